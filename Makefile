@@ -30,7 +30,7 @@ test: ## run all tests
 # Properties of all that reads what others send: logs, requests to either server, streams, tokens;
 # and of all that computes with what objects, drivers and runtimes say.
 FUZZ := chunks_make_no_difference nor_in_what_looks_like_a_log odd_requests_are_answered no_path_leads_out \
-	a_part_is_within_its_file what_is_let_through_is_harmless a_timeout_is_a_number_or_refused \
+	node_logs_range_is_within_the_file node_logs_valid_queries_are_safe checkpoint_timeout_is_parsed \
 	any_bytes_are_read_to_an_end no_line_is_too_odd nothing_makes_it_panic no_patch_panics extremes_of
 fuzz: ## feed parsers of logs and requests with CASES=100000 inputs each
 	PROPTEST_CASES=$(or $(CASES),100000) cargo test --workspace --lib -- $(FUZZ)

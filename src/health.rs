@@ -1,5 +1,4 @@
-//! Feeds for the node's status: whether the runtime answers, whether relists come through, which
-//! images there are.
+//! Inputs of the node's status: health of the container runtime, age of the last relist, images.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +12,16 @@ use tracing::{info, warn};
 
 use crate::registration::{Feeds, RuntimeHealth};
 
-/// How often the runtime is asked how it is.
+/// Interval of runtime status checks.
 const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
-/// A runtime that takes longer to say how it is, is not well.
+/// Timeout of a runtime status check.
 const RUNTIME_DEADLINE: Duration = Duration::from_secs(30);
-/// How often the time since the last relist is looked at.
+/// Interval of checks of the last relist.
 const PLEG_PERIOD: Duration = Duration::from_secs(5);
 /// How often images are listed.
 const IMAGES_PERIOD: Duration = Duration::from_secs(60);
 
-/// Keep the feeds fed. Never ends; drop it to stop.
+/// Keeps the inputs up to date. Never ends; drop it to stop.
 pub async fn feed(runtime: Runtime, observer: Observer, feeds: Feeds) {
     let Feeds { runtime: health, pleg, images, .. } = feeds;
     tokio::join!(
@@ -43,8 +42,8 @@ async fn feed_runtime(runtime: &Runtime, health: watch::Sender<RuntimeHealth>) {
     let mut up = true;
     loop {
         ticks.tick().await;
-        let asked = async { tokio::try_join!(runtime.version(), runtime.status(false)) };
-        let answer = match tokio::time::timeout(RUNTIME_DEADLINE, asked).await {
+        let request = async { tokio::try_join!(runtime.version(), runtime.status(false)) };
+        let answer = match tokio::time::timeout(RUNTIME_DEADLINE, request).await {
             Ok(Ok((version, status))) => Ok(RuntimeHealth::new(&version, &status)),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer within {RUNTIME_DEADLINE:?}")),
@@ -80,7 +79,7 @@ async fn feed_pleg(observer: Observer, pleg: watch::Sender<Option<String>>) {
             let (age, limit) = (age.as_secs(), observe::PLEG_DEADLINE.as_secs());
             format!("pleg was last seen active {age}s ago; threshold is {limit}s")
         });
-        // The age alone is no news: it would be written to the apiserver at each tick.
+        // A change of the age alone is not reported.
         pleg.send_if_modified(|known| {
             let changed = known.is_some() != reason.is_some();
             if changed {
@@ -95,7 +94,7 @@ async fn feed_images(runtime: &Runtime, images: watch::Sender<Vec<ContainerImage
     let mut ticks = ticks(IMAGES_PERIOD);
     loop {
         ticks.tick().await;
-        // A runtime that is away keeps the last list: its images are still there.
+        // The last list is kept while the runtime does not answer.
         let Ok(listed) = runtime.list_images(None).await else { continue };
         let mut next: Vec<ContainerImage> = listed
             .into_iter()

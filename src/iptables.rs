@@ -1,9 +1,9 @@
-//! The chains of iptables that a kubelet keeps, though for others: a hint which iptables this machine
-//! uses (kube-proxy and network plug-ins look for it), and the guard of loopback addresses, which
-//! kube-proxy's `route_localnet` would open to neighbours.
+//! The iptables chains of the kubelet: KUBE-IPTABLES-HINT, by which kube-proxy and CNI plugins detect
+//! the iptables mode, and KUBE-FIREWALL, which protects loopback addresses when kube-proxy sets
+//! `route_localnet`.
 //!
-//! They are there from the start of the node, come back when somebody flushes tables, and stay when
-//! it stops. A machine without iptables does without them.
+//! They are created at the start of the node, restored after a flush, and kept when it stops. Without
+//! iptables on the host they are skipped.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-/// Tells others by its presence.
+/// Its existence shows the iptables mode in use.
 const HINT: &str = "KUBE-IPTABLES-HINT";
-/// The chain by which a flush is noticed.
+/// The chain by which a flush is detected.
 const CANARY: &str = "KUBE-KUBELET-CANARY";
-/// Guards localhost; kube-proxy has the same rule there.
+/// Protects localhost; kube-proxy has the same rule there.
 const FIREWALL: &str = "KUBE-FIREWALL";
-/// From elsewhere to a loopback address, unless it is an answer or was sent there by a rule: word by
-/// word what kube-proxy writes, so that there is one of it.
+/// Drops packets from elsewhere to a loopback address, except replies and DNAT. The same text as
+/// kube-proxy's, so that the rule exists once.
 const GUARD: [&str; 16] = [
     "!",
     "-s",
@@ -40,21 +40,21 @@ const GUARD: [&str; 16] = [
     "-j",
     "DROP",
 ];
-/// How often all is looked at, whatever the kernel tells.
-const LOOK: Duration = Duration::from_secs(60);
+/// Interval of full checks, besides notifications.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The pause after a failure.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Keep them, until dropped.
+/// Keeps the chains until dropped.
 pub async fn keep() {
     let backend = loop {
         match Backend::chosen(Limits::default()).await {
             Ok(backend) => break backend,
             Err(Error::NoPrograms) => {
-                info!("there is no iptables: its chains for others are not made");
+                info!("iptables not found, skipping KUBE-IPTABLES-HINT and KUBE-FIREWALL");
                 return;
             }
-            Err(error) => warn!(%error, "the chains of iptables for others are not made"),
+            Err(error) => warn!(%error, "cannot create iptables chains, retrying"),
         }
         sleep(PAUSE).await;
     };
@@ -64,7 +64,7 @@ pub async fn keep() {
 async fn keep_family(iptables: Iptables) {
     let family = iptables.family();
     if let Err(error) = iptables.supported().await {
-        info!(%family, %error, "no tables of this family: its chains for others are not made");
+        info!(%family, %error, "iptables not supported for this family, skipping its chains");
         return;
     }
     let flushed = Notify::new();
@@ -73,19 +73,19 @@ async fn keep_family(iptables: Iptables) {
         loop {
             flushed.notified().await;
             while let Err(error) = write(&iptables).await {
-                warn!(%family, %error, "the chains of iptables for others are not made");
+                warn!(%family, %error, "cannot create iptables chains, retrying");
                 sleep(PAUSE).await;
             }
-            debug!(%family, "the chains of iptables for others are made");
+            debug!(%family, "iptables chains created");
         }
     };
-    let watch = apply::watch(&iptables, CANARY, LOOK, || flushed.notify_one());
+    let watch = apply::watch(&iptables, CANARY, CHECK_INTERVAL, || flushed.notify_one());
     tokio::join!(write, watch);
 }
 
 async fn write(iptables: &Iptables) -> Result<(), Error> {
     iptables.ensure_chain(Table::Mangle, HINT).await?;
-    // The kernel delivers nothing from elsewhere to `::1`, whatever is set.
+    // The kernel never delivers packets from elsewhere to `::1`.
     if iptables.family() == Family::V6 {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! `--lock-file`: one node at a time. Who wants to take over opens the file, and with
-//! `--exit-on-lock-contention` the node then makes way.
+//! `--lock-file`: one node at a time. With `--exit-on-lock-contention` the node exits when another
+//! process opens the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,10 +14,10 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// How often it is looked whether another process has let go.
-const LOOK: Duration = Duration::from_millis(200);
+/// Poll interval while another process holds the lock.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The lock cannot be had or watched.
+/// The lock cannot be acquired or watched.
 #[derive(Debug, thiserror::Error)]
 #[error("lock file {path}: {source}", path = .path.display())]
 pub struct Error {
@@ -33,7 +33,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits until nobody else has it; `None`: told to stop before that.
+    /// Waits for the lock; `None`: stopped before that.
     pub async fn acquire(path: &Path, stop: &CancellationToken) -> Result<Option<Self>, Error> {
         let failed = |source| Error { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
@@ -47,17 +47,17 @@ impl Lock {
                 Err(error) => return Err(failed(error.into())),
             }
             if !waits {
-                info!(path = %path.display(), "another process has the lock file");
+                info!(path = %path.display(), "waiting for the lock file, held by another process");
                 waits = true;
             }
             tokio::select! {
-                () = sleep(LOOK) => {}
+                () = sleep(POLL_INTERVAL) => {}
                 () = stop.cancelled() => return Ok(None),
             }
         }
     }
 
-    /// What is done once somebody opens the file: from now on, nothing is missed.
+    /// A future that resolves when another process opens the file. The watch starts at once.
     pub fn contention(&self) -> Result<impl Future<Output = ()> + Send + use<>, Error> {
         let events = self.watch().map_err(|source| Error { path: self.path.clone(), source })?;
         let path = self.path.clone();
@@ -88,13 +88,13 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     #[tokio::test]
-    async fn one_holds_it_at_a_time() {
+    async fn lock_file_is_held_by_one_process() {
         let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
         let path = directory.path().join("lock");
         let first = Lock::acquire(&path, &stop).await.unwrap().unwrap();
         let second = Lock::acquire(&path, &stop);
         tokio::pin!(second);
-        assert!(timeout(LOOK * 2, &mut second).await.is_err());
+        assert!(timeout(POLL_INTERVAL * 2, &mut second).await.is_err());
         drop(first);
         let second = timeout(SOON, second).await.unwrap().unwrap().unwrap();
         stop.cancel();
@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_wants_it_is_noticed() {
+    async fn lock_file_contention_is_detected() {
         let (directory, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
         let path = directory.path().join("lock");
         let lock = Lock::acquire(&path, &stop).await.unwrap().unwrap();
         let contention = lock.contention().unwrap();
         tokio::pin!(contention);
-        assert!(timeout(LOOK, &mut contention).await.is_err());
+        assert!(timeout(POLL_INTERVAL, &mut contention).await.is_err());
         drop(File::open(&path).unwrap());
         timeout(SOON, contention).await.unwrap();
     }

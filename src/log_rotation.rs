@@ -1,4 +1,4 @@
-//! Rotation of the logs of containers that are observed to run, by the runtime.
+//! Log rotation of running containers.
 
 use futures::future::BoxFuture;
 use longshore_cri::Runtime;

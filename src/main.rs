@@ -52,7 +52,7 @@ fn run(
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
         cancel_on_signal(stop.clone())?;
-        tokio::spawn(memory::release_after_peaks());
+        tokio::spawn(memory::trim_periodically());
         tokio::select! {
             result = work(stop.clone()) => result,
             () = overdue(stop) => anyhow::bail!("the node did not stop within {STOP:?}"),
@@ -63,7 +63,7 @@ fn run(
     result
 }
 
-/// Ends when the node should long have stopped: at its start it may hang in a call to the runtime.
+/// Ends when the node did not stop in time, for example because of a hanging call to the runtime.
 async fn overdue(stop: CancellationToken) {
     stop.cancelled().await;
     tokio::time::sleep(STOP).await;
@@ -86,14 +86,14 @@ fn report(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::report(format_args!("longshore: {}", told(&error)));
+            output::report(format_args!("longshore: {}", error_chain(&error)));
             ExitCode::FAILURE
         }
     }
 }
 
-/// An error with its causes, but for those that its text ends with.
-fn told(error: &anyhow::Error) -> String {
+/// The text of an error with its causes, without repetitions.
+fn error_chain(error: &anyhow::Error) -> String {
     error
         .chain()
         .map(ToString::to_string)
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn error_causes_are_printed_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot read x: {source}")]
         struct Read {
@@ -117,7 +117,7 @@ mod tests {
         }
         let cause = std::fmt::Error.to_string();
         let error = anyhow::Error::new(Read { source: std::fmt::Error });
-        assert_eq!(told(&error), format!("cannot read x: {cause}"));
-        assert_eq!(told(&error.context("start")), format!("start: cannot read x: {cause}"));
+        assert_eq!(error_chain(&error), format!("cannot read x: {cause}"));
+        assert_eq!(error_chain(&error.context("start")), format!("start: cannot read x: {cause}"));
     }
 }

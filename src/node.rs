@@ -1,8 +1,8 @@
-//! The start of a node, in order, as one function; and its end.
+//! Starts and stops a node.
 
 mod error;
 mod parts;
-mod rooms;
+mod task_set;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -43,10 +43,10 @@ use tracing::{info, warn};
 
 pub use self::error::Error;
 use self::parts::{
-    complain_about_manifests, connect_runtime, hold_lock, max_restart_delay, open_manifests,
-    pod_gates, resize_rules, runtime_name,
+    acquire_lock, connect_runtime, max_restart_delay, pod_gates, report_manifest_errors,
+    resize_rules, runtime_name, watch_manifests,
 };
-use self::rooms::Rooms;
+use self::task_set::TaskSet;
 use crate::admission::{self, Admission};
 use crate::allocation::Allocation;
 use crate::gc;
@@ -55,7 +55,7 @@ use crate::iptables;
 use crate::log_rotation;
 use crate::oom;
 use crate::registration::{self, Registration, Startup};
-use crate::run_once::{self, Complaints};
+use crate::run_once::{self, ManifestErrors};
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::terminator::PodTerminator;
@@ -65,29 +65,29 @@ use crate::{allocation, eviction};
 
 /// How long the apiserver may take to begin an answer.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
-/// Changes that may wait for the next room before their sender does.
+/// Capacity of the channels between tasks.
 const CHANNEL: usize = 64;
-/// How long the last writes may take when the node stops.
+/// How long pending writes may take when the node stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Run a node until told to stop, or once. Containers go on running after it.
+/// Runs a node until `stop` is cancelled, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
-    let mut rooms = Rooms::new(stop.clone());
-    let Some(_lock) = hold_lock(&config, &mut rooms).await? else { return Ok(()) };
+    let mut tasks = TaskSet::new(stop.clone());
+    let Some(_lock) = acquire_lock(&config, &mut tasks).await? else { return Ok(()) };
     let metrics = NodeMetrics::new(&config.node_name);
-    config.gates.tell(&metrics.node);
+    config.gates.register_metrics(&metrics.node);
     let registry = &metrics.node;
 
-    // the runtime: one that speaks no CRI v1 is refused, one that is away is waited for
+    // the runtime: one without CRI v1 is an error, one that is not reachable is waited for
     let runtime = connect_runtime(&config, registry)?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
         }
         Err(error @ longshore_cri::Error::NoV1 { .. }) => return Err(error.into()),
-        Err(error) => warn!(%error, "the runtime is not there yet"),
+        Err(error) => warn!(%error, "the container runtime is not reachable yet"),
     }
 
     // the apiserver, if there is one, and the recorder of events
@@ -102,8 +102,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             &metrics.certificates,
         )?,
     };
-    if let Some(keeper) = certificate.as_mut().and_then(|one| one.keeper.take()) {
-        rooms.open(keeper.run());
+    if let Some(manager) = certificate.as_mut().and_then(|one| one.manager.take()) {
+        tasks.spawn(manager.run());
     }
     let credentials = certificate.as_ref().map(|one| &one.credentials);
     let connect = async |qps, burst| match credentials {
@@ -116,21 +116,21 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let kubelet = &config.kubelet;
     let client = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
     if client.is_none() {
-        info!("no kubeconfig: pods come from manifests alone");
+        info!("no kubeconfig: standalone mode");
     }
-    // Chatter must not wait with, or before, what pods need.
+    // Events have a rate limit of their own.
     let events = connect(kubelet.event_record_qps, kubelet.event_burst).await?;
     let (recorder, events_written) = Recorder::start(events, &config.node_name);
 
-    // cgroups, and the daemon's own limits
+    // cgroups, and the limits of the daemon
     let machine = Machine::read();
     let (cgroups, enforcement) =
         resources::start(&config, &machine, &runtime, &recorder, registry).await?;
-    rooms.open(enforcement);
+    tasks.spawn(enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     if config.kubelet.make_iptables_util_chains && !once {
-        rooms.open(iptables::keep());
+        tasks.spawn(iptables::keep());
     }
     let addresses = addresses::resolve(&config.node_ips, &config.node_name).await?;
     let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
@@ -138,65 +138,65 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         make_dir(&dir)?;
     }
 
-    // pod sources, and the one picture of what should run
+    // pod sources, merged into the desired pods
     let (updates, merged) = mpsc::channel(CHANNEL);
     let (changes, changed) = mpsc::channel(CHANNEL);
     let mut sources = Vec::new();
     if client.is_some() {
         sources.push(Source::Api);
     }
-    let complaints = Complaints::default();
-    let mut complain = complain_about_manifests(recorder.clone(), config.node_name.clone());
+    let manifest_errors = ManifestErrors::default();
+    let mut report = report_manifest_errors(recorder.clone(), config.node_name.clone());
     if once {
-        complain = complaints.note(complain);
+        report = manifest_errors.record(report);
     }
-    sources.extend(open_manifests(&config, &mut rooms, complain, updates.clone()));
-    // A single run does not hear the apiserver, and leaves alone what that may want.
-    let unheard = once.then_some(Source::Api);
-    let desired = Desired::new(sources.into_iter().chain(unheard));
-    desired.tell(registry);
-    rooms.open(desired.clone().run(merged, changes));
+    sources.extend(watch_manifests(&config, &mut tasks, report, updates.clone()));
+    // --runonce ignores the apiserver, and keeps pods that may come from it.
+    let ignored = once.then_some(Source::Api);
+    let desired = Desired::new(sources.into_iter().chain(ignored));
+    desired.register_metrics(registry);
+    tasks.spawn(desired.clone().run(merged, changes));
 
-    // what pods ask for by name, and what runs
+    // objects that pods refer to, and the observed state
     let objects = Objects::of(client.clone(), &config);
     let allocatable = settings.allocatable.clone();
     let pod_events = PodEventRecorder::new(recorder.clone());
     let drivers = Drivers::new(&config.node_name, registry);
-    let (root_dir, told, known) = (&settings.root_dir, pod_events.clone(), drivers.clone());
-    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, told, known, registry)
-        .looking_every(config.kubelet.sync_frequency.get());
+    let (root_dir, events, known) = (&settings.root_dir, pod_events.clone(), drivers.clone());
+    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, events, known, registry)
+        .with_claim_poll_interval(config.kubelet.sync_frequency.get());
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
         let parts = plugins::Parts { root: root_dir.clone(), drivers, csi_node };
-        rooms.open(plugins::run(parts, registry));
-        rooms.open(volumes.clone().unstage_unused());
+        tasks.spawn(plugins::run(parts, registry));
+        tasks.spawn(volumes.clone().unstage_unused());
     }
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
-            rooms.open(following);
+            tasks.spawn(following);
             services
         }
         None => Services::none(),
     };
     let observer = Observer::new(runtime.clone(), registry);
-    rooms.open(observe::run(observer.clone(), stop.clone()));
+    tasks.spawn(observe::run(observer.clone(), stop.clone()));
     let managers = Managers::start(&config, desired.clone(), observer.clone(), registry)?;
-    rooms.open(managers.clone().keep());
-    rooms.open(managers.clone().reconcile(runtime.clone()));
+    tasks.spawn(managers.clone().persist_state());
+    tasks.spawn(managers.clone().reconcile(runtime.clone()));
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
     let system = SystemNames::new(&config);
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
-    // the node object, from what the runtime says of itself
+    // the node object
     let (feeds, inputs) = registration::channels(volumes.devices().in_use());
-    let (pressed, pressure) = (feeds.pressure.clone(), inputs.pressure());
+    let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let storage = feeds.storage.clone();
-    let mut told = None;
-    rooms.open(health::feed(runtime.clone(), observer.clone(), feeds));
+    let mut api_node = None;
+    tasks.spawn(health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
     let mut drain = JoinSet::new();
-    // A heartbeat waits behind no other request.
+    // Lease renewal has a client of its own.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
         let startup = Startup::new(registry);
         let registration =
@@ -204,31 +204,31 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         let node = registration.node();
         volumes.devices().follow_node(node.clone());
         let api = kube::Api::all(client.clone());
-        told = Some(admission::Told { node: node.clone(), api });
+        api_node = Some(admission::ApiNode { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
-            let told = metrics.certificates.clone();
+            let metrics = metrics.certificates.clone();
             let (client, node) = (client.clone(), node.clone());
-            rooms.open(certificates::keep_serving(&config, client, node, told)?);
+            tasks.spawn(certificates::keep_serving(&config, client, node, metrics)?);
         }
         let name = config.node_name.clone();
-        rooms.open(sources::watch_pods(
+        tasks.spawn(sources::watch_pods(
             client.clone(),
             name,
             node.clone(),
             recorder.clone(),
             updates,
         ));
-        rooms.open(registration.run());
+        tasks.spawn(registration.run());
         let name = config.node_name.clone();
-        rooms.open(CsiNode::initialize(name, client.clone(), storage));
+        tasks.spawn(CsiNode::initialize(name, client.clone(), storage));
         let lease = config.kubelet.node_lease_duration_seconds;
-        rooms.open(registration::renew_lease(
+        tasks.spawn(registration::renew_lease(
             heartbeat,
             config.node_name.clone(),
             lease,
             node.clone(),
         ));
-        rooms.open(desired::reconcile_mirrors(
+        tasks.spawn(desired::reconcile_mirrors(
             desired.clone(),
             client.clone(),
             node,
@@ -237,7 +237,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
     }
 
-    // the server, and last the workers, which begin once it is known what runs
+    // the server, and the pod workers, which start after the first relist
     let handlers = Handlers::new(runtime.clone());
     let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
     let probes = Probes::new(handlers.clone(), pod_events.clone(), host_ips, probed);
@@ -255,15 +255,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let terminator = PodTerminator::default();
     let admission = Admission::new(admission::Sources {
-        abilities: admission::abilities(&config, &runtime).await?,
+        capabilities: admission::capabilities(&config, &runtime).await?,
         own: registration::initial_node(&config),
-        told,
+        api_node,
         pressure,
         pod_events: pod_events.clone(),
         terminator: terminator.clone(),
         managers: managers.clone(),
     });
-    admission.tell(registry);
+    admission.register_metrics(registry);
     let given = allocation::Parts {
         desired: desired.clone(),
         pod_events: pod_events.clone(),
@@ -272,7 +272,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         gates: pod_gates(&config),
     };
     let allocation = Allocation::open(&settings.root_dir, given, registry)?;
-    rooms.open(allocation.clone().run());
+    tasks.spawn(allocation.clone().run());
     let collectors = gc::collectors(
         &config,
         gc::Parts {
@@ -305,7 +305,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     });
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
-        let figures = StatsEndpoints::new(
+        let endpoints = StatsEndpoints::new(
             &config,
             stats.clone(),
             desired.clone(),
@@ -319,32 +319,32 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             terminator: pool.terminator(),
             recorder: recorder.clone(),
             reclaim: Arc::new(collectors.clone()),
-            pressure: pressed,
+            pressure: pressure_sender,
             metrics: eviction::Metrics::new(registry),
         };
-        rooms.open(eviction::run(config.clone(), eviction));
-        rooms.open(collectors.containers.run());
-        rooms.open(collectors.images.run());
+        tasks.spawn(eviction::run(config.clone(), eviction));
+        tasks.spawn(collectors.containers.run());
+        tasks.spawn(collectors.images.run());
         let (pulse, metrics) = (pool.pulse(), metrics.clone());
         let view =
-            View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics, figures);
+            View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics, endpoints);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
-            rooms.open(watchdog.answer(move || view.healthy()));
+            tasks.spawn(watchdog.run(move || view.healthy()));
         }
-        rooms.open(oom::watch(recorder.clone(), config.node_name.clone()));
+        tasks.spawn(oom::watch(recorder.clone(), config.node_name.clone()));
         let policy = rotation::Policy::new(&config);
-        rooms.open(log_rotation::run(runtime.clone(), observer.clone(), policy));
-        // who knocks at the node's ports must not use up what its own requests have
+        tasks.spawn(log_rotation::run(runtime.clone(), observer.clone(), policy));
+        // token reviews have a rate limit of their own
         let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
         let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
-        rooms.open(server.run());
+        tasks.spawn(server.run());
     }
-    rooms.open(pool.run(changed, stop.clone()));
+    tasks.spawn(pool.run(changed, stop.clone()));
     if let Some(proxy) = config.proxy.clone().filter(|_| !once) {
         let kubeconfig = config.kubeconfig.clone();
-        rooms.open(proxy::beside_kubelet(*proxy, kubeconfig, client.clone()));
+        tasks.spawn(proxy::beside_kubelet(*proxy, kubeconfig, client.clone()));
     }
 
     recorder.event(
@@ -354,31 +354,31 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         "Starting kubelet.",
     );
     systemd::notify_ready();
-    info!(node = config.node_name, version = KUBERNETES_VERSION, "node runs");
+    info!(node = config.node_name, version = KUBERNETES_VERSION, "node started");
 
     let url = &config.kubelet.static_pod_url;
     let outcome = match once {
-        true => run_once::wait(url, &desired, &status, &complaints, &stop).await,
+        true => run_once::wait(url, &desired, &status, &manifest_errors, &stop).await,
         false => {
             stop.cancelled().await;
             Ok(())
         }
     };
     stop.cancel();
-    info!("node stops; containers go on running");
-    rooms.close().await;
+    info!("stopping node; containers keep running");
+    tasks.join().await;
     allocation.flush().await;
-    let last_words = async {
+    let flush = async {
         while drain.join_next().await.is_some() {}
         let _ = events_written.finish().await;
     };
-    if tokio::time::timeout(DRAIN, last_words).await.is_err() {
-        warn!("not everything could be told in time");
+    if tokio::time::timeout(DRAIN, flush).await.is_err() {
+        warn!("timeout writing the last statuses and events");
     }
     Ok(outcome?)
 }
 
-/// As far as the hard limit, which takes CAP_SYS_RESOURCE to raise. 0 leaves it as it is.
+/// Sets RLIMIT_NOFILE; the hard limit is raised with CAP_SYS_RESOURCE only. 0 keeps the limit.
 fn limit_open_files(wanted: i64) {
     let Some(wanted) = u64::try_from(wanted).ok().filter(|wanted| *wanted > 0) else { return };
     let limit = getrlimit(Resource::Nofile);
@@ -387,7 +387,7 @@ fn limit_open_files(wanted: i64) {
     let soft = Rlimit { current: Some(soft), maximum: limit.maximum };
     let set = setrlimit(Resource::Nofile, both).or_else(|_| setrlimit(Resource::Nofile, soft));
     if let Err(error) = set {
-        warn!(wanted, %error, "the limit of open files is not set");
+        warn!(wanted, %error, "cannot set the limit of open files");
     }
 }
 

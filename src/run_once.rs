@@ -1,5 +1,5 @@
-//! `--runonce`: start what the manifests name, wait until it runs or has ended, report, and go. There
-//! is no apiserver, no server and no node object in it; containers go on running after it.
+//! `--runonce`: starts the pods of the manifests, waits until they are ready or terminated, reports, and
+//! exits. There is no apiserver, no server and no node object; containers go on running.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,26 +9,26 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use longshore_base::output;
 use longshore_pod::spec;
 use longshore_podstate::desired::Desired;
-use longshore_podstate::sources::{Complain, Source};
+use longshore_podstate::sources::{ReportInvalid, Source};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::status::StatusWriter;
 
-/// How long the sources may take to tell what they have.
+/// Timeout for reading the manifests.
 const MANIFESTS: Duration = Duration::from_secs(60);
-/// How long the pods may take: ten tries with a pause of a second that doubles, as it ever was.
+/// Timeout of the pods: ten attempts with exponential backoff from a second, as upstream's.
 const PODS: Duration = Duration::from_secs((1 << 10) - 1);
-/// How often it is looked whether something has changed.
-const LOOK: Duration = Duration::from_millis(100);
+/// Poll interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a run was no success.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Pods, or manifests that give none, by name with what is wrong.
+    /// Failed pods or manifests, by name with the reason.
     #[error("{} failed: {}", .0.len(), listed(.0))]
     Failed(BTreeMap<String, String>),
-    /// It was told to stop before it knew.
+    /// It was stopped early.
     #[error("stopped before all pods had started")]
     Stopped,
 }
@@ -38,24 +38,24 @@ fn listed(failures: &BTreeMap<String, String>) -> String {
     failures.collect::<Vec<_>>().join("; ")
 }
 
-/// What is wrong with manifests, by where they are.
+/// Errors of manifests, by their location.
 #[derive(Clone, Default)]
-pub struct Complaints(Arc<Mutex<BTreeMap<String, String>>>);
+pub struct ManifestErrors(Arc<Mutex<BTreeMap<String, String>>>);
 
-impl Complaints {
-    /// Pass complaints on and note them.
-    pub fn note(&self, complain: Complain) -> Complain {
+impl ManifestErrors {
+    /// Records errors and passes them on to `report`.
+    pub fn record(&self, report: ReportInvalid) -> ReportInvalid {
         let own = self.clone();
-        Arc::new(move |place, reason| {
-            complain(place, reason);
+        Arc::new(move |location, reason| {
+            report(location, reason);
             let mut known = own.0.lock().unwrap_or_else(PoisonError::into_inner);
-            known.insert(format!("manifest {place}"), reason.to_owned());
+            known.insert(format!("manifest {location}"), reason.to_owned());
         })
     }
 
-    /// Whether one of them is about this place.
-    fn about(&self, place: &str) -> bool {
-        self.all().contains_key(&format!("manifest {place}"))
+    /// Whether there is an error for this location.
+    fn contains(&self, location: &str) -> bool {
+        self.all().contains_key(&format!("manifest {location}"))
     }
 
     fn all(&self) -> BTreeMap<String, String> {
@@ -63,59 +63,59 @@ impl Complaints {
     }
 }
 
-/// Wait until each pod that directory and URL name runs and is ready, or has ended, and report on
-/// each.
+/// Waits until each pod of the manifests is ready or has terminated, and reports each.
 pub async fn wait(
     url: &str,
     desired: &Desired,
     status: &StatusWriter,
-    complaints: &Complaints,
+    manifest_errors: &ManifestErrors,
     stop: &CancellationToken,
 ) -> Result<(), Error> {
     let waited = async {
         let begun = Instant::now();
-        let mut told = BTreeSet::new();
-        // A URL that names no pods only complains.
-        while desired.awaits(Source::File) || desired.awaits(Source::Http) && !complaints.about(url)
+        let mut reported = BTreeSet::new();
+        // A URL without valid pods only has an error.
+        while desired.awaits(Source::File)
+            || desired.awaits(Source::Http) && !manifest_errors.contains(url)
         {
             if begun.elapsed() > MANIFESTS {
                 let reason = format!("manifests could not be read within {MANIFESTS:?}");
                 return BTreeMap::from([("source".to_owned(), reason)]);
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         let begun = Instant::now();
         loop {
-            let mut failures = complaints.all();
+            let mut failures = manifest_errors.all();
             let mut waiting = false;
             for pod in desired.pods() {
                 let name = format!("pod {}/{}", spec::namespace(&pod), spec::name(&pod));
-                let verdict = judge(&status.latest(spec::uid(&pod)).unwrap_or_default());
-                let report = match verdict {
-                    Verdict::Done(how) => how.to_owned(),
-                    Verdict::Failed(reason) => {
+                let progress = progress_of(&status.latest(spec::uid(&pod)).unwrap_or_default());
+                let report = match progress {
+                    Progress::Done(how) => how.to_owned(),
+                    Progress::Failed(reason) => {
                         failures.insert(name.clone(), reason.clone());
                         format!("failed: {reason}")
                     }
-                    Verdict::Waiting(reason) if begun.elapsed() > PODS => {
+                    Progress::Waiting(reason) if begun.elapsed() > PODS => {
                         let reason = format!("not ready within {PODS:?}: {reason}");
                         failures.insert(name.clone(), reason.clone());
                         format!("failed: {reason}")
                     }
-                    Verdict::Waiting(_) => {
+                    Progress::Waiting(_) => {
                         waiting = true;
                         continue;
                     }
                 };
-                if told.insert(name.clone()) {
-                    // It is in the result, too; the pods matter more.
+                if reported.insert(name.clone()) {
+                    // A failure to print is not a failure of the run.
                     let _ = output::print(format_args!("{name}: {report}\n"));
                 }
             }
             if !waiting {
                 return failures;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     };
     let failures = tokio::select! {
@@ -128,26 +128,26 @@ pub async fn wait(
     }
 }
 
-/// How far a pod is.
+/// Progress of a pod.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum Progress {
     Done(&'static str),
     Failed(String),
     Waiting(String),
 }
 
-fn judge(status: &PodStatus) -> Verdict {
+fn progress_of(status: &PodStatus) -> Progress {
     let ready =
         status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
     match status.phase.as_deref().unwrap_or_default() {
-        "Running" if ready => Verdict::Done("running and ready"),
-        "Succeeded" => Verdict::Done("succeeded"),
-        "Failed" => Verdict::Failed(reason(status)),
-        _ => Verdict::Waiting(reason(status)),
+        "Running" if ready => Progress::Done("running and ready"),
+        "Succeeded" => Progress::Done("succeeded"),
+        "Failed" => Progress::Failed(reason(status)),
+        _ => Progress::Waiting(reason(status)),
     }
 }
 
-/// What the pod says of itself, or the first of its containers that is not ready.
+/// The reason of the pod, or of its first container that is not ready.
 fn reason(status: &PodStatus) -> String {
     let own: Vec<&str> =
         [&status.reason, &status.message].into_iter().flatten().map(String::as_str).collect();
@@ -183,19 +183,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_done_when_it_is_ready_or_has_ended() {
-        let waiting = |text: &str| Verdict::Waiting(text.to_owned());
+    fn run_once_pod_is_done_when_ready_or_terminated() {
+        let waiting = |text: &str| Progress::Waiting(text.to_owned());
         for (status, expected) in [
             (json!({}), waiting("not ready")),
             (json!({"phase": "Running"}), waiting("not ready")),
             (
                 json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}),
-                Verdict::Done("running and ready"),
+                Progress::Done("running and ready"),
             ),
-            (json!({"phase": "Succeeded"}), Verdict::Done("succeeded")),
+            (json!({"phase": "Succeeded"}), Progress::Done("succeeded")),
             (
                 json!({"phase": "Failed", "reason": "NodeAffinity", "message": "no"}),
-                Verdict::Failed("NodeAffinity: no".to_owned()),
+                Progress::Failed("NodeAffinity: no".to_owned()),
             ),
             (
                 json!({"phase": "Pending", "containerStatuses": [
@@ -210,11 +210,11 @@ mod tests {
                     {"name": "c", "ready": false, "image": "", "imageID": "", "restartCount": 0,
                      "state": {"terminated": {"exitCode": 3}}},
                 ]}),
-                Verdict::Failed("container c: exit code 3".to_owned()),
+                Progress::Failed("container c: exit code 3".to_owned()),
             ),
         ] {
             let parsed = serde_json::from_value(status.clone()).expect("a status");
-            assert_eq!(judge(&parsed), expected, "{status}");
+            assert_eq!(progress_of(&parsed), expected, "{status}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! How the parts of the node that decide against a pod (admission, eviction) terminate it: they hold
-//! a [`PodTerminator`], the sending side of what the workers receive. The pool of workers adds and
-//! removes the workers of pods, and sends them what else they are asked for.
+//! Termination of pods by admission and eviction: a [`PodTerminator`] sends to the pod workers. The pool
+//! adds and removes workers, and sends them updates of their pods.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,23 +9,22 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
 use tokio::sync::watch;
 
-/// A decision to terminate a pod for a reason of the node's own: eviction, preemption, shutdown,
-/// deadline.
+/// A decision of the node to terminate a pod: eviction, preemption, shutdown, deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Termination {
-    /// What its status says, once nothing of it runs any more.
+    /// Reason and message of its final status.
     pub verdict: Verdict,
-    /// How long its containers may take, if not as long as the pod itself allows.
+    /// Grace period, if not the pod's own.
     pub grace: Option<Duration>,
 }
 
-/// What the worker of a pod is asked for.
+/// The desired state of a pod worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) pod: Arc<Pod>,
-    /// The pod is gone from its source: leave nothing of it.
+    /// The pod was removed from its source.
     pub(crate) gone: bool,
-    /// The pod is to terminate, for this reason.
+    /// The pod is to be terminated for this reason.
     pub(crate) termination: Option<Termination>,
 }
 
@@ -37,8 +35,8 @@ pub struct PodTerminator {
 }
 
 impl PodTerminator {
-    /// Terminates the pod with that UID. The first reason that is given stands; a shorter grace
-    /// counts also later. Returns whether the pod has a worker.
+    /// Terminates the pod with that UID. The first reason is kept; a later request can only shorten the
+    /// grace period. Returns whether the pod has a worker.
     pub fn terminate(&self, uid: &str, termination: Termination) -> bool {
         let workers = self.workers();
         let Some(worker) = workers.get(uid) else { return false };
@@ -51,7 +49,7 @@ impl PodTerminator {
         true
     }
 
-    /// A worker for tests: the closure gives the termination that it was asked for.
+    /// A worker for tests: the closure returns the requested termination.
     #[cfg(test)]
     pub(crate) fn listen(&self, uid: &str) -> impl Fn() -> Option<Termination> + use<> {
         let (orders, order) =
@@ -74,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_reason_stands_and_the_shortest_grace() {
+    fn terminator_keeps_first_reason_and_shortest_grace() {
         let terminator = PodTerminator::default();
         let termination = |reason: &str, grace: Option<u64>| Termination {
             verdict: Verdict::failed(reason, ""),
             grace: grace.map(Duration::from_secs),
         };
-        assert!(!terminator.terminate("u", termination("Evicted", None)), "nobody hears it");
+        assert!(!terminator.terminate("u", termination("Evicted", None)), "no worker");
         let order = terminator.listen("u");
         for (asked, expected) in [(None, None), (Some(9), Some(9)), (Some(30), Some(9))] {
             let reason = if asked.is_none() { "Evicted" } else { "Terminated" };

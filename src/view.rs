@@ -1,5 +1,5 @@
-//! What the node's server may see of the rest of the daemon: pods with their latest status, logs,
-//! and whether the workers' pool still turns.
+//! The server's view of the daemon: pods with their latest status, logs, and the health of the sync
+//! loop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,30 +16,30 @@ use tokio::sync::watch;
 
 use crate::status::StatusWriter;
 
-/// A pool that has not turned for this long is stuck.
+/// Age of the last iteration from which on the sync loop is unhealthy.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// Read handles, put together for the server.
+/// Read-only handles for the server.
 pub struct View {
     desired: Desired,
     status: StatusWriter,
     observer: Observer,
     pulse: watch::Receiver<Instant>,
     metrics: NodeMetrics,
-    figures: StatsEndpoints,
+    stats: StatsEndpoints,
 }
 
 impl View {
-    /// A view through these handles; `pulse` is when the pool turned last.
+    /// `pulse` is the time of the last iteration of the sync loop.
     pub fn new(
         desired: Desired,
         status: StatusWriter,
         observer: Observer,
         pulse: watch::Receiver<Instant>,
         metrics: NodeMetrics,
-        figures: StatsEndpoints,
+        stats: StatsEndpoints,
     ) -> Self {
-        Self { desired, status, observer, pulse, metrics, figures }
+        Self { desired, status, observer, pulse, metrics, stats }
     }
 
     fn with_status(&self, pod: Arc<Pod>) -> Arc<Pod> {
@@ -97,7 +97,7 @@ impl Host for View {
             false => Err(format!("the pod workers' loop has not turned for {} s", age.as_secs())),
         }
     }
-    fn figures(&self) -> Option<StatsEndpoints> {
-        Some(self.figures.clone())
+    fn stats_endpoints(&self) -> Option<StatsEndpoints> {
+        Some(self.stats.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Pods that do not fit, pods that others make way for, and pods that were there before.
+//! Pod admission: rejection, preemption, and pods that were admitted before a restart.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 
-use common::{Cluster, FOREVER, PATIENCE, container, phase, run_of, script};
+use common::{Cluster, FOREVER, TIMEOUT, container, phase, run_of, script};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use longshore_testkit::wait_until;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// Of the node's CPUs, what pods may have, in thousandths.
 async fn allocatable(cluster: &Cluster) -> i64 {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the node tells its amounts", async || {
+    wait_until(TIMEOUT, "the node reports its capacity", async || {
         let node = nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())?;
         let list = node.status.and_then(|status| status.allocatable).unwrap_or_default();
         let milli = longshore_pod::qos::milli_of(Some(&list), "cpu");
@@ -25,7 +25,7 @@ async fn allocatable(cluster: &Cluster) -> i64 {
     .unwrap()
 }
 
-fn asks(milli: i64) -> Value {
+fn requesting(milli: i64) -> Value {
     let mut spec = script(FOREVER);
     spec["containers"][0]["resources"] = json!({"requests": {"cpu": format!("{milli}m")}});
     spec
@@ -69,14 +69,14 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_refused_and_says_why() {
+async fn admission_rejects_pods_that_do_not_fit() {
     let cluster = Cluster::start().await;
     let all = allocatable(&cluster).await;
-    let mut big = asks(all);
+    let mut big = requesting(all);
     big["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 18080}]);
     cluster.create("big", big.clone()).await;
     cluster.until_ready("big").await;
-    cluster.create("late", asks(100)).await;
+    cluster.create("late", requesting(100)).await;
     let text = format!(
         "Node didn't have enough resource: cpu, requested: 100, used: {all}, capacity: {all}"
     );
@@ -101,7 +101,7 @@ async fn what_does_not_fit_is_refused_and_says_why() {
 
     let taint = json!([{"key": "k", "effect": "NoExecute"}]);
     cluster.patch_node(json!({"spec": {"taints": taint}})).await;
-    wait_until(PATIENCE, "the taint keeps pods out", async || {
+    wait_until(TIMEOUT, "the taint keeps pods out", async || {
         let name = format!("tainted-{}", std::time::UNIX_EPOCH.elapsed().unwrap().as_millis());
         cluster.create(&name, script("true")).await;
         let pod = cluster
@@ -121,31 +121,32 @@ async fn what_does_not_fit_is_refused_and_says_why() {
     cluster.delete("big").await;
     cluster.until_gone("big").await;
     same_port["tolerations"] = json!([{"key": "k", "operator": "Exists"}]);
-    same_port["containers"][0]["resources"] = asks(all)["containers"][0]["resources"].clone();
+    same_port["containers"][0]["resources"] = requesting(all)["containers"][0]["resources"].clone();
     cluster.create("again", same_port).await;
     cluster.until_ready("again").await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_critical_pod_takes_the_place_of_another() {
+async fn admission_preempts_for_a_critical_pod() {
     let cluster = Cluster::start().await;
     let all = allocatable(&cluster).await;
     let half = all / 2;
-    cluster.create("small", asks(half)).await;
+    cluster.create("small", requesting(half)).await;
     cluster.until_ready("small").await;
-    let mut slow = asks(all - half);
+    let mut slow = requesting(all - half);
     // It takes a second to end.
     slow["terminationGracePeriodSeconds"] = json!(10);
     slow["containers"] = json!([container(
         "c",
         "trap 'sleep 1; exit 0' TERM; while true; do sleep 1000 & wait $!; done",
     )]);
-    slow["containers"][0]["resources"] = asks(all - half)["containers"][0]["resources"].clone();
+    slow["containers"][0]["resources"] =
+        requesting(all - half)["containers"][0]["resources"].clone();
     cluster.create("slow", slow).await;
     cluster.until_ready("slow").await;
 
-    let mut critical = asks(half);
+    let mut critical = requesting(half);
     critical["priorityClassName"] = json!("system-node-critical");
     cluster.create("critical", critical.clone()).await;
     let preempted = cluster
@@ -160,8 +161,8 @@ async fn a_critical_pod_takes_the_place_of_another() {
     let disruption =
         status.conditions.iter().flatten().find(|c| c.type_ == "DisruptionTarget").unwrap();
     assert_eq!(disruption.reason.as_deref(), Some("TerminationByKubelet"));
-    let told = "Pod was preempted by Kubelet to accommodate a critical pod.";
-    assert_eq!(disruption.message.as_deref(), Some(told));
+    let message = "Pod was preempted by Kubelet to accommodate a critical pod.";
+    assert_eq!(disruption.message.as_deref(), Some(message));
     cluster.until_event("Preempting", "Preempted in order to admit critical pod").await;
 
     let came = cluster.until_ready("critical").await;
@@ -175,7 +176,7 @@ async fn a_critical_pod_takes_the_place_of_another() {
     assert_eq!(phase(&cluster.pod("small").await), "Running");
 
     // No equal makes way, and of the others none is enough.
-    critical["containers"][0]["resources"] = asks(all)["containers"][0]["resources"].clone();
+    critical["containers"][0]["resources"] = requesting(all)["containers"][0]["resources"].clone();
     cluster.create("equal", critical).await;
     let lack = all - (all - 2 * half) - half;
     let text = format!(
@@ -184,7 +185,7 @@ async fn a_critical_pod_takes_the_place_of_another() {
     cluster.until_refused("equal", "UnexpectedAdmissionError", &text).await;
 
     // A static pod is critical whatever its priority.
-    let mut spec = asks(half);
+    let mut spec = requesting(half);
     spec.as_object_mut().unwrap().remove("automountServiceAccountToken");
     let manifest =
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static"}, "spec": spec});
@@ -197,7 +198,7 @@ async fn a_critical_pod_takes_the_place_of_another() {
 }
 
 #[tokio::test]
-async fn pods_that_come_together_share_the_node_and_a_restart_refuses_none_of_them() {
+async fn admission_of_concurrent_pods_survives_a_restart() {
     let mut cluster = Cluster::start_with(json!({"maxPods": 3})).await;
     let names: Vec<String> = (0..6).map(|index| format!("pod-{index}")).collect();
     futures::future::join_all(names.iter().map(|name| cluster.create(name, script(FOREVER)))).await;

@@ -1,4 +1,4 @@
-//! How a node comes to its credentials and keeps its way to the apiserver, with real parts.
+//! Bootstrap, certificates and apiserver connections of a node, with real components.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use common::{Cluster, FOREVER, PATIENCE, client, container, manifest, script};
+use common::{Cluster, FOREVER, TIMEOUT, client, container, manifest, script};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::Client;
 use kube::api::{Api, ListParams, LogParams};
@@ -26,7 +26,7 @@ async fn etcd(host: &Host) -> (Daemon, String) {
     command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
     command.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync"]);
     let etcd = host.spawn("etcd", command).unwrap();
-    wait_until(PATIENCE, "etcd is ready", async || match etcd.log() {
+    wait_until(TIMEOUT, "etcd is ready", async || match etcd.log() {
         log if log.contains("ready to serve client requests") => Ok(()),
         log => Err(log),
     })
@@ -54,7 +54,7 @@ fn edited(from: &Path, to: PathBuf, edit: impl FnOnce(&mut Kubeconfig)) -> PathB
 }
 
 #[tokio::test]
-async fn when_an_apiserver_dies_the_node_goes_on_with_the_other() {
+async fn certificate_client_fails_over_to_another_apiserver() {
     let host = Host::start().unwrap();
     let (etcd, url) = etcd(&host).await;
     let mut first = Apiserver::start_on_etcd(&host, &url, 6443).unwrap();
@@ -85,12 +85,12 @@ async fn when_an_apiserver_dies_the_node_goes_on_with_the_other() {
     cluster.delete("before").await;
     cluster.until_gone("before").await;
     cluster.node_ready().await.unwrap();
-    assert!(cluster.node.daemon().log().contains("apiserver given up for now"));
+    assert!(cluster.node.daemon().log().contains("apiserver is down"));
 
     first.restart(&cluster.host).unwrap();
-    wait_until(PATIENCE, "the first apiserver is used again", async || {
+    wait_until(TIMEOUT, "the first apiserver is used again", async || {
         match cluster.node.daemon().log() {
-            log if log.contains("apiserver is back") => Ok(()),
+            log if log.contains("apiserver is up again") => Ok(()),
             log => Err(log.lines().last().unwrap_or_default().to_owned()),
         }
     })
@@ -150,7 +150,7 @@ const CLIENT: &str = "kube-apiserver-client-kubelet";
 const SERVING: &str = "kubelet-serving";
 
 #[tokio::test]
-async fn a_node_joins_with_a_bootstrap_token_and_comes_back_after_a_long_time_off() {
+async fn certificate_bootstrap_and_renewal_after_downtime() {
     let host = Host::start().unwrap();
     let apiserver = Apiserver::start(&host).unwrap();
     let bootstrap = bootstrap_kubeconfig(&apiserver, &host);
@@ -164,27 +164,27 @@ async fn a_node_joins_with_a_bootstrap_token_and_comes_back_after_a_long_time_of
     let client = client(apiserver.admin_kubeconfig()).await;
     let mut cluster = Cluster { node: node.unwrap(), apiserver, client, host };
     let ready = async |cluster: &Cluster| {
-        wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await)
+        wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await)
             .await
             .unwrap();
     };
     ready(&cluster).await;
     let current = pki.join("kubelet-client-current.pem");
     assert!(fs::read_to_string(&kubeconfig).unwrap().contains(current.to_str().unwrap()));
-    let asked = requests(&cluster.client, CLIENT).await;
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].spec.username.as_deref(), Some("system:bootstrap:abcdef"));
+    let csrs = requests(&cluster.client, CLIENT).await;
+    assert_eq!(csrs.len(), 1);
+    assert_eq!(csrs[0].spec.username.as_deref(), Some("system:bootstrap:abcdef"));
 
     // the server has none before somebody has approved it
     cluster.create("said", script(&format!("echo hello; {FOREVER}"))).await;
     cluster.until_ready("said").await;
     let log = async |cluster: &Cluster| cluster.pods().logs("said", &LogParams::default()).await;
     assert!(log(&cluster).await.is_err());
-    let asked = requests(&cluster.client, SERVING).await;
-    assert_eq!(asked.len(), 1);
-    let name = asked[0].metadata.name.as_deref().unwrap();
+    let csrs = requests(&cluster.client, SERVING).await;
+    assert_eq!(csrs.len(), 1);
+    let name = csrs[0].metadata.name.as_deref().unwrap();
     cluster.apiserver.kubectl().run(["certificate", "approve", name]).unwrap();
-    wait_until(PATIENCE, "the server shows its certificate", async || log(&cluster).await)
+    wait_until(TIMEOUT, "the server shows its certificate", async || log(&cluster).await)
         .await
         .unwrap();
     assert!(pki.join("kubelet-server-current.pem").exists());
@@ -215,7 +215,7 @@ async fn a_node_joins_with_a_bootstrap_token_and_comes_back_after_a_long_time_of
 }
 
 #[tokio::test]
-async fn a_node_whose_certificate_ended_says_so_runs_its_manifests_and_takes_up_a_new_one() {
+async fn certificate_expiry_is_reported_and_recovered() {
     let host = Host::start().unwrap();
     let apiserver = Apiserver::start(&host).unwrap();
     let (certificate, key) = ended(&apiserver, &host);
@@ -236,7 +236,7 @@ async fn a_node_whose_certificate_ended_says_so_runs_its_manifests_and_takes_up_
         Node::start(&host, &kubeconfig, &apiserver.client_ca(), options(json!({}), &[])).unwrap();
     let client = client(apiserver.admin_kubeconfig()).await;
     let mut cluster = Cluster { node, apiserver, client, host };
-    wait_until(PATIENCE, "the static pod runs", async || {
+    wait_until(TIMEOUT, "the static pod runs", async || {
         match cluster.host.ctr(["tasks", "ls"]).unwrap() {
             tasks if tasks.matches("RUNNING").count() >= 2 => Ok(()),
             tasks => Err(tasks),
@@ -246,7 +246,7 @@ async fn a_node_whose_certificate_ended_says_so_runs_its_manifests_and_takes_up_
     .unwrap();
     let log = cluster.node.daemon().log();
     for said in
-        ["ended.pem ended at 20", "no --bootstrap-kubeconfig is given", "kubeadm token create"]
+        ["ended.pem expired at 20", "no --bootstrap-kubeconfig is given", "kubeadm token create"]
     {
         assert!(log.contains(said), "{said} is not in\n{log}");
     }
@@ -254,7 +254,7 @@ async fn a_node_whose_certificate_ended_says_so_runs_its_manifests_and_takes_up_
 
     // a person mends it; nothing is restarted
     fs::copy(cluster.apiserver.node_kubeconfig(), &kubeconfig).unwrap();
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     drop(cluster.node);
     drop(cluster.apiserver);
     cluster.host.assert_clean();

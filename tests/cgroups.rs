@@ -1,5 +1,5 @@
-//! What the kernel is told of pods, read back from it: on cgroup v1 and v2, with the driver that
-//! `LONGSHORE_CGROUP_DRIVER` names (cgroupfs, if it names none).
+//! Cgroups of pods, as the kernel has them: on cgroup v1 and v2, with the driver of
+//! `LONGSHORE_CGROUP_DRIVER` (default cgroupfs).
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, container, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, container, script, uid};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
 use longshore_testkit::{Host, program, wait_until};
@@ -101,7 +101,7 @@ fn pod(requests: Value, limits: Value) -> Value {
 }
 
 async fn until_shares(group: &Group, milli_cpu: u64) {
-    wait_until(PATIENCE, "the shares of a level", async || match group.shares() {
+    wait_until(TIMEOUT, "the shares of a level", async || match group.shares() {
         found if found == shares(milli_cpu) => Ok(()),
         found => Err(format!("{found} and not {}", shares(milli_cpu))),
     })
@@ -110,7 +110,7 @@ async fn until_shares(group: &Group, milli_cpu: u64) {
 }
 
 #[tokio::test]
-async fn every_level_gets_what_its_pods_ask_for() {
+async fn cgroup_levels_have_the_resources_of_their_pods() {
     let mut cluster = Cluster::start_with(json!({
         "podPidsLimit": 60,
         "kubeReserved": {"cpu": "100m", "memory": "256Mi"},
@@ -186,12 +186,12 @@ async fn every_level_gets_what_its_pods_ask_for() {
         cluster.until_gone(name).await;
         until_shares(&burstable, left).await;
     }
-    cluster.until_traceless(&uid(&first)).await;
+    cluster.until_removed(&uid(&first)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_fork_bomb_meets_the_limit_of_its_pod() {
+async fn cgroup_pids_limit_stops_a_fork_bomb() {
     let cluster = Cluster::start_with(json!({"podPidsLimit": 30})).await;
     cluster.create("web", script(FOREVER)).await;
     let mut bomb = script("i=0; while [ $i -lt 100 ]; do sleep 1000 & i=$((i+1)); done; wait");
@@ -215,15 +215,15 @@ async fn a_fork_bomb_meets_the_limit_of_its_pod() {
     cluster.until_ready("web").await;
     cluster.delete("bomb").await;
     cluster.until_gone("bomb").await;
-    cluster.until_traceless(&uid(&bombed)).await;
+    cluster.until_removed(&uid(&bombed)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_cgroup_that_cannot_be_made_is_told_and_others_go_on() {
+async fn cgroup_creation_failure_is_reported() {
     let unified = if unified() { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/unified" };
     let cluster = Cluster::start().await;
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     let group = Group::of(&cluster.host, &["besteffort"]);
     let level = Path::new(unified).join(group.0.iter().collect::<PathBuf>());
     let bound = level.join("cgroup.max.descendants");
@@ -243,7 +243,7 @@ async fn a_cgroup_that_cannot_be_made_is_told_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn the_system_keeps_to_what_is_reserved_for_it() {
+async fn cgroup_system_reserved_is_enforced() {
     if systemd() {
         eprintln!("the machine's own slices are left alone");
         return;
@@ -299,7 +299,7 @@ fn refusal(host: &Host, config: &Value) -> String {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_by_its_field() {
+async fn cgroup_invalid_config_is_rejected_by_field() {
     let host = Host::bare().unwrap();
     let kube_reserved = json!(["pods", "kube-reserved"]);
     let mut cases = vec![
@@ -334,11 +334,11 @@ async fn what_cannot_be_is_refused_by_its_field() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_the_runtimes_is_refused() {
+async fn cgroup_driver_must_match_the_runtime() {
     let host = Host::start().unwrap();
     let version = host.ctr(["version"]).unwrap();
     if version.contains("v2.") || version.contains(" 2.") {
-        eprintln!("this runtime tells its driver, and the config has no say");
+        eprintln!("this runtime reports its driver, and the config has no say");
         return;
     }
     let (other, ours) = if systemd() { ("cgroupfs", "systemd") } else { ("systemd", "cgroupfs") };
@@ -352,7 +352,7 @@ async fn a_driver_that_is_not_the_runtimes_is_refused() {
 }
 
 #[tokio::test]
-async fn limits_of_containers_hold_inside_their_pods() {
+async fn cgroup_container_limits_are_within_their_pods() {
     let cluster = Cluster::start().await;
     // What a container may not have is not the fault of its neighbour.
     let mut spec = script("exec tail /dev/zero");

@@ -1,5 +1,5 @@
-//! Checkpoints of containers through a node's port. The runtimes that Debian has write none, so the
-//! proxy before the runtime answers in its stead and writes the archive; all else is real.
+//! Container checkpoints over the port of the node. The runtimes of Debian do not support them, so the
+//! CRI proxy answers and writes the archive; all else is real.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -55,7 +55,7 @@ fn archives(directory: &Path) -> usize {
 
 /// Also CVE-2025-0426: checkpoints take leave, and there is a bound to their number.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_checkpoint_is_made_kept_and_bounded_in_number() {
+async fn checkpoint_of_container_is_made_and_bounded() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", script(FOREVER)).await;
@@ -76,13 +76,12 @@ async fn a_checkpoint_is_made_kept_and_bounded_in_number() {
     assert_eq!(fs::read_to_string(&archive).unwrap(), id);
     assert_eq!(archive.parent(), Some(directory.as_path()));
     let name = archive.file_name().unwrap().to_str().unwrap();
-    let moment =
-        name.strip_prefix("checkpoint-web_default-c-").and_then(|n| n.strip_suffix(".tar"));
-    moment.unwrap().parse::<k8s_openapi::jiff::Timestamp>().unwrap();
+    let time = name.strip_prefix("checkpoint-web_default-c-").and_then(|n| n.strip_suffix(".tar"));
+    time.unwrap().parse::<k8s_openapi::jiff::Timestamp>().unwrap();
     let mode = fs::metadata(&directory).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700, "archives hold what containers have in memory");
 
-    // archives are told apart by the second
+    // archives have names by the second
     tokio::time::sleep(Duration::from_secs(1)).await;
     checkpoint(&cluster, &[], "?timeout=300").unwrap();
     assert_eq!(requests.try_recv().unwrap().timeout, 300);
@@ -105,7 +104,7 @@ async fn a_checkpoint_is_made_kept_and_bounded_in_number() {
         fs::write(directory.join(number.to_string()), "").unwrap();
     }
     let refused = checkpoint(&cluster, &[], "").unwrap_err();
-    assert!(refused.contains("there are 32 checkpoints"), "{refused}");
+    assert!(refused.contains("limit of 32 checkpoints"), "{refused}");
     assert_eq!((proxy.calls(CHECKPOINT), archives(&directory)), (calls, MOST));
     assert_eq!(fs::read_to_string(&archive).unwrap(), id);
     cluster.delete("web").await;

@@ -1,5 +1,5 @@
-//! Pods with claims on a real node: they wait for what they claim and start by themselves, have it
-//! in their containers, and leave no mount, whatever happens to the daemon meanwhile.
+//! Pods with persistent volume claims on a real node: they wait for the claim, start, and leave no
+//! mounts, also when the daemon is killed.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, script, uid};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use longshore_testkit::{Host, wait_until};
@@ -89,7 +89,7 @@ fn mounts(root: &Path) -> Vec<String> {
 }
 
 async fn until_unmounted(root: &Path) {
-    wait_until(PATIENCE, "no volume is mounted", async || match mounts(root) {
+    wait_until(TIMEOUT, "no volume is mounted", async || match mounts(root) {
         left if left.is_empty() => Ok(()),
         left => Err(left.join(", ")),
     })
@@ -98,7 +98,7 @@ async fn until_unmounted(root: &Path) {
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_its_claim_and_has_it() {
+async fn claim_is_waited_for_and_mounted() {
     let cluster = Cluster::start().await;
     let data = cluster.host.dir().join("data");
     fs::create_dir(&data).unwrap();
@@ -117,14 +117,14 @@ async fn a_pod_waits_for_its_claim_and_has_it() {
     assert_eq!((out.uid(), out.gid()), (3000, 4000));
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     until_unmounted(&cluster.host.dir()).await;
     assert_eq!(fs::read_to_string(data.join("out")).unwrap(), "there\n");
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_container_has_a_disk_as_a_device() {
+async fn claim_block_volume_is_a_device() {
     let cluster = Cluster::start().await;
     let disk = Disk::new(&cluster.host, "disk");
     fs::write(cluster.host.dir().join("disk-head"), "magic").unwrap();
@@ -142,13 +142,13 @@ async fn a_container_has_a_disk_as_a_device() {
     assert!(fs::read(&disk.device).unwrap().starts_with(b"MAGIC"));
     cluster.delete("raw").await;
     cluster.until_gone("raw").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     until_unmounted(&cluster.host.dir()).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
+async fn claim_volumes_of_vanished_pods_are_unmounted() {
     let mut cluster = Cluster::start().await;
     let disk = Disk::new(&cluster.host, "disk");
     bind(&cluster, "disk", json!({"local": {"path": disk.device}}), "Filesystem").await;
@@ -165,7 +165,7 @@ async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
     let now = DeleteParams::default().grace_period(0);
     cluster.pods().delete("goes", &now).await.unwrap();
     cluster.node.restart(&cluster.host).unwrap();
-    cluster.until_traceless(&goes).await;
+    cluster.until_removed(&goes).await;
     let left = mounts(&cluster.host.dir());
     assert!(!left.iter().any(|point| point.contains(&goes)), "{left:?}");
     // The disk stays mounted for the pod that is left, and what is on it is what was written.
@@ -175,7 +175,7 @@ async fn volumes_of_pods_that_vanish_while_the_daemon_is_away_are_taken_down() {
     cluster.node.daemon().kill().unwrap();
     cluster.pods().delete("stays", &now).await.unwrap();
     cluster.node.restart(&cluster.host).unwrap();
-    cluster.until_traceless(&stays).await;
+    cluster.until_removed(&stays).await;
     until_unmounted(&cluster.host.dir()).await;
     cluster.host.assert_clean();
 }
@@ -194,7 +194,7 @@ touch "$here/done-$name"
 "#;
 
 #[tokio::test]
-async fn a_daemon_that_is_killed_between_steps_goes_on_where_it_was() {
+async fn claim_mount_continues_after_a_kill() {
     let host = Host::start().expect("a host");
     let dir = host.dir().to_owned();
     fs::create_dir(dir.join("bin")).unwrap();
@@ -211,7 +211,7 @@ async fn a_daemon_that_is_killed_between_steps_goes_on_where_it_was() {
         uids.push(uid(&cluster.create(name, spec(FOREVER, name, false)).await));
     }
     let all = async |what: &str| {
-        wait_until(PATIENCE, what, async || {
+        wait_until(TIMEOUT, what, async || {
             let missing = names.iter().find(|name| !dir.join(format!("{what}-{name}")).exists());
             missing.map_or(Ok(()), |name| Err((*name).to_owned()))
         })
@@ -231,7 +231,7 @@ async fn a_daemon_that_is_killed_between_steps_goes_on_where_it_was() {
     for (name, uid) in names.iter().zip(&uids) {
         match name.ends_with("kept") {
             true => drop(cluster.until_ready(name).await),
-            false => cluster.until_traceless(uid).await,
+            false => cluster.until_removed(uid).await,
         }
     }
     let left = mounts(&dir);
@@ -239,7 +239,7 @@ async fn a_daemon_that_is_killed_between_steps_goes_on_where_it_was() {
     assert_eq!(left.len(), 4, "each disk is mounted once, and once for its pod: {left:?}");
     for (name, uid) in names.iter().zip(&uids).filter(|(name, _)| name.ends_with("kept")) {
         cluster.delete(name).await;
-        cluster.until_traceless(uid).await;
+        cluster.until_removed(uid).await;
     }
     until_unmounted(&dir).await;
     cluster.host.assert_clean();

@@ -1,4 +1,4 @@
-//! Volumes of a CSI driver of our own, seen from inside containers, on a real containerd.
+//! Volumes of a test CSI driver, as seen by containers, on a real containerd.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -10,7 +10,7 @@ use common::csi::{
     DRIVER, calls, cluster, driver, make, no_attach, until_called, until_unstaged, volume,
     volumes_in_use, with_claim,
 };
-use common::{Cluster, FOREVER, PATIENCE, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, script, uid};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -22,7 +22,7 @@ use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_volume_is_staged_published_shared_and_taken_back() {
+async fn csi_volume_is_staged_published_shared_and_unmounted() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
     volume(&cluster, "pv", json!({"csi": {"volumeAttributes": {"tier": "gold"}}})).await;
     let mut spec = with_claim(
@@ -50,7 +50,7 @@ async fn a_volume_is_staged_published_shared_and_taken_back() {
     for (name, pod) in [("first", &first), ("second", &second)] {
         cluster.delete(name).await;
         cluster.until_gone(name).await;
-        cluster.until_traceless(&uid(pod)).await;
+        cluster.until_removed(&uid(pod)).await;
     }
     until_called(&driver, "NodeUnstageVolume", 1).await;
     assert_eq!(
@@ -63,7 +63,7 @@ async fn a_volume_is_staged_published_shared_and_taken_back() {
 }
 
 #[tokio::test]
-async fn a_volume_waits_for_its_attachment() {
+async fn csi_volume_waits_for_its_attachment() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), Value::Null).await;
     volume(&cluster, "pv", json!({})).await;
     cluster.create("web", with_claim("pv", FOREVER)).await;
@@ -73,7 +73,7 @@ async fn a_volume_waits_for_its_attachment() {
     assert_eq!(volumes_in_use(&cluster).await, [unique]);
     let name = attachment("handle-of-pv", DRIVER, &cluster.host.name());
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the cluster asks for the attachment", async || {
+    wait_until(TIMEOUT, "the cluster asks for the attachment", async || {
         attachments.get(&name).await.map(drop)
     })
     .await
@@ -100,7 +100,7 @@ fn attachment(handle: &str, driver: &str, node: &str) -> String {
 /// Attaches what the cluster has asked to be attached under that name, as an attacher does.
 async fn attach(cluster: &Cluster, name: &str) -> VolumeAttachment {
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the cluster asks for the attachment", async || {
+    wait_until(TIMEOUT, "the cluster asks for the attachment", async || {
         attachments.get(name).await.map(drop)
     })
     .await
@@ -110,7 +110,7 @@ async fn attach(cluster: &Cluster, name: &str) -> VolumeAttachment {
 }
 
 #[tokio::test]
-async fn volumes_of_a_kind_that_the_driver_has_taken_over_are_its_own() {
+async fn csi_migrated_volumes_use_the_driver() {
     const AWS: &str = "ebs.csi.aws.com";
     let cluster = Cluster::start().await;
     let source = json!({"volumeID": "aws://eu-west-1a/vol-1", "fsType": "ext4"});
@@ -141,7 +141,7 @@ async fn volumes_of_a_kind_that_the_driver_has_taken_over_are_its_own() {
     let pods = [cluster.until_ready("claims").await, cluster.until_ready("describes").await];
     for (handle, content) in [("vol-1", "claimed"), ("vol-2", "described")] {
         let file = driver.volume(handle).join("file");
-        wait_until(PATIENCE, "the container has written", async || {
+        wait_until(TIMEOUT, "the container has written", async || {
             match fs::read_to_string(&file) {
                 Ok(found) if found == content => Ok(()),
                 found => Err(format!("{found:?}")),
@@ -164,11 +164,11 @@ async fn volumes_of_a_kind_that_the_driver_has_taken_over_are_its_own() {
     for (name, pod) in ["claims", "describes"].iter().zip(&pods) {
         cluster.delete(name).await;
         cluster.until_gone(name).await;
-        cluster.until_traceless(&uid(pod)).await;
+        cluster.until_removed(&uid(pod)).await;
     }
     until_called(&driver, "NodeUnstageVolume", 2).await;
     let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the volumes are detached", async || {
+    wait_until(TIMEOUT, "the volumes are detached", async || {
         match attachments.list(&ListParams::default()).await {
             Ok(left) if left.items.is_empty() => Ok(()),
             left => Err(format!("{left:?}")),
@@ -181,7 +181,7 @@ async fn volumes_of_a_kind_that_the_driver_has_taken_over_are_its_own() {
 }
 
 #[tokio::test]
-async fn an_inline_volume_lives_as_long_as_its_pod() {
+async fn csi_inline_volume_has_the_lifetime_of_its_pod() {
     let (cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
     let mut spec = script(&format!("echo -n inline > /data/file; {FOREVER}"));
     spec["volumes"] =
@@ -198,14 +198,14 @@ async fn an_inline_volume_lives_as_long_as_its_pod() {
     assert_eq!(fs::read_to_string(content).unwrap(), "inline");
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     assert_eq!(calls(&driver), ["NodePublishVolume", "NodeUnpublishVolume"]);
     drop(driver);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_device_is_given_to_the_container() {
+async fn csi_block_volume_is_mapped() {
     let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume]);
     let (cluster, driver) = cluster(options, no_attach()).await;
     volume(&cluster, "pv", json!({"volumeMode": "Block"})).await;
@@ -217,7 +217,7 @@ async fn a_device_is_given_to_the_container() {
     cluster.create("web", spec).await;
     let pod = cluster.until_ready("web").await;
     let image = driver.volume("handle-of-pv").with_extension("img");
-    wait_until(PATIENCE, "what the container wrote is on the device", async || {
+    wait_until(TIMEOUT, "what the container wrote is on the device", async || {
         match fs::read(&image).map(|data| data.starts_with(b"raw")) {
             Ok(true) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -227,7 +227,7 @@ async fn a_device_is_given_to_the_container() {
     .unwrap();
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     until_called(&driver, "NodeUnstageVolume", 1).await;
     assert_eq!(
         calls(&driver),
@@ -238,7 +238,7 @@ async fn a_device_is_given_to_the_container() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_away_or_hangs_holds_up_its_own_pods_alone() {
+async fn csi_driver_outage_delays_only_its_pods() {
     let cluster = Cluster::start().await;
     make::<CSIDriver>(&cluster, DRIVER, json!({"spec": no_attach()})).await;
     volume(&cluster, "pv", json!({})).await;
@@ -252,7 +252,7 @@ async fn a_driver_that_is_away_or_hangs_holds_up_its_own_pods_alone() {
     driver.release("NodePublishVolume");
     cluster.until_ready("waits").await;
 
-    // A refusal is told in the driver's words.
+    // A rejection has the driver's message.
     volume(&cluster, "bad", json!({})).await;
     let refusal = Fault::Error(Code::Internal, "no such disk".to_owned());
     driver.inject("NodeStageVolume", refusal);
@@ -270,7 +270,7 @@ async fn a_driver_that_is_away_or_hangs_holds_up_its_own_pods_alone() {
 }
 
 #[tokio::test]
-async fn a_killed_daemon_finishes_what_it_began() {
+async fn csi_operations_continue_after_a_kill() {
     let (mut cluster, driver) = cluster(CsiOptions::new(DRIVER), no_attach()).await;
     volume(&cluster, "pv", json!({})).await;
     // Between staging and publishing.
@@ -297,30 +297,30 @@ async fn a_killed_daemon_finishes_what_it_began() {
     driver.release("NodeUnstageVolume");
     cluster.node.restart(&cluster.host).unwrap();
     until_called(&driver, "NodeUnstageVolume", 2).await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     until_unstaged(&cluster).await;
     drop(driver);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn the_node_tells_what_its_drivers_tell() {
+async fn csi_node_reports_its_drivers() {
     let mut options = CsiOptions::new(DRIVER);
     options.max_volumes = 7;
     options.topology = [("topology.csi.example.com/rack".to_owned(), "r1".to_owned())].into();
     let (cluster, mut driver) = cluster(options, Value::Null).await;
     let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
     let csi_node = csi_nodes.get(&cluster.host.name()).await.unwrap();
-    let told = &csi_node.spec.drivers[0];
-    assert_eq!(told.node_id, format!("{DRIVER}-node"));
-    assert_eq!(told.allocatable.as_ref().unwrap().count, Some(7));
+    let entry = &csi_node.spec.drivers[0];
+    assert_eq!(entry.node_id, format!("{DRIVER}-node"));
+    assert_eq!(entry.allocatable.as_ref().unwrap().count, Some(7));
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let node = nodes.get(&cluster.host.name()).await.unwrap();
     assert_eq!(node.metadata.labels.unwrap()["topology.csi.example.com/rack"], "r1");
     let ids = &node.metadata.annotations.unwrap()["csi.volume.kubernetes.io/nodeid"];
     assert_eq!(*ids, format!("{{\"{DRIVER}\":\"{DRIVER}-node\"}}"));
     driver.withdraw().unwrap();
-    wait_until(PATIENCE, "the driver is forgotten", async || {
+    wait_until(TIMEOUT, "the driver is forgotten", async || {
         let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
         if csi_node.spec.drivers.is_empty() { Ok(()) } else { Err("not yet".to_owned()) }
     })

@@ -1,5 +1,4 @@
-//! Volumes of a CSI driver while pods use them: how full they are, how they grow, and how many the
-//! node has room for; on a real containerd.
+//! CSI volumes in use: stats, expansion, and the volume limit of the node; on a real containerd.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::csi::{DRIVER, cluster_with, make, no_attach, until_called, volume, with_claim};
-use common::{Cluster, FOREVER, PATIENCE, ask, ask_text, run_of, script};
+use common::{Cluster, FOREVER, TIMEOUT, get_json, get_text, run_of, script};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass};
 use kube::api::{Api, Patch, PatchParams};
@@ -31,8 +30,8 @@ async fn end(cluster: Cluster, driver: CsiDriver, pods: &[&str]) {
 }
 
 /// What the summary says of the volume `data` of a pod.
-async fn told(cluster: &Cluster, pod: &str) -> Result<Value, String> {
-    let summary = ask(cluster.host.node_ip(), "/stats/summary").await?;
+async fn volume_stats(cluster: &Cluster, pod: &str) -> Result<Value, String> {
+    let summary = get_json(cluster.host.node_ip(), "/stats/summary").await?;
     let pods = summary["pods"].as_array().cloned().unwrap_or_default();
     let own = pods.into_iter().find(|known| known["podRef"]["name"] == pod);
     let volumes = own.and_then(|own| own["volume"].as_array().cloned()).unwrap_or_default();
@@ -40,9 +39,9 @@ async fn told(cluster: &Cluster, pod: &str) -> Result<Value, String> {
     found.ok_or_else(|| summary["pods"].to_string())
 }
 
-async fn until_told(cluster: &Cluster, pod: &str, expected: &Value) {
-    wait_until(PATIENCE, &format!("the summary tells of {pod}'s volume"), async || {
-        let volume = told(cluster, pod).await?;
+async fn until_stats(cluster: &Cluster, pod: &str, expected: &Value) {
+    wait_until(TIMEOUT, &format!("the summary shows {pod}'s volume"), async || {
+        let volume = volume_stats(cluster, pod).await?;
         let differs = |(key, value): (&String, &Value)| volume[key] != *value;
         match expected.as_object().unwrap().iter().any(differs) {
             false => Ok(()),
@@ -54,7 +53,7 @@ async fn until_told(cluster: &Cluster, pod: &str, expected: &Value) {
 }
 
 #[tokio::test]
-async fn a_driver_tells_how_full_its_volumes_are_and_how() {
+async fn csi_volume_stats_and_condition_are_reported() {
     let able = [Type::StageUnstageVolume, Type::GetVolumeStats, Type::VolumeCondition];
     let usage = |unit: Unit, total, used, available| VolumeUsage {
         unit: unit.into(),
@@ -81,29 +80,29 @@ async fn a_driver_tells_how_full_its_volumes_are_and_how() {
     for pod in ["web", "raw"] {
         cluster.until_ready(pod).await;
     }
-    assert_eq!(driver.count("NodeGetVolumeStats"), 0, "nobody has asked");
+    assert_eq!(driver.count("NodeGetVolumeStats"), 0, "no request yet");
     let expected = json!({
         "pvcRef": {"name": "pv", "namespace": "default"}, "capacityBytes": 1000, "usedBytes": 400,
         "availableBytes": 500, "inodes": 10, "inodesUsed": 3, "inodesFree": 7,
         "volumeHealthStats": {"abnormal": false},
     });
-    until_told(&cluster, "web", &expected).await;
+    until_stats(&cluster, "web", &expected).await;
     driver.change(|options| options.usage = None);
     let expected =
         json!({"pvcRef": {"name": "raw", "namespace": "default"}, "capacityBytes": 1 << 20});
-    until_told(&cluster, "raw", &expected).await;
+    until_stats(&cluster, "raw", &expected).await;
 
     driver.change(|options| {
         options.condition = VolumeCondition { abnormal: true, message: "disk is slow".to_owned() };
         options.usage = Some(vec![usage(Unit::Bytes, 1000, 600, 300)]);
     });
-    let metrics = async || ask_text(cluster.host.node_ip(), "/metrics").await;
+    let metrics = async || get_text(cluster.host.node_ip(), "/metrics").await;
     let expected = [("used_bytes", 600), ("capacity_bytes", 1000), ("health_status_abnormal", 1)]
         .map(|(family, value)| {
             let labels = r#"namespace="default",persistentvolumeclaim="pv""#;
             format!("kubelet_volume_stats_{family}{{{labels}}} {value}")
         });
-    wait_until(PATIENCE, "the metrics tell what the driver does", async || {
+    wait_until(TIMEOUT, "the metrics show the calls of the driver", async || {
         let page = metrics().await?;
         let lines = page.lines().filter(|line| line.starts_with("kubelet_volume_stats"));
         let lines: Vec<_> = lines.map(str::to_owned).collect();
@@ -116,23 +115,23 @@ async fn a_driver_tells_how_full_its_volumes_are_and_how() {
     .unwrap();
     cluster.until_event("VolumeConditionAbnormal", "Volume data: disk is slow").await;
 
-    // One that hangs holds up nobody, and what is known is told on.
+    // A hanging driver delays no other, and the last stats are reported.
     driver.inject("NodeGetVolumeStats", Fault::Hang);
-    let asked = driver.count("NodeGetVolumeStats");
+    let before = driver.count("NodeGetVolumeStats");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(driver.count("NodeGetVolumeStats"), asked, "nobody has asked meanwhile");
+    assert_eq!(driver.count("NodeGetVolumeStats"), before, "no request meanwhile");
     for _ in 0..3 {
-        let volume = told(&cluster, "web").await.unwrap();
+        let volume = volume_stats(&cluster, "web").await.unwrap();
         assert_eq!(volume["usedBytes"], 600);
     }
-    let asked = driver.count("NodeGetVolumeStats") - asked;
-    assert!(asked <= 2, "each volume is asked for once: {asked}");
+    let requests = driver.count("NodeGetVolumeStats") - before;
+    assert!(requests <= 2, "each volume is requested once: {requests}");
     driver.release("NodeGetVolumeStats");
     end(cluster, driver, &["web", "raw"]).await;
 }
 
 #[tokio::test]
-async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
+async fn csi_volume_is_expanded_online() {
     let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume, Type::ExpandVolume]);
     let config = json!({"syncFrequency": "1s"});
     let (cluster, driver) = cluster_with(config, options, no_attach()).await;
@@ -151,8 +150,8 @@ async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
 
     // As the user, and then the driver's controller.
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), "default");
-    let asked = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
-    claims.patch("pv", &params, &merge(asked)).await.unwrap();
+    let request = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
+    claims.patch("pv", &params, &merge(request)).await.unwrap();
     let grown = json!({"spec": {"capacity": {"storage": "2Gi"}}});
     volumes.patch("pv", &params, &merge(grown)).await.unwrap();
     let pending = json!({"status": {
@@ -162,7 +161,7 @@ async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
     }});
     claims.patch_status("pv", &params, &merge(pending)).await.unwrap();
     cluster.until_event("FileSystemResizeSuccessful", "MountVolume.NodeExpandVolume").await;
-    wait_until(PATIENCE, "the claim is told", async || {
+    wait_until(TIMEOUT, "the claim is updated", async || {
         let claim = claims.get("pv").await.map_err(|error| error.to_string())?;
         let status = claim.status.unwrap_or_default();
         let capacity = status.capacity.clone().unwrap_or_default();
@@ -174,22 +173,22 @@ async fn a_claim_that_grows_is_expanded_while_its_pod_runs() {
     })
     .await
     .unwrap();
-    let asked = driver.expansions();
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0].capacity_range.unwrap().required_bytes, 2 << 30);
+    let expansions = driver.expansions();
+    assert_eq!(expansions.len(), 1);
+    assert_eq!(expansions[0].capacity_range.unwrap().required_bytes, 2 << 30);
     assert_eq!(run_of(&cluster.pod("web").await), before, "it runs on");
     end(cluster, driver, &["web"]).await;
 }
 
 #[tokio::test]
-async fn the_cluster_hears_how_many_volumes_there_is_room_for() {
+async fn csi_node_reports_the_volume_limit() {
     let mut object = no_attach();
     object["nodeAllocatableUpdatePeriodSeconds"] = json!(3600);
     let options = CsiOptions { max_volumes: 7, ..CsiOptions::new(DRIVER) };
     let (cluster, driver) = cluster_with(json!({}), options, object).await;
     let until_room = async |expected: i32| {
         let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
-        wait_until(PATIENCE, &format!("there is room for {expected}"), async || {
+        wait_until(TIMEOUT, &format!("the limit is {expected}"), async || {
             let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
             let driver = csi_node.spec.drivers.first();
             match driver.and_then(|driver| driver.allocatable.as_ref()?.count) {

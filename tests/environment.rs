@@ -1,4 +1,4 @@
-//! What containers find in their environment: services, and values from objects and files.
+//! Environment variables of containers: services, and values from objects and files.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -18,8 +18,8 @@ where
     api.create(&PostParams::default(), &object).await.expect("it is taken")
 }
 
-/// The last words of the container `c`, once it has ended.
-async fn last_words(cluster: &Cluster, name: &str) -> String {
+/// The termination message of the container `c`.
+async fn termination_message(cluster: &Cluster, name: &str) -> String {
     let pod = cluster
         .until(name, "ended", |pod| match common::phase(pod) {
             "Succeeded" => Ok(()),
@@ -37,7 +37,7 @@ fn once(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn containers_are_told_of_services() {
+async fn environment_has_service_variables() {
     let cluster = Cluster::start().await;
     let ports = json!([{"name": "http", "port": 80}]);
     let service: Service =
@@ -47,34 +47,34 @@ async fn containers_are_told_of_services() {
         Api::namespaced(cluster.client.clone(), "default").get("kubernetes").await.unwrap();
     let master = master.spec.unwrap().cluster_ip.unwrap();
 
-    let tell = "echo -n $KUBERNETES_SERVICE_HOST $MY_WEB_PORT_80_TCP_ADDR $URL $MY_WEB_SERVICE_PORT \
+    let script = "echo -n $KUBERNETES_SERVICE_HOST $MY_WEB_PORT_80_TCP_ADDR $URL $MY_WEB_SERVICE_PORT \
                 > /dev/termination-log";
-    let mut spec = once(tell);
+    let mut spec = once(script);
     spec["containers"][0]["env"] = json!([
         {"name": "URL", "value": "http://$(MY_WEB_SERVICE_HOST):$(MY_WEB_SERVICE_PORT)/$(NONE)"},
         {"name": "MY_WEB_SERVICE_PORT", "value": "own"},
     ]);
     // The service may reach the node after a pod.
     let expected = format!("{master} {address} http://{address}:80/$(NONE) own");
-    let mut words = String::new();
+    let mut message = String::new();
     for attempt in 0..20 {
         let name = format!("linked-{attempt}");
         cluster.create(&name, spec.clone()).await;
-        words = last_words(&cluster, &name).await;
-        if words == expected {
+        message = termination_message(&cluster, &name).await;
+        if message == expected {
             break;
         }
     }
-    assert_eq!(words, expected);
+    assert_eq!(message, expected);
     spec["enableServiceLinks"] = json!(false);
     cluster.create("unlinked", spec).await;
     let expected = "http://$(MY_WEB_SERVICE_HOST):$(MY_WEB_SERVICE_PORT)/$(NONE) own";
-    assert_eq!(last_words(&cluster, "unlinked").await, format!("{master} {expected}"));
+    assert_eq!(termination_message(&cluster, "unlinked").await, format!("{master} {expected}"));
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_container_waits_for_the_key_that_it_needs() {
+async fn environment_waits_for_missing_keys() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     let from = json!({"secretKeyRef": {"name": "late", "key": "k"}});
@@ -109,10 +109,10 @@ async fn a_container_waits_for_the_key_that_it_needs() {
 }
 
 #[tokio::test]
-async fn values_come_from_files_that_init_containers_wrote() {
+async fn environment_from_files_of_init_containers() {
     let cluster = Cluster::start().await;
-    let tell = "echo -n \"$GREETING|$NONE\" > /dev/termination-log";
-    let mut spec = once(tell);
+    let script = "echo -n \"$GREETING|$NONE\" > /dev/termination-log";
+    let mut spec = once(script);
     let mount = json!([{"name": "shared", "mountPath": "/shared"}]);
     let write = "echo \"GREETING='hello world' # there\" > /shared/dot.env";
     spec["volumes"] = json!([{"name": "shared", "emptyDir": {}}]);
@@ -125,6 +125,6 @@ async fn values_come_from_files_that_init_containers_wrote() {
     };
     spec["containers"][0]["env"] = json!([from("GREETING", false), from("NONE", true)]);
     cluster.create("reader", spec).await;
-    assert_eq!(last_words(&cluster, "reader").await, "hello world|");
+    assert_eq!(termination_message(&cluster, "reader").await, "hello world|");
     cluster.host.assert_clean();
 }

@@ -1,6 +1,5 @@
-//! A node that runs short ends the right pod and tells so, on a real containerd and whichever
-//! cgroup version the machine has. Thresholds are set by what the machine has left, so that no test
-//! comes near to its end.
+//! Evictions choose the right pod and are reported, on a real containerd and any cgroup version.
+//! Thresholds are relative to what the machine has left, so that no test exhausts it.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -9,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, container, phase, script, uid};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 use kube::api::Api;
 use longshore_testkit::{Host, available_memory, cgroup_file, total_memory, wait_until};
@@ -30,7 +29,7 @@ fn hard(thresholds: Value) -> Value {
 async fn until_condition(cluster: &Cluster, type_: &str, status: &str) -> NodeCondition {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let what = format!("{type_} is {status}");
-    wait_until(PATIENCE, &what, async || {
+    wait_until(TIMEOUT, &what, async || {
         let node = nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())?;
         let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
         let found = conditions.into_iter().find(|condition| condition.type_ == type_);
@@ -54,14 +53,14 @@ async fn until_evicted(cluster: &Cluster, name: &str) -> (Pod, String) {
 }
 
 /// A spec with a container that asks for so much memory.
-fn asks(text: &str, requests: Value, limits: Value) -> Value {
+fn requesting(text: &str, requests: Value, limits: Value) -> Value {
     let mut spec = script(text);
     spec["containers"][0]["resources"] = json!({"requests": requests, "limits": limits});
     spec
 }
 
 fn hog() -> Value {
-    let mut spec = asks(HOG, json!({"memory": "16Mi"}), json!({}));
+    let mut spec = requesting(HOG, json!({"memory": "16Mi"}), json!({}));
     spec["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
     spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     spec
@@ -75,7 +74,7 @@ fn volume(cluster: &Cluster, pod: &Pod, name: &str) -> PathBuf {
 /// What the daemon says of how quick it was.
 fn show_times(cluster: &mut Cluster) {
     let log = cluster.node.daemon().log();
-    log.lines().filter(|line| line.contains("from the look to the order")).for_each(|line| {
+    log.lines().filter(|line| line.contains("pod selected for eviction")).for_each(|line| {
         eprintln!("{line}");
     });
 }
@@ -84,8 +83,8 @@ fn show_times(cluster: &mut Cluster) {
 /// takes memory, too.
 async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
     let exact = json!({"memory": "64Mi", "cpu": "100m"});
-    cluster.create("guaranteed", asks(FOREVER, exact.clone(), exact)).await;
-    cluster.create("modest", asks(FOREVER, json!({"memory": "32Mi"}), json!({}))).await;
+    cluster.create("guaranteed", requesting(FOREVER, exact.clone(), exact)).await;
+    cluster.create("modest", requesting(FOREVER, json!({"memory": "32Mi"}), json!({}))).await;
     cluster.create("hog", hog()).await;
     for name in ["guaranteed", "modest", "hog"] {
         cluster.until_ready(name).await;
@@ -127,7 +126,7 @@ async fn hog_among_others(cluster: &mut Cluster, has_room: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn memory_pressure_ends_the_pod_that_takes_more_than_it_asked_for() {
+async fn eviction_by_memory_pressure() {
     let available = available_memory().unwrap();
     let room = (available / 3).min(1024 * MI);
     let threshold = available - room;
@@ -137,13 +136,13 @@ async fn memory_pressure_ends_the_pod_that_takes_more_than_it_asked_for() {
 }
 
 #[tokio::test]
-async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_does() {
+async fn eviction_by_allocatable_memory() {
     const ALLOCATABLE: u64 = 400 * MI;
     let mut config = hard(json!({"memory.available": "150Mi"}));
     config["kubeReserved"] = json!({"memory": (total_memory().unwrap() - ALLOCATABLE).to_string()});
     config["kernelMemcgNotification"] = json!(true);
     let mut cluster = Cluster::start_with(config).await;
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     let group = Path::new(cluster.host.cgroup_root().trim_start_matches('/')).join("kubepods");
     for limit in ["memory.max", "memory.limit_in_bytes"] {
         let file = cgroup_file("memory", &group.join(limit));
@@ -158,25 +157,25 @@ async fn pods_that_fill_what_all_of_them_may_use_are_ended_before_the_kernel_doe
 
 /// Also CVE-2020-8557: what a container writes to the hosts file, which is the node's, counts.
 #[tokio::test]
-async fn pods_that_store_more_than_their_limits_are_ended() {
+async fn eviction_by_ephemeral_storage_limits() {
     let cluster = Cluster::start().await;
     let limit = |size: &str| json!({"ephemeral-storage": size});
     let write = |megabytes: u32, to: &str| {
         format!("dd if=/dev/zero of={to} bs=1M count={megabytes}; {FOREVER}")
     };
-    cluster.create("layer", asks(&write(30, "/x"), json!({}), limit("10Mi"))).await;
+    cluster.create("layer", requesting(&write(30, "/x"), json!({}), limit("10Mi"))).await;
     // Files of the node that a container may write to.
-    cluster.create("hosts", asks(&write(30, "/etc/hosts"), json!({}), limit("10Mi"))).await;
-    let words = write(30, "/dev/termination-log");
-    cluster.create("words", asks(&words, json!({}), limit("10Mi"))).await;
+    cluster.create("hosts", requesting(&write(30, "/etc/hosts"), json!({}), limit("10Mi"))).await;
+    let message = write(30, "/dev/termination-log");
+    cluster.create("message", requesting(&message, json!({}), limit("10Mi"))).await;
     let print = format!("yes 0123456789abcdef | head -c 8000000; {FOREVER}");
-    let mut logs = asks(&print, json!({}), limit("5Mi"));
+    let mut logs = requesting(&print, json!({}), limit("5Mi"));
     let mut other = container("d", FOREVER);
     other["resources"] = json!({"limits": limit("100Mi")});
     logs["containers"].as_array_mut().unwrap().push(other);
     cluster.create("logs", logs).await;
     let on_volume = |megabytes: u32| {
-        let mut spec = asks(&write(megabytes, "/v/x"), json!({}), limit("100Mi"));
+        let mut spec = requesting(&write(megabytes, "/v/x"), json!({}), limit("100Mi"));
         spec["volumes"] = json!([{"name": "v", "emptyDir": {"sizeLimit": "5Mi"}}]);
         spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
         spec
@@ -188,7 +187,10 @@ async fn pods_that_store_more_than_their_limits_are_ended() {
         ("logs", "Container c exceeded its local ephemeral storage limit \"5Mi\". "),
         ("layer", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
         ("hosts", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
-        ("words", "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "),
+        (
+            "message",
+            "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. ",
+        ),
     ] {
         let (pod, message) = until_evicted(&cluster, name).await;
         assert_eq!(message, expected);
@@ -223,7 +225,7 @@ impl Drop for Disk {
 }
 
 #[tokio::test]
-async fn a_full_disk_ends_the_pod_that_filled_it() {
+async fn eviction_by_disk_pressure() {
     let host = Host::start().expect("a host");
     // Where the node has its root directory.
     let disk = Disk::mount(&host, 256, host.dir().join("node/root"));
@@ -263,7 +265,7 @@ async fn a_full_disk_ends_the_pod_that_filled_it() {
 }
 
 #[tokio::test]
-async fn critical_pods_stay() {
+async fn eviction_spares_critical_pods() {
     let manifest = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static"},
         "spec": script(FOREVER),
@@ -280,9 +282,9 @@ async fn critical_pods_stay() {
     cluster.until_ready(&name).await;
     cluster.until_event("EvictionThresholdMet", "memory").await;
     let daemon = cluster.node.daemon();
-    let log = wait_until(PATIENCE, "the pod is spared", async || {
+    let log = wait_until(TIMEOUT, "the pod is spared", async || {
         let log = daemon.log();
-        log.contains("the pod is critical and stays").then_some(log).ok_or("not yet")
+        log.contains("cannot evict a critical pod").then_some(log).ok_or("not yet")
     });
     let log = log.await.unwrap();
     assert_eq!(phase(&cluster.pod(&name).await), "Running");

@@ -1,12 +1,12 @@
-//! Pods with numbers and texts at their extremes on a real node: it goes on, starts other pods, and
-//! does so after a restart as well.
+//! Pods with extreme numbers and strings on a real node: it keeps running, also after a restart, and
+//! starts other pods.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::fs;
 
-use common::{Cluster, FOREVER, PATIENCE, container, script};
+use common::{Cluster, FOREVER, TIMEOUT, container, script};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use longshore_testkit::wait_until;
@@ -64,7 +64,7 @@ fn spec(fields: &Value) -> Value {
 
 /// Finding 13: the words of a daemon with a full disk, or a closed descriptor, behind them are lost.
 #[test]
-fn words_that_cannot_be_written_are_no_end() {
+fn extremes_of_termination_messages_are_no_failure() {
     use std::os::unix::process::ExitStatusExt;
     let run = |arguments: &str| {
         let command = format!("exec {} {arguments}", env!("CARGO_BIN_EXE_longshore"));
@@ -84,7 +84,7 @@ fn words_that_cannot_be_written_are_no_end() {
 
 /// Finding 1: a pod whose grace is the largest number ended the daemon, and again after each restart.
 #[tokio::test]
-async fn no_pod_stops_a_node_nor_its_next_start() {
+async fn extremes_of_pods_do_not_stop_the_node() {
     let mut cluster = Cluster::start().await;
     let mut taken = Vec::new();
     for (index, fields) in hostile().iter().enumerate() {
@@ -127,7 +127,7 @@ async fn no_pod_stops_a_node_nor_its_next_start() {
     for index in 0..hostile().len() {
         fs::remove_file(cluster.node.manifests().join(format!("{index}.yaml"))).unwrap();
     }
-    wait_until(PATIENCE * 2, "the pods are gone", async || {
+    wait_until(TIMEOUT * 2, "the pods are gone", async || {
         let left = cluster.pods().list(&Default::default()).await.unwrap();
         let left: Vec<_> = left.items.into_iter().filter_map(|pod| pod.metadata.name).collect();
         let odd = left.iter().filter(|name| name.starts_with("odd-")).count();

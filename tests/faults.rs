@@ -1,5 +1,5 @@
-//! What errs, tarries or hangs for one pod (a call of the runtime, a file system, a hook, a probe)
-//! leaves the node Ready and all other pods moving, and ends when it is lifted.
+//! Errors, delays and hangs for one pod (a CRI call, a file system, a hook, a probe): the node stays
+//! Ready, other pods are not affected, and the pod recovers.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, condition, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, run_of, script, uid};
 use futures::future::join_all;
 use kube::api::Patch;
 use longshore_testkit::fakecri::{Calls, Fault, FaultProxy};
@@ -48,12 +48,12 @@ async fn live(cluster: &Cluster, name: &str) {
     let gone = uid(&cluster.pod(name).await);
     cluster.delete(name).await;
     cluster.until_gone(name).await;
-    cluster.until_traceless(&gone).await;
+    cluster.until_removed(&gone).await;
     cluster.node_ready().await.expect("the node is Ready");
 }
 
 async fn until_held(proxy: &FaultProxy) {
-    wait_until(PATIENCE, "calls hang", async || match proxy.unmet() {
+    wait_until(TIMEOUT, "calls hang", async || match proxy.unmet() {
         unmet if unmet.is_empty() => Ok(()),
         unmet => Err(format!("{unmet:?}")),
     })
@@ -69,20 +69,21 @@ fn marking(marks: &Path, name: &str) -> Value {
     spec
 }
 
-/// Each was started once, and is not told to have been started again.
+/// Each was started once, and no restart is reported.
 async fn assert_started_once(cluster: &Cluster, marks: &Path, names: &[String]) {
     for name in names {
         let starts = fs::read_to_string(marks.join(name)).unwrap_or_default().lines().count();
-        let told = run_of(&cluster.until_ready(name).await).0;
-        assert_eq!((starts, told), (1, 0), "{name}: starts, restarts");
+        let restarts = run_of(&cluster.until_ready(name).await).0;
+        assert_eq!((starts, restarts), (1, 0), "{name}: starts, restarts");
     }
 }
 
 /// How often the daemon has complained that it cannot see what runs of that pod.
 fn complaints(cluster: &mut Cluster, pod: &str) -> usize {
     let log = cluster.node.daemon().log();
-    let about =
-        |line: &&str| line.contains("what runs of a pod cannot be seen") && line.contains(pod);
+    let about = |line: &&str| {
+        line.contains("cannot inspect sandboxes and containers of a pod") && line.contains(pod)
+    };
     log.lines().filter(about).count()
 }
 
@@ -92,7 +93,7 @@ fn threads(cluster: &mut Cluster) -> usize {
 }
 
 #[tokio::test]
-async fn an_end_is_seen_without_a_relist() {
+async fn container_exit_is_observed_without_a_relist() {
     let (mut cluster, proxy) = cluster_with_proxy(json!({})).await;
     cluster.create("web", script(FOREVER)).await;
     let (_, mut last) = run_of(&cluster.until_ready("web").await);
@@ -106,7 +107,7 @@ async fn an_end_is_seen_without_a_relist() {
         // Known from its predecessor, a container's end is awaited as well.
         cluster.node.restart(&cluster.host).expect("started again");
         let before = proxy.calls("ListContainers");
-        wait_until(PATIENCE, "relists", async || match proxy.calls("ListContainers") - before {
+        wait_until(TIMEOUT, "relists", async || match proxy.calls("ListContainers") - before {
             2.. => Ok(()),
             calls => Err(calls),
         })
@@ -118,7 +119,7 @@ async fn an_end_is_seen_without_a_relist() {
 }
 
 #[tokio::test]
-async fn calls_that_fail_tarry_or_hang_for_one_pod_leave_the_others_alone() {
+async fn cri_faults_of_one_pod_do_not_affect_others() {
     let (mut cluster, proxy) = cluster_with_proxy(json!({})).await;
     let marks = cluster.host.dir().join("marks");
     fs::create_dir(&marks).unwrap();
@@ -166,7 +167,7 @@ async fn calls_that_fail_tarry_or_hang_for_one_pod_leave_the_others_alone() {
     }
     let after = threads(&mut cluster);
     assert!(after <= before + 2, "{before} threads, and then {after}");
-    wait_until(PATIENCE, "a look that fails is told of with the pod's name", async || {
+    wait_until(TIMEOUT, "a failed inspection is logged with the name of the pod", async || {
         match complaints(&mut cluster, "error-containerstatus") {
             0 => Err("it is not".to_owned()),
             _ => Ok(()),
@@ -181,13 +182,13 @@ async fn calls_that_fail_tarry_or_hang_for_one_pod_leave_the_others_alone() {
     join_all(starting.iter().map(|name| cluster.until_ready(name))).await;
     assert_started_once(&cluster, &marks, &starting).await;
     join_all(ending.iter().map(|name| cluster.until_gone(name))).await;
-    join_all(ended.iter().map(|uid| cluster.until_traceless(uid))).await;
+    join_all(ended.iter().map(|uid| cluster.until_removed(uid))).await;
     drop(proxy);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn calls_that_meet_their_deadline_are_made_again_and_start_nothing_twice() {
+async fn cri_timeouts_are_retried_and_start_nothing_twice() {
     let (mut cluster, proxy) = cluster_with_proxy(json!({"runtimeRequestTimeout": "3s"})).await;
     let marks = cluster.host.dir().join("marks");
     fs::create_dir(&marks).unwrap();
@@ -202,7 +203,7 @@ async fn calls_that_meet_their_deadline_are_made_again_and_start_nothing_twice()
     }
     until_held(&proxy).await;
     let called: Vec<usize> = START.iter().map(|method| proxy.calls(method)).collect();
-    wait_until(PATIENCE, "each call is made again", async || {
+    wait_until(TIMEOUT, "each call is made again", async || {
         let again =
             START.iter().zip(&called).filter(|(method, called)| proxy.calls(method) < **called + 2);
         match again.map(|(method, _)| *method).collect::<Vec<_>>() {
@@ -247,7 +248,7 @@ impl Mute {
 }
 
 #[tokio::test]
-async fn a_file_system_that_does_not_answer_holds_up_its_pods_alone() {
+async fn file_system_hang_delays_only_its_pods() {
     let mut cluster = Cluster::start().await;
     let mute = Mute::mount(cluster.host.dir().join("mute"));
     for name in ["stays", "goes"] {
@@ -268,12 +269,12 @@ async fn a_file_system_that_does_not_answer_holds_up_its_pods_alone() {
     assert_eq!(common::phase(&cluster.pod("stays").await), "Pending");
     mute.lift();
     cluster.until_ready("stays").await;
-    cluster.until_traceless(&gone).await;
+    cluster.until_removed(&gone).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn hooks_and_probes_that_hang_hold_up_their_pod_alone() {
+async fn hook_and_probe_hangs_delay_only_their_pod() {
     let (cluster, proxy) = cluster_with_proxy(json!({})).await;
     let exec = json!({"exec": {"command": ["true"]}});
     let probe = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
@@ -296,7 +297,7 @@ async fn hooks_and_probes_that_hang_hold_up_their_pod_alone() {
     live(&cluster, "witness").await;
     // The hook's time is the grace period.
     cluster.until_gone("stopping").await;
-    cluster.until_traceless(&stopping).await;
+    cluster.until_removed(&stopping).await;
     assert_eq!(condition(&cluster.pod("probed").await, "Ready"), "False");
     assert!(proxy.pending("ExecSync") <= 3, "{}", proxy.pending("ExecSync"));
     proxy.release_all();
@@ -307,7 +308,7 @@ async fn hooks_and_probes_that_hang_hold_up_their_pod_alone() {
 }
 
 #[tokio::test]
-async fn what_the_node_replaces_is_told_with_its_next_run_unless_that_tarries() {
+async fn status_of_replaced_container_is_coalesced() {
     const NEXT: &str = "longshore.local/busybox:next";
     let (cluster, proxy) = cluster_with_proxy(json!({})).await;
     cluster.host.ctr(["images", "tag", BUSYBOX, NEXT]).expect("a second name of the image");
@@ -324,8 +325,8 @@ async fn what_the_node_replaces_is_told_with_its_next_run_unless_that_tarries() 
             other => Err(other.to_owned()),
         })
         .await;
-    let told = begun.elapsed();
-    assert!(told >= Duration::from_millis(500), "told after {told:?}");
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_millis(500), "reported after {took:?}");
     until_restarted(&cluster, "web", 1).await;
     drop(proxy);
 }

@@ -1,5 +1,5 @@
-//! Garbage on a real runtime: dead containers by policy, unused images in the order of their last
-//! use when their disk is full.
+//! Garbage collection on a real runtime: dead containers by policy, unused images by last use under
+//! disk pressure.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use common::{Cluster, FOREVER, PATIENCE, container, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, container, script, uid};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
@@ -52,7 +52,7 @@ impl Cluster {
     async fn see_used(&mut self, image: &str) {
         let before = self.used();
         self.node.restart(&self.host).expect("started again");
-        wait_until(PATIENCE, &format!("{image} is seen in use"), async || {
+        wait_until(TIMEOUT, &format!("{image} is seen in use"), async || {
             let used = self.used();
             if used.get(image) > before.get(image) { Ok(()) } else { Err(format!("{used:?}")) }
         })
@@ -96,7 +96,7 @@ fn disk(path: &Path) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn unused_images_make_room_the_least_recently_used_first() {
+async fn gc_removes_unused_images_least_recently_used_first() {
     let host = Host::with_disk(400 * MIB).expect("a host");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| {
         let byte = name.as_bytes()[0];
@@ -114,14 +114,14 @@ async fn unused_images_make_room_the_least_recently_used_first() {
     let mut cluster = Cluster::on(host, json!({"imageMinimumGCAge": "1ms"})).await;
     // d is in use all the time; a was before b was; c never.
     cluster.create("keeps-d", with_image(&d)).await;
-    let keeper = cluster.until_ready("keeps-d").await;
+    let kept = cluster.until_ready("keeps-d").await;
     for (name, image) in [("uses-a", &a), ("uses-b", &b)] {
         cluster.create(name, with_image(image)).await;
         let pod = cluster.until_ready(name).await;
         cluster.see_used(&image_id(&pod)).await;
         cluster.delete(name).await;
         cluster.until_gone(name).await;
-        cluster.until_traceless(&uid(&pod)).await;
+        cluster.until_removed(&uid(&pod)).await;
     }
     let used = cluster.used();
     assert_eq!(used.len(), 4, "a, b, d and the sandboxes' own: {used:?}");
@@ -133,13 +133,13 @@ async fn unused_images_make_room_the_least_recently_used_first() {
     cluster.reconfigure(
         json!({"imageGCHighThresholdPercent": high, "imageGCLowThresholdPercent": low}),
     );
-    wait_until(PATIENCE, "c and a are gone", async || {
+    wait_until(TIMEOUT, "c and a are gone", async || {
         let images = cluster.images();
         if images.contains(&a) || images.contains(&c) { Err(images.join(" ")) } else { Ok(()) }
     })
     .await
     .unwrap();
-    wait_until(PATIENCE, "the state is written", async || {
+    wait_until(TIMEOUT, "the state is written", async || {
         let used = cluster.used();
         if used.len() == 3 { Ok(()) } else { Err(format!("{used:?}")) }
     })
@@ -162,7 +162,7 @@ async fn unused_images_make_room_the_least_recently_used_first() {
     images.sort();
     assert_eq!(images, [d, PAUSE.to_owned()]);
     let pod = cluster.until_ready("keeps-d").await;
-    assert_eq!(common::run_of(&pod), common::run_of(&keeper), "it was not touched");
+    assert_eq!(common::run_of(&pod), common::run_of(&kept), "it was not touched");
     cluster.host.assert_clean();
     let left = loops();
     assert!(!left.iter().any(|file| file.contains(&image_file)), "{left:?}");
@@ -221,7 +221,7 @@ async fn count_of(cri: &Runtime, pod_uid: &str, name: &str) -> usize {
 }
 
 #[tokio::test]
-async fn thousands_of_dead_containers_go_and_hold_up_nobody() {
+async fn gc_of_thousands_of_dead_containers() {
     // The runtime has four descriptors open for each until it is gone, and 20,000 is a common bound.
     const COUNT: u32 = 4_500;
     let mut cluster = Cluster::start().await;
@@ -237,7 +237,7 @@ async fn thousands_of_dead_containers_go_and_hold_up_nobody() {
     cluster.until_ready("new").await;
     let left = count_of(&cri, &uid(&old), "extra").await;
     assert!(left > COUNT as usize / 2, "the new pod did not wait: {left} are left");
-    wait_until(PATIENCE * 10, "the newest is left", async || {
+    wait_until(TIMEOUT * 10, "the newest is left", async || {
         match count_of(&cri, &uid(&old), "extra").await {
             1 => Ok(()),
             left => Err(format!("{left} are left")),
@@ -250,7 +250,7 @@ async fn thousands_of_dead_containers_go_and_hold_up_nobody() {
 }
 
 #[tokio::test]
-async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
+async fn gc_of_dead_containers_and_logs_by_policy() {
     let mut cluster = Cluster::start_with(json!({
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "featureGates": {"KubeletCrashLoopBackOffMax": true},
@@ -312,7 +312,7 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
     symlink(gone.join("c/0.log"), &link).unwrap();
 
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(PATIENCE, "a newest dead one and the running are left", async || {
+    wait_until(TIMEOUT, "a newest dead one and the running are left", async || {
         let left = (
             count_of(&cri, &crashes, "c").await,
             count_of(&cri, &crashes, "extra").await,
@@ -322,7 +322,7 @@ async fn dead_containers_and_logs_go_by_policy_and_what_others_made_stays() {
     })
     .await
     .unwrap();
-    wait_until(PATIENCE, "the link is gone", async || match link.symlink_metadata() {
+    wait_until(TIMEOUT, "the link is gone", async || match link.symlink_metadata() {
         Err(_) => Ok(()),
         Ok(_) => Err("it is there"),
     })

@@ -30,7 +30,7 @@ fn exec(text: &str) -> Value {
     json!({"exec": {"command": ["sh", "-c", text]}})
 }
 
-fn told(pod: &Pod) -> ContainerStatus {
+fn status_of(pod: &Pod) -> ContainerStatus {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
     statuses.unwrap_or_default().into_iter().next().unwrap_or_default()
 }
@@ -40,7 +40,7 @@ fn written(cluster: &Cluster, file: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_container_has_started_when_its_post_start_hook_has_succeeded() {
+async fn hook_post_start_success_marks_the_container_started() {
     let cluster = Cluster::start().await;
     let wait = "while [ ! -e /data/go ]; do sleep 0.1; done; echo hook >>/data/log";
     let mut spec = hooked(&cluster, FOREVER, json!({"postStart": exec(wait)}));
@@ -53,7 +53,11 @@ async fn a_container_has_started_when_its_post_start_hook_has_succeeded() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let pod = cluster.pod("waits").await;
     assert_eq!(condition(&pod, "Ready"), "False");
-    assert!(!told(&pod).ready && told(&pod).started != Some(true), "{:?}", told(&pod));
+    assert!(
+        !status_of(&pod).ready && status_of(&pod).started != Some(true),
+        "{:?}",
+        status_of(&pod)
+    );
     let other = pod.status.unwrap().container_statuses.unwrap()[1].container_id.clone();
     assert_eq!(other, None, "the next container waits for the hook");
     fs::write(folder(&cluster).join("go"), "").unwrap();
@@ -66,7 +70,7 @@ async fn a_container_has_started_when_its_post_start_hook_has_succeeded() {
 }
 
 #[tokio::test]
-async fn a_container_whose_post_start_hook_fails_is_stopped() {
+async fn hook_post_start_failure_stops_the_container() {
     let cluster = Cluster::start().await;
     let lifecycle = json!({
         "postStart": exec("echo secret; exit 3"),
@@ -79,7 +83,7 @@ async fn a_container_whose_post_start_hook_fails_is_stopped() {
     cluster.until_event("Killing", "FailedPostStartHook").await;
     let pod = cluster
         .until("fails", "shows why", |pod| {
-            let waiting = told(pod).state.and_then(|state| state.waiting);
+            let waiting = status_of(pod).state.and_then(|state| state.waiting);
             match waiting.map(|waiting| (waiting.reason, waiting.message.unwrap_or_default())) {
                 Some((Some(reason), message))
                     if reason == "PostStartHookError" || message.contains("PostStartHookError") =>
@@ -90,7 +94,7 @@ async fn a_container_whose_post_start_hook_fails_is_stopped() {
             }
         })
         .await;
-    let waiting = told(&pod).state.unwrap().waiting.unwrap();
+    let waiting = status_of(&pod).state.unwrap().waiting.unwrap();
     let message = waiting.message.unwrap();
     for part in [
         "Exec lifecycle hook ([sh -c echo secret; exit 3]) for Container \"c\" in Pod",
@@ -98,8 +102,8 @@ async fn a_container_whose_post_start_hook_fails_is_stopped() {
     ] {
         assert!(message.contains(part), "{message}");
     }
-    let ended = told(&pod).last_state.and_then(|state| state.terminated);
-    assert!(ended.is_some(), "{:?}", told(&pod));
+    let ended = status_of(&pod).last_state.and_then(|state| state.terminated);
+    assert!(ended.is_some(), "{:?}", status_of(&pod));
     assert_eq!(written(&cluster, "log"), "bye\n", "its preStop hook ran first");
     cluster.delete("fails").await;
     cluster.until_gone("fails").await;
@@ -107,7 +111,7 @@ async fn a_container_whose_post_start_hook_fails_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_pre_stop_hook_runs_before_the_stop_and_within_the_grace() {
+async fn hook_pre_stop_runs_within_the_grace_period() {
     let cluster = Cluster::start().await;
     let text =
         "trap 'echo term >>/data/log; exit 0' TERM; while true; do sleep 1000 & wait $!; done";
@@ -145,7 +149,7 @@ async fn a_pre_stop_hook_runs_before_the_stop_and_within_the_grace() {
     assert_eq!(event.involved_object.field_path.as_deref(), Some("spec.containers{c}"));
 
     cluster.delete("orderly").await;
-    wait_until(common::PATIENCE, "the hook runs", async || match written(&cluster, "log") {
+    wait_until(common::TIMEOUT, "the hook runs", async || match written(&cluster, "log") {
         log if log == "hook\n" => Ok(()),
         log => Err(log),
     })
@@ -153,7 +157,7 @@ async fn a_pre_stop_hook_runs_before_the_stop_and_within_the_grace() {
     .unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let pod = cluster.pod("orderly").await;
-    assert!(told(&pod).ready, "it still serves: {:?}", told(&pod));
+    assert!(status_of(&pod).ready, "it still serves: {:?}", status_of(&pod));
     assert_eq!(condition(&pod, "Ready"), "True");
     fs::write(folder(&cluster).join("go"), "").unwrap();
     cluster.until_gone("orderly").await;
@@ -162,7 +166,7 @@ async fn a_pre_stop_hook_runs_before_the_stop_and_within_the_grace() {
 }
 
 #[tokio::test]
-async fn an_orphan_gets_its_pre_stop_hook() {
+async fn hook_pre_stop_runs_for_orphans() {
     let mut cluster = Cluster::start().await;
     let mut spec = hooked(&cluster, FOREVER, json!({"preStop": exec("echo bye >/data/log")}));
     spec["terminationGracePeriodSeconds"] = json!(30);
@@ -172,7 +176,7 @@ async fn an_orphan_gets_its_pre_stop_hook() {
     let force = kube::api::DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
     cluster.pods().delete("orphan", &force).await.expect("deleted");
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(common::PATIENCE, "the hook ran", async || match written(&cluster, "log") {
+    wait_until(common::TIMEOUT, "the hook ran", async || match written(&cluster, "log") {
         log if log == "bye\n" => Ok(()),
         log => Err(log),
     })

@@ -1,12 +1,12 @@
-//! The chains of iptables that a kubelet keeps for others, in the tables of a test host: they come
-//! with the node, again after a flush, and stay when it goes; and the guard keeps neighbours out.
+//! The iptables chains of the kubelet on a test host: created at the start, restored after a flush,
+//! kept at the stop; and the protection of loopback addresses.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::fs;
 
-use common::{PATIENCE, ask};
+use common::{TIMEOUT, get_json};
 use longshore_testkit::{Daemon, Host, Node, NodeOptions, wait_until};
 use serde_json::{Value, json};
 
@@ -42,11 +42,11 @@ fn missing(host: &Host) -> Result<(), String> {
 }
 
 async fn until_kept(host: &Host) {
-    wait_until(PATIENCE, "the chains are there", async || missing(host)).await.unwrap();
+    wait_until(TIMEOUT, "the chains are there", async || missing(host)).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_chains_come_with_the_node_and_again_after_a_flush() {
+async fn iptables_chains_are_created_and_restored_after_a_flush() {
     let host = Host::start().unwrap();
     // what is there already is not made twice
     host.run("iptables", ["-N", "KUBE-FIREWALL"]).unwrap();
@@ -62,17 +62,17 @@ async fn the_chains_come_with_the_node_and_again_after_a_flush() {
     // a flush that leaves the other tables alone
     host.run("sh", ["-c", "iptables -F; iptables -X"]).unwrap();
     until_kept(&host).await;
-    node.daemon().terminate(PATIENCE).unwrap();
+    node.daemon().terminate(TIMEOUT).unwrap();
     missing(&host).expect("they stay");
     drop(node);
     host.assert_clean();
 }
 
 #[tokio::test]
-async fn the_chains_are_the_administrators_if_the_configuration_says_so() {
+async fn iptables_chains_are_not_created_if_disabled() {
     let host = Host::start().unwrap();
     let node = start(&host, json!({"makeIPTablesUtilChains": false}));
-    wait_until(PATIENCE, "the node answers", async || ask(host.node_ip(), "/pods").await)
+    wait_until(TIMEOUT, "the node answers", async || get_json(host.node_ip(), "/pods").await)
         .await
         .unwrap();
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
@@ -121,25 +121,26 @@ impl Loopback {
         Self { neighbour, _server: server }
     }
 
-    fn ask(&self, host: &Host) -> Result<String, String> {
+    fn request(&self, host: &Host) -> Result<String, String> {
         let netns = format!("--net=/proc/{}/ns/net", self.neighbour.pid());
         let url = "http://127.0.0.1:8099/x";
-        let ask = [&netns, "curl", "-s", "-f", "--noproxy", "*", "-m", "2", url];
-        host.run("nsenter", ask).map_err(|error| error.to_string())
+        let command = [&netns, "curl", "-s", "-f", "--noproxy", "*", "-m", "2", url];
+        host.run("nsenter", command).map_err(|error| error.to_string())
     }
 }
 
 /// CVE-2020-8558: with `route_localnet`, which kube-proxy sets, neighbours reached what listens on
 /// loopback addresses. kube-proxy's own guard has the same rule in `tests/proxy`.
 #[tokio::test]
-async fn neighbours_do_not_reach_loopback_addresses() {
+async fn iptables_protects_loopback_addresses_from_neighbours() {
     let host = Host::start().unwrap();
     let loopback = Loopback::open(&host);
-    let found = wait_until(PATIENCE, "an open door", async || loopback.ask(&host)).await.unwrap();
+    let found =
+        wait_until(TIMEOUT, "an open door", async || loopback.request(&host)).await.unwrap();
     assert_eq!(found, "inside", "without the guard, the test has something to show");
     let node = start(&host, json!({}));
     until_kept(&host).await;
-    loopback.ask(&host).unwrap_err();
+    loopback.request(&host).unwrap_err();
     let own = ["-s", "-f", "--noproxy", "*", "-m", "2", "http://127.0.0.1:8099/x"];
     assert_eq!(host.run("curl", own).unwrap(), "inside", "the node itself does");
     drop((node, loopback));

@@ -1,9 +1,7 @@
-//! The daemon is killed before and after each call of a pod's start, restart and end, and started
-//! again: in the end nothing was started twice, nothing counts as restarted that was not, and
-//! nothing is left over.
+//! The daemon is killed before and after each CRI call of the start, restart and termination of a pod,
+//! and restarted: nothing is started twice, restart counts are right, and nothing is left over.
 //!
-//! One kill does for many points: each has a pod of its own, held there by the proxy until all are
-//! where they are to be.
+//! One kill covers many points: each has a pod of its own, held there by the proxy.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -12,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use common::{Cluster, FOREVER, PATIENCE, container, uid};
+use common::{Cluster, FOREVER, TIMEOUT, container, uid};
 use futures::future::join_all;
 use longshore_cri::v1::{ContainerFilter, PodSandboxFilter};
 use longshore_cri::{Options, Runtime};
@@ -93,7 +91,7 @@ impl Bench {
 
     /// Kill the daemon once all calls that are to be held are, and start it again.
     async fn kill_when_held(&mut self) {
-        wait_until(PATIENCE, "all calls are held", async || match self.proxy.unmet() {
+        wait_until(TIMEOUT, "all calls are held", async || match self.proxy.unmet() {
             unmet if unmet.is_empty() => Ok(()),
             unmet => Err(format!("{unmet:?}")),
         })
@@ -102,7 +100,7 @@ impl Bench {
         self.cluster.node.daemon().kill().unwrap();
         // What was held goes with the connection, not on to the runtime.
         let methods = ["RunPodSandbox", "CreateContainer", "StartContainer", "StopContainer"];
-        wait_until(PATIENCE, "the proxy lets go", async || {
+        wait_until(TIMEOUT, "the proxy lets go", async || {
             let pending: usize = methods.iter().map(|method| self.proxy.pending(method)).sum();
             if pending == 0 { Ok(()) } else { Err(pending) }
         })
@@ -144,7 +142,7 @@ impl Bench {
     /// the runtime just as it should be.
     async fn until_right(&self, names: &[String], restarts: i32) {
         let wrong = join_all(names.iter().map(async |name| {
-            let right = wait_until(PATIENCE, name, async || self.check(name, restarts).await);
+            let right = wait_until(TIMEOUT, name, async || self.check(name, restarts).await);
             right.await.err().map(|error| error.to_string())
         }));
         let wrong: Vec<String> = wrong.await.into_iter().flatten().collect();
@@ -156,11 +154,11 @@ impl Bench {
         let status = pod.status.clone().unwrap_or_default();
         let statuses = [status.init_container_statuses, status.container_statuses];
         let statuses = statuses.into_iter().flatten().flatten();
-        let told: Vec<_> = statuses.map(|s| (s.name, s.restart_count, s.ready)).collect();
+        let reported: Vec<_> = statuses.map(|s| (s.name, s.restart_count, s.ready)).collect();
         let expected = [("init", 0), ("side", 0), ("main", restarts)];
         let expected = expected.map(|(name, count)| (name.to_owned(), count, true));
-        if told != expected || common::condition(&pod, "Ready") != "True" {
-            return Err(format!("{told:?}, Ready: {}", common::condition(&pod, "Ready")));
+        if reported != expected || common::condition(&pod, "Ready") != "True" {
+            return Err(format!("{reported:?}, Ready: {}", common::condition(&pod, "Ready")));
         }
         let labels = BTreeMap::from([("io.kubernetes.pod.uid".to_owned(), uid(&pod))]);
         let sandboxes =
@@ -180,7 +178,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_kill_at_any_call_of_a_pods_life_leaves_no_trace() {
+async fn kill_at_any_cri_call_leaves_nothing_behind() {
     let host = Host::start().expect("a host");
     let registry = Registry::start(&host, 5000).expect("a registry");
     host.allow_plain_http(registry.address()).unwrap();
@@ -230,7 +228,7 @@ async fn a_kill_at_any_call_of_a_pods_life_leaves_no_trace() {
     join_all(names.iter().map(|name| bench.cluster.delete(name))).await;
     bench.kill_when_held().await;
     join_all(names.iter().map(|name| bench.cluster.until_gone(name))).await;
-    join_all(uids.iter().map(|uid| bench.cluster.until_traceless(uid))).await;
+    join_all(uids.iter().map(|uid| bench.cluster.until_removed(uid))).await;
     for (name, expected) in &bench.expected {
         assert_eq!(bench.marks(name), *expected, "{name}");
     }

@@ -1,26 +1,25 @@
-//! The life of pods second by second, on a real containerd: what starts and stops in which order,
-//! how long an end may take, and what brings it about.
+//! Lifecycle of pods on a real containerd: order of starts and stops, termination, and its causes.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, Secret};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use longshore_testkit::fakecri::Fault;
 use longshore_testkit::{Host, wait_until};
 use serde_json::{Value, json};
 
-/// Leaves the machine's uptime at its start and at its end as its last words, and takes a moment
+/// Leaves the machine's uptime at its start and at its end as its termination message, and takes a moment
 /// to stop.
 const CLOCKED: &str = "up() { cut -d' ' -f1 /proc/uptime; }; begin=$(up); \
     trap 'sleep 0.3; echo $begin $(up) >/dev/termination-log; exit 0' TERM; \
     while true; do sleep 1000 & wait $!; done";
 
 #[tokio::test]
-async fn sidecars_start_first_and_stop_last_in_reverse() {
+async fn sidecars_start_first_and_stop_last() {
     let cluster = Cluster::start().await;
     let sidecar = |name: &str| {
         let mut sidecar = container(name, CLOCKED);
@@ -47,7 +46,7 @@ async fn sidecars_start_first_and_stop_last_in_reverse() {
 }
 
 #[tokio::test]
-async fn a_pod_fails_when_its_deadline_is_over() {
+async fn active_deadline_fails_the_pod() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["activeDeadlineSeconds"] = json!(3);
@@ -66,12 +65,12 @@ async fn a_pod_fails_when_its_deadline_is_over() {
     assert_eq!(event.type_.as_deref(), Some("Normal"));
     cluster.delete("late").await;
     cluster.until_gone("late").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn rules_decide_which_ends_are_followed_by_another_run() {
+async fn restart_rules_decide_about_restarts() {
     let cluster = Cluster::start().await;
     let mut spec = script("test -e /data/ran && exit 0; touch /data/ran; exit 42");
     spec["restartPolicy"] = json!("Never");
@@ -91,24 +90,24 @@ async fn rules_decide_which_ends_are_followed_by_another_run() {
 }
 
 #[tokio::test]
-async fn a_guest_joins_a_pod_that_runs() {
+async fn ephemeral_container_is_started_in_a_running_pod() {
     let cluster = Cluster::start().await;
     let before = {
         cluster.create("web", script(FOREVER)).await;
         run_of(&cluster.until_ready("web").await)
     };
-    let guest = container("guest", "echo seen; exit 3");
-    let patch = json!({"spec": {"ephemeralContainers": [guest]}});
+    let debugger = container("debugger", "echo seen; exit 3");
+    let patch = json!({"spec": {"ephemeralContainers": [debugger]}});
     let params = PatchParams::default();
     let pods = cluster.pods();
     pods.patch_ephemeral_containers("web", &params, &Patch::Strategic(&patch))
         .await
-        .expect("a guest");
+        .expect("a debugger");
     let pod = cluster
-        .until("web", "its guest has been and gone", |pod| {
+        .until("web", "its ephemeral container has terminated", |pod| {
             let statuses = pod.status.as_ref().unwrap().ephemeral_container_statuses.clone();
-            let guest = statuses.unwrap_or_default().into_iter().next().unwrap_or_default();
-            let ended = guest.state.and_then(|state| state.terminated);
+            let debugger = statuses.unwrap_or_default().into_iter().next().unwrap_or_default();
+            let ended = debugger.state.and_then(|state| state.terminated);
             match ended.map(|ended| ended.exit_code) {
                 Some(3) => Ok(()),
                 other => Err(format!("{other:?}")),
@@ -118,12 +117,12 @@ async fn a_guest_joins_a_pod_that_runs() {
     assert_eq!((run_of(&pod), condition(&pod, "Ready").as_str()), (before, "True"));
     tokio::time::sleep(Duration::from_secs(2)).await;
     let statuses = cluster.pod("web").await.status.unwrap().ephemeral_container_statuses.unwrap();
-    assert_eq!(statuses[0].restart_count, 0, "a guest comes once");
+    assert_eq!(statuses[0].restart_count, 0, "an ephemeral container is started once");
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn what_cannot_be_mounted_leaves_nothing_behind_and_is_tried_again() {
+async fn mount_failure_is_cleaned_up_and_retried() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["volumes"] = json!([{"name": "key", "secret": {"secretName": "late"}}]);
@@ -148,7 +147,7 @@ async fn what_cannot_be_mounted_leaves_nothing_behind_and_is_tried_again() {
             }
         })
         .await;
-    wait_until(PATIENCE, "no sandbox", async || {
+    wait_until(TIMEOUT, "no sandbox", async || {
         match cluster.host.ctr(["containers", "ls", "-q"]).unwrap() {
             left if left.is_empty() => Ok(()),
             left => Err(left),
@@ -169,22 +168,20 @@ async fn what_cannot_be_mounted_leaves_nothing_behind_and_is_tried_again() {
 }
 
 #[tokio::test]
-async fn an_end_during_the_making_of_a_sandbox_leaves_none() {
+async fn deletion_during_sandbox_creation_leaves_none() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     proxy.inject("RunPodSandbox", Fault::Delay(Duration::from_secs(3)));
     let pod = cluster.create("web", script(FOREVER)).await;
-    wait_until(PATIENCE, "the sandbox is being made", async || {
-        match proxy.calls("RunPodSandbox") {
-            0 => Err("not yet".to_owned()),
-            _ => Ok(()),
-        }
+    wait_until(TIMEOUT, "the sandbox is being made", async || match proxy.calls("RunPodSandbox") {
+        0 => Err("not yet".to_owned()),
+        _ => Ok(()),
     })
     .await
     .unwrap();
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     assert_eq!(proxy.calls("RunPodSandbox"), 1);
     assert_eq!(proxy.calls("CreateContainer"), 0);
     drop(proxy);
@@ -192,7 +189,7 @@ async fn an_end_during_the_making_of_a_sandbox_leaves_none() {
 }
 
 #[tokio::test]
-async fn one_call_that_fails_keeps_no_pod_from_its_end() {
+async fn termination_is_retried_after_failed_calls() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let mut spec = script(FOREVER);
@@ -205,14 +202,14 @@ async fn one_call_that_fails_keeps_no_pod_from_its_end() {
     cluster.delete("web").await;
     cluster.until_event("FailedKillPod", "no mood").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     assert_eq!(proxy.calls("StopContainer"), 3, "the other container is stopped once");
     drop(proxy);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_pod_that_completed_is_stopped_once() {
+async fn completed_pod_is_stopped_once() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let mut spec = script("exit 0");
@@ -221,14 +218,14 @@ async fn a_pod_that_completed_is_stopped_once() {
     until_phase(&cluster, "job", "Succeeded").await;
     cluster.delete("job").await;
     cluster.until_gone("job").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     assert_eq!((proxy.calls("StopContainer"), proxy.calls("StopPodSandbox")), (0, 1));
     drop(proxy);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_look_that_goes_on_failing_is_told() {
+async fn inspection_failure_is_reported() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let refusal = Fault::Error(longshore_cri::Code::Internal, "cannot say".to_owned());
@@ -243,7 +240,7 @@ async fn a_look_that_goes_on_failing_is_told() {
 }
 
 #[tokio::test]
-async fn a_shorter_grace_cuts_a_hook_short_that_runs_and_runs_it_no_second_time() {
+async fn hook_pre_stop_is_cut_short_by_a_shorter_grace_period() {
     let cluster = Cluster::start().await;
     let (mut spec, notes) = with_notes(&cluster, FOREVER);
     spec["containers"][0]["lifecycle"] =
@@ -252,19 +249,19 @@ async fn a_shorter_grace_cuts_a_hook_short_that_runs_and_runs_it_no_second_time(
     let pod = cluster.create("web", spec).await;
     cluster.until_ready("web").await;
     cluster.delete("web").await;
-    wait_until(PATIENCE, "the hook runs", async || std::fs::metadata(&notes)).await.unwrap();
+    wait_until(TIMEOUT, "the hook runs", async || std::fs::metadata(&notes)).await.unwrap();
     let params = DeleteParams::default().grace_period(2);
     cluster.pods().delete("web", &params).await.expect("a shorter grace");
     let shortened = Instant::now();
     cluster.until_gone("web").await;
     assert!(shortened.elapsed() < Duration::from_secs(30), "{:?}", shortened.elapsed());
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     assert_eq!(std::fs::read_to_string(notes).unwrap(), "hook\n");
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_post_start_hook_that_fails_is_told_and_its_container_begins_again() {
+async fn hook_post_start_failure_is_reported_and_restarts() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["containers"][0]["lifecycle"] = json!({"postStart": exec("exit 1")});
@@ -287,7 +284,7 @@ async fn a_post_start_hook_that_fails_is_told_and_its_container_begins_again() {
 }
 
 #[tokio::test]
-async fn a_container_that_does_not_work_waits_for_no_other() {
+async fn failing_container_delays_no_other() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     proxy.inject("PullImage", Fault::Hang);
@@ -350,9 +347,9 @@ fn terminated(status: &ContainerStatus) -> k8s_openapi::api::core::v1::Container
     status.state.clone().and_then(|state| state.terminated).expect("it has ended")
 }
 
-/// Begin and end that a container left as its last words.
+/// Begin and end that a container left as its termination message.
 fn span(status: &ContainerStatus) -> (f64, f64) {
-    let words = terminated(status).message.unwrap_or_default();
-    let mut numbers = words.split_whitespace().map(|word| word.parse().expect("an uptime"));
+    let message = terminated(status).message.unwrap_or_default();
+    let mut numbers = message.split_whitespace().map(|word| word.parse().expect("an uptime"));
     (numbers.next().expect("its begin"), numbers.next().expect("its end"))
 }

@@ -1,5 +1,5 @@
-//! Containers that have CPUs and memory for themselves. On any machine with two CPUs or more: all
-//! but the last are reserved, so that one container can have that one.
+//! Exclusive CPUs and NUMA-local memory of containers. On machines with two CPUs or more: all but the
+//! last are reserved, so that one container can have it.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::Pod;
 use longshore_testkit::{Host, NodeOptions, wait_until};
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn allowed(host: &Host, pod: &Pod) -> Result<String, String> {
 }
 
 async fn until_allowed(cluster: &Cluster, pod: &Pod, expected: &str) {
-    wait_until(PATIENCE, &format!("CPUs {expected}"), async || match allowed(&cluster.host, pod) {
+    wait_until(TIMEOUT, &format!("CPUs {expected}"), async || match allowed(&cluster.host, pod) {
         Ok(found) if found == expected => Ok(()),
         Ok(found) => Err(found),
         Err(error) => Err(error),
@@ -93,7 +93,7 @@ async fn until_allowed(cluster: &Cluster, pod: &Pod, expected: &str) {
 }
 
 #[tokio::test]
-async fn a_container_has_a_cpu_for_itself() {
+async fn cpu_manager_assigns_exclusive_cpus() {
     let (last, others) = cpus();
     let (last, all) = (last.to_string(), format!("0-{last}"));
     let mut cluster = Cluster::start_with(config()).await;
@@ -104,7 +104,7 @@ async fn a_container_has_a_cpu_for_itself() {
 
     cluster.create("own", guaranteed()).await;
     let own = cluster.until_ready("own").await;
-    assert_eq!(allowed(&cluster.host, &own), Ok(last.clone()), "from its first moment on");
+    assert_eq!(allowed(&cluster.host, &own), Ok(last.clone()), "from its start on");
     assert_eq!(quotas(&cluster.host, &own), ["-1", "-1"], "nobody else is on its CPU");
     until_allowed(&cluster, &shared, &others).await;
     let cpu_state = state(&root, "cpu_manager_state");
@@ -131,7 +131,7 @@ async fn a_container_has_a_cpu_for_itself() {
     let message = status.message.unwrap();
     assert!(message.contains("Resources cannot be allocated with Topology locality"), "{message}");
 
-    // A daemon that comes after this one keeps it, and gives the CPU to nobody else.
+    // A daemon that comes after this one keeps it, and assigns the CPU to no other pod.
     cluster.node.restart(&cluster.host).expect("started again");
     cluster.create("next", script(FOREVER)).await;
     let next = cluster.until_ready("next").await;
@@ -153,7 +153,7 @@ async fn a_container_has_a_cpu_for_itself() {
 }
 
 #[tokio::test]
-async fn without_a_topology_policy_the_words_are_the_cpu_managers() {
+async fn cpu_manager_rejection_without_a_topology_policy() {
     let (last, _) = cpus();
     let mut with = config();
     with["topologyManagerPolicy"] = json!("none");
@@ -191,7 +191,7 @@ async fn without_a_topology_policy_the_words_are_the_cpu_managers() {
 }
 
 #[tokio::test]
-async fn a_state_of_another_policy_and_wrong_reservations_are_refused() {
+async fn cpu_manager_rejects_state_of_another_policy() {
     let host = Host::start().expect("a host");
     let refused = |with: &Value| {
         let config = with.as_object().cloned().unwrap();

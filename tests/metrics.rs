@@ -1,12 +1,11 @@
-//! The node's own metrics, as Prometheus reads them: pods come, fail, are probed and go, and the
-//! pages tell it in the strict text format; and everything that the dashboards and alerts of the
-//! kubernetes-mixin ask of a kubelet is there.
+//! Metrics of the node, as Prometheus scrapes them: they follow the pods, have a valid format, and
+//! include what the dashboards and alerts of the kubernetes-mixin query.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use axum::http::Request;
-use common::{Cluster, FOREVER, PATIENCE, run_of, script};
+use common::{Cluster, FOREVER, TIMEOUT, run_of, script};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
@@ -36,15 +35,15 @@ async fn scrape(cluster: &Cluster, path: &str) -> Page {
 }
 
 /// Until the page at `path` says so.
-async fn until_told(
+async fn until_metrics(
     cluster: &Cluster,
     path: &str,
     what: &str,
-    told: impl Fn(&Page) -> Result<(), String>,
+    check: impl Fn(&Page) -> Result<(), String>,
 ) -> Page {
-    wait_until(PATIENCE, what, async || {
+    wait_until(TIMEOUT, what, async || {
         let page = scrape(cluster, path).await;
-        told(&page).map(|()| page)
+        check(&page).map(|()| page)
     })
     .await
     .unwrap_or_else(|error| panic!("{error}"))
@@ -91,7 +90,7 @@ async fn start() -> Cluster {
 }
 
 #[tokio::test]
-async fn what_happens_is_told_and_what_is_gone_is_not() {
+async fn metrics_follow_the_pods() {
     let cluster = start().await;
     cluster.create("web", web()).await;
     cluster.create("unpulled", broken(true)).await;
@@ -107,7 +106,7 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     cluster.until_event("FailedMount", "").await;
     cluster.until_event("Failed", "").await;
 
-    let page = until_told(&cluster, "/metrics", "pods", |page| {
+    let page = until_metrics(&cluster, "/metrics", "pods", |page| {
         let runs = page.sum("kubelet_running_containers", &[("container_state", "running")]);
         let failed = page.sum("storage_operation_errors_total", &[]);
         let pulls = [("operation_type", "pull_image")];
@@ -142,7 +141,7 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
         let labels = [("operation_type", why)];
         at_least(&page, "kubelet_pod_worker_duration_seconds_count", &labels, 1.0);
     }
-    until_told(&cluster, "/metrics", "relists", |page| {
+    until_metrics(&cluster, "/metrics", "relists", |page| {
         match page.sum("kubelet_pleg_relist_duration_seconds_count", &[]) {
             Some(relists) if relists >= 2.0 => Ok(()),
             other => Err(format!("{other:?}")),
@@ -187,7 +186,7 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     for size in ["rest_client_request_size_bytes", "rest_client_response_size_bytes"] {
         at_least(&page, &format!("{size}_sum"), &[("verb", "POST")], 100.0);
     }
-    until_told(&cluster, "/metrics", "sizes of logs", |page| {
+    until_metrics(&cluster, "/metrics", "sizes of logs", |page| {
         let labels = [("namespace", "default"), ("pod", "web"), ("container", "c")];
         match page.sum("kubelet_container_log_filesystem_used_bytes", &labels) {
             Some(bytes) if bytes > 0.0 => Ok(()),
@@ -229,7 +228,7 @@ async fn what_happens_is_told_and_what_is_gone_is_not() {
     for pod in ["web", "unpulled", "unmounted", "restarts"] {
         cluster.until_gone(pod).await;
     }
-    until_told(&cluster, "/metrics", "no pods", |page| {
+    until_metrics(&cluster, "/metrics", "no pods", |page| {
         let names = [
             "kubelet_running_pods",
             "kubelet_desired_pods",
@@ -292,13 +291,13 @@ const COUNTERS: [&str; 5] = [
 ];
 
 #[tokio::test]
-async fn dashboards_find_what_they_ask_for() {
+async fn metrics_have_the_names_of_dashboards() {
     let cluster = start().await;
     cluster.create("web", web()).await;
     cluster.create("unpulled", broken(true)).await;
     cluster.create("unmounted", broken(false)).await;
     cluster.until_ready("web").await;
-    let page = until_told(&cluster, "/metrics", "all names", |page| {
+    let page = until_metrics(&cluster, "/metrics", "all names", |page| {
         let lacks = |(name, labels): &&(&str, &[&str])| {
             let mut samples = page.samples(name, &[]);
             !samples.any(|sample| labels.iter().all(|label| sample.labels.contains_key(*label)))
@@ -331,7 +330,7 @@ async fn with_token(cluster: &Cluster, account: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-async fn ask(client: &Client, path: &str) -> Result<String, u16> {
+async fn request(client: &Client, path: &str) -> Result<String, u16> {
     let request = Request::get(path).body(Vec::new()).unwrap();
     client.request_text(request).await.map_err(|error| match error {
         kube::Error::Api(status) => status.code,
@@ -339,7 +338,7 @@ async fn ask(client: &Client, path: &str) -> Result<String, u16> {
     })
 }
 
-/// What metrics-server keeps of a page: a container's working set, and its CPU time with the moment.
+/// What metrics-server keeps of a page: a container's working set, and its CPU time with the timestamp.
 fn point(page: &str, pod: &str) -> Result<(f64, f64, i64), String> {
     let page = parse(page).unwrap_or_else(|error| panic!("{error}\n{page}"));
     let labels = [("container", "c"), ("namespace", "default"), ("pod", pod)];
@@ -352,7 +351,7 @@ fn point(page: &str, pod: &str) -> Result<(f64, f64, i64), String> {
     let (cpu, at) = one("container_cpu_usage_seconds_total")?;
     let (memory, _) = one("container_memory_working_set_bytes")?;
     let (started, _) = one("container_start_time_seconds")?;
-    let at = at.ok_or("no moment")?;
+    let at = at.ok_or("no timestamp")?;
     assert!(started * 1e3 <= at as f64, "read at {at}, started at {started}");
     Ok((memory, cpu, at))
 }
@@ -368,8 +367,9 @@ async fn metrics_server_reads_with_its_token() {
     let kubectl = cluster.apiserver.kubectl();
     cluster.create("busy", script("trap 'exit 0' TERM; while :; do :; done")).await;
     cluster.until_ready("busy").await;
-    let [scraper, stranger] = ["metrics-server", "stranger"].map(|name| with_token(&cluster, name));
-    let (scraper, stranger) = (scraper.await, stranger.await);
+    let [scraper, unauthorized] =
+        ["metrics-server", "unauthorized"].map(|name| with_token(&cluster, name));
+    let (scraper, unauthorized) = (scraper.await, unauthorized.await);
     let role = ["create", "clusterrole", "scrape", "--verb=get", "--resource=nodes/metrics"];
     kubectl.run(role).unwrap();
     let account = "--serviceaccount=kube-system:metrics-server";
@@ -379,27 +379,27 @@ async fn metrics_server_reads_with_its_token() {
 
     let path = "/metrics/resource";
     let read = async || {
-        let page = ask(&scraper, path).await.map_err(|code| code.to_string())?;
+        let page = request(&scraper, path).await.map_err(|code| code.to_string())?;
         point(&page, "busy")
     };
-    let (_, before, since) = wait_until(PATIENCE, "the pod's figures", read).await.unwrap();
+    let (_, before, since) = wait_until(TIMEOUT, "the pod's metrics", read).await.unwrap();
     let later = async || {
         let point = read().await?;
         let (_, _, at) = point;
         if at > since + 1_000 { Ok(point) } else { Err("the same reading".to_owned()) }
     };
-    let (memory, after, at) = wait_until(PATIENCE, "another reading", later).await.unwrap();
+    let (memory, after, at) = wait_until(TIMEOUT, "another reading", later).await.unwrap();
     let cores = (after - before) / ((at - since) as f64 / 1e3);
     assert!((0.02..1.5).contains(&cores), "{cores} cores of one that is busy");
     assert!((1e4..1e8).contains(&memory), "{memory} bytes");
 
     // leave to scrape is no leave for anything else, and a token alone is none at all
     for path in ["/pods", "/stats/summary", "/logs/", "/exec/default/busy/c?output=1&command=id"] {
-        assert_eq!(ask(&scraper, path).await.unwrap_err(), 403, "{path}");
+        assert_eq!(request(&scraper, path).await.unwrap_err(), 403, "{path}");
     }
-    assert_eq!(ask(&stranger, path).await.unwrap_err(), 403);
+    assert_eq!(request(&unauthorized, path).await.unwrap_err(), 403);
     for path in ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/slis"] {
-        let page = ask(&scraper, path).await.unwrap_or_else(|code| panic!("{path}: {code}"));
+        let page = request(&scraper, path).await.unwrap_or_else(|code| panic!("{path}: {code}"));
         let page = parse(&page).unwrap_or_else(|error| panic!("{path}: {error}"));
         if path == "/metrics" {
             for kind in ["authn", "authz"] {

@@ -1,5 +1,5 @@
-//! How volumes are mounted into containers of a real containerd: propagation, read-only all the way
-//! down, sub-paths, and those who try to lead them out of their volume.
+//! Volume mounts in containers of a real containerd: propagation, recursive read-only mounts,
+//! sub-paths, and attacks on these.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, phase, script};
+use common::{Cluster, FOREVER, TIMEOUT, phase, script};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, PostParams};
 use longshore_testkit::wait_until;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 struct Tree(PathBuf);
 
 impl Tree {
-    /// A file system in memory at that directory, whose mounts are told on.
+    /// A file system in memory at that directory, whose mounts are propagated.
     fn shared(path: PathBuf) -> Self {
         fs::create_dir_all(&path).unwrap();
         let none = None::<&str>;
@@ -63,12 +63,12 @@ fn with_host_path(text: &str, path: &Path, fields: Value) -> Value {
 }
 
 fn exec(cluster: &Cluster, pod: &str, line: &str) -> Result<String, String> {
-    let words = ["exec", pod, "-c", "c", "--", "sh", "-c", line];
-    cluster.apiserver.kubectl().run(words).map_err(|error| error.to_string())
+    let args = ["exec", pod, "-c", "c", "--", "sh", "-c", line];
+    cluster.apiserver.kubectl().run(args).map_err(|error| error.to_string())
 }
 
 #[tokio::test]
-async fn mounts_are_told_on_as_far_as_a_pod_asks_for_it() {
+async fn mount_propagation_follows_the_spec() {
     let cluster = Cluster::start().await;
     let tree = Tree::shared(cluster.host.dir().join("tree"));
     let mut both = with_host_path(FOREVER, &tree.0, json!({"mountPropagation": "Bidirectional"}));
@@ -95,7 +95,7 @@ async fn mounts_are_told_on_as_far_as_a_pod_asks_for_it() {
         assert_eq!(seen, sees, "{pod}");
     }
 
-    // Only a privileged container may tell the host of mounts.
+    // Only a privileged container may propagate mounts to the host.
     both["containers"][0]["securityContext"] = json!({});
     both["nodeName"] = json!(cluster.host.name());
     let pod: Pod =
@@ -112,11 +112,11 @@ async fn mounts_are_told_on_as_far_as_a_pod_asks_for_it() {
 }
 
 #[tokio::test]
-async fn read_only_goes_as_deep_as_the_runtime_can() {
+async fn mount_recursive_read_only() {
     let cluster = Cluster::start().await;
     let tree = Tree::shared(cluster.host.dir().join("tree"));
     tree.add("below");
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let status = nodes.get(&cluster.host.name()).await.unwrap().status.unwrap();
     let can = status.runtime_handlers.unwrap_or_default().iter().any(|handler| {
@@ -157,7 +157,7 @@ async fn read_only_goes_as_deep_as_the_runtime_can() {
 }
 
 #[tokio::test]
-async fn sub_paths_of_all_kinds() {
+async fn mount_sub_paths() {
     let cluster = Cluster::start().await;
     let dir = cluster.host.dir().join("data");
     fs::create_dir_all(dir.join("dir")).unwrap();
@@ -215,7 +215,7 @@ async fn sub_paths_of_all_kinds() {
 /// CVE-2021-25741 and CVE-2017-1002101: while containers start, their sub-path is exchanged with a
 /// link to the host all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sub_path_that_is_exchanged_never_shows_the_host() {
+async fn mount_sub_path_race_never_shows_the_host() {
     let cluster = Cluster::start().await;
     let (dir, host) = (cluster.host.dir().join("data"), cluster.host.dir().join("host"));
     for path in [dir.join("x"), host.clone()] {
@@ -234,9 +234,9 @@ async fn a_sub_path_that_is_exchanged_never_shows_the_host() {
         }
     };
     let victims = async {
-        let look = "cat /v/canary 2>/dev/null && exit 3; cat /v/mark";
+        let command = "cat /v/canary 2>/dev/null && exit 3; cat /v/mark";
         for name in &names {
-            let mut spec = with_host_path(look, &dir, json!({"subPath": "x"}));
+            let mut spec = with_host_path(command, &dir, json!({"subPath": "x"}));
             spec["restartPolicy"] = json!("Never");
             cluster.create(name, spec).await;
         }
@@ -256,7 +256,7 @@ async fn a_sub_path_that_is_exchanged_never_shows_the_host() {
         fs::rename(dir.join("y"), dir.join("x")).unwrap();
     }
     for name in &names {
-        wait_until(PATIENCE, name, async || match phase(&cluster.pod(name).await) {
+        wait_until(TIMEOUT, name, async || match phase(&cluster.pod(name).await) {
             "Succeeded" => Ok(()),
             other => Err(other.to_owned()),
         })

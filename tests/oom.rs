@@ -1,11 +1,11 @@
-//! Out of memory: a container over its own limit, and a whole machine.
+//! OOM kills: of a container at its limit, and of the machine.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::fs;
 
-use common::{Cluster, FOREVER, PATIENCE, container, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, ListParams};
 use longshore_testkit::wait_until;
@@ -38,7 +38,7 @@ async fn events_of(cluster: &Cluster, reason: &str) -> Vec<Event> {
 }
 
 #[tokio::test]
-async fn a_container_over_its_limit_says_so_and_is_no_trouble_of_the_node() {
+async fn oom_kill_of_container_is_reported_on_the_pod() {
     let cluster = Cluster::start().await;
     let calm = cluster.create("calm", limited(FOREVER, "64Mi")).await;
     cluster.until_ready("calm").await;
@@ -49,14 +49,14 @@ async fn a_container_over_its_limit_says_so_and_is_no_trouble_of_the_node() {
         phase(&cluster.until("hog", "failed", |pod| is_phase(pod, "Failed")).await),
         "Failed"
     );
-    // What was begun before is told by now: the next pod's start comes after it.
+    // What was begun before is reported by now: the next pod's start comes after it.
     cluster.create("next", limited("true", "64Mi")).await;
     cluster.until("next", "ended", |pod| is_phase(pod, "Succeeded")).await;
-    let told = events_of(&cluster, "SystemOOM").await;
+    let events = events_of(&cluster, "SystemOOM").await;
     let victim = "victim process: tail";
     let ours =
-        told.iter().filter(|event| event.message.as_deref().unwrap_or_default().contains(victim));
-    assert_eq!(ours.count(), 0, "{told:?}");
+        events.iter().filter(|event| event.message.as_deref().unwrap_or_default().contains(victim));
+    assert_eq!(ours.count(), 0, "{events:?}");
     assert_eq!(uid(&cluster.pod("calm").await), uid(&calm));
     assert_eq!(phase(&cluster.pod("calm").await), "Running");
     cluster.host.assert_clean();
@@ -70,7 +70,7 @@ fn is_phase(pod: &Pod, wanted: &str) -> Result<(), String> {
 /// the BestEffort container, whose score is the highest.
 #[tokio::test]
 #[ignore = "ends a process of the machine: `make vm-test` runs it in a virtual one"]
-async fn a_machine_out_of_memory_is_told_of_the_node() {
+async fn oom_of_the_machine_is_an_event_of_the_node() {
     let cluster = Cluster::start().await;
     let mut spec = script("");
     spec["containers"] = json!([container("c", "exec sleep 1000")]);
@@ -83,7 +83,7 @@ async fn a_machine_out_of_memory_is_told_of_the_node() {
     assert_eq!(event.type_.as_deref(), Some("Warning"));
     assert_eq!(event.involved_object.kind.as_deref(), Some("Node"));
     assert_eq!(event.involved_object.name, Some(cluster.host.name()));
-    wait_until(PATIENCE, "the victim runs again", async || {
+    wait_until(TIMEOUT, "the victim runs again", async || {
         match run_of(&cluster.pod("victim").await) {
             (1.., id) if id != before => Ok(()),
             other => Err(format!("{other:?}")),

@@ -1,6 +1,5 @@
-//! What pods leave that vanish while the daemon is away, where something stands in the way: nothing
-//! that is mounted there by others is touched, each trouble is one line in the log, and once it is
-//! out of the way the rest goes too.
+//! Cleanup of pods that vanish while the daemon is down, with obstacles: mounts of others are not touched,
+//! each error is logged once, and the cleanup completes once the obstacle is removed.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -74,7 +73,7 @@ impl Drop for Worker {
 }
 
 #[tokio::test]
-async fn what_stands_in_the_way_of_orphans_is_kept_and_told_once() {
+async fn orphan_cleanup_keeps_and_reports_obstacles_once() {
     let mut cluster = Cluster::start().await;
     let names = ["bound", "frozen", "fixed", "busy", "shared"];
     let mut uids = Vec::new();
@@ -121,26 +120,26 @@ async fn what_stands_in_the_way_of_orphans_is_kept_and_told_once() {
         Worker::new(volume("busy")),
     );
     cluster.node.restart(&cluster.host).unwrap();
-    let told = || {
+    let reports = || {
         let log = fs::read_to_string(&log).unwrap();
         let new: Vec<String> = log.lines().skip(before).map(str::to_owned).collect();
         let about = |name: &str| {
             let dir = dir(name).display().to_string();
-            let troubles = new.iter().filter(|line| line.contains("WARN") && line.contains(&dir));
-            troubles.cloned().collect::<Vec<_>>()
+            let errors = new.iter().filter(|line| line.contains("WARN") && line.contains(&dir));
+            errors.cloned().collect::<Vec<_>>()
         };
         names.map(about)
     };
-    longshore_testkit::wait_until(common::PATIENCE, "each trouble is told", async || {
-        let told = told();
-        let missing = names.iter().zip(&told).find(|(_, lines)| lines.is_empty());
+    longshore_testkit::wait_until(common::TIMEOUT, "each error is reported", async || {
+        let reports = reports();
+        let missing = names.iter().zip(&reports).find(|(_, lines)| lines.is_empty());
         missing.map_or(Ok(()), |(name, _)| Err((*name).to_owned()))
     })
     .await
     .unwrap();
     // It is tried again all the time, and always in vain.
     tokio::time::sleep(Duration::from_secs(10)).await;
-    for (name, lines) in names.iter().zip(told()) {
+    for (name, lines) in names.iter().zip(reports()) {
         println!("{name}: {lines:#?}");
         assert_eq!(lines.len(), 1, "{name}: {lines:#?}");
     }
@@ -154,7 +153,7 @@ async fn what_stands_in_the_way_of_orphans_is_kept_and_told_once() {
 
     drop(in_the_way);
     for uid in &uids {
-        cluster.until_traceless(uid).await;
+        cluster.until_removed(uid).await;
     }
     for file in ["file", "deep/file"] {
         assert_eq!(fs::read_to_string(data.join(file)).unwrap(), "precious", "{file}");

@@ -1,14 +1,14 @@
-//! An apiserver that is away for a while: pods go on, and all that happened to them is told after.
+//! An outage of the apiserver: pods keep running, and all changes are reported afterwards.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
-use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, phase, run_of, script, uid};
 use longshore_testkit::wait_until;
 use serde_json::json;
 
 #[tokio::test]
-async fn what_happens_while_the_apiserver_is_away_is_told_when_it_is_back() {
+async fn apiserver_outage_changes_are_reported_afterwards() {
     let mut cluster = Cluster::start().await;
     // The host's own file says when each is to end.
     let sign = cluster.host.dir().join("sign");
@@ -43,8 +43,8 @@ async fn what_happens_while_the_apiserver_is_away_is_told_when_it_is_back() {
 
     cluster.apiserver.daemon().kill().expect("the apiserver ends");
     std::fs::write(sign.join("end"), "").unwrap();
-    // All three ends have come and gone before anybody can be told.
-    wait_until(PATIENCE, "one container is left of each that goes on", async || {
+    // All three ends have come and gone before they can be reported.
+    wait_until(TIMEOUT, "one container is left of each that goes on", async || {
         let tasks = cluster.host.ctr(["tasks", "ls"]).map_err(|error| error.to_string())?;
         let running = tasks.lines().filter(|line| line.contains("RUNNING")).count();
         // Two containers that run, each with the sandbox that it runs in.
@@ -74,8 +74,8 @@ async fn what_happens_while_the_apiserver_is_away_is_told_when_it_is_back() {
     let last = restarted[0].last_state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(last.exit_code, 4);
     cluster.until_gone("leaves").await;
-    cluster.until_traceless(&uid(&leaving)).await;
+    cluster.until_removed(&uid(&leaving)).await;
     let after = cluster.pod("stays").await;
-    assert_eq!(after.status, stays.status, "nothing happened to it, so nothing is told");
+    assert_eq!(after.status, stays.status, "nothing happened to it, so nothing is written");
     cluster.host.assert_clean();
 }

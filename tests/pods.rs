@@ -1,11 +1,11 @@
-//! Pods on a real containerd: they run, end, restart with a back-off, and go without a trace.
+//! Pods on a real containerd: start, exit, restart with back-off, removal.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, condition, container, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use longshore_testkit::wait_until;
 use serde_json::json;
@@ -14,9 +14,9 @@ use serde_json::json;
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 #[tokio::test]
-async fn a_pod_runs_shows_its_state_and_goes_without_a_trace() {
+async fn pod_runs_reports_status_and_is_removed() {
     let cluster = Cluster::start().await;
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     let text = format!("echo hello from $NAME at $IP; {FOREVER}");
     let mut spec = script(&text);
     spec["containers"][0]["env"] = json!([
@@ -54,12 +54,12 @@ async fn a_pod_runs_shows_its_state_and_goes_without_a_trace() {
 
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_pod_that_is_not_taken_in_fails_and_starts_nothing() {
+async fn pod_that_is_rejected_fails_and_starts_nothing() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["securityContext"] = json!({"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]});
@@ -78,11 +78,11 @@ async fn a_pod_that_is_not_taken_in_fails_and_starts_nothing() {
     cluster.until_event("SysctlForbidden", why).await;
     cluster.delete("greedy").await;
     cluster.until_gone("greedy").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
 }
 
 #[tokio::test]
-async fn a_rule_has_all_containers_start_afresh() {
+async fn restart_rule_restarts_all_containers() {
     let cluster = Cluster::start().await;
     // once both run: one that had yet to start would have its first start afterwards
     let once = format!(
@@ -125,11 +125,11 @@ async fn a_rule_has_all_containers_start_afresh() {
     }
     cluster.delete("again").await;
     cluster.until_gone("again").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
 }
 
 #[tokio::test]
-async fn ends_follow_the_restart_policy() {
+async fn restart_policy_decides_the_pod_phase() {
     let cluster = Cluster::start().await;
     for (name, policy, exit_code, expected) in [
         ("never-ok", "Never", 0, "Succeeded"),
@@ -155,12 +155,12 @@ async fn ends_follow_the_restart_policy() {
     let ended = cluster.pod("never-bad").await;
     cluster.delete("never-bad").await;
     cluster.until_gone("never-bad").await;
-    cluster.until_traceless(&uid(&ended)).await;
+    cluster.until_removed(&uid(&ended)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_failing_container_restarts_with_a_back_off() {
+async fn crash_loop_back_off_of_failing_container() {
     let cluster = Cluster::start().await;
     cluster.create("crash", script("exit 1")).await;
     let waiting = |pod: &k8s_openapi::api::core::v1::Pod| {
@@ -198,7 +198,7 @@ async fn a_failing_container_restarts_with_a_back_off() {
 }
 
 #[tokio::test]
-async fn init_containers_run_first_and_volumes_carry_their_work() {
+async fn init_containers_run_first_and_share_volumes() {
     let cluster = Cluster::start().await;
     let mut spec = script(&format!("cat /shared/made; {FOREVER}"));
     let mounts = json!([{"name": "work", "mountPath": "/shared"}]);
@@ -213,12 +213,12 @@ async fn init_containers_run_first_and_volumes_carry_their_work() {
     assert_eq!(log, "made by init\n");
     cluster.delete("init").await;
     cluster.until_gone("init").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn what_cannot_be_started_says_why_and_others_go_on() {
+async fn container_that_cannot_be_started_has_a_reason() {
     let cluster = Cluster::start().await;
     let mut missing = script(FOREVER);
     missing["containers"][0]["image"] = json!("longshore.local/none:1");
@@ -264,7 +264,7 @@ async fn what_cannot_be_started_says_why_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_graceful_end_is_waited_for_and_can_be_shortened() {
+async fn termination_grace_period_is_respected_and_can_be_shortened() {
     let cluster = Cluster::start().await;
     let mut stubborn = script("trap '' TERM; while true; do sleep 1; done");
     stubborn["terminationGracePeriodSeconds"] = json!(300);
@@ -278,12 +278,12 @@ async fn a_graceful_end_is_waited_for_and_can_be_shortened() {
     let shortened = Instant::now();
     cluster.until_gone("stubborn").await;
     assert!(shortened.elapsed() < Duration::from_secs(30), "{:?}", shortened.elapsed());
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_pod_made_again_under_its_name_is_another_pod() {
+async fn pod_recreated_under_its_name_is_a_new_pod() {
     let cluster = Cluster::start().await;
     let first = cluster.create("twin", script(FOREVER)).await;
     cluster.until_ready("twin").await;
@@ -293,13 +293,13 @@ async fn a_pod_made_again_under_its_name_is_another_pod() {
     assert_ne!(uid(&first), uid(&second));
     let ready = cluster.until_ready("twin").await;
     assert_eq!(uid(&ready), uid(&second));
-    cluster.until_traceless(&uid(&first)).await;
+    cluster.until_removed(&uid(&first)).await;
     assert_eq!(run_of(&cluster.pod("twin").await).0, 0);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn what_others_write_over_a_status_is_put_right() {
+async fn status_overwritten_by_others_is_restored_on_the_apiserver() {
     let cluster = Cluster::start().await;
     cluster.create("web", script(FOREVER)).await;
     let before = run_of(&cluster.until_ready("web").await);
@@ -314,7 +314,7 @@ async fn what_others_write_over_a_status_is_put_right() {
 }
 
 #[tokio::test]
-async fn a_new_image_replaces_the_container_whatever_the_policy() {
+async fn image_update_replaces_the_container() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["restartPolicy"] = json!("OnFailure");
@@ -326,7 +326,7 @@ async fn a_new_image_replaces_the_container_whatever_the_policy() {
     let patch = kube::api::Patch::Strategic(&image);
     let params = kube::api::PatchParams::default();
     cluster.pods().patch("web", &params, &patch).await.expect("a patch");
-    // It ends with 0 when it is told to stop, which must not pass for the pod's success.
+    // It ends with 0 when it is asked to stop, which must not pass for the pod's success.
     cluster
         .until("web", "runs the other image", |pod| match (phase(pod), run_of(pod)) {
             ("Running", (1, id)) if id != before && condition(pod, "Ready") == "True" => Ok(()),
@@ -337,7 +337,7 @@ async fn a_new_image_replaces_the_container_whatever_the_policy() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_died_is_replaced_and_does_not_stay() {
+async fn sandbox_that_died_is_replaced_and_removed() {
     let cluster = Cluster::start().await;
     let pod = cluster.create("web", script(FOREVER)).await;
     cluster.until_ready("web").await;
@@ -357,7 +357,7 @@ async fn a_sandbox_that_died_is_replaced_and_does_not_stay() {
             .await;
     }
     // Two sandboxes and two runs: those that are, and those before.
-    wait_until(PATIENCE, "what is older is removed", async || {
+    wait_until(TIMEOUT, "what is older is removed", async || {
         let left = cluster.host.ctr(["containers", "ls", "-q"]).unwrap();
         if left.lines().count() <= 4 { Ok(()) } else { Err(left) }
     })
@@ -365,12 +365,12 @@ async fn a_sandbox_that_died_is_replaced_and_does_not_stay() {
     .unwrap();
     cluster.delete("web").await;
     cluster.until_gone("web").await;
-    cluster.until_traceless(&uid(&pod)).await;
+    cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_sandbox_that_others_stopped_is_replaced_at_once() {
+async fn sandbox_stopped_by_others_is_replaced() {
     let cluster = Cluster::start().await;
     cluster.create("web", script(FOREVER)).await;
     cluster.until_ready("web").await;

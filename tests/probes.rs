@@ -1,5 +1,4 @@
-//! Probes on a real containerd: readiness comes and goes, what does not work is restarted, and a
-//! restart of the daemon changes nothing.
+//! Probes on a real containerd: readiness, restarts by liveness probes, and restarts of the daemon.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -42,8 +41,8 @@ fn has(file: &str) -> Value {
     json!({"command": ["cat", format!("/data/{file}")]})
 }
 
-/// What is told of the container `c`.
-fn told(pod: &Pod) -> ContainerStatus {
+/// The status of the container `c`.
+fn status_of(pod: &Pod) -> ContainerStatus {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.clone());
     statuses.unwrap_or_default().into_iter().find(|status| status.name == "c").unwrap_or_default()
 }
@@ -58,7 +57,7 @@ async fn until_ready_is(cluster: &Cluster, name: &str, ready: &'static str) -> P
 }
 
 #[tokio::test]
-async fn readiness_follows_the_server() {
+async fn readiness_probe_follows_the_server() {
     let cluster = Cluster::start().await;
     let folder = data(&cluster.host, "web");
     let period = 60;
@@ -79,7 +78,7 @@ async fn readiness_follows_the_server() {
     let start = Instant::now();
     let pod = until_ready_is(&cluster, "slow", "True").await;
     assert!(start.elapsed() < Duration::from_secs(2), "long before its period is over");
-    assert_eq!((told(&pod).ready, told(&pod).started), (true, Some(true)));
+    assert_eq!((status_of(&pod).ready, status_of(&pod).started), (true, Some(true)));
 
     spec["containers"][0]["readinessProbe"]["periodSeconds"] = json!(1);
     cluster.create("web", spec).await;
@@ -87,7 +86,7 @@ async fn readiness_follows_the_server() {
     fs::remove_file(folder.join("ready")).unwrap();
     let pod = until_ready_is(&cluster, "web", "False").await;
     assert_eq!(condition(&pod, "ContainersReady"), "False");
-    assert!(!told(&pod).ready);
+    assert!(!status_of(&pod).ready);
     let failed = "Readiness probe failed: HTTP probe failed with statuscode: 404";
     let event = cluster.until_event("Unhealthy", failed).await;
     assert_eq!(event.involved_object.field_path.as_deref(), Some("spec.containers{c}"));
@@ -99,7 +98,7 @@ async fn readiness_follows_the_server() {
 }
 
 #[tokio::test]
-async fn every_kind_of_probe_finds_what_is_there() {
+async fn probes_of_every_kind() {
     let cluster = Cluster::start().await;
     let folder = data(&cluster.host, "web");
     fs::write(folder.join("ready"), "yes").unwrap();
@@ -132,7 +131,7 @@ async fn every_kind_of_probe_finds_what_is_there() {
 }
 
 #[tokio::test]
-async fn what_does_not_work_is_restarted_and_what_starts_is_given_time() {
+async fn liveness_and_startup_probes_restart_containers() {
     let cluster = Cluster::start().await;
     let folder = data(&cluster.host, "live");
     fs::write(folder.join("healthy"), "yes").unwrap();
@@ -168,19 +167,19 @@ async fn what_does_not_work_is_restarted_and_what_starts_is_given_time() {
     let start = Instant::now();
     let pod = cluster.until("live", "restarted", restarted).await;
     assert!(start.elapsed() < Duration::from_secs(20), "the probe has a grace of its own");
-    let last = told(&pod).last_state.and_then(|state| state.terminated).expect("how it ended");
+    let last = status_of(&pod).last_state.and_then(|state| state.terminated).expect("how it ended");
     assert_eq!((last.exit_code, last.reason.as_deref()), (137, Some("Error")));
     cluster.until_ready("live").await;
 
     let pod = cluster.pod("starts").await;
-    assert_eq!((run_of(&pod).0, told(&pod).started), (0, Some(false)));
+    assert_eq!((run_of(&pod).0, status_of(&pod).started), (0, Some(false)));
     fs::write(folder.join("started"), "yes").unwrap();
     cluster.until("starts", "restarted once it had started", restarted).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn one_that_hangs_delays_no_other() {
+async fn probe_that_hangs_delays_no_other() {
     let host = Host::start().expect("a host");
     let socket = host.dir().join("proxy.sock");
     let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
@@ -202,7 +201,7 @@ async fn one_that_hangs_delays_no_other() {
     let count = event.count.unwrap_or(1);
     let events: Api<k8s_openapi::api::core::v1::Event> =
         Api::namespaced(cluster.client.clone(), "default");
-    longshore_testkit::wait_until(common::PATIENCE, "the hung probe is cut again", async || {
+    longshore_testkit::wait_until(common::TIMEOUT, "the hung probe is cut again", async || {
         let event = events.get(event.metadata.name.as_deref().unwrap()).await.unwrap();
         if event.count.unwrap_or(1) > count + 2 { Ok(()) } else { Err("not yet".to_owned()) }
     })
@@ -210,7 +209,7 @@ async fn one_that_hangs_delays_no_other() {
     .unwrap();
     fs::remove_file(folder.join("ready")).unwrap();
     until_ready_is(&cluster, "web", "False").await;
-    // A runtime that answers nobody says nothing about the container.
+    // A runtime that does not respond says nothing about the container.
     proxy.inject(fakecri::ANY_METHOD, Fault::Hang);
     let unknown =
         "Liveness probe errored and resulted in unknown state: rpc error: code = DeadlineExceeded";
@@ -223,7 +222,7 @@ async fn one_that_hangs_delays_no_other() {
 }
 
 #[tokio::test]
-async fn a_restart_of_the_daemon_changes_no_readiness() {
+async fn readiness_survives_a_restart_of_the_daemon() {
     let mut cluster = Cluster::start().await;
     let folder = data(&cluster.host, "web");
     fs::write(folder.join("ready"), "yes").unwrap();
@@ -266,7 +265,8 @@ async fn a_restart_of_the_daemon_changes_no_readiness() {
     }
     for pod in versions.lock().unwrap().drain(..) {
         let ready = pod.metadata.name.as_deref() == Some("ready");
-        let is = (condition(&pod, "Ready") == "True", told(&pod).ready, told(&pod).started);
+        let is =
+            (condition(&pod, "Ready") == "True", status_of(&pod).ready, status_of(&pod).started);
         assert_eq!(is, (ready, ready, Some(true)), "{:#?}", pod.status);
     }
     // And they are looked at again.

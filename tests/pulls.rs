@@ -1,5 +1,4 @@
-//! Images from a real registry: pulled when the policy says so, waited for, refused without a
-//! login, reached over a way out that the host opens.
+//! Image pulls from a real registry: pull policies, retries, credentials, and a remote registry.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -49,7 +48,7 @@ async fn until_refused(cluster: &Cluster, name: &str, causes: &[&str]) {
 }
 
 #[tokio::test]
-async fn the_policy_decides_when_an_image_is_pulled() {
+async fn image_pull_policy_is_followed() {
     let host = host(|_| ());
     let registry = Registry::start(&host, 5000).expect("a registry");
     host.allow_plain_http(registry.address()).unwrap();
@@ -89,7 +88,7 @@ async fn the_policy_decides_when_an_image_is_pulled() {
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_an_image_that_comes_later() {
+async fn image_pull_is_retried_until_it_exists() {
     let host = host(|_| ());
     let registry = Registry::start(&host, 5000).expect("a registry");
     host.allow_plain_http(registry.address()).unwrap();
@@ -112,12 +111,12 @@ async fn a_pod_waits_for_an_image_that_comes_later() {
     assert_eq!(common::run_of(&cluster.pod("early").await).0, 0, "it has not been restarted");
     cluster.delete("early").await;
     cluster.until_gone("early").await;
-    cluster.until_traceless(&common::uid(&pod)).await;
+    cluster.until_removed(&common::uid(&pod)).await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_registry_with_a_login_wants_a_pull_secret() {
+async fn image_pull_secret_is_used() {
     let host = host(|_| ());
     let registry = Registry::start_with_login(&host, 5000).expect("a registry");
     host.allow_plain_http(registry.address()).unwrap();
@@ -126,16 +125,16 @@ async fn a_registry_with_a_login_wants_a_pull_secret() {
     let cluster = Cluster::on(host, json!({})).await;
     let (user, password) = Registry::LOGIN;
     for (name, password) in [("login", password), ("mistyped", "open says me")] {
-        let words = ["create", "secret", "docker-registry", name];
+        let args = ["create", "secret", "docker-registry", name];
         let login = [
             format!("--docker-server={}", registry.address()),
             format!("--docker-username={user}"),
             format!("--docker-password={password}"),
         ];
         let output = ["--dry-run=client", "--output=json"];
-        let words = words.into_iter().chain(login.iter().map(String::as_str)).chain(output);
+        let args = args.into_iter().chain(login.iter().map(String::as_str)).chain(output);
         let kubectl = cluster.apiserver.kubectl();
-        kubectl.apply(&kubectl.run(words).expect("a secret")).expect("it is taken");
+        kubectl.apply(&kubectl.run(args).expect("a secret")).expect("it is taken");
     }
     let with = |secret: &str| {
         let mut spec = runs(&image, "IfNotPresent");
@@ -143,9 +142,9 @@ async fn a_registry_with_a_login_wants_a_pull_secret() {
         spec
     };
 
-    cluster.create("stranger", runs(&image, "IfNotPresent")).await;
+    cluster.create("anonymous", runs(&image, "IfNotPresent")).await;
     cluster.create("mistyped", with("mistyped")).await;
-    for name in ["stranger", "mistyped"] {
+    for name in ["anonymous", "mistyped"] {
         until_refused(&cluster, name, &["401 Unauthorized", "authorization failed"]).await;
     }
     cluster.create("known", with("login")).await;
@@ -171,10 +170,10 @@ async fn a_registry_with_a_login_wants_a_pull_secret() {
 }
 
 #[tokio::test]
-async fn a_registry_beyond_the_machine_is_reached_over_a_way_out() {
+async fn image_pull_from_a_remote_registry() {
     let outside = Host::bare().expect("a host");
     let registry = Registry::start_inside(&outside, 5000).expect("a registry");
-    // It answers its neighbour, the machine, alone: whoever else asks must be masqueraded.
+    // It answers its neighbour, the machine, alone: requests of others must be masqueraded.
     outside.run("ip", ["route", "del", "default"]).unwrap();
     let url = format!("http://{}/v2/", registry.address());
     let wget = ["2", "busybox", "wget", "-q", "-O", "-", &url];
@@ -196,7 +195,7 @@ async fn a_registry_beyond_the_machine_is_reached_over_a_way_out() {
     spec["containers"][0]["command"] = json!(["sh", "-c", text]);
     cluster.create("abroad", spec).await;
     cluster.until_ready("abroad").await;
-    let log = wait_until(common::PATIENCE, "what the pod reached", async || {
+    let log = wait_until(common::TIMEOUT, "what the pod reached", async || {
         let log = cluster.apiserver.kubectl().run(["logs", "abroad"]).unwrap();
         if log.contains("nameserver") { Ok(log) } else { Err(log) }
     })
@@ -232,7 +231,7 @@ async fn waits_until(cluster: &Cluster, pod: &Pod, last: &str) -> Vec<(String, S
         }
         waits
     };
-    tokio::time::timeout(common::PATIENCE, watched).await.expect("in time")
+    tokio::time::timeout(common::TIMEOUT, watched).await.expect("in time")
 }
 
 /// What the events of a reason say of a pod.

@@ -1,4 +1,4 @@
-//! Pods are given other resources as they run, on a real runtime and in real cgroups.
+//! In-place resize of pods, on a real runtime and real cgroups.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, condition, container, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, container, run_of, script, uid};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::api::{Patch, PatchParams};
 use longshore_metrics::parse::{Page, parse};
@@ -45,22 +45,23 @@ async fn patch(cluster: &Cluster, name: &str, patch: &Value) {
     patched.expect("a resize is taken");
 }
 
-fn told(pod: &Pod, type_: &str) -> Option<PodCondition> {
+fn condition_of(pod: &Pod, type_: &str) -> Option<PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == type_).cloned()
 }
 
 fn reason(pod: &Pod, type_: &str) -> Option<String> {
-    told(pod, type_)?.reason
+    condition_of(pod, type_)?.reason
 }
 
-/// Until the pod is told to have what it asks for.
+/// Until the status shows the requested resources.
 async fn until_resized(cluster: &Cluster, name: &str) -> Pod {
     cluster
         .until(name, "resized", |pod| {
             let status = pod.status.as_ref().unwrap();
             let seen = status.observed_generation == pod.metadata.generation;
-            let open = ["PodResizePending", "PodResizeInProgress"].map(|type_| told(pod, type_));
+            let open =
+                ["PodResizePending", "PodResizeInProgress"].map(|type_| condition_of(pod, type_));
             let resources = |pod: &Pod| {
                 let statuses = pod.status.as_ref().unwrap().container_statuses.clone();
                 let mut resources: Vec<_> =
@@ -68,10 +69,10 @@ async fn until_resized(cluster: &Cluster, name: &str) -> Pod {
                 resources.sort_by(|(a, _), (b, _)| a.cmp(b));
                 resources
             };
-            let mut asked: Vec<_> = pod.spec.as_ref().unwrap().containers.clone();
-            asked.sort_by(|a, b| a.name.cmp(&b.name));
-            let asked: Vec<_> = asked.into_iter().map(|c| (c.name, c.resources)).collect();
-            match seen && open == [None, None] && resources(pod) == asked {
+            let mut wanted: Vec<_> = pod.spec.as_ref().unwrap().containers.clone();
+            wanted.sort_by(|a, b| a.name.cmp(&b.name));
+            let wanted: Vec<_> = wanted.into_iter().map(|c| (c.name, c.resources)).collect();
+            match seen && open == [None, None] && resources(pod) == wanted {
                 true => Ok(()),
                 false => Err(format!("{seen} {open:?} {:?}", resources(pod))),
             }
@@ -114,8 +115,8 @@ async fn counted(cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> f64 
     page.sum(&format!("kubelet_{name}"), labels).unwrap_or(0.0)
 }
 
-/// The memory limits (MiB) that the node's figures tell of a pod and of its container.
-async fn told_limits(cluster: &Cluster, pod: &str) -> Result<[i64; 2], String> {
+/// The memory limits (MiB) that the node's stats show for a pod and of its container.
+async fn reported_limits(cluster: &Cluster, pod: &str) -> Result<[i64; 2], String> {
     let page = page(cluster, "metrics/cadvisor").await?;
     let of = |labels: &[(&str, &str)]| {
         let mut samples = page.samples("container_spec_memory_limit_bytes", labels);
@@ -141,7 +142,7 @@ fn unified() -> bool {
 }
 
 #[tokio::test]
-async fn cpu_and_memory_move_as_the_container_runs() {
+async fn resize_cpu_and_memory_in_place() {
     let cluster = Cluster::start().await;
     cluster.create("web", same("100m", "64Mi")).await;
     let before = cluster.until_ready("web").await;
@@ -173,7 +174,7 @@ async fn cpu_and_memory_move_as_the_container_runs() {
 }
 
 #[tokio::test]
-async fn several_containers_and_their_pod_move_together() {
+async fn resize_several_containers_and_the_pod() {
     let cluster = Cluster::start().await;
     let amounts = |cpu: &str, memory: &str| {
         let amounts = json!({"cpu": cpu, "memory": memory});
@@ -226,7 +227,7 @@ async fn several_containers_and_their_pod_move_together() {
 }
 
 #[tokio::test]
-async fn what_the_policy_says_is_restarted_even_if_nothing_else_is() {
+async fn resize_policy_restarts_the_container() {
     let cluster = Cluster::start().await;
     let mut spec = same("100m", "64Mi");
     spec["restartPolicy"] = json!("Never");
@@ -250,12 +251,12 @@ async fn what_the_policy_says_is_restarted_even_if_nothing_else_is() {
 }
 
 #[tokio::test]
-async fn a_resize_waits_until_others_make_room() {
+async fn resize_is_deferred_until_resources_are_free() {
     let cluster = Cluster::start().await;
     let node: k8s_openapi::api::core::v1::Node = {
         let nodes: kube::Api<k8s_openapi::api::core::v1::Node> =
             kube::Api::all(cluster.client.clone());
-        wait_until(PATIENCE, "a node", async || {
+        wait_until(TIMEOUT, "a node", async || {
             nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())
         })
         .await
@@ -280,7 +281,7 @@ async fn a_resize_waits_until_others_make_room() {
                 other => Err(format!("{other:?}")),
             })
             .await;
-        let pending = told(&waits, "PodResizePending").unwrap();
+        let pending = condition_of(&waits, "PodResizePending").unwrap();
         assert_eq!(
             pending.message.unwrap(),
             format!(
@@ -333,10 +334,10 @@ async fn a_resize_waits_until_others_make_room() {
 }
 
 #[tokio::test]
-async fn nobody_is_held_to_less_memory_than_it_uses() {
+async fn resize_below_memory_usage_is_refused() {
     let cluster = Cluster::start().await;
     let mut spec = sized(json!({"memory": "64Mi"}), json!({"memory": "64Mi"}));
-    // Holds some memory of its own, so that it uses more than it will be asked to.
+    // Holds some memory of its own, so that it uses more than it will be wanted to.
     spec["containers"][0]["command"] =
         json!(["sh", "-c", format!("x=$(head -c 8000000 /dev/zero | tr '\\0' x); {FOREVER}")]);
     cluster.create("web", spec).await;
@@ -345,12 +346,12 @@ async fn nobody_is_held_to_less_memory_than_it_uses() {
     let memory = |amount: &str| of_container(json!({"memory": amount}), json!({"memory": amount}));
     patch(&cluster, "web", &memory("4Mi")).await;
     let held = cluster
-        .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
+        .until("web", "not resized", |pod| match condition_of(pod, "PodResizeInProgress") {
             Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
             other => Err(format!("{other:?}")),
         })
         .await;
-    let message = told(&held, "PodResizeInProgress").unwrap().message.unwrap();
+    let message = condition_of(&held, "PodResizeInProgress").unwrap().message.unwrap();
     assert!(message.starts_with("cannot decrease memory limits: "), "{message}");
     assert!(message.contains("memory limit (4194304) below current usage ("), "{message}");
     let status = &held.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
@@ -372,7 +373,7 @@ async fn nobody_is_held_to_less_memory_than_it_uses() {
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_says_so() {
+async fn resize_infeasible_is_reported() {
     let cluster = Cluster::start_with(json!({
         "cpuManagerPolicy": "static", "systemReserved": {"cpu": "100m"},
     }))
@@ -386,7 +387,7 @@ async fn a_node_that_cannot_says_so() {
             other => Err(format!("{other:?}")),
         })
         .await;
-    let message = told(&refused, "PodResizePending").unwrap().message.unwrap();
+    let message = condition_of(&refused, "PodResizePending").unwrap().message.unwrap();
     let expected =
         "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
     assert_eq!(message, expected);
@@ -401,7 +402,7 @@ async fn a_node_that_cannot_says_so() {
 }
 
 #[tokio::test]
-async fn what_a_pod_asks_for_as_a_whole_moves_too() {
+async fn resize_pod_level_resources() {
     let cluster = Cluster::start().await;
     let whole = |cpu: &str, memory: &str| {
         let amounts = json!({"cpu": cpu, "memory": memory});
@@ -417,8 +418,8 @@ async fn what_a_pod_asks_for_as_a_whole_moves_too() {
         patch(&cluster, "web", &json!({"spec": {"resources": whole(cpu, memory)}})).await;
         let resized = until_resized(&cluster, "web").await;
         assert_eq!(run_of(&resized), run_of(&before));
-        let told = resized.status.as_ref().unwrap().resources.as_ref().unwrap();
-        assert_eq!(told.limits.as_ref().unwrap()["memory"].0, memory);
+        let actual = resized.status.as_ref().unwrap().resources.as_ref().unwrap();
+        assert_eq!(actual.limits.as_ref().unwrap()["memory"].0, memory);
         if !unified() {
             assert_eq!(limits(&cluster, &group_of(&resized, "")), expected);
             let run = limits(&cluster, &run_group(&resized, ""));
@@ -429,7 +430,7 @@ async fn what_a_pod_asks_for_as_a_whole_moves_too() {
 }
 
 #[tokio::test]
-async fn figures_tell_what_a_pod_may_use_though_it_does_nothing() {
+async fn resize_is_shown_in_stats_of_idle_pods() {
     let cluster = Cluster::start().await;
     let mut spec = same("50m", "16Mi");
     spec["resources"] = json!({"limits": {"cpu": "200m", "memory": "64Mi"}});
@@ -439,10 +440,10 @@ async fn figures_tell_what_a_pod_may_use_though_it_does_nothing() {
         let limits = json!({"limits": {"cpu": "200m", "memory": format!("{memory}Mi")}});
         patch(&cluster, "web", &json!({"spec": {"resources": limits}})).await;
         until_resized(&cluster, "web").await;
-        wait_until(PATIENCE, "figures tell of it", async || {
-            match told_limits(&cluster, "web").await? {
-                told if told == [memory, 16] => Ok(()),
-                told => Err(format!("{told:?}, not {memory} and 16")),
+        wait_until(TIMEOUT, "the stats show it", async || {
+            match reported_limits(&cluster, "web").await? {
+                actual if actual == [memory, 16] => Ok(()),
+                actual => Err(format!("{actual:?}, not {memory} and 16")),
             }
         })
         .await
@@ -452,7 +453,7 @@ async fn figures_tell_what_a_pod_may_use_though_it_does_nothing() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
+async fn resize_continues_after_a_restart() {
     let host = Host::start().expect("a host");
     let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", same("100m", "64Mi")).await;
@@ -468,11 +469,13 @@ async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
         patch(&cluster, name, &to("200m", "128Mi")).await;
         cluster
             .until(name, "being resized", |pod| {
-                told(pod, "PodResizeInProgress").map(|_| ()).ok_or_else(|| "not yet".to_owned())
+                condition_of(pod, "PodResizeInProgress")
+                    .map(|_| ())
+                    .ok_or_else(|| "not yet".to_owned())
             })
             .await;
     }
-    wait_until(PATIENCE, "calls hang", async || match proxy.unmet() {
+    wait_until(TIMEOUT, "calls hang", async || match proxy.unmet() {
         unmet if unmet.is_empty() => Ok(()),
         unmet => Err(format!("{unmet:?}")),
     })
@@ -501,7 +504,7 @@ async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
             event.reason.as_deref() == Some("ResizeCompleted")
                 && event.involved_object.name.as_deref() == Some(name)
         };
-        wait_until(PATIENCE, "an event", async || {
+        wait_until(TIMEOUT, "an event", async || {
             let events: kube::Api<k8s_openapi::api::core::v1::Event> =
                 kube::Api::namespaced(cluster.client.clone(), "default");
             let all = events.list(&Default::default()).await.map_err(|error| error.to_string())?;
@@ -515,7 +518,7 @@ async fn a_daemon_that_begins_goes_on_with_a_resize_where_another_was() {
 }
 
 #[tokio::test]
-async fn what_pods_were_given_outlives_the_daemon() {
+async fn resize_allocation_survives_a_restart() {
     let mut cluster = Cluster::start().await;
     cluster.create("web", sized(json!({"cpu": "100m"}), json!({}))).await;
     let before = cluster.until_ready("web").await;
@@ -528,7 +531,7 @@ async fn what_pods_were_given_outlives_the_daemon() {
     let files = ["allocated_pods_state", "actuated_pods_state"];
     let files = files.map(|file| cluster.node.root_dir().join(file));
     for file in &files {
-        wait_until(PATIENCE, "a checkpoint", async || {
+        wait_until(TIMEOUT, "a checkpoint", async || {
             let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
             let uid = format!(
                 "{{\\\"entries\\\":{{\\\"{}\\\":{{\\\"ContainerResources\\\":",
@@ -540,8 +543,8 @@ async fn what_pods_were_given_outlives_the_daemon() {
         .unwrap();
     }
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(PATIENCE, "the node runs again", async || match cluster.node.daemon().log() {
-        log if log.contains("node runs") => Ok(()),
+    wait_until(TIMEOUT, "the node runs again", async || match cluster.node.daemon().log() {
+        log if log.contains("node started") => Ok(()),
         log => Err(log),
     })
     .await
@@ -556,7 +559,7 @@ async fn what_pods_were_given_outlives_the_daemon() {
     let good = std::fs::read_to_string(&files[0]).unwrap();
     std::fs::write(&files[0], good.replace("100m", "200m")).unwrap();
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(PATIENCE, "the daemon refuses", async || match cluster.node.daemon().log() {
+    wait_until(TIMEOUT, "the daemon refuses", async || match cluster.node.daemon().log() {
         log if log.contains("checkpoint is corrupted")
             && log.contains("please drain this node and delete pod resource information")
             && log.contains("allocated_pods_state") =>
@@ -575,7 +578,7 @@ async fn what_pods_were_given_outlives_the_daemon() {
 }
 
 #[tokio::test]
-async fn what_the_runtime_refuses_is_told_and_tried_again() {
+async fn resize_runtime_errors_are_reported_and_retried() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", same("100m", "64Mi")).await;
@@ -584,12 +587,12 @@ async fn what_the_runtime_refuses_is_told_and_tried_again() {
     proxy.inject("UpdateContainerResources", refusal);
     patch(&cluster, "web", &to("200m", "64Mi")).await;
     let failed = cluster
-        .until("web", "not resized", |pod| match told(pod, "PodResizeInProgress") {
+        .until("web", "not resized", |pod| match condition_of(pod, "PodResizeInProgress") {
             Some(condition) if condition.reason.as_deref() == Some("Error") => Ok(()),
             other => Err(format!("{other:?}")),
         })
         .await;
-    let condition = told(&failed, "PodResizeInProgress").unwrap();
+    let condition = condition_of(&failed, "PodResizeInProgress").unwrap();
     assert!(condition.message.unwrap().contains("not today"));
     assert_eq!(condition.observed_generation, Some(2));
     cluster.until_event("ResizeError", "not today").await;
@@ -608,7 +611,7 @@ async fn what_the_runtime_refuses_is_told_and_tried_again() {
 }
 
 #[tokio::test]
-async fn an_init_container_is_resized_beyond_what_comes_after_it() {
+async fn resize_of_init_container() {
     let cluster = Cluster::start().await;
     let amounts = |cpu: &str, memory: &str| {
         let amounts = json!({"cpu": cpu, "memory": memory});
@@ -633,7 +636,7 @@ async fn an_init_container_is_resized_beyond_what_comes_after_it() {
         patch(&cluster, "web", &patched).await;
         let resized = cluster
             .until("web", "resized", |pod| {
-                let open = told(pod, "PodResizeInProgress");
+                let open = condition_of(pod, "PodResizeInProgress");
                 match (of_init(pod).as_deref(), &open) {
                     (Some(now), None) if now == cpu => Ok(()),
                     other => Err(format!("{other:?}")),

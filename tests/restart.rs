@@ -1,11 +1,11 @@
-//! The daemon is killed and started again: no container restarts, and what is told is right.
+//! The daemon is killed and restarted: no container restarts, and statuses are right.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Cluster, FOREVER, PATIENCE, condition, phase, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, phase, run_of, script, uid};
 use longshore_testkit::fakecri::{Calls, Fault};
 use longshore_testkit::{Host, wait_until};
 use serde_json::json;
@@ -13,7 +13,7 @@ use serde_json::json;
 const PODS: usize = 5;
 
 #[tokio::test]
-async fn a_killed_daemon_finds_its_pods_again() {
+async fn restart_after_a_kill_adopts_running_pods() {
     let mut cluster = Cluster::start().await;
     let names: Vec<String> = (0..PODS).map(|index| format!("pod-{index}")).collect();
     for name in &names {
@@ -24,7 +24,7 @@ async fn a_killed_daemon_finds_its_pods_again() {
         before.push(run_of(&cluster.until_ready(name).await));
     }
     cluster.node.daemon().kill().expect("killed");
-    // While nobody looks: one container ends, one pod is deleted, one is created.
+    // While the daemon is down: one container ends, one pod is deleted, one is created.
     let (ended, deleted) = (&names[0], &names[1]);
     let id = before[0].1.trim_start_matches("containerd://").to_owned();
     cluster.host.ctr(["tasks", "kill", "--signal", "SIGKILL", &id]).expect("a container is killed");
@@ -34,7 +34,7 @@ async fn a_killed_daemon_finds_its_pods_again() {
 
     cluster.node.restart(&cluster.host).expect("started again");
     let started = Instant::now();
-    wait_until(PATIENCE, "the ended container is told", async || {
+    wait_until(TIMEOUT, "the ended container is reported", async || {
         let (restarts, _) = run_of(&cluster.pod(ended).await);
         if restarts == 1 { Ok(()) } else { Err(restarts.to_string()) }
     })
@@ -43,7 +43,7 @@ async fn a_killed_daemon_finds_its_pods_again() {
     let took = started.elapsed();
     assert!(took < Duration::from_secs(2), "status is right within 2 s, it took {took:?}");
     cluster.until_gone(deleted).await;
-    cluster.until_traceless(&gone).await;
+    cluster.until_removed(&gone).await;
     cluster.until_ready("late").await;
     for (name, run) in names.iter().zip(&before).skip(2) {
         let pod = cluster.pod(name).await;
@@ -54,13 +54,13 @@ async fn a_killed_daemon_finds_its_pods_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_by_a_restart_that_changes_nothing() {
+async fn restart_without_changes_writes_no_status() {
     let mut cluster = Cluster::start().await;
     cluster.create("web", script(FOREVER)).await;
     let before = cluster.until_ready("web").await;
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(PATIENCE, "the node runs again", async || match cluster.node.daemon().log() {
-        log if log.contains("node runs") => Ok(()),
+    wait_until(TIMEOUT, "the node runs again", async || match cluster.node.daemon().log() {
+        log if log.contains("node started") => Ok(()),
         log => Err(log),
     })
     .await
@@ -76,7 +76,7 @@ async fn nothing_is_written_by_a_restart_that_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
+async fn restart_with_failing_relist_starts_nothing_twice() {
     let host = Host::start().expect("a host");
     let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     cluster.create("web", script(FOREVER)).await;
@@ -98,7 +98,7 @@ async fn what_cannot_be_seen_at_the_start_is_not_started_twice() {
 }
 
 #[tokio::test]
-async fn what_hangs_at_the_start_holds_up_its_pod_alone() {
+async fn restart_with_hanging_call_delays_only_its_pod() {
     let host = Host::start().expect("a host");
     let (mut cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     for name in ["ill", "well"] {
@@ -122,19 +122,19 @@ async fn what_hangs_at_the_start_holds_up_its_pod_alone() {
     assert!(cluster.pod("ill").await.metadata.deletion_timestamp.is_some());
     proxy.release_all();
     cluster.until_gone("ill").await;
-    cluster.until_traceless(&uid(&ill)).await;
+    cluster.until_removed(&uid(&ill)).await;
     drop(proxy);
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn what_was_started_and_not_seen_is_not_started_twice() {
+async fn restart_during_a_container_start_starts_nothing_twice() {
     let host = Host::start().expect("a host");
     let (cluster, proxy) = Cluster::behind_proxy(host, json!({})).await;
     let refusal = Fault::Error(longshore_cri::Code::Unavailable, "busy".to_owned());
     proxy.inject("ContainerStatus", refusal);
     cluster.create("web", script(FOREVER)).await;
-    wait_until(PATIENCE, "the container is started", async || {
+    wait_until(TIMEOUT, "the container is started", async || {
         if proxy.calls("StartContainer") > 0 { Ok(()) } else { Err("not yet".to_owned()) }
     })
     .await
@@ -148,19 +148,19 @@ async fn what_was_started_and_not_seen_is_not_started_twice() {
 }
 
 #[tokio::test]
-async fn a_killed_runtime_is_waited_for_and_its_containers_go_on() {
+async fn runtime_restart_keeps_containers_running() {
     let mut cluster = Cluster::start().await;
     cluster.create("web", script(FOREVER)).await;
     let before = run_of(&cluster.until_ready("web").await);
     cluster.host.containerd().expect("containerd").kill().expect("killed");
-    wait_until(PATIENCE, "the node is not Ready", async || match cluster.node_ready().await {
+    wait_until(TIMEOUT, "the node is not Ready", async || match cluster.node_ready().await {
         Err(reason) if reason.contains("runtime") => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .await
     .unwrap();
     cluster.host.start_containerd().expect("containerd again");
-    wait_until(PATIENCE, "the node is Ready again", async || cluster.node_ready().await)
+    wait_until(TIMEOUT, "the node is Ready again", async || cluster.node_ready().await)
         .await
         .unwrap();
     assert_eq!(run_of(&cluster.pod("web").await), before);

@@ -1,5 +1,5 @@
-//! Logs of containers that write a lot, on a real containerd: rotated, packed, removed, followed
-//! meanwhile and read back, through the apiserver and the node's port.
+//! Log rotation of containers that write a lot, on a real containerd: rotated, compressed, removed,
+//! followed and read, through the apiserver and the port of the node.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, phase, run_of, script, uid};
+use common::{Cluster, TIMEOUT, phase, run_of, script, uid};
 use futures::AsyncReadExt;
 use kube::api::LogParams;
 use longshore_testkit::fakecri::Fault;
@@ -68,7 +68,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_to_those_who_follow() {
+async fn log_rotation_loses_nothing_for_followers() {
     let mut cluster = Cluster::start_with(settings()).await;
     let mut spec = writer(&format!("[ $i -lt {LINES} ]"));
     spec["restartPolicy"] = json!("Never");
@@ -133,11 +133,11 @@ async fn nothing_is_lost_to_those_who_follow() {
     assert_eq!(targets.filter(|target| *target == log).count(), 1);
     cluster.delete("writer").await;
     cluster.until_gone("writer").await;
-    cluster.until_traceless(&uid).await;
+    cluster.until_removed(&uid).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rotation_that_is_cut_short_loses_nothing() {
+async fn log_rotation_interrupted_loses_nothing() {
     let host = Host::start().expect("a host");
     let mut settings = settings();
     settings["containerLogMaxFiles"] = json!(50);
@@ -147,7 +147,7 @@ async fn a_rotation_that_is_cut_short_loses_nothing() {
     proxy.inject_times(REOPEN, Fault::Error(longshore_cri::Code::Internal, "no".to_owned()), 2);
     cluster.create("writer", writer("[ ! -e /tmp/stop ]")).await;
     let uid = uid(&cluster.until_ready("writer").await);
-    wait_until(PATIENCE, "a rotation after two that failed", async || {
+    wait_until(TIMEOUT, "a rotation after two that failed", async || {
         match (proxy.calls(REOPEN), cluster.log_files("writer", &uid).len()) {
             (3.., 2..) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -162,7 +162,7 @@ async fn a_rotation_that_is_cut_short_loses_nothing() {
     let mut follower = cluster.pods().log_stream("writer", &follow).await.expect("followed");
     let log = cluster.log_dir("writer", &uid).join("0.log");
     proxy.inject(REOPEN, Fault::Hang);
-    wait_until(PATIENCE, "a rotation that hangs", async || match proxy.pending(REOPEN) {
+    wait_until(TIMEOUT, "a rotation that hangs", async || match proxy.pending(REOPEN) {
         1.. => Ok(()),
         _ => Err("not yet".to_owned()),
     })
@@ -179,14 +179,14 @@ async fn a_rotation_that_is_cut_short_loses_nothing() {
     fs::write(&draft, "of a file that was being packed").unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.node.restart(&cluster.host).expect("started again");
-    wait_until(PATIENCE, "a new log", async || match (log.exists(), draft.exists()) {
+    wait_until(TIMEOUT, "a new log", async || match (log.exists(), draft.exists()) {
         (true, false) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .await
     .unwrap();
     cluster.until_ready("writer").await;
-    let text = wait_until(PATIENCE, "the log after the kill", async || {
+    let text = wait_until(TIMEOUT, "the log after the kill", async || {
         let text = cluster.pods().logs("writer", &LogParams::default()).await;
         text.map_err(|error| error.to_string())
     })
@@ -209,7 +209,7 @@ async fn a_rotation_that_is_cut_short_loses_nothing() {
     follower.read_to_string(&mut followed).await.unwrap();
     let last = check(&followed, 1);
     let previous = LogParams { previous: true, ..LogParams::default() };
-    let text = wait_until(PATIENCE, "the log before", async || {
+    let text = wait_until(TIMEOUT, "the log before", async || {
         cluster.pods().logs("writer", &previous).await.map_err(|error| error.to_string())
     })
     .await

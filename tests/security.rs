@@ -1,5 +1,5 @@
-//! What keeps a pod in its place, on a real runtime: users, namespaces, sysctls, runtime classes;
-//! and what a container says of itself at its end.
+//! Security contexts on a real runtime: users, namespaces, sysctls, runtime classes; and termination
+//! messages.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::path::PathBuf;
 
-use common::{Cluster, FOREVER, PATIENCE, container, run_of, script};
+use common::{Cluster, FOREVER, TIMEOUT, container, run_of, script};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -30,7 +30,7 @@ fn once(text: &str, spec: Value, fields: Value) -> Value {
     whole
 }
 
-/// Exit code and last words of the container `c`, once it has ended.
+/// Exit code and termination message of the container `c`.
 async fn end(cluster: &Cluster, name: &str) -> (i32, String) {
     let ended = |pod: &Pod| {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
@@ -55,9 +55,9 @@ fn waiting(pod: &Pod) -> Option<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_pod_is_kept_in_its_place() {
+async fn security_context_is_applied() {
     let cluster = Cluster::start_with(json!({"clusterDomain": "cluster.local"})).await;
-    let tell = |what: &str| format!("({what}) > /dev/termination-log");
+    let report = |what: &str| format!("({what}) > /dev/termination-log");
     let strict = json!({
         "runAsUser": 1000, "runAsGroup": 1001, "readOnlyRootFilesystem": true,
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
@@ -65,7 +65,7 @@ async fn a_pod_is_kept_in_its_place() {
     let neighbour = json!([
         container(
             "c",
-            &tell(
+            &report(
                 "until grep -qs 'sleep 4242' /proc/[0-9]*/cmdline; do sleep 0.1; done; echo -n seen"
             )
         ),
@@ -76,7 +76,7 @@ async fn a_pod_is_kept_in_its_place() {
         (
             "sysctl",
             once(
-                &tell("cat /proc/sys/kernel/shm_rmid_forced"),
+                &report("cat /proc/sys/kernel/shm_rmid_forced"),
                 json!({"securityContext": {"sysctls": [{"name": "kernel/shm_rmid_forced", "value": "1"}]}}),
                 json!({}),
             ),
@@ -85,7 +85,9 @@ async fn a_pod_is_kept_in_its_place() {
         (
             "strict",
             once(
-                &tell("id -u; id -g; touch /x 2>&1; grep -E 'CapEff|NoNewPrivs' /proc/self/status"),
+                &report(
+                    "id -u; id -g; touch /x 2>&1; grep -E 'CapEff|NoNewPrivs' /proc/self/status",
+                ),
                 json!({}),
                 json!({"securityContext": strict}),
             ),
@@ -97,7 +99,7 @@ async fn a_pod_is_kept_in_its_place() {
         (
             "groups",
             once(
-                &tell("id -G"),
+                &report("id -G"),
                 json!({"securityContext": {"runAsUser": 1000, "runAsGroup": 1, "fsGroup": 7, "supplementalGroups": [8]}}),
                 json!({}),
             ),
@@ -124,16 +126,16 @@ async fn a_pod_is_kept_in_its_place() {
         (
             "path",
             once(
-                "echo -n elsewhere > /tmp/words",
+                "echo -n elsewhere > /tmp/message",
                 json!({}),
-                json!({"terminationMessagePath": "/tmp/words"}),
+                json!({"terminationMessagePath": "/tmp/message"}),
             ),
             (0, "elsewhere"),
         ),
         (
             "names",
             once(
-                &tell("hostname; tail -n 2 /etc/hosts"),
+                &report("hostname; tail -n 2 /etc/hosts"),
                 json!({
                     "hostname": "web", "subdomain": "sub", "setHostnameAsFQDN": true,
                     "hostAliases": [{"ip": "192.0.2.9", "hostnames": ["x.example", "y.example"]}],
@@ -148,7 +150,7 @@ async fn a_pod_is_kept_in_its_place() {
         (
             "resolver",
             once(
-                &tell("cat /etc/resolv.conf"),
+                &report("cat /etc/resolv.conf"),
                 json!({"dnsPolicy": "None", "dnsConfig": own}),
                 json!({}),
             ),
@@ -163,8 +165,8 @@ async fn a_pod_is_kept_in_its_place() {
     for (name, spec, _) in &pods {
         cluster.create(name, spec.clone()).await;
     }
-    for (name, _, (code, words)) in pods {
-        assert_eq!(end(&cluster, name).await, (code, words.to_owned()), "{name}");
+    for (name, _, (code, message)) in pods {
+        assert_eq!(end(&cluster, name).await, (code, message.to_owned()), "{name}");
     }
     cluster.delete("shared").await;
     cluster.until_gone("shared").await;
@@ -172,7 +174,7 @@ async fn a_pod_is_kept_in_its_place() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_told_and_tried_again() {
+async fn security_context_errors_are_reported_and_retried() {
     let cluster = Cluster::start().await;
     let non_root = json!({"securityContext": {"runAsNonRoot": true}});
     cluster.create("root", once(FOREVER, non_root, json!({}))).await;
@@ -228,7 +230,7 @@ async fn what_cannot_be_is_told_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_runtime_class_that_is_missing_is_waited_for() {
+async fn runtime_class_missing_is_waited_for() {
     let cluster = Cluster::start().await;
     let classes: Api<RuntimeClass> = Api::all(cluster.client.clone());
     let create = async |name: &str, handler: &str| {
@@ -267,16 +269,17 @@ async fn a_runtime_class_that_is_missing_is_waited_for() {
 }
 
 #[tokio::test]
-async fn an_ephemeral_container_looks_into_its_target() {
+async fn ephemeral_container_shares_the_target_process_namespace() {
     let cluster = Cluster::start().await;
     let mut spec = script(FOREVER);
     spec["containers"][0]["name"] = json!("app");
     cluster.create("watched", spec).await;
     cluster.until_ready("watched").await;
-    let mut look = container("look", "tr '\\0' ' ' < /proc/1/cmdline > /dev/termination-log");
-    look["targetContainerName"] = json!("app");
-    look["terminationMessagePath"] = json!("/dev/termination-log");
-    let patch = json!({"spec": {"ephemeralContainers": [look]}});
+    let mut debugger =
+        container("debugger", "tr '\\0' ' ' < /proc/1/cmdline > /dev/termination-log");
+    debugger["targetContainerName"] = json!("app");
+    debugger["terminationMessagePath"] = json!("/dev/termination-log");
+    let patch = json!({"spec": {"ephemeralContainers": [debugger]}});
     let pods = cluster.pods();
     pods.patch_subresource(
         "ephemeralcontainers",
@@ -286,14 +289,14 @@ async fn an_ephemeral_container_looks_into_its_target() {
     )
     .await
     .expect("it is taken");
-    let words = |pod: &Pod| {
+    let message = |pod: &Pod| {
         let statuses = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
         statuses.first()?.state.as_ref()?.terminated.as_ref()?.message.clone()
     };
-    let told = |pod: &Pod| words(pod).map(drop).ok_or_else(|| format!("{:?}", pod.status));
-    let pod = cluster.until("watched", "looked into", told).await;
-    let words = words(&pod).unwrap();
-    assert!(words.starts_with("sh -c trap"), "the first process is the target's: {words}");
+    let looked = |pod: &Pod| message(pod).map(drop).ok_or_else(|| format!("{:?}", pod.status));
+    let pod = cluster.until("watched", "looked into", looked).await;
+    let message = message(&pod).unwrap();
+    assert!(message.starts_with("sh -c trap"), "the first process is the target's: {message}");
     cluster.delete("watched").await;
     cluster.until_gone("watched").await;
     cluster.host.assert_clean();
@@ -330,7 +333,7 @@ async fn until_restarted(cluster: &Cluster, name: &str, restarts: i32) {
 /// CVE-2019-11245: a container whose image names a user ran as root when it was restarted, or when
 /// its image was on the node already.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_user_of_an_image_survives_restarts_and_images_on_the_node() {
+async fn image_user_is_applied_after_restarts() {
     let host = Host::start().expect("a host");
     let number = import_with_user(&host, "by-number", "1234:5678");
     let name = import_with_user(&host, "by-name", "nobody");
@@ -423,7 +426,7 @@ fn announce(host: &Host) {
 /// CVE-2020-10749: a pod that announces itself as an IPv6 router took the host's traffic. What keeps
 /// the host from listening is the CNI plugin's setting of the bridge, which the node leaves alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_cannot_make_itself_the_router_of_its_host() {
+async fn pod_cannot_become_the_router_of_its_host() {
     let cluster = Cluster::start().await;
     cluster.create("rogue", script(FOREVER)).await;
     cluster.until_ready("rogue").await;
@@ -442,7 +445,7 @@ async fn a_pod_cannot_make_itself_the_router_of_its_host() {
     }
     // A host that listens would have taken it.
     sh(&format!("echo 2 >{bridge}/accept_ra"));
-    wait_until(PATIENCE, "the announcement is taken", async || {
+    wait_until(TIMEOUT, "the announcement is taken", async || {
         announce(&cluster.host);
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         if taken().is_empty() { Err("nothing") } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! What docs/security.md says of tests is so.
+//! Checks that the tests named in docs/security.md exist.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn sources(directory: &Path, found: &mut Vec<String>) {
 
 /// Each row `| CVE | rule | test |` names a function that there is, in a file that names the CVE.
 #[test]
-fn each_vulnerability_of_the_page_has_its_test() {
+fn security_page_tests_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
     let (_, tables) = page.split_once("## Known vulnerabilities").unwrap();
@@ -43,7 +43,7 @@ fn each_vulnerability_of_the_page_has_its_test() {
 
 /// Each vulnerability of the apiserver is named by its tests.
 #[test]
-fn each_vulnerability_of_the_apiserver_is_named_there() {
+fn security_page_apiserver_tests_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
     let (_, section) = page.split_once("### Apiserver").unwrap();

@@ -1,16 +1,16 @@
-//! A node without an apiserver, for good and for a single run.
+//! A node without an apiserver: standalone mode and `--runonce`.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
 use std::fs;
 
-use common::{FOREVER, PATIENCE, ask, container, manifest};
+use common::{FOREVER, TIMEOUT, container, get_json, manifest};
 use longshore_testkit::{Host, Node, NodeOptions, wait_until};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
+async fn standalone_node_runs_manifests() {
     let host = Host::start().unwrap();
     let config = json!({"readOnlyPort": 10255}).as_object().cloned().unwrap();
     let options = NodeOptions { config, ..NodeOptions::default() };
@@ -19,8 +19,8 @@ async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
     probed["readinessProbe"] = json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
     let file = node.manifests().join("web.yaml");
     fs::write(&file, manifest("web", "Always", json!([probed]))).unwrap();
-    let pods = wait_until(PATIENCE, "the pod is shown as ready", async || {
-        let pods = ask(host.node_ip(), "/pods").await?;
+    let pods = wait_until(TIMEOUT, "the pod is shown as ready", async || {
+        let pods = get_json(host.node_ip(), "/pods").await?;
         let conditions = pods["items"][0]["status"]["conditions"].as_array().cloned();
         let ready =
             conditions.iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");
@@ -32,7 +32,7 @@ async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
     assert_eq!(pod["metadata"]["name"], format!("web-{}", host.name()));
     assert_eq!(pod["metadata"]["annotations"]["kubernetes.io/config.source"], "file");
     fs::remove_file(&file).unwrap();
-    wait_until(PATIENCE, "no container is left", async || {
+    wait_until(TIMEOUT, "no container is left", async || {
         match host.ctr(["containers", "ls", "-q"]).unwrap() {
             none if none.trim().is_empty() => Ok(()),
             some => Err(some),
@@ -48,12 +48,12 @@ async fn a_node_without_an_apiserver_runs_its_manifests_and_shows_them() {
 fn run_once(host: &Host) -> (Option<i32>, String) {
     let options = NodeOptions { args: vec!["--runonce".to_owned()], ..NodeOptions::default() };
     let mut node = Node::standalone(host, options).unwrap();
-    let status = node.daemon().wait(PATIENCE).unwrap();
+    let status = node.daemon().wait(TIMEOUT).unwrap();
     (status.code(), node.daemon().log())
 }
 
 #[tokio::test]
-async fn a_single_run_starts_what_the_manifests_name_and_leaves_it_running() {
+async fn run_once_starts_manifests_and_exits() {
     let host = Host::start().unwrap();
     let dir = Node::manifests_on(&host);
     fs::create_dir_all(&dir).unwrap();
@@ -92,7 +92,7 @@ async fn a_single_run_starts_what_the_manifests_name_and_leaves_it_running() {
     // What the single runs left is an ordinary node's to end.
     fs::remove_dir_all(&dir).unwrap();
     let node = Node::standalone(&host, NodeOptions::default()).unwrap();
-    wait_until(PATIENCE, "no container is left", async || {
+    wait_until(TIMEOUT, "no container is left", async || {
         match host.ctr(["containers", "ls", "-q"]).unwrap() {
             none if none.trim().is_empty() => Ok(()),
             some => Err(some),

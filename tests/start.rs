@@ -1,4 +1,4 @@
-//! How the daemon starts, or refuses to.
+//! Start of the daemon and its errors.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, script};
+use common::{Cluster, FOREVER, TIMEOUT, script};
 use longshore_testkit::fakecri::{Fault, FaultProxy};
 use longshore_testkit::{Host, wait_until};
 use serde_json::json;
@@ -25,7 +25,7 @@ fn kubelet(config: &str) -> (bool, String) {
 }
 
 #[test]
-fn a_value_of_the_wrong_kind_is_refused_with_its_path() {
+fn start_rejects_config_values_with_their_path() {
     let (ok, text) = kubelet(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nauthentication: {x509: {clientCAFile: [1]}}\n",
     );
@@ -35,7 +35,7 @@ fn a_value_of_the_wrong_kind_is_refused_with_its_path() {
 }
 
 #[test]
-fn a_version_can_be_asked_for() {
+fn start_prints_the_version() {
     let output = Command::new(env!("CARGO_BIN_EXE_longshore"))
         .args(["kubelet", "--version"])
         .output()
@@ -45,10 +45,10 @@ fn a_version_can_be_asked_for() {
 }
 
 #[tokio::test]
-async fn an_absent_runtime_is_waited_for_and_told() {
+async fn start_waits_for_the_runtime_and_reports_it() {
     let host = Host::bare().expect("a host without containerd");
     let mut cluster = Cluster::on(host, json!({})).await;
-    wait_until(PATIENCE, "the node says that its runtime is down", async || {
+    wait_until(TIMEOUT, "the node says that its runtime is down", async || {
         match cluster.node_ready().await {
             Err(reason) if reason.contains("container runtime") => Ok(()),
             other => Err(format!("{other:?}")),
@@ -60,14 +60,14 @@ async fn an_absent_runtime_is_waited_for_and_told() {
     for image in [longshore_testkit::Image::pause(), longshore_testkit::Image::busybox()] {
         cluster.host.import(&image.unwrap()).unwrap();
     }
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     cluster.create("web", script(FOREVER)).await;
     cluster.until_ready("web").await;
     cluster.host.assert_clean();
 }
 
 #[tokio::test]
-async fn a_stop_leaves_the_containers_running() {
+async fn stop_keeps_containers_running() {
     let mut cluster = Cluster::start().await;
     cluster.create("web", script(FOREVER)).await;
     cluster.until_ready("web").await;
@@ -80,14 +80,14 @@ async fn a_stop_leaves_the_containers_running() {
 }
 
 #[tokio::test]
-async fn a_stop_does_not_wait_for_a_runtime_that_hangs() {
+async fn stop_does_not_wait_for_a_hanging_runtime() {
     let host = Host::start().expect("a host");
     let socket = host.dir().join("proxy.sock");
     let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
     proxy.inject("Version", Fault::Hang);
     let endpoint = format!("unix://{}", socket.display());
     let mut cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
-    wait_until(PATIENCE, "the node waits for the runtime", async || {
+    wait_until(TIMEOUT, "the node waits for the runtime", async || {
         match proxy.pending("Version") {
             0 => Err("no call yet"),
             _ => Ok(()),
@@ -101,13 +101,13 @@ async fn a_stop_does_not_wait_for_a_runtime_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_relist_that_hangs_makes_the_node_unready_and_blocks_nothing() {
+async fn relist_that_hangs_makes_the_node_not_ready() {
     let host = Host::start().expect("a host");
     let socket = host.dir().join("proxy.sock");
     let proxy = FaultProxy::start(&socket, host.socket()).expect("a proxy");
     let endpoint = format!("unix://{}", socket.display());
     let cluster = Cluster::on(host, json!({"containerRuntimeEndpoint": endpoint})).await;
-    wait_until(PATIENCE, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await).await.unwrap();
     proxy.inject("ListContainers", Fault::Hang);
     // A new pod needs no list to run.
     cluster.create("web", script(FOREVER)).await;
@@ -125,7 +125,7 @@ async fn a_relist_that_hangs_makes_the_node_unready_and_blocks_nothing() {
     cluster.delete("web").await;
     cluster.until_gone("web").await;
     proxy.release("ListContainers");
-    wait_until(PATIENCE, "the node is Ready again", async || cluster.node_ready().await)
+    wait_until(TIMEOUT, "the node is Ready again", async || cluster.node_ready().await)
         .await
         .unwrap();
     drop(proxy);

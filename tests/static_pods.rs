@@ -1,4 +1,4 @@
-//! Static pods from a directory of manifests and from a URL, good and bad, and their mirrors.
+//! Static pods from a directory and from a URL, valid and invalid, and their mirror pods.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
-use common::{Cluster, FOREVER, PATIENCE, condition, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, condition, script, uid};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use longshore_testkit::{BUSYBOX, Host, wait_until};
@@ -21,7 +21,7 @@ fn manifest(name: &str, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_manifest_runs_is_mirrored_follows_edits_and_goes() {
+async fn static_pod_is_run_mirrored_updated_and_removed() {
     let cluster = Cluster::start().await;
     let file = cluster.node.manifests().join("web.yaml");
     fs::write(&file, manifest("web", FOREVER)).unwrap();
@@ -61,7 +61,7 @@ async fn a_manifest_runs_is_mirrored_follows_edits_and_goes() {
 
     fs::remove_file(&file).unwrap();
     cluster.until_gone(&name).await;
-    wait_until(PATIENCE, "no container is left", async || {
+    wait_until(TIMEOUT, "no container is left", async || {
         match cluster.host.ctr(["containers", "ls", "-q"]).unwrap() {
             none if none.trim().is_empty() => Ok(()),
             some => Err(some),
@@ -73,7 +73,7 @@ async fn a_manifest_runs_is_mirrored_follows_edits_and_goes() {
 }
 
 #[tokio::test]
-async fn edits_back_and_forth_end_with_the_last_and_one_of_it() {
+async fn static_pod_quick_edits_end_with_the_last() {
     let cluster = Cluster::start().await;
     let file = cluster.node.manifests().join("web.yaml");
     // It takes its grace of a second to stop, so each edit comes while the last one's end lasts.
@@ -91,7 +91,7 @@ async fn edits_back_and_forth_end_with_the_last_and_one_of_it() {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    wait_until(PATIENCE, "another run of the first manifest, alone", async || {
+    wait_until(TIMEOUT, "another run of the first manifest, alone", async || {
         let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
         let old = ids().lines().any(|id| before.contains(id));
         match !old && tasks.matches("RUNNING").count() == 2 {
@@ -107,7 +107,7 @@ async fn edits_back_and_forth_end_with_the_last_and_one_of_it() {
 }
 
 #[tokio::test]
-async fn a_bad_manifest_is_told_and_stops_nobody() {
+async fn static_pod_invalid_manifest_is_reported() {
     let cluster = Cluster::start().await;
     let dir = cluster.node.manifests();
     fs::write(dir.join("a-broken.yaml"), ": {").unwrap();
@@ -145,7 +145,7 @@ async fn until_remade(cluster: &Cluster, name: &str, old: &Pod) -> Pod {
 }
 
 #[tokio::test]
-async fn a_mirror_shows_the_static_pod_whatever_befalls_either() {
+async fn static_pod_mirror_is_kept_in_sync() {
     let mut cluster = Cluster::start().await;
     let dir = cluster.node.manifests();
     let file = dir.join("web.yaml");
@@ -164,7 +164,7 @@ async fn a_mirror_shows_the_static_pod_whatever_befalls_either() {
     assert_eq!(again.spec.as_ref().unwrap().containers[0].image.as_deref(), Some(BUSYBOX));
     assert_eq!(containers(&again), containers(&first));
 
-    // An edit that goes wrong stops nothing, and is told.
+    // An edit that goes wrong stops nothing, and is reported.
     fs::write(&file, ": {").unwrap();
     cluster.until_event("InvalidManifest", "web.yaml").await;
     assert_eq!(containers(&cluster.until_ready(&name).await), containers(&first));
@@ -206,7 +206,7 @@ async fn a_mirror_shows_the_static_pod_whatever_befalls_either() {
 }
 
 #[tokio::test]
-async fn another_pod_in_the_mirrors_place_is_told_and_stops_nobody() {
+async fn static_pod_mirror_name_conflict_is_reported() {
     let cluster = Cluster::start().await;
     let name = format!("web-{}", cluster.host.name());
     let rival: Pod = serde_json::from_value(json!({
@@ -216,7 +216,7 @@ async fn another_pod_in_the_mirrors_place_is_told_and_stops_nobody() {
     cluster.pods().create(&PostParams::default(), &rival).await.unwrap();
     fs::write(cluster.node.manifests().join("web.yaml"), manifest("web", FOREVER)).unwrap();
     cluster.until_event("FailedCreateMirrorPod", &name).await;
-    wait_until(PATIENCE, "the static pod runs", async || {
+    wait_until(TIMEOUT, "the static pod runs", async || {
         let tasks = cluster.host.ctr(["tasks", "ls"]).unwrap();
         match tasks.matches("RUNNING").count() {
             2 => Ok(()),
@@ -232,7 +232,7 @@ async fn another_pod_in_the_mirrors_place_is_told_and_stops_nobody() {
 }
 
 #[tokio::test]
-async fn pods_come_from_a_url_too() {
+async fn static_pods_from_a_url() {
     let host = Host::start().unwrap();
     let page = Arc::new(Mutex::new(manifest("one", FOREVER)));
     let listener = tokio::net::TcpListener::bind((host.machine_ip(), 0)).await.unwrap();

@@ -1,5 +1,5 @@
-//! Ways into a pod on a real containerd: exec, attach and port-forward with kubectl, over WebSocket
-//! and over SPDY, through the apiserver and the node.
+//! exec, attach and port-forward with kubectl on a real containerd, over WebSocket and SPDY, through
+//! the apiserver and the node.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::{Cluster, FOREVER, PATIENCE, container, script};
+use common::{Cluster, FOREVER, TIMEOUT, container, script};
 use longshore_testkit::{BUSYBOX, wait_until};
 use nix::pty::{Winsize, openpty};
 use nix::sys::socket::{setsockopt, sockopt::Linger};
 use serde_json::json;
 
-/// How kubectl is told to leave WebSockets alone.
+/// Makes kubectl not use WebSockets.
 const WEBSOCKETS: [&str; 2] =
     ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
 const PROTOCOLS: [&str; 2] = ["true", "false"];
@@ -87,7 +87,7 @@ async fn cluster() -> Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_run_in_containers() {
+async fn exec_and_attach_in_containers() {
     let mut cluster = cluster().await;
     let much: Vec<u8> = (0..MUCH).map(|i| (i * 31 % 251) as u8).collect();
     for websockets in PROTOCOLS {
@@ -95,7 +95,7 @@ async fn commands_run_in_containers() {
         let output = kubectl.exec("echo out; echo err >&2; exit 3");
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         assert_eq!(output.stdout, b"out\n");
-        // The client opens its channels one after the other, and tells of an empty message that was
+        // The client opens its channels one after the other, and reports an empty message that was
         // there before its channel.
         let mut said =
             text(&output.stderr).lines().filter(|line| !line.contains("Unknown stream id"));
@@ -161,21 +161,21 @@ async fn abandon(cluster: &mut Cluster) {
         let line = "touch /tmp/began; cat >/dev/null; touch /tmp/left";
         let command = ["exec", "-i", "web", "-c", "c", "--", "sh", "-c", line];
         let mut child = Running(kubectl.command(&command).spawn().unwrap());
-        wait_until(PATIENCE, "the command runs", async || {
+        wait_until(TIMEOUT, "the command runs", async || {
             let output = kubectl.exec("rm /tmp/began");
             output.status.success().then_some(()).ok_or_else(|| "not yet".to_owned())
         })
         .await
         .unwrap();
         child.0.kill().unwrap();
-        wait_until(PATIENCE, "the command ends", async || {
+        wait_until(TIMEOUT, "the command ends", async || {
             let output = kubectl.exec("rm /tmp/left");
             output.status.success().then_some(()).ok_or_else(|| "not yet".to_owned())
         })
         .await
         .unwrap();
     }
-    wait_until(PATIENCE, "connections are closed", async || {
+    wait_until(TIMEOUT, "connections are closed", async || {
         let now = pids.map(open_files);
         let few = now.iter().zip(before).all(|(now, before)| *now <= before);
         few.then_some(()).ok_or_else(|| format!("{now:?}, before {before:?}"))
@@ -188,7 +188,7 @@ async fn abandon(cluster: &mut Cluster) {
 fn run_handler(cluster: &Cluster) {
     let pki = cluster.apiserver.client_ca();
     let file = |name: &str| pki.with_file_name(name);
-    let ask = |path: &str| {
+    let post = |path: &str| {
         let mut command = Command::new("curl");
         command.args(["-sk", "--noproxy", "*", "-X", "POST", "-w", " %{http_code}", "--cert"]);
         command.arg(file("client-kubernetes-admin.crt")).arg("--key");
@@ -196,14 +196,14 @@ fn run_handler(cluster: &Cluster) {
         command.arg(format!("https://{}:10250{path}", cluster.host.node_ip()));
         String::from_utf8(command.output().unwrap().stdout).unwrap()
     };
-    assert_eq!(ask("/run/default/web/c?cmd=echo%20hello"), "hello\n 200");
-    assert_eq!(ask("/run/default/web/c?cmd=false"), "command 'false' exited with 1:  500");
-    assert_eq!(ask("/exec/default/web/c?command=ls&output=1"), "Upgrade request required 500");
+    assert_eq!(post("/run/default/web/c?cmd=echo%20hello"), "hello\n 200");
+    assert_eq!(post("/run/default/web/c?cmd=false"), "command 'false' exited with 1:  500");
+    assert_eq!(post("/exec/default/web/c?command=ls&output=1"), "Upgrade request required 500");
 }
 
 /// `cp` both ways, and a debugger beside the container.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_and_debuggers_go_into_pods() {
+async fn cp_and_debug_in_pods() {
     let cluster = cluster().await;
     let folder = tempfile::tempdir().unwrap();
     let much: Vec<u8> = (0..MUCH).map(|i| (i * 31 % 251) as u8).collect();
@@ -246,9 +246,9 @@ async fn files_and_debuggers_go_into_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ports_of_pods_are_reached() {
+async fn port_forward_to_pods() {
     let mut cluster = cluster().await;
-    wait_until(PATIENCE, "the web server listens", async || {
+    wait_until(TIMEOUT, "the web server listens", async || {
         let kubectl = Kubectl { cluster: &cluster, websockets: "true" };
         let output = kubectl.exec("wget -qO /dev/null http://127.0.0.1:8080/much");
         output.status.success().then_some(()).ok_or_else(|| text(&output.stderr).to_owned())
@@ -281,7 +281,7 @@ async fn ports_of_pods_are_reached() {
         drop(broken);
         assert_eq!(get(&address), MUCH);
     }
-    wait_until(PATIENCE, "connections are closed", async || {
+    wait_until(TIMEOUT, "connections are closed", async || {
         let now = [cluster.node.daemon().pid()].map(open_files);
         (now <= before).then_some(()).ok_or_else(|| format!("{now:?}, before {before:?}"))
     })

@@ -1,4 +1,4 @@
-//! Objects that a client library cannot decode, among others that it can: the node goes on.
+//! Objects that a client library cannot decode do not affect others.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use axum::http::Request;
-use common::{Cluster, FOREVER, PATIENCE, script};
+use common::{Cluster, FOREVER, TIMEOUT, script};
 use longshore_store::{EmbeddedStore, Expect, Store};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ async fn put_managed_fields(cluster: &mut Cluster, keys: &[&str]) {
 /// Finding 13: one Service in any namespace kept every restarted node from starting pods, and one
 /// pod blinded its node.
 #[tokio::test]
-async fn one_object_keeps_no_pod_from_starting() {
+async fn undecodable_object_does_not_block_pods() {
     let mut cluster = Cluster::start().await;
     for pod in ["before", "bad"] {
         cluster.create(pod, script(FOREVER)).await;
@@ -51,7 +51,7 @@ async fn one_object_keeps_no_pod_from_starting() {
     put_managed_fields(&mut cluster, &[kubernetes, "/registry/pods/default/bad"]).await;
     for path in ["services/kubernetes", "pods/bad"] {
         let path = format!("/api/v1/namespaces/default/{path}");
-        let stored = wait_until(PATIENCE, "the object", async || get(&cluster, &path).await);
+        let stored = wait_until(TIMEOUT, "the object", async || get(&cluster, &path).await);
         let stored = stored.await.unwrap();
         assert_eq!(stored["metadata"]["managedFields"][0]["time"], LATE, "else this shows nothing");
     }
@@ -64,7 +64,7 @@ async fn one_object_keeps_no_pod_from_starting() {
     let request = Request::delete("/api/v1/namespaces/default/pods/bad?gracePeriodSeconds=1");
     let request = request.body(Vec::new()).unwrap();
     let _: Value = cluster.client.request(request).await.expect("it is taken");
-    wait_until(PATIENCE, "the bad pod is gone", async || {
+    wait_until(TIMEOUT, "the bad pod is gone", async || {
         match get(&cluster, "/api/v1/namespaces/default/pods/bad").await {
             Ok(pod) => Err(pod["status"].to_string()),
             Err(_) => Ok(()),

@@ -1,6 +1,5 @@
-//! The node as it is shipped: installed on a machine, started by systemd from its unit, with
-//! systemd's slices on cgroup v2. `make vm-test` makes such a machine and installs it
-//! (`scripts/vm/payload.sh`); these tests take the machine for their own.
+//! The node as shipped: installed on a machine, started by its systemd unit, with systemd slices on
+//! cgroup v2. `make vm-test` makes such a machine and installs it (`scripts/vm/payload.sh`).
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -10,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{FOREVER, PATIENCE, ask, container, manifest};
+use common::{FOREVER, TIMEOUT, container, get_json, manifest};
 use longshore_testkit::{Image, wait_until};
 use serde_json::{Value, json};
 
@@ -86,8 +85,8 @@ impl StaticPod {
 
     /// The pod as the node shows it, once `check` is content.
     async fn until(&self, what: &str, check: impl Fn(&Value) -> bool) -> Value {
-        wait_until(PATIENCE, &format!("pod {}: {what}", self.name), async || {
-            let pods = ask(Ipv4Addr::LOCALHOST, "/pods").await?;
+        wait_until(TIMEOUT, &format!("pod {}: {what}", self.name), async || {
+            let pods = get_json(Ipv4Addr::LOCALHOST, "/pods").await?;
             let mut all = pods["items"].as_array().into_iter().flatten();
             let found = all.find(|pod| pod["metadata"]["name"] == self.name);
             let pod = found.ok_or_else(|| format!("not among {pods}"))?;
@@ -110,7 +109,7 @@ impl StaticPod {
         let name = self.name.clone();
         drop(self);
         let filter = format!("labels.\"io.kubernetes.pod.name\"=={name}");
-        wait_until(PATIENCE, &format!("no container of {name}"), async || {
+        wait_until(TIMEOUT, &format!("no container of {name}"), async || {
             match ctr(&["containers", "ls", "-q", &filter]) {
                 none if none.is_empty() => Ok(()),
                 some => Err(some),
@@ -156,7 +155,7 @@ fn group(unit: &str) -> PathBuf {
 
 #[tokio::test]
 #[ignore = "takes the machine for its own: `make vm-test` runs it"]
-async fn the_unit_starts_the_node_which_runs_a_static_pod_to_its_end() {
+async fn systemd_unit_starts_the_node() {
     run("systemd-analyze", &["verify", &format!("/etc/systemd/system/{UNIT}")]);
     start_node();
     assert_eq!(property(UNIT, "ActiveState"), "active");
@@ -174,7 +173,7 @@ async fn the_unit_starts_the_node_which_runs_a_static_pod_to_its_end() {
 
 #[tokio::test]
 #[ignore = "takes the machine for its own: `make vm-test` runs it"]
-async fn pods_are_slices_with_limits_and_containers_are_scopes_in_them() {
+async fn cgroup_systemd_driver_makes_slices_and_scopes() {
     start_node();
     let resources = json!({
         "requests": {"cpu": "250m", "memory": "32Mi"},
@@ -219,7 +218,7 @@ async fn pods_are_slices_with_limits_and_containers_are_scopes_in_them() {
         pod.remove().await;
     }
     for slice in slices {
-        wait_until(PATIENCE, &format!("{slice} is gone"), async || {
+        wait_until(TIMEOUT, &format!("{slice} is gone"), async || {
             match property(&slice, "ActiveState").as_str() {
                 "inactive" => Ok(()),
                 state => Err(state.to_owned()),
@@ -232,7 +231,7 @@ async fn pods_are_slices_with_limits_and_containers_are_scopes_in_them() {
 
 #[tokio::test]
 #[ignore = "takes the machine for its own: `make vm-test` runs it"]
-async fn a_fork_bomb_meets_the_limit_of_its_pod_and_nobody_else_does() {
+async fn cgroup_pids_limit_stops_a_fork_bomb_on_systemd() {
     start_node();
     // What it made goes on when the shell gives up; were there no limit, the machine would live.
     let bomb = "(i=0; while [ $i -lt 300 ]; do i=$((i+1)); sleep 1000 & done) 2>/dev/null
@@ -240,7 +239,7 @@ async fn a_fork_bomb_meets_the_limit_of_its_pod_and_nobody_else_does() {
     let bomb = StaticPod::create("bomb", "Always", container("c", bomb));
     let shown = bomb.until_ready().await;
     let group = group(&slice(&shown, "-besteffort"));
-    wait_until(PATIENCE, "the bomb meets its limit", async || {
+    wait_until(TIMEOUT, "the bomb meets its limit", async || {
         let events = read(&group, "pids.events");
         let refused =
             events.lines().find_map(|line| line.strip_prefix("max ")?.parse::<u64>().ok());
@@ -258,7 +257,7 @@ async fn a_fork_bomb_meets_the_limit_of_its_pod_and_nobody_else_does() {
 
 #[tokio::test]
 #[ignore = "takes the machine for its own: `make vm-test` runs it"]
-async fn no_end_of_the_service_touches_a_container() {
+async fn systemd_service_stop_keeps_containers() {
     start_node();
     let pod = StaticPod::create("web", "Always", container("c", FOREVER));
     let before = run_of(&pod.until_ready().await);
@@ -292,7 +291,7 @@ async fn no_end_of_the_service_touches_a_container() {
             assert_eq!(property(UNIT, "NRestarts"), restarts.to_string(), "{}", journal());
         }
         run("systemctl", &["kill", "--kill-whom=main", "--signal", signal, UNIT]);
-        wait_until(PATIENCE, &format!("a restart after {signal}"), async || {
+        wait_until(TIMEOUT, &format!("a restart after {signal}"), async || {
             let state = [property(UNIT, "NRestarts"), property(UNIT, "ActiveState")];
             let again = state[0].parse() == Ok(restarts + 1) && state[1] == "active";
             if again { Ok(()) } else { Err(format!("{state:?}")) }

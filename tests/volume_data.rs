@@ -1,5 +1,5 @@
-//! Volumes of data on a real containerd, as containers see them: what changes arrives at once and
-//! whole, what is missing is waited for, and nothing else is written.
+//! Volumes with data of objects on a real containerd: changes arrive at once and atomically, missing
+//! objects are waited for, and nothing else is written.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -74,7 +74,7 @@ fn on_host(cluster: &Cluster, pod: &Pod, path: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_change_is_in_the_container_at_once_and_nowhere_else() {
+async fn volume_data_change_is_visible_at_once() {
     let cluster = Cluster::start().await;
     put_secret(&cluster, "s", json!({"k": "one"})).await;
     put_config_map(&cluster, "m", json!({"k": "one", "gone": "x"})).await;
@@ -137,7 +137,7 @@ async fn a_change_is_in_the_container_at_once_and_nowhere_else() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_waited_for_and_taken_up_at_once() {
+async fn volume_data_missing_object_is_waited_for() {
     let cluster = Cluster::start().await;
     put_secret(&cluster, "half", json!({"other": "x"})).await;
     let missing = with_volumes(FOREVER, json!([{"name": "v", "secret": {"secretName": "none"}}]));
@@ -169,7 +169,7 @@ async fn what_is_missing_is_waited_for_and_taken_up_at_once() {
 }
 
 #[tokio::test]
-async fn an_apiserver_that_was_away_is_followed_again() {
+async fn volume_data_is_followed_after_an_outage() {
     let mut cluster = Cluster::start().await;
     put_secret(&cluster, "s", json!({"k": "one"})).await;
     let spec = with_volumes(FOREVER, json!([{"name": "key", "secret": {"secretName": "s"}}]));
@@ -179,7 +179,7 @@ async fn an_apiserver_that_was_away_is_followed_again() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.apiserver.restart(&cluster.host).expect("the apiserver is back");
     change_secret(&cluster, "s", json!({"k": "two"})).await;
-    wait_until(common::PATIENCE, "the change", async || match read(&cluster, "web", "/key/k") {
+    wait_until(common::TIMEOUT, "the change", async || match read(&cluster, "web", "/key/k") {
         text if text == "two" => Ok(()),
         text => Err(text),
     })
@@ -191,7 +191,7 @@ async fn an_apiserver_that_was_away_is_followed_again() {
 
 /// A reader that looks all the time never sees half of a change.
 #[tokio::test]
-async fn a_set_of_files_changes_as_one() {
+async fn volume_data_updates_are_atomic() {
     let cluster = Cluster::start().await;
     let data = |number: usize| {
         let all = (0..8).map(|key| (format!("k{key}"), json!(number.to_string())));
@@ -199,10 +199,10 @@ async fn a_set_of_files_changes_as_one() {
     };
     put_config_map(&cluster, "m", data(0)).await;
     // `..data` is one directory for as long as it is open; files of an old one may go meanwhile.
-    let look = "cd /m; while [ ! -e /tmp/stop ]; do \
+    let command = "cd /m; while [ ! -e /tmp/stop ]; do \
         n=$(cd -P ..data && cat k0 k1 k2 k3 k4 k5 k6 k7 2>/dev/null | fold -w1 | sort -u | wc -l); \
         [ \"$n\" = 1 ] || [ \"$n\" = 0 ] || { echo torn $n; exit 1; }; done; echo whole";
-    let text = format!("({look}) > /tmp/saw 2>&1; {FOREVER}");
+    let text = format!("({command}) > /tmp/saw 2>&1; {FOREVER}");
     let mut spec = with_volumes(&text, json!([{"name": "m", "configMap": {"name": "m"}}]));
     spec["terminationGracePeriodSeconds"] = json!(1);
     cluster.create("web", spec).await;
@@ -213,7 +213,7 @@ async fn a_set_of_files_changes_as_one() {
         until_holds(&cluster, "web", "/m/k7", &number.to_string()).await;
     }
     let stop = ["exec", "web", "-c", "c", "--", "touch", "/tmp/stop"];
-    cluster.apiserver.kubectl().run(stop).expect("told to stop");
+    cluster.apiserver.kubectl().run(stop).expect("stop requested");
     until_holds(&cluster, "web", "/tmp/saw", "whole\n").await;
     cluster.host.assert_clean();
 }

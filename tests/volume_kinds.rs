@@ -1,5 +1,5 @@
-//! Kinds of volume on a real node, as containers see them, and what is told where one cannot be had:
-//! upstream's words, and a pod that starts by itself once the cause is gone.
+//! Kinds of volumes on a real node, as containers see them; errors of those that cannot be mounted,
+//! with upstream's texts, and the start of the pod once the cause is resolved.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{Cluster, FOREVER, PATIENCE, run_of, script, uid};
+use common::{Cluster, FOREVER, TIMEOUT, run_of, script, uid};
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret};
 use kube::api::{Api, DeleteParams, PostParams};
@@ -26,8 +26,8 @@ fn with_volumes(volumes: Value) -> Value {
 
 /// What a line prints in the container of a pod.
 fn say(cluster: &Cluster, pod: &str, line: &str) -> String {
-    let words = ["exec", pod, "-c", "c", "--", "sh", "-c", line];
-    let said = cluster.apiserver.kubectl().run(words);
+    let args = ["exec", pod, "-c", "c", "--", "sh", "-c", line];
+    let said = cluster.apiserver.kubectl().run(args);
     said.unwrap_or_else(|error| error.to_string()).trim().to_owned()
 }
 
@@ -41,7 +41,7 @@ async fn gone(cluster: &Cluster, pods: &[&str]) {
 }
 
 #[tokio::test]
-async fn empty_directories_are_open_to_all_and_as_large_as_they_may_be() {
+async fn volume_empty_dir_mode_and_size_limit() {
     let cluster = Cluster::start().await;
     let volumes = json!([
         {"name": "disk", "emptyDir": {}},
@@ -88,7 +88,7 @@ async fn empty_directories_are_open_to_all_and_as_large_as_they_may_be() {
 }
 
 #[tokio::test]
-async fn projected_files_have_their_modes_and_owners() {
+async fn volume_projected_file_modes_and_owners() {
     let gates = json!({"featureGates": {"ClusterTrustBundleProjection": true}});
     let cluster = Cluster::start_with(gates).await;
     let anchors = fs::read_to_string(cluster.apiserver.client_ca()).unwrap();
@@ -126,14 +126,14 @@ async fn projected_files_have_their_modes_and_owners() {
         spec["securityContext"] = context;
         cluster.create(name, spec).await;
     }
-    let look = "stat -L -c '%a %u %g' /p/token /p/same /s/a/b/c /s/a/key /m/bin";
+    let command = "stat -L -c '%a %u %g' /p/token /p/same /s/a/b/c /s/a/key /m/bin";
     for (name, expected) in [
         ("root", "440 0 0\n440 0 0\n511 0 0\n400 0 0\n644 0 0"),
         ("user", "600 1000 0\n440 0 0\n511 0 0\n400 0 0\n644 0 0"),
         ("group", "640 1000 4000\n440 0 4000\n551 0 4000\n440 0 4000\n644 0 4000"),
     ] {
         cluster.until_ready(name).await;
-        assert_eq!(say(&cluster, name, look), expected, "{name}");
+        assert_eq!(say(&cluster, name, command), expected, "{name}");
         assert_eq!(say(&cluster, name, "ls -A /m | grep -v '^[.][.]'"), ".dot\nbin\ntext");
         assert_eq!(say(&cluster, name, "cat /p/same /p/about/name /m/.dot"), format!("t{name}d"));
         assert_eq!(say(&cluster, name, "grep -c BEGIN /p/ca.pem"), "1");
@@ -152,7 +152,7 @@ async fn projected_files_have_their_modes_and_owners() {
 }
 
 #[tokio::test]
-async fn host_paths_are_checked_and_waited_for() {
+async fn volume_host_path_types_are_checked() {
     let cluster = Cluster::start().await;
     let dir = cluster.host.dir().join("paths");
     fs::create_dir_all(dir.join("dir")).unwrap();
@@ -196,7 +196,7 @@ async fn host_paths_are_checked_and_waited_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_told_in_upstreams_words() {
+async fn volume_errors_match_upstream() {
     let cluster = Cluster::start().await;
     let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
     let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), "default");
@@ -259,7 +259,7 @@ async fn what_cannot_be_had_is_told_in_upstreams_words() {
         assert_eq!(event.type_.as_deref(), Some("Warning"));
     }
     cluster.until_event("Failed", "Error: missing value for NEITHER, NONE").await;
-    // A volume that no container uses is in nobody's way.
+    // A volume that no container uses does not block the pod.
     let mut free = with_volumes(json!([{"name": "v", "emptyDir": {}}]));
     free["volumes"]
         .as_array_mut()
@@ -283,7 +283,7 @@ async fn what_cannot_be_had_is_told_in_upstreams_words() {
 
 /// A claim that is deleted stays for its pod, which goes on with it, whatever befalls the daemon.
 #[tokio::test]
-async fn a_pod_outlives_the_deletion_of_its_claim() {
+async fn volume_claim_deleted_during_use() {
     let mut cluster = Cluster::start().await;
     let data = cluster.host.dir().join("data");
     fs::create_dir(&data).unwrap();
@@ -312,7 +312,7 @@ async fn a_pod_outlives_the_deletion_of_its_claim() {
     assert!(claim.metadata.deletion_timestamp.is_some(), "it stays for the pod");
     cluster.node.daemon().kill().unwrap();
     cluster.node.restart(&cluster.host).unwrap();
-    wait_until(PATIENCE, "the node is ready", async || cluster.node_ready().await).await.unwrap();
+    wait_until(TIMEOUT, "the node is ready", async || cluster.node_ready().await).await.unwrap();
     fs::write(data.join("end"), "").unwrap();
     cluster
         .until("web", "runs again", |pod| match run_of(pod).0 {
@@ -323,8 +323,8 @@ async fn a_pod_outlives_the_deletion_of_its_claim() {
     cluster.until_ready("web").await;
     assert_eq!(fs::read_to_string(data.join("runs")).unwrap(), "run\nrun\n");
     cluster.delete("web").await;
-    cluster.until_traceless(&pod).await;
-    wait_until(PATIENCE, "the claim goes with the pod", async || match claims.get_opt("c").await {
+    cluster.until_removed(&pod).await;
+    wait_until(TIMEOUT, "the claim goes with the pod", async || match claims.get_opt("c").await {
         Ok(None) => Ok(()),
         other => Err(format!("{other:?}")),
     })

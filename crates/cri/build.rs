@@ -1,4 +1,4 @@
-//! Compiles `proto/cri` into `OUT_DIR`, with no `protoc` on the machine.
+//! Compiles `proto/cri` into `OUT_DIR`, without `protoc`.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     files.sort();
     tonic_prost_build::configure()
-        // the map type of the Kubernetes API types: labels pass without conversion
+        // the map type of the Kubernetes API types: labels need no conversion
         .btree_map(".")
-        // an exec's output can be megabytes: keep it in the buffer it came in
+        // the output of an exec can be megabytes: it is not copied
         .bytes(".runtime.v1.ExecSyncResponse")
-        // registry credentials must not reach a log by `{:?}`
+        // registry credentials must not be logged with `{:?}`
         .skip_debug([".runtime.v1.AuthConfig"])
-        // a method that a server leaves out answers Unimplemented
+        // methods that a server does not implement return Unimplemented
         .generate_default_stubs(true)
         .compile_fds(protox::compile(files, [dir])?)?;
     Ok(())

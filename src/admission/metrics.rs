@@ -1,4 +1,4 @@
-//! What was decided about pods, for those who scrape.
+//! Metrics of pod admission.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use longshore_metrics::{Kind, Labels, Registry};
 use super::Admission;
 
 impl Admission {
-    /// Has `registry` tell what is decided here, for as long as somebody decides.
-    pub fn tell(&self, registry: &Registry) {
+    /// Registers the metrics of admission.
+    pub fn register_metrics(&self, registry: &Registry) {
         let shared = Arc::downgrade(&self.shared);
         registry.collect(move |text| {
             let Some(shared) = shared.upgrade() else { return };

@@ -1,11 +1,10 @@
-//! The one place that decides whether the node takes a pod in. Decisions are made one after the
-//! other and cost no I/O; who is taken in holds a [`Reservation`] until nothing of it runs any more, and
-//! a critical pod gets the seats of others, whose workers are asked to end them. Workers ask
-//! before they do anything for a pod; a pod that was taken in before is only entered.
+//! Pod admission. Decisions are made one after the other and without I/O. An admitted pod holds a
+//! [`Reservation`] until nothing of it runs any more; a critical pod preempts others, which their
+//! workers terminate. A pod that was admitted before keeps its reservation without a new decision.
 //!
-//! Current limitations: nothing is asked of devices or a shutdown.
+//! Current limitations: device plugins and node shutdown are not considered.
 
-mod abilities;
+mod capabilities;
 mod metrics;
 mod reservation;
 #[cfg(test)]
@@ -21,7 +20,8 @@ use longshore_base::time;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::{Item, object};
 use longshore_pod::admission::{
-    self as rules, Abilities, AdmissionContext, Decision, Ledger, NodePressure, NodeView, Ticket,
+    self as rules, AdmissionContext, Decision, Ledger, NodeCapabilities, NodePressure, NodeView,
+    Ticket,
 };
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
@@ -30,44 +30,44 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-pub use abilities::abilities;
+pub use capabilities::capabilities;
 pub use reservation::{PreemptionWait, Reservation};
 
 use crate::terminator::{PodTerminator, Termination};
 
-/// How long the node's object may take to come when it is asked for anew.
-const NODE: Duration = Duration::from_secs(5);
+/// Timeout of reading the node object again.
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a decision needs to know.
+/// Inputs of decisions.
 #[derive(Debug)]
 pub struct Sources {
-    /// What can be done for pods here.
-    pub abilities: Abilities,
-    /// The node as it registers itself; the truth for as long as no other is told.
+    /// What the node supports.
+    pub capabilities: NodeCapabilities,
+    /// The node as it registers itself, used until the apiserver's object is known.
     pub own: Node,
-    /// The node as the apiserver tells it; `None`: there is none.
-    pub told: Option<Told>,
+    /// The node object of the apiserver; `None` without an apiserver.
+    pub api_node: Option<ApiNode>,
     /// What the node is short of.
     pub pressure: watch::Receiver<NodePressure>,
-    /// Events about pods that have to make way.
+    /// Events about preempted pods.
     pub pod_events: PodEventRecorder,
-    /// Ends them.
+    /// Terminates them.
     pub terminator: PodTerminator,
-    /// Who gives pods CPUs and memory of their own. What a pod got that is refused for something
-    /// else, its worker gives back.
+    /// CPU, memory and topology managers. The worker releases what they allocated to a pod that is
+    /// rejected for another reason.
     pub managers: Managers,
 }
 
-/// What the apiserver says of the node.
+/// The node object of the apiserver.
 #[derive(Debug)]
-pub struct Told {
-    /// Its object, if there is one.
+pub struct ApiNode {
+    /// The object, if it exists.
     pub node: watch::Receiver<Option<Arc<Node>>>,
-    /// Where that is asked for anew.
+    /// Client to read it again.
     pub api: Api<Item<Node>>,
 }
 
-/// Decides about pods. Cheap to clone.
+/// Admits pods. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Admission {
     shared: Arc<Shared>,
@@ -77,16 +77,16 @@ pub struct Admission {
 struct Shared {
     sources: Sources,
     state: Mutex<State>,
-    /// Changes whenever a pod gives back what it held.
+    /// Changes whenever a pod releases resources.
     released: watch::Sender<Freed>,
 }
 
-/// How a pod gave something back.
+/// How resources were released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
-    /// It has ended.
+    /// The pod has terminated.
     ByEnd,
-    /// It was given less, or has something else than before.
+    /// The pod was resized.
     ByResize,
 }
 
@@ -97,7 +97,7 @@ struct State {
     counts: Counts,
 }
 
-/// What is kept of a pod that was taken in.
+/// An admitted pod.
 #[derive(Clone, Debug)]
 struct Known {
     namespace: String,
@@ -106,45 +106,49 @@ struct Known {
     grace: Duration,
 }
 
-/// What was decided so far.
+/// Counts of decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Refused pods, by reason.
+    /// Rejected pods, by reason.
     pub rejections: BTreeMap<String, u64>,
-    /// Pods that had to make way, by the resource that was short.
+    /// Preempted pods, by the insufficient resource.
     pub preemptions: BTreeMap<String, u64>,
 }
 
-/// A pod that is not taken in.
+/// The rejection of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// What its status says.
+    /// Reason and message of its status.
     pub verdict: Verdict,
-    /// Whether other labels of the node would let it in, which are to be asked for anew.
+    /// Whether it may be admitted with other node labels, which are then read again.
     pub by_labels: bool,
 }
 
 impl Admission {
-    /// Nobody is taken in yet.
+    /// Without any pods.
     pub fn new(sources: Sources) -> Self {
         let (state, released) = (Mutex::default(), watch::Sender::new(Freed::ByEnd));
         Self { shared: Arc::new(Shared { sources, state, released }) }
     }
 
-    /// Decide about a new pod. Who is taken in holds a seat from now on, and has to wait for
-    /// [`Reservation::way`] to be clear before it uses it.
+    /// Decides about a new pod. An admitted pod has to wait for the end of
+    /// [`Reservation::take_preemption_wait`] before it uses its reservation.
     pub fn admit(&self, pod: &Pod) -> Result<Reservation, Refusal> {
-        let told = self.told();
-        self.admit_to(pod, told.as_deref().unwrap_or(&self.shared.sources.own))
+        let node = self.node();
+        self.admit_to(pod, node.as_deref().unwrap_or(&self.shared.sources.own))
     }
 
-    /// Decide once more about a pod that only labels keep out, by the labels of this moment: who
-    /// has set them may have been faster than our watch of the node. Counts the refusal.
-    pub async fn admit_anew(&self, pod: &Pod, refusal: Refusal) -> Result<Reservation, Verdict> {
-        let outcome = match &self.shared.sources.told {
-            Some(Told { api, .. }) if refusal.by_labels => {
+    /// Decides again about a pod that was rejected for node labels, with the current labels, as the
+    /// watch of the node may be late. Counts the rejection.
+    pub async fn admit_with_current_node(
+        &self,
+        pod: &Pod,
+        refusal: Refusal,
+    ) -> Result<Reservation, Verdict> {
+        let outcome = match &self.shared.sources.api_node {
+            Some(ApiNode { api, .. }) if refusal.by_labels => {
                 let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
-                match timeout(NODE, object(api.get(name))).await {
+                match timeout(NODE_TIMEOUT, object(api.get(name))).await {
                     Ok(Ok(node)) => self.admit_to(pod, &node),
                     _ => Err(refusal),
                 }
@@ -160,18 +164,17 @@ impl Admission {
         })
     }
 
-    /// Enter a pod that has been taken in before, whatever the node would say now.
+    /// Adds a pod that was admitted before, without a new decision.
     pub fn keep(&self, pod: &Pod) -> Reservation {
         self.shared.sources.managers.adopt(pod);
         let ticket = self.state().enter(pod);
         Reservation::new(self.shared.clone(), ticket, None)
     }
 
-    /// Whether the pod with that UID, which was taken in, may have what its spec requests now. It is
-    /// entered with that, and with what it has until then if that is more: ask again when it has
-    /// changed. Nobody has to make way for it.
+    /// Whether an admitted pod can be resized to what its spec requests now. Its reservation is the
+    /// maximum of old and new until this is called again after the resize. Never preempts pods.
     pub fn resize(&self, pod: &Pod) -> Result<(), Verdict> {
-        let (own, told) = (&self.shared.sources.own, self.told());
+        let (own, node) = (&self.shared.sources.own, self.node());
         let mut state = self.state();
         let uid = spec::uid(pod);
         let ticket = state.pods.iter().find(|(_, known)| known.uid == uid).map(|(at, _)| *at);
@@ -180,76 +183,77 @@ impl Admission {
         else {
             return Ok(());
         };
-        let node = NodeView::new(told.as_deref().unwrap_or(own), own);
-        let verdict = rules::refuses_resize(pod, &self.terms(&node, &state.ledger));
+        let node = NodeView::new(node.as_deref().unwrap_or(own), own);
+        let verdict = rules::check_resize(pod, &self.context(&node, &state.ledger));
         let seat = if verdict.is_none() { rules::Reservation::resized(pod) } else { before };
         state.ledger.put(ticket, seat);
         drop(state);
         match verdict {
             None => {
-                self.shared.released.send_replace(Freed::ByResize); // it may have less than before
+                self.shared.released.send_replace(Freed::ByResize); // it may hold less than before
                 Ok(())
             }
             Some(verdict) => Err(verdict),
         }
     }
 
-    /// Changes whenever a pod gives back something of what it held.
+    /// Changes whenever a pod releases resources.
     pub fn released(&self) -> watch::Receiver<Freed> {
         self.shared.released.subscribe()
     }
 
-    /// What was decided so far.
+    /// Counts of decisions.
     pub fn counts(&self) -> Counts {
         self.state().counts.clone()
     }
 
-    fn told(&self) -> Option<Arc<Node>> {
-        self.shared.sources.told.as_ref().and_then(|told| told.node.borrow().clone())
+    fn node(&self) -> Option<Arc<Node>> {
+        self.shared.sources.api_node.as_ref().and_then(|api_node| api_node.node.borrow().clone())
     }
 
-    fn terms<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> AdmissionContext<'a> {
+    fn context<'a>(&'a self, node: &'a NodeView<'a>, ledger: &'a Ledger) -> AdmissionContext<'a> {
         let sources = &self.shared.sources;
         let pressure = *sources.pressure.borrow();
-        AdmissionContext { abilities: &sources.abilities, node, ledger, pressure }
+        AdmissionContext { capabilities: &sources.capabilities, node, ledger, pressure }
     }
 
     fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Reservation, Refusal> {
         let node = NodeView::new(node, &self.shared.sources.own);
         let mut state = self.state();
         let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);
-        let decision = rules::decide(pod, &self.terms(&node, &state.ledger), managers);
-        let (victims, waits, lacking) = match decision {
-            Decision::Admit { victims, waits, lacking } => (victims, waits, lacking),
-            Decision::Refuse { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
+        let decision = rules::decide(pod, &self.context(&node, &state.ledger), managers);
+        let (victims, waits, insufficient) = match decision {
+            Decision::Admit { victims, waits, insufficient } => (victims, waits, insufficient),
+            Decision::Reject { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
         };
         let victims: Vec<Known> =
-            victims.into_iter().filter_map(|ticket| state.leave(ticket)).collect();
+            victims.into_iter().filter_map(|ticket| state.preempt(ticket)).collect();
         if !victims.is_empty() {
-            let count = state.counts.preemptions.entry(lacking.unwrap_or_default()).or_default();
+            let count =
+                state.counts.preemptions.entry(insufficient.unwrap_or_default()).or_default();
             *count = count.saturating_add(u64::try_from(victims.len()).unwrap_or(u64::MAX));
         }
-        let way = waits.then(|| PreemptionWait::new(&self.shared, &state));
+        let preemption_wait = waits.then(|| PreemptionWait::new(&self.shared, &state));
         let ticket = state.enter(pod);
         drop(state);
         for victim in victims {
             self.preempt(&victim, pod);
         }
-        Ok(Reservation::new(self.shared.clone(), ticket, way))
+        Ok(Reservation::new(self.shared.clone(), ticket, preemption_wait))
     }
 
     fn preempt(&self, victim: &Known, preemptor: &Pod) {
         let Shared { sources, .. } = &*self.shared;
-        let verdict = rules::preempted();
+        let verdict = rules::preemption_verdict();
         info!(
             pod = victim.name,
             namespace = victim.namespace,
             critical = spec::name(preemptor),
-            "pod makes way for a critical one"
+            "pod is preempted by a critical pod"
         );
         sources.pod_events.pod(&victim.reference(), true, &verdict.reason, &verdict.message);
         if !sources.terminator.terminate(&victim.uid, Termination { verdict, grace: None }) {
-            debug!(pod = victim.name, uid = victim.uid, "pod has ended already");
+            debug!(pod = victim.name, uid = victim.uid, "preempted pod has terminated already");
         }
     }
 
@@ -272,9 +276,9 @@ impl State {
         ticket
     }
 
-    /// The pod is to make way.
-    fn leave(&mut self, ticket: Ticket) -> Option<Known> {
-        self.ledger.leave(ticket);
+    /// Marks the pod as preempted.
+    fn preempt(&mut self, ticket: Ticket) -> Option<Known> {
+        self.ledger.preempt(ticket);
         self.pods.get(&ticket).cloned()
     }
 }
@@ -289,7 +293,7 @@ impl Known {
         }
     }
 
-    /// Enough of the pod for an event about it.
+    /// A reference for events.
     fn reference(&self) -> Pod {
         let mut pod = Pod::default();
         pod.metadata.namespace = Some(self.namespace.clone());

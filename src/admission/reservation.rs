@@ -1,4 +1,4 @@
-//! What a pod that was taken in holds, and the way to it.
+//! The reservation of an admitted pod, and the wait for the pods that it preempts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,29 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Freed, Shared, State};
 
-/// Pods that make way have at least this long, however short their grace.
+/// Minimum time to wait for preempted pods, however short their grace period.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// What a pod holds: given back when it is dropped.
+/// The resources that a pod holds, released on drop.
 #[derive(Debug)]
 pub struct Reservation {
     shared: Arc<Shared>,
     ticket: Ticket,
-    way: Option<PreemptionWait>,
+    preemption_wait: Option<PreemptionWait>,
 }
 
 impl Reservation {
-    pub(super) fn new(shared: Arc<Shared>, ticket: Ticket, way: Option<PreemptionWait>) -> Self {
-        Self { shared, ticket, way }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        ticket: Ticket,
+        preemption_wait: Option<PreemptionWait>,
+    ) -> Self {
+        Self { shared, ticket, preemption_wait }
     }
 
-    /// Those that have yet to end before the seat is free, if there are any. Told once.
-    pub fn way(&mut self) -> Option<PreemptionWait> {
-        self.way.take()
+    /// The wait for preempted pods, if there are any. Returned once.
+    pub fn take_preemption_wait(&mut self) -> Option<PreemptionWait> {
+        self.preemption_wait.take()
     }
 }
 
@@ -41,37 +45,37 @@ impl Drop for Reservation {
     }
 }
 
-/// Pods that end for another one.
+/// Waits for the termination of preempted pods.
 #[derive(Debug)]
 pub struct PreemptionWait {
     shared: Arc<Shared>,
-    leavers: Vec<Ticket>,
+    victims: Vec<Ticket>,
     pub(super) until: Instant,
 }
 
 impl PreemptionWait {
     pub(super) fn new(shared: &Arc<Shared>, state: &State) -> Self {
-        let leavers: Vec<Ticket> = state.ledger.leavers().collect();
+        let victims: Vec<Ticket> = state.ledger.victims().collect();
         let graces =
-            leavers.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
-        // Half of the grace once more, for the runtime to do what it is asked for.
-        let patience = graces
+            victims.iter().filter_map(|ticket| state.pods.get(ticket)).map(|pod| pod.grace);
+        // Half of the grace period more, for the runtime.
+        let timeout = graces
             .map(|grace| grace.saturating_add(time::part(grace, 2)))
             .fold(LEAST, Duration::max);
-        Self { shared: shared.clone(), leavers, until: time::after(patience) }
+        Self { shared: shared.clone(), victims, until: time::after(timeout) }
     }
 
-    /// Until all of them have ended, or long enough: what the node cannot do without waits for no
-    /// runtime that hangs. May be dropped and called again.
-    pub async fn cleared(&mut self) {
+    /// Waits until all have terminated, with a timeout in case the runtime hangs. May be dropped and
+    /// called again.
+    pub async fn finished(&mut self) {
         let mut released = self.shared.released.subscribe();
-        let gone = async { while !self.is_clear() && released.changed().await.is_ok() {} };
+        let gone = async { while !self.is_finished() && released.changed().await.is_ok() {} };
         if timeout_at(self.until, gone).await.is_ok() {
             return;
         }
         let late: Vec<_> = {
             let state = self.shared.state();
-            self.leavers.iter().filter_map(|ticket| state.pods.get(ticket).cloned()).collect()
+            self.victims.iter().filter_map(|ticket| state.pods.get(ticket).cloned()).collect()
         };
         for pod in late {
             let message = "Container runtime did not kill the pod within specified grace period.";
@@ -80,8 +84,8 @@ impl PreemptionWait {
         }
     }
 
-    fn is_clear(&self) -> bool {
+    fn is_finished(&self) -> bool {
         let state = self.shared.state();
-        !self.leavers.iter().any(|ticket| state.ledger.has(*ticket))
+        !self.victims.iter().any(|ticket| state.ledger.has(*ticket))
     }
 }

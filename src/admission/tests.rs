@@ -20,7 +20,7 @@ fn admission(pressure: NodePressure) -> Admission {
     });
     let (recorder, _) = Recorder::start(None, "n");
     Admission::new(Sources {
-        abilities: Abilities {
+        capabilities: NodeCapabilities {
             sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
             app_armor: false,
             supplemental_groups_policy: false,
@@ -28,7 +28,7 @@ fn admission(pressure: NodePressure) -> Admission {
             toleration_comparisons: false,
         },
         own: serde_json::from_value(node).unwrap(),
-        told: None,
+        api_node: None,
         pressure: watch::channel(pressure).1,
         pod_events: PodEventRecorder::new(recorder),
         terminator: PodTerminator::default(),
@@ -55,11 +55,11 @@ fn reason(outcome: Result<Reservation, Refusal>) -> Option<String> {
 }
 
 #[tokio::test]
-async fn pods_that_come_together_do_not_get_the_last_seat_twice() {
+async fn admission_of_concurrent_pods_does_not_overcommit() {
     let admission = admission(NodePressure::default());
     let barrier = Barrier::new(8);
-    let seats: Vec<_> = std::thread::scope(|scope| {
-        let ask = |index: usize| {
+    let reservations: Vec<_> = std::thread::scope(|scope| {
+        let admit = |index: usize| {
             let (admission, barrier) = (&admission, &barrier);
             scope.spawn(move || {
                 let pod = pod(&format!("p{index}"), "1500m", 0);
@@ -67,18 +67,18 @@ async fn pods_that_come_together_do_not_get_the_last_seat_twice() {
                 admission.admit(&pod)
             })
         };
-        let asked: Vec<_> = (0..8).map(ask).collect();
-        asked.into_iter().filter_map(|asked| asked.join().unwrap().ok()).collect()
+        let threads: Vec<_> = (0..8).map(admit).collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap().ok()).collect()
     });
-    assert_eq!(seats.len(), 2);
+    assert_eq!(reservations.len(), 2);
     let late = || admission.admit(&pod("late", "1500m", 0));
     assert_eq!(reason(late()).as_deref(), Some("OutOfcpu"));
-    drop(seats);
+    drop(reservations);
     assert_eq!(reason(late()), None, "who has ended holds nothing");
 }
 
 #[tokio::test]
-async fn who_was_taken_in_before_stays_and_counts() {
+async fn admission_keeps_and_counts_admitted_pods() {
     let admission = admission(NodePressure { disk: true, ..NodePressure::default() });
     assert_eq!(reason(admission.admit(&pod("new", "1", 0))).as_deref(), Some("Evicted"));
     let kept: Vec<_> = (0..3).map(|n| admission.keep(&pod(&format!("p{n}"), "2", 0))).collect();
@@ -89,50 +89,50 @@ async fn who_was_taken_in_before_stays_and_counts() {
 }
 
 #[tokio::test]
-async fn a_critical_pod_waits_for_those_that_make_way_but_not_forever() {
+async fn admission_of_critical_pod_waits_for_victims_with_a_timeout() {
     let admission = admission(NodePressure::default());
     let mut victim = Some(admission.admit(&pod("victim", "3", 0)).unwrap());
-    assert!(victim.as_mut().unwrap().way().is_none(), "nobody is in the way");
+    assert!(victim.as_mut().unwrap().take_preemption_wait().is_none(), "no victims");
     let other = admission.admit(&pod("other", "1", 0)).unwrap();
-    let mut seat = admission.admit(&pod("critical", "2", CRITICAL)).unwrap();
-    let mut way = seat.way().unwrap();
-    assert!(seat.way().is_none());
+    let mut reservation = admission.admit(&pod("critical", "2", CRITICAL)).unwrap();
+    let mut wait = reservation.take_preemption_wait().unwrap();
+    assert!(reservation.take_preemption_wait().is_none());
     let soon = Duration::from_millis(100);
-    assert!(timeout(soon, way.cleared()).await.is_err());
+    assert!(timeout(soon, wait.finished()).await.is_err());
     drop(other);
-    assert!(timeout(soon, way.cleared()).await.is_err(), "another one's end is no matter");
-    let clear = tokio::spawn(async move { way.cleared().await });
+    assert!(timeout(soon, wait.finished()).await.is_err(), "another one's end is no matter");
+    let clear = tokio::spawn(async move { wait.finished().await });
     drop(victim.take());
     timeout(Duration::from_secs(5), clear).await.unwrap().unwrap();
 
     // A victim that does not end is waited for as long as it may take, and half of that again.
     let stuck = admission.admit(&pod("stuck", "2", 0)).unwrap();
-    let mut seat = admission.admit(&pod("impatient", "1", CRITICAL)).unwrap();
-    let mut way = seat.way().unwrap();
-    let patience = way.until.duration_since(Instant::now()).as_secs_f64().round();
-    assert_eq!(patience, 30.0);
-    way.until = Instant::now() + soon;
-    timeout(Duration::from_secs(5), way.cleared()).await.unwrap();
+    let mut reservation = admission.admit(&pod("impatient", "1", CRITICAL)).unwrap();
+    let mut wait = reservation.take_preemption_wait().unwrap();
+    let remaining = wait.until.duration_since(Instant::now()).as_secs_f64().round();
+    assert_eq!(remaining, 30.0);
+    wait.until = Instant::now() + soon;
+    timeout(Duration::from_secs(5), wait.finished()).await.unwrap();
     drop(stuck);
 }
 
 #[tokio::test]
-async fn victims_are_ended_with_the_reason() {
+async fn admission_preemption_terminates_victims_with_its_reason() {
     let admission = admission(NodePressure::default());
-    let seats: Vec<_> =
+    let reservations: Vec<_> =
         ["a", "b"].iter().map(|uid| admission.admit(&pod(uid, "2", 0)).unwrap()).collect();
     let orders = admission.shared.sources.terminator.listen("b");
     let _critical = admission.admit(&pod("critical", "1", CRITICAL)).unwrap();
     let end = orders().unwrap();
     assert_eq!((end.verdict.reason.as_str(), end.grace), ("Preempting", None));
     assert_eq!(end.verdict.message, "Preempted in order to admit critical pod");
-    let told = "Pod was preempted by Kubelet to accommodate a critical pod.";
-    assert_eq!(end.verdict.disruption.as_deref(), Some(told));
-    drop(seats);
+    let message = "Pod was preempted by Kubelet to accommodate a critical pod.";
+    assert_eq!(end.verdict.disruption.as_deref(), Some(message));
+    drop(reservations);
 }
 
 #[tokio::test]
-async fn a_resize_takes_what_is_free_and_keeps_what_it_has_otherwise() {
+async fn admission_of_resize_needs_free_resources() {
     let admission = admission(NodePressure::default());
     let _other = admission.admit(&pod("other", "1", 0)).unwrap();
     let _seat = admission.admit(&pod("p", "1", 0)).unwrap();
@@ -150,7 +150,7 @@ async fn a_resize_takes_what_is_free_and_keeps_what_it_has_otherwise() {
 }
 
 #[tokio::test]
-async fn refusals_are_counted_once_they_are_told() {
+async fn admission_rejections_are_counted() {
     let admission = admission(NodePressure::default());
     let (big, elsewhere) = (pod("big", "9", 0), {
         let mut pod = pod("elsewhere", "1", 0);
@@ -159,7 +159,7 @@ async fn refusals_are_counted_once_they_are_told() {
     });
     for pod in [&big, &big, &elsewhere] {
         let refusal = admission.admit(pod).unwrap_err();
-        assert!(admission.admit_anew(pod, refusal).await.is_err());
+        assert!(admission.admit_with_current_node(pod, refusal).await.is_err());
     }
     let counted: HashSet<_> = admission.counts().rejections.into_iter().collect();
     assert_eq!(counted, [("OutOfcpu".to_owned(), 2), ("Other".to_owned(), 1)].into());

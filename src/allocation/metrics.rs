@@ -1,4 +1,4 @@
-//! What becomes of resizes.
+//! Metrics of resizes.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use longshore_pod::resize;
 
 use super::Shared;
 
-/// What is counted of resizes. Cheap to clone.
+/// Metrics of resizes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     requested: Family<Counter, 3>,
     durations: Family<Histogram, 1>,
     pub(super) infeasible: Family<Counter, 1>,
-    /// Resizes that had to wait, by what let them be tried again.
+    /// Deferred resizes that were accepted, by trigger.
     pub(super) accepted: Family<Counter, 1>,
     in_progress: Gauge,
 }
@@ -81,8 +81,8 @@ impl Drop for InProgress {
     }
 }
 
-/// Has `registry` tell which resizes are not made, for as long as somebody decides.
-pub(super) fn tell(registry: &Registry, shared: Weak<Shared>) {
+/// Registers the metric of pending resizes.
+pub(super) fn register(registry: &Registry, shared: Weak<Shared>) {
     registry.collect(move |text| {
         let Some(shared) = shared.upgrade() else { return };
         let help = "Resizes of pods that are not made, or not yet.";

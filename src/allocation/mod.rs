@@ -1,10 +1,10 @@
-//! What each pod has been given of what it asks for, and what of that is in force; kept on disk as
-//! upstream keeps it, so that a node can change hands. A resize is decided here: workers hold their
-//! pods, ask for them as they were given, and hear when that changes.
+//! Allocated and actuated resources of pods, in checkpoints of upstream's format, so that a node can be
+//! switched between the two. Resizes are decided here: workers read the allocated pod, and are notified
+//! of changes.
 //!
-//! Current limitations: a critical pod's resize preempts nobody.
+//! Current limitations: the resize of a critical pod preempts no others.
 
-mod ledger;
+mod checkpoint;
 mod metrics;
 
 use std::collections::HashMap;
@@ -22,30 +22,30 @@ use tokio::time::timeout;
 
 use crate::admission::{Admission, Freed};
 
-pub use ledger::Error;
-use ledger::Ledger;
+use checkpoint::Checkpoint;
+pub use checkpoint::Error;
 use longshore_client::events::PodEventRecorder;
 use longshore_podstate::desired::Desired;
 pub(crate) use metrics::{InProgress, Metrics};
 
-/// Files in the daemon's root directory. The names are upstream's.
+/// Checkpoint files in the root directory, as upstream's.
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
-/// How often what waits is tried again, if nothing happens that could help it.
+/// Interval of retries of deferred resizes.
 const RETRY: Duration = Duration::from_secs(180);
 
-/// What was decided about one pod's resize.
+/// The decision about a pod's resize.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What the pod asks for and was not given.
+    /// The pending resize.
     pub pending: Option<Pending>,
-    /// How many times it was given something else since it is held.
+    /// Number of accepted resizes.
     pub grants: u64,
-    /// The generation that asked for the last of them.
+    /// Generation of the last accepted resize.
     pub generation: Option<i64>,
 }
 
-/// Why resizes that wait are tried again.
+/// Triggers of retries.
 #[derive(Clone, Copy, Debug)]
 enum Trigger {
     Time,
@@ -66,21 +66,21 @@ impl Trigger {
     }
 }
 
-/// What decisions are made by.
+/// Inputs of decisions.
 pub struct Parts {
-    /// The pods.
+    /// The desired pods.
     pub desired: Desired,
-    /// Who tells events.
+    /// Events of pods.
     pub pod_events: PodEventRecorder,
-    /// Who knows what the node has left.
+    /// Pod admission.
     pub admission: Admission,
-    /// What of the node forbids a resize.
+    /// Properties of the node that forbid a resize.
     pub rules: Rules,
     /// The feature gates in force.
     pub gates: Gates,
 }
 
-/// Handle to what pods have been given. Cheap to clone.
+/// Handle to the allocated resources. Cheap to clone.
 #[derive(Clone)]
 pub struct Allocation {
     shared: Arc<Shared>,
@@ -89,50 +89,50 @@ pub struct Allocation {
 struct Shared {
     parts: Parts,
     metrics: Metrics,
-    /// What was given.
-    allocated: Ledger,
-    /// What is in force.
-    actuated: Ledger,
+    /// Allocated resources.
+    allocated: Checkpoint,
+    /// Actuated resources.
+    actuated: Checkpoint,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     decisions: HashMap<String, watch::Sender<Decision>>,
-    /// Pods that wait to be given what they ask for, by UID, and since when.
+    /// Pods with a deferred resize, by UID, and since when.
     queue: Vec<(String, Timestamp)>,
 }
 
 impl Allocation {
-    /// Read back what was given to pods before. What becomes of resizes is told to `registry`.
+    /// Restores the checkpoints. Registers the metrics of resizes with `registry`.
     pub fn open(root_dir: &Path, parts: Parts, registry: &Registry) -> Result<Self, Error> {
         let shared = Shared {
             parts,
             metrics: Metrics::new(registry),
-            allocated: Ledger::open(root_dir.join(ALLOCATED))?,
-            actuated: Ledger::open(root_dir.join(ACTUATED))?,
+            allocated: Checkpoint::open(root_dir.join(ALLOCATED))?,
+            actuated: Checkpoint::open(root_dir.join(ACTUATED))?,
             state: Mutex::default(),
         };
         let shared = Arc::new(shared);
-        metrics::tell(registry, Arc::downgrade(&shared));
+        metrics::register(registry, Arc::downgrade(&shared));
         Ok(Self { shared })
     }
 
-    /// What is counted of resizes.
+    /// Metrics of resizes.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 
-    /// Keep what is known on disk, and try again what waits, for ever.
+    /// Writes the checkpoints and retries deferred resizes. Never ends.
     pub async fn run(self) {
         let Shared { allocated, actuated, parts, .. } = &*self.shared;
         let decide = async {
             if parts.desired.synced().wait_for(|synced| *synced).await.is_err() {
                 return;
             }
-            // What ended while nobody looked.
-            for ledger in [allocated, actuated] {
-                ledger.retain(|uid| parts.desired.has(uid));
+            // Pods that were removed while the daemon was down.
+            for checkpoint in [allocated, actuated] {
+                checkpoint.retain(|uid| parts.desired.has(uid));
             }
             let mut released = parts.admission.released();
             let mut trigger = Trigger::Time;
@@ -147,39 +147,39 @@ impl Allocation {
         tokio::join!(allocated.keep(), actuated.keep(), decide);
     }
 
-    /// Write what is not on disk yet.
+    /// Writes pending changes of the checkpoints.
     pub async fn flush(&self) {
         self.shared.allocated.write().await;
         self.shared.actuated.write().await;
     }
 
-    /// What is decided about the pod with that UID, from now on.
+    /// Decisions about the pod with that UID.
     pub fn subscribe(&self, uid: &str) -> watch::Receiver<Decision> {
         self.state().decisions.entry(uid.to_owned()).or_default().subscribe()
     }
 
-    /// The pod as it may run: with what it was given, if that differs from what it asks for.
+    /// The pod with its allocated resources.
     pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let given = self.shared.allocated.get(spec::uid(pod));
         let allocated = given.and_then(|given| resize::allocated(pod, &given, self.gates()));
         allocated.map_or_else(|| pod.clone(), Arc::new)
     }
 
-    /// What the pod's containers run with.
+    /// The actuated resources of the pod.
     pub fn actuated(&self, uid: &str) -> Arc<PodResources> {
         self.shared.actuated.get(uid).unwrap_or_default()
     }
 
-    /// The pod is taken in: it is given what it asks for, unless it was given something before.
-    pub fn hold(&self, pod: &Arc<Pod>) {
+    /// Allocates the resources of an admitted pod, unless some are allocated already.
+    pub fn allocate(&self, pod: &Arc<Pod>) {
         let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return };
         let Shared { allocated, actuated, .. } = &*self.shared;
         if allocated.get(uid).is_none() {
-            allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
+            allocated.set(uid, PodResources::requested(pod_spec, self.gates()));
         }
         let allocated = self.allocated(pod);
         if let Some(given) = &allocated.spec {
-            // What is not known to run with something else runs with what it was given.
+            // Containers without actuated resources run with the allocated ones.
             let mut all = PodResources::in_force(given, self.gates());
             let known = self.actuated(uid);
             all.containers.extend(known.containers.clone());
@@ -192,42 +192,42 @@ impl Allocation {
         if !Arc::ptr_eq(&allocated, pod) {
             state.decision(uid).send_modify(|decision| decision.pending = pending_of(pod));
         }
-        self.look_at(&mut state, pod, Trigger::Added);
+        self.update_queue(&mut state, pod, Trigger::Added);
     }
 
-    /// The pod asks for something else than before, if it is held.
+    /// Handles an update of an allocated pod.
     pub fn review(&self, before: &Pod, pod: &Arc<Pod>) {
         if self.shared.allocated.get(spec::uid(pod)).is_some() {
             self.shared.metrics.requested(before, pod);
-            self.look_at(&mut self.state(), pod, Trigger::Changed);
+            self.update_queue(&mut self.state(), pod, Trigger::Changed);
         }
     }
 
-    fn look_at(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {
+    fn update_queue(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {
         let uid = spec::uid(pod);
         state.queue.retain(|(waiting, _)| waiting != uid);
         if Arc::ptr_eq(&self.allocated(pod), pod) {
-            // Taken back, if there was anything to wait for.
+            // A pending resize was reverted.
             state.decision(uid).send_if_modified(|decision| decision.pending.take().is_some());
             return;
         }
-        let since = waits_since(pod).unwrap_or_else(Timestamp::now);
+        let since = pending_since(pod).unwrap_or_else(Timestamp::now);
         state.queue.push((uid.to_owned(), since));
         self.retry(state, trigger);
     }
 
-    /// A container is made with these resources. What could be mistaken after a crash for another
-    /// change to make is on disk before this returns.
+    /// A container is created with these resources. A change is in the checkpoint before this returns,
+    /// so that it is not taken for a pending resize after a crash.
     pub async fn container_made(&self, pod: &Pod, container: &Container) {
         let Some(pod_spec) = &pod.spec else { return };
         let resources = resize::effective(pod_spec, container, self.gates());
-        let ledger = &self.shared.actuated;
+        let checkpoint = &self.shared.actuated;
         if self.note_container(pod, &container.name, resources) {
-            ledger.written().await;
+            checkpoint.written().await;
         }
     }
 
-    /// A container that runs was given these resources.
+    /// A running container was resized.
     pub fn container_resized(&self, pod: &Pod, name: &str) {
         let Some(pod_spec) = &pod.spec else { return };
         let container = spec::containers(pod_spec).find(|(_, container)| container.name == name);
@@ -236,7 +236,7 @@ impl Allocation {
         self.note_container(pod, name, resources);
     }
 
-    /// Tells whether something else was known.
+    /// Returns whether other resources were known.
     fn note_container(&self, pod: &Pod, name: &str, resources: ResourceRequirements) -> bool {
         let uid = spec::uid(pod);
         let mut all = (*self.actuated(uid)).clone();
@@ -248,7 +248,7 @@ impl Allocation {
         changed && before.is_some()
     }
 
-    /// The pod as a whole was given what it asks for.
+    /// The pod-level resources were actuated.
     pub fn pod_resized(&self, pod: &Pod) {
         let uid = spec::uid(pod);
         let own = pod.spec.as_ref().and_then(|spec| spec.resources.clone());
@@ -260,7 +260,7 @@ impl Allocation {
         }
     }
 
-    /// The pod holds nothing any more.
+    /// Releases the resources of the pod.
     pub fn release(&self, uid: &str) {
         let mut state = self.state();
         state.decisions.remove(uid);
@@ -269,9 +269,9 @@ impl Allocation {
         self.shared.actuated.remove(uid);
     }
 
-    /// Decide about all that wait, those that matter most first.
+    /// Retries deferred resizes in order of priority.
     fn retry(&self, state: &mut State, trigger: Trigger) {
-        // Until then, it is not known who else is there.
+        // Other pods are not known before.
         if state.queue.is_empty() || !*self.shared.parts.desired.synced().borrow() {
             return;
         }
@@ -291,7 +291,7 @@ impl Allocation {
         }
     }
 
-    /// Tells whether the pod is to wait.
+    /// Returns whether the resize is deferred.
     fn decide(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) -> bool {
         let (Some(pod_spec), uid) = (&pod.spec, spec::uid(pod)) else { return false };
         let allocated = self.allocated(pod);
@@ -313,7 +313,7 @@ impl Allocation {
                 }),
         };
         let Some((reason, message)) = refusal else {
-            self.shared.allocated.set(uid, PodResources::asked(pod_spec, self.gates()));
+            self.shared.allocated.set(uid, PodResources::requested(pod_spec, self.gates()));
             let waited =
                 decision.borrow().pending.as_ref().is_some_and(|before| !before.infeasible);
             if waited {
@@ -331,7 +331,7 @@ impl Allocation {
         let infeasible = reason == "Infeasible";
         let pending = Pending { infeasible, message, generation };
         let text = resize::message(&reason, pod, generation, &pending.message);
-        let is_news = decision.borrow().pending.as_ref().is_none_or(|before| {
+        let is_new = decision.borrow().pending.as_ref().is_none_or(|before| {
             (before.infeasible, before.generation) != (infeasible, generation)
         });
         decision.send_if_modified(|decision| {
@@ -339,7 +339,7 @@ impl Allocation {
             decision.pending = Some(pending);
             changed
         });
-        if is_news {
+        if is_new {
             let reason = if infeasible { "ResizeInfeasible" } else { "ResizeDeferred" };
             self.shared.parts.pod_events.pod(pod, true, reason, &text);
         }
@@ -361,7 +361,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many pods ask for what they were not given, for ever or for now.
+    /// Number of infeasible or deferred resizes.
     fn pending(&self, infeasible: bool) -> usize {
         let state = self.state();
         let pending = |decision: &watch::Sender<Decision>| {
@@ -377,12 +377,12 @@ impl State {
     }
 }
 
-/// What an earlier daemon told, so that it is no news to this one.
+/// The pending resize that an earlier daemon reported.
 fn pending_of(pod: &Pod) -> Option<Pending> {
-    status::resize_told(pod.status.as_ref()?).0
+    status::resize_status(pod.status.as_ref()?).0
 }
 
-fn waits_since(pod: &Pod) -> Option<Timestamp> {
+fn pending_since(pod: &Pod) -> Option<Timestamp> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let pending = conditions.iter().find(|condition| condition.type_ == "PodResizePending")?;
     Some(pending.last_transition_time.as_ref()?.0)

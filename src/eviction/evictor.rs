@@ -1,4 +1,4 @@
-//! Brings pods to their end for the node's sake, and waits until that has come.
+//! Evicts pods, and waits for their termination.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,23 +19,23 @@ use tracing::{info, warn};
 use super::Metrics;
 use crate::terminator::{PodTerminator, Termination};
 
-/// Grace of a pod that has to go at once.
-pub(super) const AT_ONCE: Duration = Duration::from_secs(1);
-/// How long a pod may take to give back what it has, once its grace is over.
+/// Grace period of a hard eviction.
+pub(super) const IMMEDIATE: Duration = Duration::from_secs(1);
+/// How long a pod may take to release its resources after its grace period.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// How often it is asked whether its volumes are gone.
+/// Poll interval for the removal of volumes.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Why a pod has to go.
-pub(super) struct Sentence {
-    /// What showed it, by the name under which it is counted.
+/// Request to evict a pod.
+pub(super) struct EvictionRequest {
+    /// Eviction signal, the label of the metrics.
     pub(super) signal: &'static str,
     pub(super) message: String,
-    /// For the event.
+    /// Annotations of the event.
     pub(super) annotations: BTreeMap<String, String>,
-    /// How long its containers may take; `None`: as long as the pod itself allows.
+    /// Grace period; `None`: the pod's own.
     pub(super) grace: Option<Duration>,
-    /// Whether it is no fault of the pod's own.
+    /// Whether the pod gets the condition `DisruptionTarget`.
     pub(super) disruption: bool,
 }
 
@@ -51,8 +51,8 @@ struct Shared {
     terminator: PodTerminator,
     pod_events: PodEventRecorder,
     pods_dir: PathBuf,
-    /// Pods that were told to go, by UID, and the grace that they were given.
-    told: Mutex<HashMap<String, Option<Duration>>>,
+    /// Pods that are being evicted, by UID, and their grace periods.
+    evicting: Mutex<HashMap<String, Option<Duration>>>,
     metrics: Metrics,
 }
 
@@ -65,40 +65,41 @@ impl Evictor {
         root_dir: &Path,
         metrics: Metrics,
     ) -> Self {
-        let (pods_dir, told) = (root_dir.join("pods"), Mutex::default());
-        let shared = Shared { desired, observer, terminator, pod_events, pods_dir, told, metrics };
+        let (pods_dir, evicting) = (root_dir.join("pods"), Mutex::default());
+        let shared =
+            Shared { desired, observer, terminator, pod_events, pods_dir, evicting, metrics };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Pods of which something runs.
+    /// Pods with running containers.
     pub(super) fn active(&self) -> Vec<Arc<Pod>> {
         let mut pods = self.shared.desired.pods();
         // No code panics while it holds the lock.
-        let mut told = self.shared.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if !told.is_empty() {
-            told.retain(|uid, _| pods.iter().any(|pod| spec::uid(pod) == uid));
+        let mut evicting = self.shared.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !evicting.is_empty() {
+            evicting.retain(|uid, _| pods.iter().any(|pod| spec::uid(pod) == uid));
         }
-        drop(told);
+        drop(evicting);
         let observer = &self.shared.observer;
         pods.retain(|pod| observer.pod(spec::uid(pod)).is_some_and(|seen| seen.is_active()));
         pods
     }
 
-    /// Tell the pod to go. A critical one stays, and one that was told already is told again only
-    /// to hurry.
-    pub(super) fn evict(&self, pod: &Pod, sentence: Sentence) -> bool {
+    /// Evicts the pod, unless it is critical. An eviction in progress is only updated with a shorter
+    /// grace period.
+    pub(super) fn evict(&self, pod: &Pod, request: EvictionRequest) -> bool {
         if spec::is_critical(pod) {
-            warn!(pod = describe(pod), "the pod is critical and stays");
+            warn!(pod = describe(pod), "cannot evict a critical pod");
             return false;
         }
-        let Sentence { signal, message, annotations, grace, disruption } = sentence;
+        let EvictionRequest { signal, message, annotations, grace, disruption } = request;
         let uid = spec::uid(pod);
-        let mut told = self.shared.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut evicting = self.shared.evicting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_sooner = |known: &Option<Duration>| match (known, grace) {
             (Some(known), Some(grace)) => grace < *known,
             (known, _) => known.is_none() && grace.is_some(),
         };
-        if told.get(uid).is_some_and(|known| !is_sooner(known)) {
+        if evicting.get(uid).is_some_and(|known| !is_sooner(known)) {
             return false;
         }
         let mut verdict = Verdict::failed(REASON, message.clone());
@@ -106,31 +107,31 @@ impl Evictor {
         if !self.shared.terminator.terminate(uid, Termination { verdict, grace }) {
             return false;
         }
-        if told.insert(uid.to_owned(), grace).is_none() {
+        if evicting.insert(uid.to_owned(), grace).is_none() {
             self.shared.metrics.evicted(signal);
         }
-        drop(told);
+        drop(evicting);
         info!(pod = describe(pod), ?grace, message, "pod is evicted");
         self.shared.pod_events.pod_warning_with(pod, REASON, &message, annotations);
         true
     }
 
-    /// Until the pod has given back what it had, or has had time enough to do so.
+    /// Waits until the pod has released its resources, with a timeout.
     pub(super) async fn ended(&self, pod: &Pod, grace: Option<Duration>) {
         let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
         let own = time::seconds(own.filter(|own| *own >= 0).unwrap_or(30));
         let uid = spec::uid(pod);
         let ending = async {
             let mut seen = self.shared.observer.subscribe(uid);
-            let _ = seen.wait_for(|pod| !pod.is_active()).await; // or the daemon stops
+            let _ = seen.wait_for(|pod| !pod.is_active()).await; // an error: the daemon stops
             let volumes = self.shared.pods_dir.join(uid).join("volumes");
             while tokio::fs::try_exists(&volumes).await.unwrap_or(false) {
                 sleep(POLL).await;
             }
         };
         match timeout(grace.unwrap_or(own).saturating_add(CLEAN_UP), ending).await {
-            Ok(()) => info!(pod = describe(pod), "the pod has given back what it had"),
-            Err(_) => warn!(pod = describe(pod), "the pod has not given back what it had in time"),
+            Ok(()) => info!(pod = describe(pod), "evicted pod has terminated"),
+            Err(_) => warn!(pod = describe(pod), "timeout waiting for an evicted pod to terminate"),
         }
     }
 }

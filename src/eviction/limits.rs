@@ -1,4 +1,4 @@
-//! Pods that store more than their limits allow have to go, whatever the node has left.
+//! Evicts pods that exceed their ephemeral storage limits.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use longshore_pod::spec;
 use longshore_resources::stats::{Depth, Stats};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::evictor::{AT_ONCE, Evictor, Sentence};
+use super::evictor::{EvictionRequest, Evictor, IMMEDIATE};
 
-/// How often limits are looked at.
+/// Interval of checks.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How old what is known may be: what was read for this in the last turn is too old.
+/// Maximum age of statistics, less than the interval.
 const MAX_AGE: Duration = Duration::from_secs(5);
-/// How old may be what is known of where file systems are.
+/// Maximum age of the file system layout.
 const LAYOUT_AGE: Duration = Duration::from_secs(60);
 
-/// Watch over the limits. Costs nothing for pods without any.
+/// Checks the limits. Costs nothing for pods without any.
 pub(super) async fn watch(stats: &Stats, evictor: &Evictor) {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -43,14 +43,14 @@ async fn check(stats: &Stats, evictor: &Evictor) {
         let usage = usages.get(spec::uid(pod));
         let over = usage.and_then(|usage| exceeded(pod, usage, layout));
         if let Some(over) = over {
-            let sentence = Sentence {
+            let request = EvictionRequest {
                 signal: over.signal,
                 message: over.message,
                 annotations: [].into(),
-                grace: Some(AT_ONCE),
+                grace: Some(IMMEDIATE),
                 disruption: false,
             };
-            evictor.evict(pod, sentence);
+            evictor.evict(pod, request);
         }
     }
 }

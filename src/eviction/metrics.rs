@@ -1,10 +1,10 @@
-//! Which pods had to go, and how long that took to see.
+//! Metrics of eviction.
 
 use std::time::Instant;
 
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
-/// What eviction counts. Cheap to clone.
+/// Metrics of eviction. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     evictions: Family<Counter, 1>,
@@ -29,12 +29,12 @@ impl Metrics {
         }
     }
 
-    /// A pod was told to go, for that signal.
+    /// A pod was evicted for that signal.
     pub(super) fn evicted(&self, signal: &'static str) {
         self.evictions.with([signal]).inc();
     }
 
-    /// It was, for figures that were read at that moment.
+    /// A pod was selected by statistics that were read at that time.
     pub(super) fn decided(&self, signal: &'static str, read: Instant) {
         self.ages.with([signal]).took(read.elapsed());
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evictions_are_told_as_dashboards_ask() {
+    fn eviction_metrics_have_upstream_names() {
         let registry = Registry::default();
         let metrics = Metrics::new(&registry);
         metrics.evicted("memory.available");

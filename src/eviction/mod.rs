@@ -1,22 +1,19 @@
-//! Keeps the node alive when it runs short of memory, disk or process ids: tells so, makes room
-//! where it can, and else ends pods, one at a time. What to do follows from [`longshore_pod`]'s
-//! rules, figures come from the `stats` room, and workers end their pods themselves.
+//! The eviction manager: under memory, disk or PID pressure it reports node conditions, reclaims
+//! node-level resources ([`Reclaim`]), and evicts pods, one at a time. The rules are in
+//! [`longshore_pod`], statistics come from `stats`, and workers terminate their pods.
 //!
-//! The nearer a threshold, the more often it is looked at, so that it is met at no surprise; the
-//! kernel wakes the room when tasks stall for memory. Under pressure, looks and ends of pods
-//! follow each other within a second, where upstream looks each ten.
+//! Signals are sampled the more often the nearer they are to a threshold, and on notifications of the
+//! kernel about memory pressure. Under pressure they are sampled every second; upstream's interval is
+//! ten seconds.
 //!
-//! Who can make room without ending a pod does so by [`Reclaim`].
-//!
-//! As upstream, the node tells its conditions and leaves the taints that follow from them to the
-//! node lifecycle controller.
+//! As upstream, taints are left to the node lifecycle controller.
 
 mod evictor;
 mod limits;
 mod metrics;
-mod relief;
+mod notifier;
+mod reclaimer;
 mod sampler;
-mod wake;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +22,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_config::Config;
-use longshore_pod::eviction::{NodePressure, Tracker, pointless};
+use longshore_pod::eviction::{NodePressure, Tracker, ineffective_soft_thresholds};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_resources::stats::Stats;
@@ -34,31 +31,31 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::evictor::Evictor;
-use self::relief::{Lack, Outcome, Relief};
+use self::reclaimer::{Outcome, Reclaimer, Shortage};
 use self::sampler::SignalSampler;
 use crate::terminator::PodTerminator;
 
 pub use self::metrics::Metrics;
 
-/// What the node is short of, for those who tell it or refuse pods for it.
+/// Pressure conditions of the node.
 pub type Pressure = watch::Receiver<NodePressure>;
 
-/// How often is looked while something is short.
-const WATCHFUL: Duration = Duration::from_secs(1);
-/// What a pod has left behind may take this long to show.
+/// Sampling interval under pressure.
+const PRESSURE_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay after an eviction, until freed resources are visible.
 const SETTLE: Duration = Duration::from_secs(1);
-/// When an attempt that found nothing to do is made again.
-const NOTHING: Duration = Duration::from_secs(10);
+/// Delay after an attempt that could not reclaim anything.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the node can do before a pod has to go. Garbage collection knows how.
+/// Reclaims node-level resources before pods are evicted; implemented by garbage collection.
 pub trait Reclaim: Send + Sync {
-    /// Remove all containers that are dead.
+    /// Removes all dead containers.
     fn dead_containers(&self) -> BoxFuture<'_, ()>;
-    /// Remove all images that nothing uses.
+    /// Removes all unused images.
     fn unused_images(&self) -> BoxFuture<'_, ()>;
 }
 
-/// A node that can do nothing.
+/// Reclaims nothing.
 impl Reclaim for () {
     fn dead_containers(&self) -> BoxFuture<'_, ()> {
         std::future::ready(()).boxed()
@@ -69,38 +66,38 @@ impl Reclaim for () {
     }
 }
 
-/// What eviction works with.
+/// Inputs of eviction.
 pub struct Parts {
     /// Statistics of the machine and its pods.
     pub stats: Stats,
-    /// What should run.
+    /// Desired pods.
     pub desired: Desired,
-    /// What does run.
+    /// Observed pods.
     pub observer: Observer,
-    /// The way to end pods.
+    /// Terminates pods.
     pub terminator: PodTerminator,
     /// Events about the node.
     pub recorder: Recorder,
-    /// What the node can do first.
+    /// Reclaims node-level resources.
     pub reclaim: Arc<dyn Reclaim>,
-    /// Where it is told what the node is short of.
+    /// The pressure conditions are published here.
     pub pressure: watch::Sender<NodePressure>,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Metrics,
 }
 
-/// Watch over the node. Never ends; drop it to stop.
+/// Runs the eviction manager. Never ends; drop it to stop.
 pub async fn run(config: Arc<Config>, parts: Parts) {
     let Parts { stats, desired, observer, terminator, recorder, reclaim, pressure, metrics } =
         parts;
-    for signal in pointless(&config.eviction.thresholds) {
+    for signal in ineffective_soft_thresholds(&config.eviction.thresholds) {
         let signal = signal.as_str();
-        warn!(signal, "evictionSoft means nothing there: it is less than evictionHard");
+        warn!(signal, "evictionSoft has no effect for this signal: it is below evictionHard");
     }
     let pod_events = PodEventRecorder::new(recorder.clone());
     let evictor =
         Evictor::new(desired, observer, terminator, pod_events, &config.root_dir, metrics.clone());
-    let relief = Relief {
+    let reclaimer = Reclaimer {
         stats: stats.clone(),
         evictor: evictor.clone(),
         recorder,
@@ -109,13 +106,19 @@ pub async fn run(config: Arc<Config>, parts: Parts) {
         max_pod_grace: config.eviction.max_pod_grace,
         metrics,
     };
-    let woken = Notify::new();
+    let notify = Notify::new();
     let kernel = config.kubelet.kernel_memcg_notification;
     let isolation = config.kubelet.local_storage_capacity_isolation;
-    let guard = Guard { config: &config, stats: &stats, relief: &relief, pressure, woken: &woken };
+    let monitor = Monitor {
+        config: &config,
+        stats: &stats,
+        reclaimer: &reclaimer,
+        pressure,
+        notify: &notify,
+    };
     tokio::join!(
-        guard.watch(),
-        wake::watch(&stats, &config.eviction.thresholds, kernel, &woken),
+        monitor.watch(),
+        notifier::watch(&stats, &config.eviction.thresholds, kernel, &notify),
         async {
             if isolation {
                 limits::watch(&stats, &evictor).await;
@@ -124,22 +127,22 @@ pub async fn run(config: Arc<Config>, parts: Parts) {
     );
 }
 
-/// Watches the thresholds.
-struct Guard<'a> {
+/// Monitors the thresholds.
+struct Monitor<'a> {
     config: &'a Config,
     stats: &'a Stats,
-    relief: &'a Relief,
+    reclaimer: &'a Reclaimer,
     pressure: watch::Sender<NodePressure>,
-    woken: &'a Notify,
+    notify: &'a Notify,
 }
 
-/// An attempt to make room that is under way.
+/// An attempt to reclaim resources in progress.
 struct Attempt {
     is_hard: bool,
     work: BoxFuture<'static, Outcome>,
 }
 
-impl Guard<'_> {
+impl Monitor<'_> {
     async fn watch(&self) {
         let settings = &self.config.eviction;
         if settings.thresholds.is_empty() {
@@ -149,31 +152,31 @@ impl Guard<'_> {
         let mut tracker = Tracker::new(settings.thresholds.clone(), settings.transition);
         let mut layout = None;
         let mut attempt: Option<Attempt> = None;
-        let mut rest_until = Instant::now();
+        let mut paused_until = Instant::now();
         loop {
             let begun = Instant::now();
-            sampler.look().await;
+            sampler.sample().await;
             if layout != sampler.layout() {
                 layout = sampler.layout();
                 let adapted = layout.map(|layout| layout.adapt(&settings.thresholds));
                 adapted.into_iter().for_each(|adapted| tracker.adapt(adapted));
             }
             let observations = sampler.observations();
-            let finding = tracker.take(observations, Instant::now());
-            self.tell(finding.pressure);
+            let finding = tracker.evaluate(observations, Instant::now());
+            self.set_pressure(finding.pressure);
             if let Some(worst) = finding.due.first() {
-                let idle = attempt.is_none() && begun >= rest_until;
-                // A pod that takes its time for a soft threshold is hurried, or another one goes.
+                let idle = attempt.is_none() && begun >= paused_until;
+                // A hard threshold takes precedence over the grace period of a soft eviction.
                 let hurry = worst.is_hard() && attempt.as_ref().is_some_and(|now| !now.is_hard);
                 if idle || hurry {
                     let (due, observations) = (finding.due.clone(), observations.clone());
-                    let lack = Lack { begun, due, observations, layout };
-                    let work = self.relief.clone().attempt(lack, tracker.clone());
+                    let shortage = Shortage { begun, due, observations, layout };
+                    let work = self.reclaimer.clone().attempt(shortage, tracker.clone());
                     attempt = Some(Attempt { is_hard: worst.is_hard(), work: work.boxed() });
                 }
             }
-            let calm = sampler.pause(tracker.thresholds(), WATCHFUL);
-            let pause = finding.next.map_or(calm, |next| calm.min(next));
+            let interval = sampler.pause(tracker.thresholds(), PRESSURE_INTERVAL);
+            let pause = finding.next.map_or(interval, |next| interval.min(next));
             let done = async {
                 match &mut attempt {
                     Some(attempt) => (&mut attempt.work).await,
@@ -182,27 +185,27 @@ impl Guard<'_> {
             };
             tokio::select! {
                 () = sleep(pause) => {}
-                () = self.woken.notified() => {}
+                () = self.notify.notified() => {}
                 outcome = done => {
                     attempt = None;
-                    let rest = match outcome {
+                    let pause = match outcome {
                         Outcome::Relieved => SETTLE,
-                        Outcome::Nothing => NOTHING,
+                        Outcome::Nothing => RETRY_INTERVAL,
                     };
-                    rest_until = Instant::now().checked_add(rest).unwrap_or(rest_until);
+                    paused_until = Instant::now().checked_add(pause).unwrap_or(paused_until);
                 }
             }
         }
     }
 
-    fn tell(&self, pressure: NodePressure) {
-        let news = self.pressure.send_if_modified(|known| {
+    fn set_pressure(&self, pressure: NodePressure) {
+        let changed = self.pressure.send_if_modified(|known| {
             let before = std::mem::replace(known, pressure);
             before != pressure
         });
-        if news {
+        if changed {
             let NodePressure { memory, disk, pid } = pressure;
-            info!(memory, disk, pid, "what the node is short of");
+            info!(memory, disk, pid, "node pressure conditions changed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Looks at what thresholds are about, and says when to look again.
+//! Samples eviction signals, and calculates the next interval.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,27 +10,27 @@ use longshore_pod::usage::Memory;
 use longshore_resources::stats::{Error, Stats};
 use tracing::debug;
 
-/// Longest and usual pause between looks, upstream's.
-const CALM: Duration = Duration::from_secs(10);
-/// A figure that takes longer is taken up when it comes, and does not hold up the others.
-const PATIENCE: Duration = Duration::from_millis(200);
-/// How old a figure may be: those who look at the same time share it.
-const FRESH: Duration = Duration::from_millis(50);
+/// Maximum interval, as upstream's monitoring interval.
+const MONITORING_INTERVAL: Duration = Duration::from_secs(10);
+/// Timeout of each statistic, so that none delays the others.
+const SAMPLE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Maximum age of cached statistics.
+const MAX_SAMPLE_AGE: Duration = Duration::from_millis(50);
 
-/// What was seen last of what some threshold is about.
+/// The last observations of the signals that have thresholds.
 pub(super) struct SignalSampler {
     stats: Stats,
     memory: bool,
     allocatable: bool,
     disk: bool,
-    /// How old what is seen of disks may be: memory is looked at more often.
+    /// Maximum age of disk statistics.
     disk_age: Duration,
     observations: Observations,
     layout: Option<Layout>,
 }
 
 impl SignalSampler {
-    /// Nothing is seen yet.
+    /// Without observations.
     pub(super) fn new(stats: Stats, thresholds: &[Threshold]) -> Self {
         let about = |wanted: &[Signal]| thresholds.iter().any(|t| wanted.contains(&t.signal));
         Self {
@@ -38,7 +38,7 @@ impl SignalSampler {
             memory: about(&[Signal::Memory, Signal::Pid]),
             allocatable: about(&[Signal::AllocatableMemory]),
             disk: thresholds.iter().any(is_disk),
-            disk_age: FRESH,
+            disk_age: MAX_SAMPLE_AGE,
             observations: Observations::new(),
             layout: None,
         }
@@ -48,16 +48,16 @@ impl SignalSampler {
         &self.observations
     }
 
-    /// Which file systems are the same, once that is known.
+    /// The file system layout, once it is known.
     pub(super) fn layout(&self) -> Option<Layout> {
         self.layout
     }
 
-    /// Look at everything. What cannot be seen in time is as it was seen before.
-    pub(super) async fn look(&mut self) {
+    /// Samples all signals. After a timeout, the last observation is kept.
+    pub(super) async fn sample(&mut self) {
         let stats = &self.stats;
         let (machine, pods, disk) = tokio::join!(
-            if_wanted(self.memory, stats.machine(FRESH)),
+            if_wanted(self.memory, stats.machine(MAX_SAMPLE_AGE)),
             if_wanted(self.allocatable, stats.pods_memory()),
             if_wanted(self.disk, stats.file_systems(self.disk_age)),
         );
@@ -74,7 +74,7 @@ impl SignalSampler {
             see(Signal::Pid, Some(pids.max.saturating_sub(pids.running)), pids.max);
         }
         if let Some(Some(pods)) = pods {
-            // As upstream has it: where more is used than allowed, there is that much.
+            // As upstream: capacity is at least the working set.
             let capacity =
                 |memory: &Memory| memory.limit.map(|limit| limit.max(memory.working_set));
             see(Signal::AllocatableMemory, pods.available(), capacity(&pods).unwrap_or(0));
@@ -92,26 +92,26 @@ impl SignalSampler {
         }
     }
 
-    /// How long nothing can become short, as fast as anything may be used up. What is short
-    /// already is looked at after `watchful`.
+    /// Time in which no threshold can be reached at the maximum rate of use, or
+    /// `pressure_interval` under pressure.
     pub(super) fn pause<'a>(
         &mut self,
         thresholds: impl Iterator<Item = &'a Threshold>,
-        watchful: Duration,
+        pressure_interval: Duration,
     ) -> Duration {
-        let (mut pause, mut disk) = (CALM, CALM);
+        let (mut pause, mut disk) = (MONITORING_INTERVAL, MONITORING_INTERVAL);
         for threshold in thresholds {
-            let Some(room) = threshold.headroom(&self.observations) else { continue };
-            let lasts = match u64::try_from(room) {
-                Ok(room) => until_used_up(threshold.signal, room),
-                Err(_) => watchful,
+            let Some(headroom) = threshold.headroom(&self.observations) else { continue };
+            let lasts = match u64::try_from(headroom) {
+                Ok(headroom) => until_used_up(threshold.signal, headroom),
+                Err(_) => pressure_interval,
             };
             pause = pause.min(lasts);
             if is_disk(threshold) {
                 disk = disk.min(lasts);
             }
         }
-        // A little less than the pause, or the look that is due would find what it found before.
+        // Less than the interval, so that the next sample is not served from the cache.
         self.disk_age = time::part(disk, 2);
         pause
     }
@@ -121,31 +121,34 @@ fn is_disk(threshold: &Threshold) -> bool {
     matches!(threshold.signal.resource(), Resource::EphemeralStorage | Resource::Inodes)
 }
 
-async fn if_wanted<T>(wanted: bool, figure: impl Future<Output = Result<T, Error>>) -> Option<T> {
+async fn if_wanted<T>(
+    wanted: bool,
+    statistic: impl Future<Output = Result<T, Error>>,
+) -> Option<T> {
     if !wanted {
         return None;
     }
-    match tokio::time::timeout(PATIENCE, figure).await {
-        Ok(Ok(figure)) => Some(figure),
+    match tokio::time::timeout(SAMPLE_TIMEOUT, statistic).await {
+        Ok(Ok(statistic)) => Some(statistic),
         Ok(Err(error)) => {
-            debug!(%error, "a figure cannot be had");
+            debug!(%error, "cannot read a signal");
             None
         }
         Err(_) => None,
     }
 }
 
-/// How long so much lasts. The rates are what two or three cores can use up in a second; the
-/// least pauses keep the cost of looking near a threshold to about a thousandth of a core.
-fn until_used_up(signal: Signal, room: u64) -> Duration {
+/// Time until `headroom` is used up. The rates are what two or three cores can use in a second; the minimum
+/// intervals limit the cost of sampling to about a thousandth of a core.
+fn until_used_up(signal: Signal, headroom: u64) -> Duration {
     let (per_second, least) = match signal.resource() {
         Resource::Memory => (4 << 30, Duration::from_millis(100)),
         Resource::EphemeralStorage => (2 << 30, Duration::from_secs(1)),
         Resource::Inodes => (200_000, Duration::from_secs(1)),
         Resource::Pids => (20_000, Duration::from_millis(500)),
     };
-    let millis = room.saturating_mul(1000).checked_div(per_second).unwrap_or(u64::MAX);
-    Duration::from_millis(millis).clamp(least, CALM)
+    let millis = headroom.saturating_mul(1000).checked_div(per_second).unwrap_or(u64::MAX);
+    Duration::from_millis(millis).clamp(least, MONITORING_INTERVAL)
 }
 
 #[cfg(test)]
@@ -153,8 +156,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearer_the_more_often() {
-        for (signal, room, millis) in [
+    fn eviction_sampling_interval_shrinks_near_thresholds() {
+        for (signal, headroom, millis) in [
             (Signal::Memory, u64::MAX, 10_000),
             (Signal::Memory, 40 << 30, 10_000),
             (Signal::Memory, 1 << 30, 250),
@@ -167,9 +170,9 @@ mod tests {
             (Signal::Pid, 10, 500),
         ] {
             assert_eq!(
-                until_used_up(signal, room),
+                until_used_up(signal, headroom),
                 Duration::from_millis(millis),
-                "{signal:?} {room}"
+                "{signal:?} {headroom}"
             );
         }
     }

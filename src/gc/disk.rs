@@ -1,4 +1,4 @@
-//! File systems: how full they are, by which bounds that is too much, and who fills them.
+//! Usage of file systems, and the largest users of a disk.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -10,23 +10,23 @@ use longshore_machine::FileSystem;
 
 use super::{Error, blocking};
 
-/// Entries of directories that are looked at to find out who fills a disk.
+/// Maximum number of directory entries that are read to find the users of a disk.
 const MOST_ENTRIES: usize = 200_000;
-/// The biggest of them that are told.
-const TOLD: usize = 5;
-/// The size of a block in the figures of a file.
+/// Maximum number of users that are reported.
+const MAX_REPORTED: usize = 5;
+/// Block size in `st_blocks`.
 const BLOCK: u64 = 512;
 
-/// How full a file system is (bytes).
+/// Usage of a file system (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     pub(super) capacity: u64,
-    /// What those who are not root can still write.
+    /// Available to unprivileged users.
     pub(super) available: u64,
 }
 
 impl Usage {
-    /// Of the file system that a path is on. Blocks.
+    /// Of the file system of a path. Blocks.
     fn of(path: &Path) -> std::io::Result<Self> {
         let FileSystem { capacity, available, .. } = FileSystem::of(path)?;
         Ok(Self { capacity, available: available.min(capacity) })
@@ -39,12 +39,12 @@ impl Usage {
         read.map_err(|source| Error::Io { path: path.to_owned(), source })
     }
 
-    /// How full, from 0 to 100, rounded up; full for one that has no size.
+    /// Used percentage, rounded up; 100 without capacity.
     pub(super) fn percent(self) -> u64 {
         100_u64.saturating_sub(percentage(self.available, self.capacity).unwrap_or(0))
     }
 
-    /// How much must become free for no more than `percent` to be in use.
+    /// Bytes to free to reach `percent`.
     pub(super) fn above(self, percent: u64) -> u64 {
         let free = u128::from(self.capacity) * u128::from(100_u64.saturating_sub(percent)) / 100;
         u64::try_from(free).unwrap_or(u64::MAX).saturating_sub(self.available)
@@ -64,8 +64,7 @@ pub(super) async fn image_filesystem(cri: &Runtime) -> Result<PathBuf, Error> {
     Ok(PathBuf::from(id.mountpoint))
 }
 
-/// What is available on the file systems that these paths are on, each counted once. One that
-/// cannot be looked at counts for nothing.
+/// Available bytes on the file systems of these paths, each counted once. Errors count as 0.
 pub(super) async fn available(paths: Vec<PathBuf>) -> u64 {
     let look = move || {
         let mut seen = HashSet::new();
@@ -81,8 +80,8 @@ pub(super) fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|metadata| metadata.dev())
 }
 
-/// What each directory in `dir` takes on a device, by its name. Blocks; looks at a limited number
-/// of entries, so what it gives for a huge tree is a part of it.
+/// Size of each directory in `dir` on a device, by name. Blocks. Reads a limited number of entries, so
+/// the size of a huge tree is incomplete.
 pub(super) fn taken_by_children(dir: &Path, device: u64) -> Vec<(String, u64)> {
     let mut left = MOST_ENTRIES;
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
@@ -114,11 +113,11 @@ fn taken(root: PathBuf, device: u64, left: &mut usize) -> u64 {
     sum
 }
 
-/// The biggest of these users of a disk, as a sentence; empty if there are none.
+/// The largest users of a disk, as a sentence; empty if there are none.
 pub(super) fn biggest(mut users: Vec<(String, u64)>) -> String {
     users.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
     let mut text = String::new();
-    for (user, size) in users.into_iter().take(TOLD) {
+    for (user, size) in users.into_iter().take(MAX_REPORTED) {
         let before = if text.is_empty() { " Biggest users:" } else { "," };
         // Writing to a String cannot fail.
         let _ = write!(text, "{before} {user} ({})", human(size));
@@ -155,7 +154,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn thresholds_are_upstreams() {
+    fn disk_usage_thresholds_match_upstream() {
         // capacity, available, used percent, what is to be freed to come down to 80 %
         for (capacity, available, percent, above) in [
             (1000, 200, 80, 0),
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_for_humans() {
+    fn disk_sizes_are_human_readable() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -186,15 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn the_biggest_users_are_named() {
+    fn disk_usage_names_the_largest_users() {
         assert_eq!(biggest(Vec::new()), "");
         let users = |sizes: &[u64]| sizes.iter().map(|size| (format!("u{size}"), *size)).collect();
         assert_eq!(biggest(users(&[1, 2048])), " Biggest users: u2048 (2.0 KiB), u1 (1 B).");
-        assert_eq!(biggest(users(&[1, 2, 3, 4, 5, 6])).matches(" B)").count(), TOLD);
+        assert_eq!(biggest(users(&[1, 2, 3, 4, 5, 6])).matches(" B)").count(), MAX_REPORTED);
     }
 
     #[test]
-    fn what_lies_elsewhere_is_not_counted() {
+    fn disk_usage_excludes_other_file_systems() {
         let dir = tempfile::tempdir().unwrap();
         let child = dir.path().join("a/b");
         std::fs::create_dir_all(&child).unwrap();
@@ -210,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn freeing_what_is_above_brings_it_down(capacity in 1..=u64::MAX, available: u64, low in 0..=100_u64) {
+        fn disk_usage_freeing_the_excess_reaches_the_threshold(capacity in 1..=u64::MAX, available: u64, low in 0..=100_u64) {
             let usage = Usage { capacity, available: available.min(capacity) };
             let freed = usage.available.saturating_add(usage.above(low));
             let after = Usage { available: freed.min(capacity), ..usage };

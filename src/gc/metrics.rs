@@ -1,8 +1,8 @@
-//! What was given back.
+//! Metrics of garbage collection.
 
 use longshore_metrics::{Counter, Family, Registry};
 
-/// What garbage collection counts. Cheap to clone.
+/// Metrics of garbage collection. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     images: Family<Counter, 1>,

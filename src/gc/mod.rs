@@ -1,10 +1,9 @@
-//! Garbage collection: what dead containers and unused images hold is given back.
+//! Garbage collection of dead containers and unused images.
 //!
-//! [`Containers`] keeps, of the pods that should run, as many dead containers as the policy allows,
-//! and takes the logs of pods that are gone. What is left *in the runtime* of a pod that should not
-//! run at all is its worker's to remove, and nobody else's. [`Images`] keeps the image file system
-//! below its threshold. What goes is chosen by plain functions (`plan`); eviction calls both when
-//! the disk is full.
+//! [`Containers`] removes dead containers of desired pods beyond the policy, and the logs of deleted pods.
+//! Containers of pods that are not desired are removed by their workers only. [`Images`] keeps the image
+//! file system below its threshold. What is removed is chosen by pure functions (`plan`); eviction calls
+//! both under disk pressure.
 
 mod containers;
 mod disk;
@@ -31,21 +30,21 @@ pub use metrics::Metrics;
 use crate::eviction::Reclaim;
 use crate::status::StatusWriter;
 
-/// What the collectors work with.
+/// Inputs of the collectors.
 pub struct Parts {
     /// The runtime.
     pub cri: Runtime,
-    /// What runs.
+    /// Observed pods.
     pub observer: Observer,
-    /// What should run.
+    /// Desired pods.
     pub desired: Desired,
-    /// What was told of pods.
+    /// Reported pod statuses.
     pub status: StatusWriter,
     /// Events.
     pub recorder: Recorder,
-    /// The hands of the workers, which remember who pulled an image.
+    /// Pods in the runtime, which keep records of image pulls.
     pub pods: PodRuntime,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Metrics,
 }
 
@@ -78,8 +77,7 @@ impl Reclaim for Collectors {
     }
 }
 
-/// The collectors of a node that is configured like this. Nothing goes before they run, or are
-/// asked to.
+/// Creates the collectors. Nothing is removed before they run or are called.
 pub fn collectors(config: &Config, parts: Parts) -> Collectors {
     let Parts { cri, observer, desired, status, recorder, pods, metrics } = parts;
     let node = node_reference(&config.node_name);
@@ -109,13 +107,13 @@ pub fn collectors(config: &Config, parts: Parts) -> Collectors {
     Collectors { containers, images }
 }
 
-/// Why garbage is not, or not wholly, collected.
+/// Errors of garbage collection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A call to the runtime failed.
     #[error("{}", .0.go_text())]
     Cri(#[from] longshore_cri::Error),
-    /// Some of what was to go is still there: one line for each, in Go's form of a list.
+    /// Some removals failed, as a list in Go's format.
     #[error("{}", aggregate(.0))]
     Left(Vec<String>),
     /// A file or directory cannot be read or written.
@@ -126,42 +124,42 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// The sources of pods have yet to tell which should run, so nothing is known to be garbage.
+    /// Not all pod sources are synced, so nothing is known to be garbage.
     #[error("not all pod sources are ready yet")]
     Early,
-    /// The runtime does not tell where its images are.
+    /// The runtime does not report its image file system.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
     /// The image file system has no size.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
-    /// Images that are too old are still there.
+    /// Some images above the maximum age were not removed.
     #[error("wanted to free images older than {age}, encountered errors in image deletion: {}", aggregate(.errors))]
     Old {
-        /// The age from which on they go.
+        /// The maximum age.
         age: longshore_config::GoDuration,
-        /// Why they do not.
+        /// Errors of removals.
         errors: Vec<String>,
     },
-    /// Images that should go are still there.
+    /// Some images were not removed.
     #[error(
         "wanted to free {wanted} bytes, but freed {freed} bytes space with errors in image deletion: {}",
         aggregate(.errors)
     )]
     Images {
-        /// How many bytes should have become free.
+        /// Bytes to free.
         wanted: u64,
-        /// How many did.
+        /// Bytes freed.
         freed: u64,
-        /// Why the rest did not.
+        /// Errors of removals.
         errors: Vec<String>,
     },
-    /// All unused images are gone, and that is not enough.
+    /// Removing all unused images did not free enough space.
     #[error("{0}")]
     Full(String),
 }
 
-/// Several errors as one, as Go writes them.
+/// An aggregate error in Go's format.
 fn aggregate(errors: &[String]) -> String {
     match errors {
         [only] => only.clone(),
@@ -169,7 +167,7 @@ fn aggregate(errors: &[String]) -> String {
     }
 }
 
-/// Run what blocks where it holds nobody up. `None` if it ended badly, or the daemon stops.
+/// Runs blocking work on a thread for it. `None` after a panic, or if the daemon stops.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     panics::blocking(work).await.ok()
 }

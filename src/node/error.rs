@@ -1,4 +1,4 @@
-//! Why a node cannot start: what its rooms say.
+//! Errors of the start of a node.
 
 use std::path::PathBuf;
 
@@ -13,46 +13,46 @@ use longshore_server::ServerError;
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The runtime can never be worked with.
+    /// The runtime is not supported.
     #[error(transparent)]
     Runtime(#[from] longshore_cri::Error),
-    /// The way to the apiserver is not known.
+    /// The client configuration is invalid.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// There is no credential for the apiserver, nor a way to one.
+    /// There is no client certificate, and none can be requested.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The certificate of the server has no place.
+    /// The serving certificate cannot be stored.
     #[error(transparent)]
     Certificates(#[from] StoreError),
     /// The node has no address.
     #[error(transparent)]
     Address(#[from] longshore_machine::addresses::AddressError),
-    /// The machine's resources cannot be managed as the config says.
+    /// Resource management cannot be set up.
     #[error(transparent)]
     Resources(#[from] resources::Error),
-    /// The CPU, memory or topology manager cannot begin.
+    /// The CPU, memory or topology manager cannot start.
     #[error(transparent)]
     Managers(#[from] managers::Error),
-    /// There are no ids for pods with users of their own.
+    /// There are no ids for user namespaces.
     #[error(transparent)]
     UserNamespace(#[from] UserNamespaceError),
-    /// The config allows sysctls that cannot be.
+    /// The allowed unsafe sysctls are invalid.
     #[error(transparent)]
     Sysctls(#[from] longshore_pod::admission::Error),
     /// The node's ports cannot be opened.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// Not all pods of a single run came up.
+    /// `--runonce` failed.
     #[error(transparent)]
     RunOnce(#[from] run_once::Error),
-    /// What was given to pods cannot be read back.
+    /// The allocation checkpoint cannot be restored.
     #[error(transparent)]
     Allocation(#[from] allocation::Error),
-    /// The watchdog of the unit cannot be answered.
+    /// The watchdog of the unit is misconfigured.
     #[error(transparent)]
     Watchdog(#[from] systemd::Error),
-    /// Whether another node runs here is not known.
+    /// The lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] lock::Error),
     /// A directory cannot be made.

@@ -1,4 +1,4 @@
-//! What the rooms of a node are made with, as the config says it.
+//! Parts of a node, as configured.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use longshore_runtime::Settings;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Error, Rooms};
+use super::{Error, TaskSet};
 use crate::lock::Lock;
 
-/// Waits for the lock file, if there is to be one; `None`: told to stop meanwhile.
-pub(super) async fn hold_lock(
+/// Waits for the lock file, if one is configured; `None`: stopped meanwhile.
+pub(super) async fn acquire_lock(
     config: &Config,
-    rooms: &mut Rooms,
+    tasks: &mut TaskSet,
 ) -> Result<Option<Option<Lock>>, Error> {
     let Some(path) = &config.lock_file else { return Ok(Some(None)) };
-    let lock = Lock::acquire(path, &rooms.stop).await?;
+    let lock = Lock::acquire(path, &tasks.stop).await?;
     if let Some(lock) = lock.as_ref().filter(|_| config.exit_on_lock_contention) {
-        let (contention, stop) = (lock.contention()?, rooms.stop.clone());
-        rooms.open(async move {
+        let (contention, stop) = (lock.contention()?, tasks.stop.clone());
+        tasks.spawn(async move {
             contention.await;
             stop.cancel();
         });
@@ -50,7 +50,7 @@ pub(super) fn connect_runtime(config: &Config, registry: &Registry) -> Result<Ru
     })?)
 }
 
-/// The runtime's name in container ids. One that is away now gets the usual one.
+/// The runtime's name in container ids; containerd while it is not reachable.
 pub(super) async fn runtime_name(runtime: &Runtime) -> String {
     match runtime.version().await {
         Ok(version) => version.runtime_name,
@@ -63,7 +63,7 @@ pub(super) fn max_restart_delay(config: &Config) -> SignedDuration {
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
 }
 
-/// The feature gates that change what is done for pods.
+/// The feature gates that affect pods.
 pub(super) fn pod_gates(config: &Config) -> Gates {
     Gates {
         container_restart_rules: config.gates.enabled("ContainerRestartRules"),
@@ -74,7 +74,7 @@ pub(super) fn pod_gates(config: &Config) -> Gates {
     }
 }
 
-/// What of the node forbids a resize in place.
+/// Properties of the node that forbid resizing in place.
 pub(super) fn resize_rules(config: &Config, settings: &Settings) -> Rules {
     let (kubelet, enabled) = (&config.kubelet, |gate| config.gates.enabled(gate));
     let limited_swap = kubelet.memory_swap.swap_behavior == "LimitedSwap" && enabled("NodeSwap");
@@ -88,42 +88,45 @@ pub(super) fn resize_rules(config: &Config, settings: &Settings) -> Rules {
     }
 }
 
-/// Open the sources of static pods that the config names.
-pub(super) fn open_manifests(
+/// Starts the configured sources of static pods.
+pub(super) fn watch_manifests(
     config: &Config,
-    rooms: &mut Rooms,
-    complain: sources::Complain,
+    tasks: &mut TaskSet,
+    report: sources::ReportInvalid,
     updates: mpsc::Sender<(Source, Update)>,
 ) -> Vec<Source> {
     let (kubelet, node_name) = (&config.kubelet, config.node_name.clone());
     let mut opened = Vec::new();
     if !kubelet.static_pod_path.is_empty() {
         opened.push(Source::File);
-        rooms.open(sources::watch_manifests(
+        tasks.spawn(sources::watch_manifests(
             PathBuf::from(&kubelet.static_pod_path),
             node_name.clone(),
             kubelet.file_check_frequency.get(),
-            complain.clone(),
+            report.clone(),
             updates.clone(),
         ));
     }
     if !kubelet.static_pod_url.is_empty() {
         opened.push(Source::Http);
-        rooms.open(sources::poll_url(
+        tasks.spawn(sources::poll_url(
             kubelet.static_pod_url.clone(),
             kubelet.static_pod_url_header.clone(),
             node_name,
             kubelet.http_check_frequency.get(),
-            complain,
+            report,
             updates,
         ));
     }
     opened
 }
 
-pub(super) fn complain_about_manifests(recorder: Recorder, node_name: String) -> sources::Complain {
-    Arc::new(move |place, reason| {
-        let message = format!("manifest {place}: {reason}");
+pub(super) fn report_manifest_errors(
+    recorder: Recorder,
+    node_name: String,
+) -> sources::ReportInvalid {
+    Arc::new(move |location, reason| {
+        let message = format!("manifest {location}: {reason}");
         warn!("{message}");
         recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
     })

@@ -1,32 +1,31 @@
-//! What the kernel's log says of processes that were killed for want of memory. Pure.
+//! Parser of OOM kills in the kernel log. Pure.
 
-/// A process that was killed since the machine ran out of memory, and not a cgroup alone.
+/// A process that was killed because the machine, and not only a cgroup, is out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SystemKill {
     /// The kernel's name of the process, at most 15 bytes.
     pub(super) process: String,
-    /// Its process id, as the machine counts.
+    /// Its process id in the host namespace.
     pub(super) pid: u32,
 }
 
-/// Whose memory was used up.
+/// Whose memory limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
     Machine,
     Cgroup,
 }
 
-/// Reads the log record by record. A kill is told by several records: the call of the OOM killer,
-/// for a cgroup the one that was over its limit, and at last the victim.
+/// Parses the log record by record. A kill consists of several records: the call of the OOM killer, the
+/// cgroup at its limit if any, and the victim.
 #[derive(Debug, Default)]
 pub(super) struct KernelLog {
-    /// A kill that was begun and has no victim yet.
+    /// A kill without a victim so far.
     open: Option<Scope>,
 }
 
 impl KernelLog {
-    /// Take in the next record of `/dev/kmsg`. Gives a kill with the record that names the victim;
-    /// of several victims of one call, the first.
+    /// Parses the next record of `/dev/kmsg`. Returns a kill at the record that names its first victim.
     pub(super) fn read(&mut self, record: &[u8]) -> Option<SystemKill> {
         let message = String::from_utf8_lossy(message_of(record)?);
         if message.contains("invoked oom-killer:") {
@@ -46,7 +45,7 @@ impl KernelLog {
         machine.then_some(kill)
     }
 
-    /// Records are missing here: what was begun cannot be told to its end.
+    /// Records are missing: discards an incomplete kill.
     pub(super) fn gap(&mut self) {
         self.open = None;
     }
@@ -58,11 +57,11 @@ fn message_of(record: &[u8]) -> Option<&[u8]> {
     record.get(start..)?.split(|byte| *byte == b'\n').next()
 }
 
-/// The cgroup whose limit was reached, in the words of kernels since 5.0 or before.
+/// The cgroup whose limit was reached, in the formats of kernels since 5.0 and before.
 fn limited_group(message: &str) -> Option<&str> {
     if let Some((_, fields)) = message.split_once("oom-kill:constraint=") {
         let (_, from) = fields.split_once(",oom_memcg=")?;
-        // A name may hold a comma, and the field that follows does not vary.
+        // A name may contain commas.
         return Some(from.rsplit_once(",task_memcg=")?.0);
     }
     let (task, group) = message.split_once(" killed as a result of limit of ")?;
@@ -74,7 +73,7 @@ fn victim(message: &str) -> Option<SystemKill> {
     let (_, rest) = message.split_once("Killed process ")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let (pid, rest) = rest.split_at(digits);
-    // Whatever brackets a name holds, the figures behind it have none.
+    // A name may contain brackets, what follows does not.
     let name = rest.split_once('(')?.1.rsplit_once(')')?.0;
     let kill = SystemKill { process: name.to_owned(), pid: pid.parse().ok()? };
     (!kill.process.is_empty() && kill.pid > 0).then_some(kill)

@@ -1,6 +1,6 @@
-//! The OOM watcher: follows the kernel's log, and tells a `SystemOOM` event about the node when a
-//! process is killed since the machine ran out of memory. A container over its own limit is no
-//! such event: the runtime tells its end, and its reason.
+//! The OOM watcher: follows the kernel log, and records a `SystemOOM` event for the node when a process
+//! is killed because the machine is out of memory. The OOM kill of a container at its own limit is
+//! reported by the runtime.
 
 mod kernel_log;
 #[cfg(test)]
@@ -20,35 +20,35 @@ use tracing::warn;
 use self::kernel_log::{KernelLog, SystemKill};
 
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// More than any record has; a read into less fails.
+/// Maximum size of a record; a read with a smaller buffer fails.
 const LONGEST_RECORD: usize = 8192;
 
-/// Tell of every kill from now on. Ends only if the log cannot be read, with a warning.
+/// Records an event for each system OOM kill from now on. Ends only if the log cannot be read.
 pub async fn watch(recorder: Recorder, node_name: String) {
-    let tell = |kill: SystemKill| {
+    let record = |kill: SystemKill| {
         let SystemKill { process, pid } = kill;
         let message = format!("System OOM encountered, victim process: {process}, pid: {pid}");
         recorder.event(node_reference(&node_name), EventType::Warning, "SystemOOM", &message);
     };
     let outcome = match open(Path::new(KERNEL_LOG)) {
-        Ok(log) => follow(log, tell).await,
+        Ok(log) => follow(log, record).await,
         Err(error) => Err(error),
     };
     if let Err(error) = outcome {
-        warn!(%error, "{KERNEL_LOG} cannot be read: the node will not tell when it is out of memory");
+        warn!(%error, "cannot read {KERNEL_LOG}: system OOM kills are not reported");
     }
 }
 
-/// Open a log at its end: what is in it was told before, or happened before the node was there.
+/// Opens a log at its end.
 fn open(path: &Path) -> io::Result<File> {
     let mut log = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     log.seek(SeekFrom::End(0))?;
     Ok(log)
 }
 
-/// Each read of the log gives one record.
+/// Follows the log; each read returns one record.
 #[allow(deprecated, reason = "its successor is the same and unsafe, for other types than File")]
-async fn follow(log: File, mut tell: impl FnMut(SystemKill)) -> io::Result<()> {
+async fn follow(log: File, mut on_kill: impl FnMut(SystemKill)) -> io::Result<()> {
     let log = AsyncFd::try_with_interest(log, Interest::READABLE)?;
     let mut records = KernelLog::default();
     let mut record = vec![0; LONGEST_RECORD];
@@ -56,14 +56,14 @@ async fn follow(log: File, mut tell: impl FnMut(SystemKill)) -> io::Result<()> {
         match log.async_io(Interest::READABLE, |mut file| file.read(&mut record)).await {
             Ok(0) => return Ok(()),
             Ok(length) => {
-                record.get(..length).and_then(|record| records.read(record)).map(&mut tell);
+                record.get(..length).and_then(|record| records.read(record)).map(&mut on_kill);
             }
-            // The log is a ring, and it came round before we read on.
+            // The ring buffer was overrun.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => records.gap(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        // A flood of records must not keep the thread.
+        // Many records must not block the thread.
         tokio::task::coop::consume_budget().await;
     }
 }

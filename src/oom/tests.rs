@@ -19,7 +19,7 @@ fn kill(process: &str, pid: u32) -> SystemKill {
 }
 
 #[test]
-fn a_machine_out_of_memory_names_its_victim() {
+fn oom_system_kill_names_the_victim() {
     let tables: [(&str, &[&str], SystemKill); 5] = [
         (
             "6.12, asked for by sysrq",
@@ -75,7 +75,7 @@ fn a_machine_out_of_memory_names_its_victim() {
 }
 
 #[test]
-fn a_cgroup_over_its_limit_is_no_kill_of_the_system() {
+fn oom_cgroup_kill_is_not_a_system_kill() {
     let tables: [(&str, &[&str]); 5] = [
         (
             "6.x on cgroup v2, as a group",
@@ -122,7 +122,7 @@ fn a_cgroup_over_its_limit_is_no_kill_of_the_system() {
 }
 
 #[test]
-fn each_call_of_the_killer_has_one_victim() {
+fn oom_each_invocation_has_one_victim() {
     let call = "a invoked oom-killer: gfp_mask=0x0, order=0, oom_score_adj=0";
     let first = "Out of memory: Killed process 1 (a) total-vm:1kB";
     let member = "Out of memory: Killed process 2 (b) total-vm:1kB";
@@ -132,7 +132,7 @@ fn each_call_of_the_killer_has_one_victim() {
 }
 
 #[test]
-fn a_gap_ends_what_was_begun() {
+fn oom_log_gap_discards_a_partial_kill() {
     let mut log = KernelLog::default();
     assert_eq!(log.read(b"4,1,1,-;a invoked oom-killer: order=0"), None);
     log.gap();
@@ -140,7 +140,7 @@ fn a_gap_ends_what_was_begun() {
 }
 
 #[test]
-fn only_the_text_of_a_record_counts() {
+fn oom_log_record_properties_are_ignored() {
     let mut log = KernelLog::default();
     for record in [
         &b"4,1,1,-;text\n DEVICE=x invoked oom-killer:\n"[..],
@@ -154,7 +154,7 @@ fn only_the_text_of_a_record_counts() {
 
 proptest! {
     #[test]
-    fn nothing_makes_it_fall(records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
+    fn oom_log_parser_never_panics(records in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
         let mut log = KernelLog::default();
         for record in records {
             log.read(&record);
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn no_piece_of_a_line_makes_it_fall(words in prop::collection::vec(prop::sample::select(vec![
+    fn oom_log_parser_accepts_truncated_lines(words in prop::collection::vec(prop::sample::select(vec![
         "4,1,1,-;", "a invoked oom-killer:", "oom-kill:constraint=", ",oom_memcg=", "/", ",task_memcg=",
         "Task in ", " killed as a result of limit of ", "Killed process ", "99999999999999999999",
         "7", " ", "(", ")", "ü", "Memory cgroup out of memory", ";", "\n",
@@ -178,17 +178,17 @@ proptest! {
 
 /// A socket gives a message a read, as the kernel's log gives a record.
 #[tokio::test]
-async fn a_log_is_followed_to_its_end() {
+async fn oom_log_is_followed() {
     let (log, kernel) = UnixDatagram::pair().unwrap();
     log.set_nonblocking(true).unwrap();
     let log = File::from(OwnedFd::from(log));
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let following = tokio::spawn(follow(log, move |kill| told.send(kill).unwrap()));
+    let (sender, mut kills) = tokio::sync::mpsc::unbounded_channel();
+    let following = tokio::spawn(follow(log, move |kill| sender.send(kill).unwrap()));
     for pid in 1..=3 {
         kernel.send(b"4,1,1,-;a invoked oom-killer: order=0").unwrap();
         let line = format!("3,2,1,-;Out of memory: Killed process {pid} (a) total-vm:1kB");
         kernel.send(line.as_bytes()).unwrap();
-        assert_eq!(heard.recv().await, Some(kill("a", pid)));
+        assert_eq!(kills.recv().await, Some(kill("a", pid)));
     }
     // An empty message reads as an end.
     kernel.send(b"").unwrap();
@@ -196,6 +196,6 @@ async fn a_log_is_followed_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_there_is_an_error() {
+async fn oom_missing_log_is_an_error() {
     assert_eq!(open(Path::new("/nowhere")).unwrap_err().kind(), ErrorKind::NotFound);
 }

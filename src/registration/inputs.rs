@@ -1,4 +1,4 @@
-//! What the node's status is told from: channels that other parts of the daemon feed.
+//! Inputs of the node's status: channels that other parts of the daemon send to.
 
 use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
@@ -8,18 +8,18 @@ pub(super) use longshore_pod::eviction::NodePressure as Pressure;
 use longshore_volumes::InUse;
 use tokio::sync::watch;
 
-/// How the container runtime is.
+/// Status of the container runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuntimeHealth {
-    /// Name and version in the form of the API, such as `containerd://1.6.20`; empty: not known.
+    /// Name and version as in the API, such as `containerd://1.6.20`; empty: unknown.
     pub version: String,
-    /// Why it cannot run containers; `None`: it can.
+    /// Why the runtime is not ready; `None`: it is.
     pub runtime_error: Option<String>,
-    /// Why it cannot connect pods; `None`: it can.
+    /// Why the network is not ready; `None`: it is.
     pub network_error: Option<String>,
-    /// What each of its handlers can do.
+    /// Features of its handlers.
     pub handlers: Vec<NodeRuntimeHandler>,
-    /// What it can do as a whole; `None`: it does not say.
+    /// Features of the runtime; `None`: not reported.
     pub features: Option<NodeFeatures>,
 }
 
@@ -38,7 +38,7 @@ impl Default for RuntimeHealth {
 }
 
 impl RuntimeHealth {
-    /// The health that the runtime tells of itself.
+    /// From the responses of the runtime.
     pub fn new(version: &VersionResponse, status: &StatusResponse) -> Self {
         let conditions =
             status.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -68,7 +68,7 @@ impl RuntimeHealth {
         }
     }
 
-    /// The same runtime, out of reach for that reason.
+    /// The same runtime, not reachable for that reason.
     pub fn down(self, reason: &str) -> Self {
         Self { runtime_error: Some(format!("container runtime is down: {reason}")), ..self }
     }
@@ -80,11 +80,11 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
         Some(RuntimeCondition { reason, message, .. }) => {
             Some(format!("{prefix}: {name}=false reason:{reason} message:{message}"))
         }
-        None => Some(format!("{prefix}: the runtime tells no condition {name}")),
+        None => Some(format!("{prefix}: the runtime reports no condition {name}")),
     }
 }
 
-/// The receiving ends, for [`super::Registration`].
+/// The receivers, for [`super::Registration`].
 #[derive(Debug, Clone)]
 pub struct Inputs {
     pub(super) runtime: watch::Receiver<RuntimeHealth>,
@@ -95,24 +95,23 @@ pub struct Inputs {
     pub(super) devices: watch::Receiver<InUse>,
 }
 
-/// The sending ends, for the parts that know. Sending what is already there tells nothing new.
+/// The senders. Sending an unchanged value has no effect.
 #[derive(Debug)]
 pub struct Feeds {
-    /// How the runtime is; not ready until the first word.
+    /// Status of the runtime; not ready at first.
     pub runtime: watch::Sender<RuntimeHealth>,
-    /// Why the observation of containers is not healthy, such as `pleg was last seen active
-    /// 3m0s ago; threshold is 3m0s`; `None`: it is.
+    /// Why PLEG is not healthy, such as `pleg was last seen active 3m0s ago; threshold is 3m0s`;
+    /// `None`: it is healthy.
     pub pleg: watch::Sender<Option<String>>,
-    /// Why drivers of volumes cannot be told to the cluster, such as `CSINode is not yet
-    /// initialized`; `None`: they can.
+    /// Why CSI drivers cannot be published, such as `CSINode is not yet initialized`; `None`: they can.
     pub storage: watch::Sender<Option<String>>,
-    /// What the node is short of.
+    /// Pressure conditions.
     pub pressure: watch::Sender<Pressure>,
-    /// All images on the node, in any order and of any number.
+    /// All images on the node.
     pub images: watch::Sender<Vec<ContainerImage>>,
 }
 
-/// A new set of channels, but for that which tells who uses which devices.
+/// Creates the channels, except `devices`.
 pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
@@ -133,20 +132,20 @@ pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
 }
 
 impl Inputs {
-    /// What the node is short of, for others that go by it.
+    /// Pressure conditions, for other users.
     pub fn pressure(&self) -> watch::Receiver<Pressure> {
         self.pressure.clone()
     }
 
-    /// The names of devices that pods use and that the control plane may attach and detach.
+    /// Names of attachable volumes in use, for `volumesInUse`.
     pub(super) fn volumes_in_use(&self) -> Vec<String> {
         self.devices.borrow().attached()
     }
 
-    /// Waits until something has changed that somebody waits for: what decides readiness, and which
-    /// devices are in use. Images can wait for the next look.
+    /// Waits for a change that is reported at once: readiness, pressure, volumes in use. Images are
+    /// reported with the next update.
     pub(super) async fn changed(&mut self) {
-        // a feed that is gone says nothing more: its arm must not turn the loop
+        // a closed channel must not wake the loop
         async fn next<T>(feed: &mut watch::Receiver<T>) {
             if feed.changed().await.is_err() {
                 std::future::pending::<()>().await;

@@ -1,5 +1,5 @@
-//! The node's lease in `kube-node-lease`: the heartbeat by which the control plane knows that the
-//! node lives. Its own task and its own client, so that no other work can hold it up.
+//! Renews the node's lease in `kube-node-lease`, the heartbeat of the node, with a task and a client of
+//! its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 const NAMESPACE: &str = "kube-node-lease";
-/// Pauses between tries while the lease cannot be renewed.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+/// Backoff while the lease cannot be renewed.
+const BACKOFF_BASE: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(7);
 
-/// Renews the lease of the node `name` for ever: four times in the time that it lasts.
+/// Renews the lease of the node `name` four times per lease duration. Never ends.
 ///
-/// A missing lease is made once the node object is known, as that owns it.
+/// A missing lease is created once the node object, its owner, is known.
 pub async fn renew(
     client: Client,
     name: String,
@@ -31,60 +31,60 @@ pub async fn renew(
 ) {
     let interval =
         time::part(Duration::from_secs(duration_seconds.max(1).unsigned_abs().into()), 4);
-    let mut heart = Heart {
+    let mut controller = LeaseController {
         api: Api::namespaced(client, NAMESPACE),
         name,
         duration_seconds,
         node,
         lease: None,
     };
-    let mut pause = FIRST_PAUSE;
+    let mut pause = BACKOFF_BASE;
     loop {
-        let beat = tokio::time::timeout(interval, heart.beat()).await;
-        match beat {
+        let outcome = tokio::time::timeout(interval, controller.renew()).await;
+        match outcome {
             Ok(Ok(())) => {
-                if pause > FIRST_PAUSE {
+                if pause > BACKOFF_BASE {
                     info!("lease renewed again");
                 }
-                pause = FIRST_PAUSE;
+                pause = BACKOFF_BASE;
                 tokio::time::sleep(interval).await;
                 continue;
             }
-            Ok(Err(BeatError::NoNode)) => {}
-            Ok(Err(BeatError::Api(error))) => {
+            Ok(Err(RenewError::NoNode)) => {}
+            Ok(Err(RenewError::Api(error))) => {
                 warn!(retry = ?pause, "cannot renew the node's lease: {error}")
             }
             Err(_) => warn!(retry = ?pause, "cannot renew the node's lease within {interval:?}"),
         }
         tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(LONGEST_PAUSE.min(interval));
+        pause = pause.saturating_mul(2).min(BACKOFF_MAX.min(interval));
     }
 }
 
-struct Heart {
+struct LeaseController {
     api: Api<Item<Lease>>,
     name: String,
     duration_seconds: i32,
     node: watch::Receiver<Option<Arc<Node>>>,
-    /// As the apiserver last gave it; `None`: to be asked for.
+    /// The last known lease; `None`: to be read.
     lease: Option<Lease>,
 }
 
-enum BeatError {
-    /// There is no lease and no node object yet that could own one.
+enum RenewError {
+    /// There is no lease, and no node object that could own one.
     NoNode,
     Api(Error),
 }
 
-impl From<Error> for BeatError {
+impl From<Error> for RenewError {
     fn from(error: Error) -> Self {
         Self::Api(error)
     }
 }
 
-impl Heart {
-    async fn beat(&mut self) -> Result<(), BeatError> {
-        // taken, so that whatever fails below leads to asking for it anew
+impl LeaseController {
+    async fn renew(&mut self) -> Result<(), RenewError> {
+        // taken, so that it is read again after an error
         let known = match self.lease.take() {
             Some(lease) => Some(lease),
             None => optional(self.api.get_opt(&self.name)).await?,
@@ -96,7 +96,7 @@ impl Heart {
                 object(self.api.replace(&self.name, &parameters, &renewed)).await?
             }
             None => {
-                let owner = self.owner().ok_or(BeatError::NoNode)?;
+                let owner = self.owner().ok_or(RenewError::NoNode)?;
                 let metadata = ObjectMeta {
                     name: Some(self.name.clone()),
                     namespace: Some(NAMESPACE.to_owned()),

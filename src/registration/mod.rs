@@ -1,9 +1,8 @@
-//! This node's object in the API: registers it, keeps its status true, and renews its [`lease`].
+//! Registers the node, updates its status, and renews its [`lease`].
 //!
-//! What the status says comes in by the channels of [`channels`]; what the API says of the node
-//! goes out by [`Registration::node`].
+//! Inputs of the status come from [`channels`]; the node object is published by [`Registration::node`].
 //!
-//! Current limitations: no devices are told.
+//! Current limitations: device plugin resources are not reported.
 
 mod inputs;
 mod lease;
@@ -39,15 +38,15 @@ use tracing::{debug, info, warn};
 pub use self::inputs::{Feeds, Inputs, RuntimeHealth, channels};
 pub use self::lease::renew as renew_lease;
 pub use self::startup::Startup;
-use self::status::Facts;
+use self::status::StatusInputs;
 
-/// Pauses between tries to register.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(7);
-/// When a status that could not be written is tried again.
+/// Backoff of registration.
+const BACKOFF_BASE: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(7);
+/// Delay after a failed status update.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The keeper of the node object.
+/// Controller of the node object.
 pub struct Registration {
     config: Arc<Config>,
     recorder: Recorder,
@@ -62,7 +61,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// A keeper that does nothing until it runs.
+    /// Does nothing until [`run`](Self::run).
     pub fn new(
         config: Arc<Config>,
         client: Client,
@@ -84,12 +83,12 @@ impl Registration {
         }
     }
 
-    /// The node object as the apiserver last told it; `None` while it is not known or not there.
+    /// The last known node object; `None` while it is not known or does not exist.
     pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
         self.node.subscribe()
     }
 
-    /// Registers the node if it should, then keeps its status. Never ends; drop it to stop.
+    /// Registers the node if configured, then updates its status. Never ends; drop it to stop.
     pub async fn run(mut self) {
         let follow = follow(self.api.clone(), self.config.node_name.clone(), self.node.clone());
         let keep = async {
@@ -102,18 +101,18 @@ impl Registration {
     }
 
     async fn register(&mut self) {
-        self.startup.tries();
-        let mut pause = FIRST_PAUSE;
+        self.startup.registration_started();
+        let mut pause = BACKOFF_BASE;
         loop {
             match self.try_register().await {
                 Ok(node) => {
                     info!(node = self.config.node_name, "node registered");
-                    return learn(&self.node, node);
+                    return update_node(&self.node, node);
                 }
                 Err(error) => warn!(retry = ?pause, "cannot register the node: {error}"),
             }
             tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(BACKOFF_MAX);
         }
     }
 
@@ -122,13 +121,13 @@ impl Registration {
         let wanted = node::initial(&self.config, status);
         match self.api.create(&PostParams::default(), &wanted.into()).await {
             Err(KubeError::Api(status)) if status.code == 409 || status.code == 403 => {
-                // an earlier daemon, or somebody's hand, has made it: theirs is kept
+                // it exists: reconcile it below
                 debug!("the node may exist already: {status}");
             }
             outcome => {
                 let node = outcome?.read()?;
-                self.startup.made();
-                self.note_ready(&node);
+                self.startup.registered();
+                self.check_ready(&node);
                 return Ok(node);
             }
         }
@@ -141,48 +140,52 @@ impl Registration {
 
     async fn keep(&mut self) {
         let settings = &self.config.kubelet;
-        let look = settings.node_status_update_frequency.get();
+        let update_interval = settings.node_status_update_frequency.get();
         let report = settings.node_status_report_frequency.get();
-        let mut next_look = Instant::now();
+        let mut next_update = Instant::now();
         loop {
             tokio::select! {
-                () = sleep_until(next_look) => {}
+                () = sleep_until(next_update) => {}
                 () = self.inputs.changed() => {}
             }
             let outcome = self.update(report).await;
-            next_look = time::after(if outcome.is_ok() { look } else { RETRY.min(look) });
+            next_update = time::after(if outcome.is_ok() {
+                update_interval
+            } else {
+                RETRY.min(update_interval)
+            });
             if let Err(error) = outcome {
                 warn!("cannot update the node's status: {error}");
             }
         }
     }
 
-    /// Tells the status if there is news, or if it is time for a heartbeat.
+    /// Writes the status if it has changed, or if a heartbeat is due.
     async fn update(&mut self, report: Duration) -> Result<(), KubeError> {
         let Some(node) = self.node.borrow().clone() else {
-            debug!("no node object to tell the status of");
+            debug!("node object does not exist, status not written");
             return Ok(());
         };
         if let Some(changes) = node::required(&self.config, &node) {
             self.patch(changes).await?;
         }
-        self.note_schedulable(&node);
+        self.check_schedulable(&node);
         let unknown = NodeStatus::default();
         let old = node.status.as_ref().unwrap_or(&unknown);
         let new = self.status(old).await;
-        let news = patch::is_news(old, &new);
-        if !news && Instant::now() < self.next_report {
+        let changed = patch::has_changes(old, &new);
+        if !changed && Instant::now() < self.next_report {
             return Ok(());
         }
         let changes = Patch::Strategic(patch::status_patch(old, &new));
         let parameters = PatchParams::default();
-        let told = self.api.patch_status(&self.config.node_name, &parameters, &changes);
-        let told = object(told).await?;
-        self.note_ready(&told);
-        learn(&self.node, told);
-        self.announce(old, &new);
-        // after news, nodes that changed together are spread over the report interval
-        let spread = if news { 0.5 + random_part() } else { 1.0 };
+        let patched = self.api.patch_status(&self.config.node_name, &parameters, &changes);
+        let patched = object(patched).await?;
+        self.check_ready(&patched);
+        update_node(&self.node, patched);
+        self.record_transitions(old, &new);
+        // after a change, heartbeats are spread over the report interval
+        let spread = if changed { 0.5 + random_part() } else { 1.0 };
         self.next_report = time::after(report.min(time::FOREVER).mul_f64(spread));
         Ok(())
     }
@@ -191,7 +194,7 @@ impl Registration {
         let changes = Patch::Strategic(changes);
         let parameters = PatchParams::default();
         let node = object(self.api.patch(&self.config.node_name, &parameters, &changes)).await?;
-        learn(&self.node, node.clone());
+        update_node(&self.node, node.clone());
         Ok(node)
     }
 
@@ -201,7 +204,7 @@ impl Registration {
         let runtime = self.inputs.runtime.borrow().clone();
         let pleg = self.inputs.pleg.borrow().clone();
         let storage = self.inputs.storage.borrow().clone();
-        let facts = Facts {
+        let inputs = StatusInputs {
             config: &self.config,
             machine: &self.machine,
             disk: disk_capacity(&self.config.root_dir),
@@ -214,10 +217,10 @@ impl Registration {
             volumes_in_use: self.inputs.volumes_in_use(),
             now: Timestamp::now(),
         };
-        status::node_status(old, &facts)
+        status::node_status(old, &inputs)
     }
 
-    /// Finds the node's addresses, once for as long as they are on this host.
+    /// Determines the node's addresses, again when they are no longer on this host.
     async fn find_addresses(&mut self) {
         if self.addresses.as_ref().is_some_and(|known| addresses::are_local(known)) {
             return;
@@ -237,7 +240,7 @@ impl Registration {
         self.event(EventType::Normal, reason, &message);
     }
 
-    fn note_schedulable(&mut self, node: &Node) {
+    fn check_schedulable(&mut self, node: &Node) {
         let unschedulable =
             node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or_default();
         if unschedulable != self.unschedulable {
@@ -246,14 +249,14 @@ impl Registration {
         }
     }
 
-    fn note_ready(&mut self, node: &Node) {
+    fn check_ready(&mut self, node: &Node) {
         let ready = node.status.as_ref().and_then(|status| condition(status, "Ready"));
         if ready.is_some_and(|ready| ready.status == "True") {
             self.startup.ready();
         }
     }
 
-    fn announce(&self, old: &NodeStatus, new: &NodeStatus) {
+    fn record_transitions(&self, old: &NodeStatus, new: &NodeStatus) {
         transitions(old, new).into_iter().for_each(|reason| self.status_event(reason));
         let boot_id = |status: &NodeStatus| {
             status.node_info.as_ref().map(|info| info.boot_id.clone()).filter(|id| !id.is_empty())
@@ -268,9 +271,9 @@ impl Registration {
     }
 }
 
-/// The node before anybody has told anything of it: its own labels, taints and amounts.
+/// The initial node object: configured labels, taints and resources.
 pub fn initial_node(config: &Config) -> Node {
-    let facts = Facts {
+    let inputs = StatusInputs {
         config,
         machine: &Machine::read(),
         disk: disk_capacity(&config.root_dir),
@@ -283,14 +286,14 @@ pub fn initial_node(config: &Config) -> Node {
         volumes_in_use: Vec::new(),
         now: Timestamp::now(),
     };
-    node::initial(config, status::node_status(&NodeStatus::default(), &facts))
+    node::initial(config, status::node_status(&NodeStatus::default(), &inputs))
 }
 
 fn condition<'a>(status: &'a NodeStatus, type_: &str) -> Option<&'a NodeCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
 }
 
-/// The reasons of the events that tell how conditions changed.
+/// Event reasons for changed conditions.
 fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     [
         ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
@@ -302,21 +305,21 @@ fn transitions(old: &NodeStatus, new: &NodeStatus) -> Vec<&'static str> {
     .filter_map(|(type_, when_true, when_false)| {
         let before = condition(old, type_).map(|condition| &condition.status);
         let now = &condition(new, type_)?.status;
-        // a node that is made is not ready at first, which is no news
-        let is_news = before.map_or(type_ != "Ready", |before| before != now);
-        is_news.then_some(if now == "True" { when_true } else { when_false })
+        // a new node is not ready at first
+        let is_new = before.map_or(type_ != "Ready", |before| before != now);
+        is_new.then_some(if now == "True" { when_true } else { when_false })
     })
     .collect()
 }
 
-/// Follows the node object by a watch, for as long as it is polled.
+/// Watches the node object.
 async fn follow(api: Api<Item<Node>>, name: String, known: watch::Sender<Option<Arc<Node>>>) {
     let mut stream = Box::pin(watch_object(api, &name).default_backoff());
     let mut reports = Reports::default();
     while let Some(event) = stream.next().await {
         match event {
             Ok(Some(item)) => match item.read() {
-                Ok(node) => learn(&known, node),
+                Ok(node) => update_node(&known, node),
                 Err(unreadable) => {
                     reports.log(&unreadable);
                 }
@@ -329,8 +332,8 @@ async fn follow(api: Api<Item<Node>>, name: String, known: watch::Sender<Option<
     }
 }
 
-/// Takes up a node object unless a newer one is known: answers and watch events cross each other.
-fn learn(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
+/// Updates the known node object unless it is older: responses and watch events are not ordered.
+fn update_node(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
     let version = |node: &Node| node.metadata.resource_version.as_deref()?.parse::<u64>().ok();
     known.send_if_modified(|current| {
         let newer = match current {
@@ -344,7 +347,7 @@ fn learn(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
     });
 }
 
-/// A number from 0 to 1, good enough to spread load.
+/// A random number from 0 to 1, for jitter.
 fn random_part() -> f64 {
     f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The node object: as it is first made, and what is put right on one that exists already.
+//! The node object: its initial state, and what is reconciled on an existing one.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-det
 const PROVIDED_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 const OS: &str = "kubernetes.io/os";
 const ARCH: &str = "kubernetes.io/arch";
-/// Set at registration whatever somebody else made of them, if this node has them at all.
+/// Labels that registration reconciles, if this node has them.
 const OWN_LABELS: [&str; 11] = [
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -29,7 +29,7 @@ const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
 ];
 
-/// The node object that self-registration makes.
+/// The node object created by self-registration.
 pub(super) fn initial(config: &Config, status: NodeStatus) -> Node {
     let settings = &config.kubelet;
     let mut taints = settings.register_with_taints.clone();
@@ -61,14 +61,14 @@ pub(super) fn initial(config: &Config, status: NodeStatus) -> Node {
     }
 }
 
-/// What registration puts right on an object of that name that is already there; `None`: nothing.
+/// Patch to reconcile an existing object at registration; `None`: nothing to change.
 pub(super) fn reconcile(config: &Config, existing: &Node) -> Option<Value> {
     let labels = labels(config);
     let own = OWN_LABELS.iter().filter_map(|key| Some((*key, Some(labels.get(*key)?.as_str()))));
     patch(existing, own, &annotations(config))
 }
 
-/// What is put right all the time, on a hand-made object too; `None`: nothing.
+/// Patch to reconcile an object at any time, even if created manually; `None`: nothing to change.
 pub(super) fn required(config: &Config, existing: &Node) -> Option<Value> {
     let provided: Vec<_> =
         annotations(config).into_iter().filter(|(key, _)| *key == PROVIDED_IP).collect();
@@ -107,7 +107,7 @@ fn labels(config: &Config) -> BTreeMap<String, String> {
     labels
 }
 
-/// The annotations that are this daemon's; `None`: there must be none of that name.
+/// The daemon's annotations; `None`: to be removed.
 fn annotations(config: &Config) -> Vec<(&'static str, Option<String>)> {
     let attach = config.kubelet.enable_controller_attach_detach.then(|| "true".to_owned());
     let ips: Vec<String> =

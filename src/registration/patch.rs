@@ -1,5 +1,4 @@
-//! What to send of a new node status or of new labels: strategic merge patches that name only what
-//! differs.
+//! Strategic merge patches of node status and labels.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +8,12 @@ use longshore_pod::qos::milli;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// Whether `new` tells anything that `old` does not; the heartbeat alone is no news.
-pub(super) fn is_news(old: &NodeStatus, new: &NodeStatus) -> bool {
+/// Whether `new` differs from `old`, apart from the heartbeat time.
+pub(super) fn has_changes(old: &NodeStatus, new: &NodeStatus) -> bool {
     conditions_differ(old, new) || !changes(old, new).is_empty()
 }
 
-/// The patch from `old` to `new` with all conditions, so that it is a heartbeat too.
+/// The patch from `old` to `new`, with all conditions as heartbeat.
 pub(super) fn status_patch(old: &NodeStatus, new: &NodeStatus) -> Value {
     let mut status = changes(old, new);
     status.insert("conditions".to_owned(), json!(new.conditions));
@@ -22,16 +21,17 @@ pub(super) fn status_patch(old: &NodeStatus, new: &NodeStatus) -> Value {
 }
 
 fn conditions_differ(old: &NodeStatus, new: &NodeStatus) -> bool {
-    let told = |condition: &NodeCondition| NodeCondition {
+    let without_heartbeat = |condition: &NodeCondition| NodeCondition {
         last_heartbeat_time: None,
         ..condition.clone()
     };
-    let told =
-        |status: &NodeStatus| -> Vec<_> { status.conditions.iter().flatten().map(told).collect() };
-    told(old) != told(new)
+    let comparable = |status: &NodeStatus| -> Vec<_> {
+        status.conditions.iter().flatten().map(without_heartbeat).collect()
+    };
+    comparable(old) != comparable(new)
 }
 
-/// The fields that differ, but for the conditions.
+/// The fields that differ, without conditions.
 fn changes(old: &NodeStatus, new: &NodeStatus) -> Map<String, Value> {
     let mut changes = Map::new();
     let mut set = |field: &str, value: Value| changes.insert(field.to_owned(), value);
@@ -45,7 +45,7 @@ fn changes(old: &NodeStatus, new: &NodeStatus) -> Map<String, Value> {
         }
     }
     if old.addresses != new.addresses {
-        // the list merges by type, which two addresses of one type would break: it is replaced
+        // the merge key is the type, which is not unique: the list is replaced
         let mut addresses = json!(new.addresses.as_deref().unwrap_or_default());
         if let Value::Array(addresses) = &mut addresses {
             addresses.push(json!({"$patch": "replace"}));
@@ -74,7 +74,7 @@ fn changes(old: &NodeStatus, new: &NodeStatus) -> Map<String, Value> {
     changes
 }
 
-/// The value as JSON; an empty list is as good as none.
+/// The value as JSON; empty lists are null.
 fn tree<T: Serialize>(value: &Option<T>) -> Value {
     match json!(value) {
         Value::Array(items) if items.is_empty() => Value::Null,
@@ -84,7 +84,7 @@ fn tree<T: Serialize>(value: &Option<T>) -> Value {
 
 type Quantities = BTreeMap<String, Quantity>;
 
-/// Amounts that differ, whatever way they are written; those that are gone are null.
+/// Quantities that differ in value; removed ones are null.
 fn amount_changes(old: Option<&Quantities>, new: Option<&Quantities>) -> Map<String, Value> {
     let empty = Quantities::new();
     let (old, new) = (old.unwrap_or(&empty), new.unwrap_or(&empty));
@@ -98,7 +98,7 @@ fn amount_changes(old: Option<&Quantities>, new: Option<&Quantities>) -> Map<Str
         .collect()
 }
 
-/// The patch that gives `existing` labels or annotations the wanted values (`None`: remove).
+/// Patch to set labels or annotations to the wanted values (`None`: remove).
 pub(super) fn metadata_changes<'a>(
     existing: Option<&BTreeMap<String, String>>,
     wanted: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,

@@ -1,4 +1,4 @@
-//! How long it took until the node was there, and until it was ready, for those who scrape.
+//! Metrics of node startup.
 
 use std::time::Duration;
 
@@ -6,8 +6,7 @@ use longshore_metrics::{Gauge, Registry};
 use nix::time::ClockId;
 use procfs::process::Process;
 
-/// Moments are times since the machine's start. Only who has made the node's object tells: the daemon
-/// that comes after another one has found all done.
+/// Times since boot. Reported only by the daemon that registered the node.
 #[derive(Debug)]
 pub struct Startup {
     daemon: Option<Duration>,
@@ -52,13 +51,13 @@ impl Startup {
         }
     }
 
-    /// The node is about to be registered.
-    pub(super) fn tries(&mut self) {
+    /// Registration is about to start.
+    pub(super) fn registration_started(&mut self) {
         self.tried = self.tried.or_else(now);
     }
 
-    /// Its object was made.
-    pub(super) fn made(&mut self) {
+    /// The node object was created.
+    pub(super) fn registered(&mut self) {
         let (Some(daemon), Some(tried), Some(made), None) =
             (self.daemon, self.tried, now(), self.made)
         else {
@@ -70,7 +69,7 @@ impl Startup {
         self.registration.set(made.saturating_sub(tried).as_secs_f64());
     }
 
-    /// It was told to be ready.
+    /// The node was reported ready.
     pub(super) fn ready(&mut self) {
         let (Some(made), Some(ready), false) = (self.made, now(), self.ready) else { return };
         self.ready = true;
@@ -98,30 +97,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_make_the_whole() {
+    fn node_startup_durations_add_up() {
         let registry = Registry::default();
         let mut startup = Startup::new(&registry);
-        let told = |part: &str| {
+        let value = |part: &str| {
             let name = format!("kubelet_node_startup_{part}duration_seconds");
             parse(&registry.text()).unwrap().sum(&name, &[]).unwrap()
         };
         startup.ready();
-        startup.made();
-        assert_eq!((told(""), told("pre_kubelet_")), (0.0, 0.0), "nobody has tried");
-        startup.tries();
+        startup.registered();
+        assert_eq!((value(""), value("pre_kubelet_")), (0.0, 0.0), "no attempt yet");
+        startup.registration_started();
         std::thread::sleep(Duration::from_millis(20));
-        startup.made();
-        let registration = told("registration_");
+        startup.registered();
+        let registration = value("registration_");
         assert!((0.02..10.0).contains(&registration), "{registration}");
-        startup.tries();
-        startup.made();
-        assert_eq!(told("registration_"), registration, "it is registered once");
+        startup.registration_started();
+        startup.registered();
+        assert_eq!(value("registration_"), registration, "it is registered once");
         startup.ready();
         let parts = ["pre_kubelet_", "pre_registration_", "registration_", "post_registration_"];
-        let sum: f64 = parts.into_iter().map(told).sum();
-        let whole = told("");
+        let sum: f64 = parts.into_iter().map(value).sum();
+        let whole = value("");
         assert!((sum - whole).abs() < 0.001 && whole > 0.02, "{sum} {whole}");
         startup.ready();
-        assert_eq!(told(""), whole, "it gets ready once");
+        assert_eq!(value(""), whole, "it gets ready once");
     }
 }

@@ -1,4 +1,4 @@
-//! The node's status as a pure function of what is known: facts in, `NodeStatus` out.
+//! The node's status as a pure function of its inputs.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,16 +19,16 @@ use longshore_resources::hugepages::binary;
 
 use super::inputs::{Pressure, RuntimeHealth};
 
-/// The most names that one image has in the status.
+/// Maximum number of names per image.
 const IMAGE_NAMES: usize = 5;
 
-/// Everything that the status is made of.
-pub(super) struct Facts<'a> {
+/// Inputs of the status.
+pub(super) struct StatusInputs<'a> {
     pub(super) config: &'a Config,
     pub(super) machine: &'a Machine,
-    /// Bytes of the disk under the root directory; `None`: not to be had.
+    /// Capacity of the root file system in bytes; `None`: unknown.
     pub(super) disk: Option<u64>,
-    /// `None`: not to be had, so those that were told before stay.
+    /// `None`: unknown, the reported ones are kept.
     pub(super) addresses: Option<&'a [IpAddr]>,
     pub(super) runtime: &'a RuntimeHealth,
     pub(super) pleg: Option<&'a str>,
@@ -39,35 +39,35 @@ pub(super) struct Facts<'a> {
     pub(super) now: Timestamp,
 }
 
-/// The status to tell, over the one that was told before (by this daemon or an earlier one).
-pub(super) fn node_status(old: &NodeStatus, facts: &Facts<'_>) -> NodeStatus {
-    let capacity = capacity(old, facts);
-    let allocatable = allocatable::allocatable(&capacity, &facts.config.reserved);
+/// The new status; `old` is the reported one.
+pub(super) fn node_status(old: &NodeStatus, inputs: &StatusInputs<'_>) -> NodeStatus {
+    let capacity = capacity(old, inputs);
+    let allocatable = allocatable::allocatable(&capacity, &inputs.config.reserved);
     NodeStatus {
-        addresses: addresses(old, facts),
-        conditions: Some(conditions(old, facts, &capacity)),
+        addresses: addresses(old, inputs),
+        conditions: Some(conditions(old, inputs, &capacity)),
         allocatable: Some(quantities(allocatable)),
         capacity: Some(quantities(capacity)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
-                port: if facts.config.kubelet.enable_server {
-                    facts.config.kubelet.port
+                port: if inputs.config.kubelet.enable_server {
+                    inputs.config.kubelet.port
                 } else {
                     0
                 },
             }),
         }),
-        node_info: Some(node_info(facts)),
-        images: Some(images(facts)),
-        volumes_in_use: Some(facts.volumes_in_use.clone()).filter(|volumes| !volumes.is_empty()),
-        runtime_handlers: Some(facts.runtime.handlers.clone()),
-        features: facts.runtime.features.clone(),
-        declared_features: declared_features(facts.config),
+        node_info: Some(node_info(inputs)),
+        images: Some(images(inputs)),
+        volumes_in_use: Some(inputs.volumes_in_use.clone()).filter(|volumes| !volumes.is_empty()),
+        runtime_handlers: Some(inputs.runtime.handlers.clone()),
+        features: inputs.runtime.features.clone(),
+        declared_features: declared_features(inputs.config),
         ..old.clone()
     }
 }
 
-/// The abilities by which the control plane chooses what it asks of a node.
+/// Features that the node declares to the control plane.
 fn declared_features(config: &Config) -> Option<Vec<String>> {
     const KNOWN: [&str; 4] = [
         "ExtendWebSocketsToKubelet",
@@ -75,42 +75,42 @@ fn declared_features(config: &Config) -> Option<Vec<String>> {
         "InPlacePodVerticalScalingInitContainers",
         "RestartAllContainersOnContainerExits",
     ];
-    let told = config.gates.enabled("NodeDeclaredFeatures");
-    let features = KNOWN.into_iter().filter(|name| told && config.gates.enabled(name));
+    let declares = config.gates.enabled("NodeDeclaredFeatures");
+    let features = KNOWN.into_iter().filter(|name| declares && config.gates.enabled(name));
     let features: Vec<String> = features.map(str::to_owned).collect();
     (!features.is_empty()).then_some(features)
 }
 
-fn addresses(old: &NodeStatus, facts: &Facts<'_>) -> Option<Vec<NodeAddress>> {
+fn addresses(old: &NodeStatus, inputs: &StatusInputs<'_>) -> Option<Vec<NodeAddress>> {
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
-    let external = facts.config.external_cloud;
+    let external = inputs.config.external_cloud;
     if external && old.addresses.as_ref().is_some_and(|addresses| !addresses.is_empty()) {
-        // the cloud's controller is their owner from now on
+        // the cloud controller manager owns the addresses
         return old.addresses.clone();
     }
-    let hostname = address("Hostname", facts.config.node_name.clone());
-    if external && facts.config.node_ips.is_empty() {
+    let hostname = address("Hostname", inputs.config.node_name.clone());
+    if external && inputs.config.node_ips.is_empty() {
         return Some(vec![hostname]);
     }
-    let Some(ips) = facts.addresses else { return old.addresses.clone() };
+    let Some(ips) = inputs.addresses else { return old.addresses.clone() };
     let internal = ips.iter().map(|ip| address("InternalIP", ip.to_string()));
     Some(internal.chain([hostname]).collect())
 }
 
-fn capacity(old: &NodeStatus, facts: &Facts<'_>) -> Amounts {
-    let settings = &facts.config.kubelet;
-    let machine = facts.machine;
+fn capacity(old: &NodeStatus, inputs: &StatusInputs<'_>) -> Amounts {
+    let settings = &inputs.config.kubelet;
+    let machine = inputs.machine;
     let max_pods = i128::from(settings.max_pods);
     let per_core = i128::from(settings.pods_per_core) * i128::from(machine.cpus);
     let mut amounts = Amounts::new();
-    // what others have added, such as extended resources, is theirs
+    // keep resources of others, such as extended resources
     for (resource, quantity) in
         old.capacity.iter().flatten().filter(|(name, _)| !name.starts_with("hugepages-"))
     {
         amounts
             .extend(longshore_pod::qos::milli(quantity).map(|amount| (resource.clone(), amount)));
     }
-    let disk = facts.disk.filter(|_| settings.local_storage_capacity_isolation);
+    let disk = inputs.disk.filter(|_| settings.local_storage_capacity_isolation);
     amounts.extend(allocatable::capacity(machine, disk));
     let pods = if per_core > 0 { max_pods.min(per_core) } else { max_pods };
     amounts.insert("pods".to_owned(), pods * 1000);
@@ -130,9 +130,9 @@ fn quantities(amounts: Amounts) -> BTreeMap<String, Quantity> {
         .collect()
 }
 
-fn node_info(facts: &Facts<'_>) -> NodeSystemInfo {
-    let machine = facts.machine;
-    let version = &facts.runtime.version;
+fn node_info(inputs: &StatusInputs<'_>) -> NodeSystemInfo {
+    let machine = inputs.machine;
+    let version = &inputs.runtime.version;
     NodeSystemInfo {
         architecture: go_arch().to_owned(),
         boot_id: machine.boot_id.clone(),
@@ -154,12 +154,12 @@ fn node_info(facts: &Facts<'_>) -> NodeSystemInfo {
     }
 }
 
-/// The largest images, with few names each.
-fn images(facts: &Facts<'_>) -> Vec<ContainerImage> {
-    let mut images: Vec<&ContainerImage> = facts.images.iter().collect();
+/// The largest images, with a limited number of names each.
+fn images(inputs: &StatusInputs<'_>) -> Vec<ContainerImage> {
+    let mut images: Vec<&ContainerImage> = inputs.images.iter().collect();
     images.sort_by(|a, b| b.size_bytes.cmp(&a.size_bytes).then_with(|| a.names.cmp(&b.names)));
-    // -1 stands for all of them
-    let most = usize::try_from(facts.config.kubelet.node_status_max_images).unwrap_or(usize::MAX);
+    // -1: no limit
+    let most = usize::try_from(inputs.config.kubelet.node_status_max_images).unwrap_or(usize::MAX);
     images
         .into_iter()
         .take(most)
@@ -173,15 +173,19 @@ fn images(facts: &Facts<'_>) -> Vec<ContainerImage> {
         .collect()
 }
 
-fn conditions(old: &NodeStatus, facts: &Facts<'_>, capacity: &Amounts) -> Vec<NodeCondition> {
-    let pressure = facts.pressure;
+fn conditions(
+    old: &NodeStatus,
+    inputs: &StatusInputs<'_>,
+    capacity: &Amounts,
+) -> Vec<NodeCondition> {
+    let pressure = inputs.pressure;
     let mut conditions = old.conditions.clone().unwrap_or_default();
     let mut set = |type_: &str, status: bool, reason: &str, message: &str| {
         let status = if status { "True" } else { "False" };
-        let now = Some(Time(facts.now));
-        let place = conditions.iter().position(|condition| condition.type_ == type_);
-        let kept = place
-            .map(|place| &conditions[place])
+        let now = Some(Time(inputs.now));
+        let index = conditions.iter().position(|condition| condition.type_ == type_);
+        let kept = index
+            .map(|index| &conditions[index])
             .filter(|condition| condition.status == status)
             .and_then(|condition| condition.last_transition_time.clone());
         let condition = NodeCondition {
@@ -192,8 +196,8 @@ fn conditions(old: &NodeStatus, facts: &Facts<'_>, capacity: &Amounts) -> Vec<No
             last_heartbeat_time: now.clone(),
             last_transition_time: kept.or(now),
         };
-        match place {
-            Some(place) => conditions[place] = condition,
+        match index {
+            Some(index) => conditions[index] = condition,
             None => conditions.push(condition),
         }
     };
@@ -231,18 +235,18 @@ fn conditions(old: &NodeStatus, facts: &Facts<'_>, capacity: &Amounts) -> Vec<No
             "kubelet has sufficient PID available",
         ),
     }
-    match not_ready(facts, capacity) {
+    match not_ready(inputs, capacity) {
         Some(why) => set("Ready", false, "KubeletNotReady", &why),
         None => set("Ready", true, "KubeletReady", "kubelet is posting ready status"),
     }
     conditions
 }
 
-/// Why the node is not ready; several reasons stand in brackets.
-fn not_ready(facts: &Facts<'_>, capacity: &Amounts) -> Option<String> {
-    let pleg = facts.pleg.map(|why| format!("PLEG is not healthy: {why}"));
+/// Why the node is not ready; several reasons are in brackets.
+fn not_ready(inputs: &StatusInputs<'_>, capacity: &Amounts) -> Option<String> {
+    let pleg = inputs.pleg.map(|why| format!("PLEG is not healthy: {why}"));
     let needed = ["cpu", "memory", "pods", "ephemeral-storage"];
-    let isolation = facts.config.kubelet.local_storage_capacity_isolation;
+    let isolation = inputs.config.kubelet.local_storage_capacity_isolation;
     let missing: Vec<&str> = needed
         .into_iter()
         .filter(|resource| {
@@ -252,8 +256,8 @@ fn not_ready(facts: &Facts<'_>, capacity: &Amounts) -> Option<String> {
     let missing = (!missing.is_empty())
         .then(|| format!("missing node capacity for resources: {}", missing.join(", ")));
     let (runtime, network) =
-        (facts.runtime.runtime_error.clone(), facts.runtime.network_error.clone());
-    let storage = facts.storage.map(str::to_owned);
+        (inputs.runtime.runtime_error.clone(), inputs.runtime.network_error.clone());
+    let storage = inputs.storage.map(str::to_owned);
     let reasons: Vec<String> =
         [pleg, runtime, network, storage, missing].into_iter().flatten().collect();
     match reasons.as_slice() {

@@ -45,7 +45,7 @@ impl Script {
         })
     }
 
-    /// Keeps an object and tells those who watch it.
+    /// Stores an object and sends a watch event.
     fn store(&self, inner: &mut Inner, mut object: Value) -> Value {
         inner.version += 1;
         object["metadata"]["resourceVersion"] = json!(inner.version.to_string());
@@ -184,7 +184,7 @@ fn condition(node: &Value, type_: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_node_is_made_and_follows_the_health() {
+async fn registration_creates_node_and_reports_health() {
     let (script, client) = script().await;
     let config = config(&[
         "--node-labels=zone=a",
@@ -259,7 +259,7 @@ async fn a_node_is_made_and_follows_the_health() {
 }
 
 #[tokio::test]
-async fn without_news_nothing_is_written() {
+async fn registration_unchanged_status_is_not_written() {
     let (script, client) = script().await;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("c.yaml");
@@ -279,7 +279,7 @@ async fn without_news_nothing_is_written() {
     tokio::time::sleep(Duration::from_millis(400)).await;
     assert_eq!(script.requests(Method::PATCH, "/status").len(), before);
 
-    // images are news, found at the next look
+    // changed images are written with the next update
     let image = |name: &str, size| ContainerImage {
         names: Some(vec![name.into()]),
         size_bytes: Some(size),
@@ -292,7 +292,7 @@ async fn without_news_nothing_is_written() {
     };
     until("images", named).await;
 
-    // somebody else's word on our readiness is put right
+    // a Ready condition overwritten by others is restored
     script.of(|inner| {
         let mut node = inner.node.clone().unwrap();
         for condition in node["status"]["conditions"].as_array_mut().unwrap() {
@@ -304,7 +304,7 @@ async fn without_news_nothing_is_written() {
 }
 
 #[tokio::test]
-async fn an_existing_node_is_reconciled_and_not_overwritten() {
+async fn registration_reconciles_existing_node() {
     let (script, client) = script().await;
     script.of(|inner| {
         let node = json!({"metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "wrong", "mine": "yes"}},
@@ -337,7 +337,7 @@ async fn an_existing_node_is_reconciled_and_not_overwritten() {
 }
 
 #[tokio::test]
-async fn a_node_made_by_hand_is_waited_for() {
+async fn registration_waits_for_manually_created_node() {
     let (script, client) = script().await;
     let (feeds, _known) = start(config(&["--register-node=false"]), client);
     feeds.runtime.send_replace(healthy());
@@ -348,18 +348,18 @@ async fn a_node_made_by_hand_is_waited_for() {
     feeds
         .runtime
         .send_replace(RuntimeHealth { network_error: Some("no network".into()), ..healthy() });
-    let told = || {
+    let written = || {
         script
             .of(|inner| inner.node.clone())
             .filter(|node| condition(node, "Ready")["message"] == "no network")
     };
-    let node = until("a status", told).await;
+    let node = until("a status", written).await;
     assert_eq!(node["metadata"]["labels"]["kubernetes.io/os"], "linux");
     assert_eq!(node["metadata"]["labels"].get("kubernetes.io/hostname"), None);
 }
 
 #[tokio::test]
-async fn registration_is_tried_until_it_succeeds() {
+async fn registration_is_retried_until_it_succeeds() {
     let (script, client) = script().await;
     script.of(|inner| inner.failures = VecDeque::from([StatusCode::SERVICE_UNAVAILABLE; 4]));
     let (_feeds, _known) = start(config(&[]), client);
@@ -367,7 +367,7 @@ async fn registration_is_tried_until_it_succeeds() {
 }
 
 #[tokio::test]
-async fn the_lease_is_made_for_the_node_and_renewed() {
+async fn lease_is_created_and_renewed() {
     let (script, client) = script().await;
     let (known, node) = watch::channel(None);
     let task = tokio::spawn(renew_lease(client, "n1".into(), 1, node));
@@ -400,7 +400,7 @@ async fn the_lease_is_made_for_the_node_and_renewed() {
         "{time} has microseconds"
     );
 
-    // somebody else writes it: the next try asks anew; failures are got over
+    // written by another client: the next attempt reads it again; errors are retried
     script.of(|inner| {
         let mut lease = inner.lease.clone().unwrap();
         lease["metadata"]["labels"] = json!({"touched": "yes"});
@@ -418,7 +418,7 @@ async fn the_lease_is_made_for_the_node_and_renewed() {
 }
 
 #[test]
-fn the_runtime_tells_its_health() {
+fn registration_runtime_conditions_are_mapped() {
     use longshore_cri::v1::{RuntimeCondition, RuntimeStatus, StatusResponse, VersionResponse};
     let condition = |name: &str, status| RuntimeCondition {
         r#type: name.into(),
@@ -586,7 +586,7 @@ fn configs() -> &'static [Arc<Config>] {
 proptest! {
     /// Finding 1: what a runtime says of itself.
     #[test]
-    fn extremes_of_runtimes_are_told(version in any_version(), status in any_runtime(), why in text()) {
+    fn extremes_of_runtimes_are_reported(version in any_version(), status in any_runtime(), why in text()) {
         let health = RuntimeHealth::new(&version, &status);
         let conditions = status.status.iter().flat_map(|status| &status.conditions);
         let mut ready = conditions.filter(|condition| condition.r#type == "RuntimeReady");
@@ -598,9 +598,9 @@ proptest! {
     }
 
     /// Finding 1: whatever the node object holds, and whatever the machine and its runtime have, the
-    /// status is told, and nothing is left to be told then.
+    /// status is written, and has no changes left after that.
     #[test]
-    fn extremes_of_nodes_are_put_right_and_told(
+    fn extremes_of_nodes_are_reconciled_and_reported(
         node in any_node(),
         machine in any_machine(),
         (version, status) in (any_version(), any_runtime()),
@@ -621,7 +621,7 @@ proptest! {
             }
         }
         let (memory, disk_pressure, pid) = pressure;
-        let facts = Facts {
+        let inputs = StatusInputs {
             config,
             machine: &machine,
             disk,
@@ -635,23 +635,23 @@ proptest! {
             now,
         };
         let old = node.status.clone().unwrap_or_default();
-        let new = status::node_status(&old, &facts);
+        let new = status::node_status(&old, &inputs);
         let (capacity, allocatable) = (new.capacity.clone().unwrap(), new.allocatable.clone().unwrap());
         for (resource, amount) in &allocatable {
             let (amount, all) = (milli(amount).unwrap(), milli(&capacity[resource]).unwrap());
             prop_assert!(amount >= 0 && (amount <= all || all < 0), "{resource}: {amount} {all}");
         }
-        let told = new.images.as_deref().unwrap();
+        let reported = new.images.as_deref().unwrap();
         let most = usize::try_from(config.kubelet.node_status_max_images).unwrap_or(usize::MAX);
-        prop_assert_eq!(told.len(), images.len().min(most));
-        prop_assert!(told.iter().flat_map(|image| &image.names).all(|names| names.len() <= 5));
+        prop_assert_eq!(reported.len(), images.len().min(most));
+        prop_assert!(reported.iter().flat_map(|image| &image.names).all(|names| names.len() <= 5));
         let ready = super::condition(&new, "Ready");
         prop_assert!(ready.is_some_and(|ready| ready.last_heartbeat_time.is_some()));
         let mut object = json!({"status": old});
         merge(&mut object, patch::status_patch(&old, &new));
         let merged: NodeStatus = serde_json::from_value(object["status"].take()).unwrap();
-        let again = status::node_status(&merged, &facts);
-        prop_assert!(!patch::is_news(&merged, &again), "{merged:?} {again:?}");
+        let again = status::node_status(&merged, &inputs);
+        prop_assert!(!patch::has_changes(&merged, &again), "{merged:?} {again:?}");
         transitions(&old, &new);
         let made = node::initial(config, new);
         serde_json::to_vec(&made).unwrap();

@@ -1,20 +1,20 @@
-//! What becomes of statuses, and what they tell of containers.
+//! Metrics of pod statuses.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
 type Of = fn(&PodStatus) -> &Option<Vec<ContainerStatus>>;
-/// The kinds of containers as their metric has them.
+/// The kinds of containers, as labelled.
 const KINDS: [(&str, Of); 3] = [
     ("init_container", |status| &status.init_container_statuses),
     ("container", |status| &status.container_statuses),
     ("ephemeral_container", |status| &status.ephemeral_container_statuses),
 ];
 
-/// What the writer counts.
+/// Metrics of the status writer.
 #[derive(Debug)]
 pub(super) struct Metrics {
-    /// From a change to when it is taken.
+    /// From a change of a status to its acknowledgement.
     pub(super) durations: Histogram,
     terminated: Family<Counter, 3>,
 }
@@ -35,8 +35,8 @@ impl Metrics {
         }
     }
 
-    /// A pod's status was the one and is the other: counts the containers that have ended since.
-    pub(super) fn told(&self, before: &PodStatus, now: &PodStatus) {
+    /// Counts the containers that have terminated between two statuses.
+    pub(super) fn observe(&self, before: &PodStatus, now: &PodStatus) {
         for (kind, of) in KINDS {
             for container in of(now).iter().flatten() {
                 let mut known = of(before).iter().flatten();
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_container_is_counted_once() {
+    fn status_metrics_count_terminated_containers_once() {
         let registry = Registry::default();
         let metrics = Metrics::new(&registry);
         let status = |init: Value, main: Value| -> PodStatus {
@@ -91,7 +91,7 @@ mod tests {
             status(end(0, "Completed"), end(137, "OOMKilled")),
         ];
         for pair in statuses.windows(2) {
-            metrics.told(&pair[0], &pair[1]);
+            metrics.observe(&pair[0], &pair[1]);
         }
         let page = parse(&registry.text()).unwrap();
         let count = |kind, code, reason| {

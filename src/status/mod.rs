@@ -1,9 +1,9 @@
-//! The one writer of pod status to the apiserver.
+//! The only writer of pod statuses to the apiserver.
 //!
-//! Workers tell the latest status of their pod and go on. Statuses told while one is being written
-//! are coalesced into the newest; a write that fails is tried again until it is acknowledged or the
-//! pod is gone; what the apiserver calls invalid is left out and said. A pod that has come to its
-//! end is deleted only after its last status was taken.
+//! Workers set the latest status of their pod without waiting. Statuses set during a write are
+//! coalesced; a failed write is retried until it is acknowledged or the pod is deleted; fields that the
+//! apiserver rejects as invalid are left out and logged. The object of a terminated pod is deleted
+//! after its last status was written.
 
 mod metrics;
 mod patch;
@@ -27,7 +27,7 @@ use longshore_podstate::desired::Desired;
 use metrics::Metrics;
 use write::write;
 
-/// Writes under way at once.
+/// Maximum number of parallel writes.
 const PARALLEL: usize = 8;
 const RETRY_BASE: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
@@ -37,24 +37,24 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 struct Entry {
     pod: Arc<Pod>,
     wanted: PodStatus,
-    /// What the apiserver has, as far as known, of which object, and as of which version of it.
+    /// The status on the apiserver, as far as known, with UID and version of the object.
     written: PodStatus,
     written_uid: String,
     written_version: u64,
-    /// The pod's end is complete: delete its object once the status is taken.
+    /// The pod has terminated: delete its object after the status is written.
     finish: bool,
-    /// Since when the apiserver has not what is wanted.
+    /// Since when the latest status is not written.
     since: Option<Instant>,
     queued: bool,
     writing: bool,
-    /// Something came up while a write was under way.
+    /// The status changed during a write.
     again: bool,
     failures: u32,
-    /// Until when a write that failed is not tried again, whatever comes up meanwhile.
+    /// When a failed write is retried.
     retry_at: Option<Instant>,
 }
 
-/// Handle by which workers tell. Cheap to clone. Nothing is written until [`run`](Self::run) runs.
+/// Handle to set statuses. Cheap to clone. Nothing is written until [`run`](Self::run) runs.
 #[derive(Clone, Debug)]
 pub struct StatusWriter {
     shared: Arc<Shared>,
@@ -73,7 +73,7 @@ struct State {
     queue: VecDeque<String>,
 }
 
-/// What one write is to do.
+/// One write.
 struct Job {
     uid: String,
     pod: Arc<Pod>,
@@ -84,7 +84,7 @@ struct Job {
 }
 
 enum Outcome {
-    /// The object has this version now, 0 if nothing was written.
+    /// The version of the object after the write, 0 if nothing was written.
     Taken {
         version: u64,
     },
@@ -92,7 +92,7 @@ enum Outcome {
     Failed,
 }
 
-/// A writer that nobody scrapes.
+/// A writer whose metrics are not registered.
 impl Default for StatusWriter {
     fn default() -> Self {
         Self::new(&Registry::default())
@@ -100,36 +100,36 @@ impl Default for StatusWriter {
 }
 
 impl StatusWriter {
-    /// A writer that tells `registry` what it does.
+    /// Registers the metrics of the writer.
     pub fn new(registry: &Registry) -> Self {
         let (state, work, metrics) = (Mutex::default(), Notify::default(), Metrics::new(registry));
         Self { shared: Arc::new(Shared { state, work, metrics }) }
     }
 
-    /// The pod's status is now this one.
-    pub fn tell(&self, pod: &Arc<Pod>, status: PodStatus) {
+    /// Sets the latest status of the pod.
+    pub fn set_status(&self, pod: &Arc<Pod>, status: PodStatus) {
         self.put(pod, status, false);
     }
 
-    /// The pod's last status is this one; its object may go once it is taken.
+    /// Sets the last status of the pod; its object is deleted after it is written.
     pub fn finish(&self, pod: &Arc<Pod>, status: PodStatus) {
         self.put(pod, status, true);
     }
 
-    /// The status that was told last.
+    /// The latest status.
     pub fn latest(&self, uid: &str) -> Option<PodStatus> {
         self.state().entries.get(uid).map(|entry| entry.wanted.clone())
     }
 
-    /// Nobody cares for the pod any more.
+    /// Removes the pod.
     pub fn forget(&self, uid: &str) {
         let mut state = self.state();
         state.entries.remove(uid);
         state.queue.retain(|queued| queued != uid);
     }
 
-    /// Something that a write depends on has changed, such as the mirror of a static pod.
-    pub fn poke(&self, uid: &str) {
+    /// Retries a write whose inputs have changed, such as the mirror of a static pod.
+    pub fn requeue(&self, uid: &str) {
         let mut state = self.state();
         state.enqueue(uid);
         drop(state);
@@ -153,12 +153,12 @@ impl StatusWriter {
             failures: 0,
             retry_at: None,
         });
-        let is_news = finish || version(pod) > entry.written_version;
+        let is_new = finish || version(pod) > entry.written_version;
         entry.pod = pod.clone();
         let before = std::mem::replace(&mut entry.wanted, status);
-        self.shared.metrics.told(&before, &entry.wanted);
+        self.shared.metrics.observe(&before, &entry.wanted);
         entry.finish |= finish;
-        if !is_news && entry.is_written() {
+        if !is_new && entry.is_written() {
             return;
         }
         entry.since.get_or_insert_with(Instant::now);
@@ -167,7 +167,7 @@ impl StatusWriter {
         self.shared.work.notify_one();
     }
 
-    /// Write until told to stop, and then what is left for as long as the caller waits.
+    /// Writes statuses until `stop` is cancelled, then the remaining ones.
     pub async fn run(self, client: kube::Client, desired: Desired, stop: CancellationToken) {
         let mut writes = JoinSet::new();
         loop {
@@ -184,7 +184,7 @@ impl StatusWriter {
             tokio::select! {
                 Some(done) = writes.join_next(), if !writes.is_empty() => {
                     match done {
-                        Ok((job, outcome)) => self.wrote(job, outcome),
+                        Ok((job, outcome)) => self.handle_result(job, outcome),
                         Err(error) => warn!(%error, "a status write ended early"),
                     }
                 }
@@ -195,7 +195,7 @@ impl StatusWriter {
         }
     }
 
-    /// Start as many writes as may run. Tells when the next retry is due.
+    /// Starts pending writes. Returns when the next retry is due.
     fn start_writes(
         &self,
         client: &kube::Client,
@@ -216,17 +216,17 @@ impl StatusWriter {
         state.entries.values().filter_map(|entry| entry.retry_at).min()
     }
 
-    fn wrote(&self, job: Job, outcome: Outcome) {
+    fn handle_result(&self, job: Job, outcome: Outcome) {
         let mut state = self.state();
         let Some(entry) = state.entries.get_mut(&job.uid) else { return };
         entry.writing = false;
         let again = std::mem::take(&mut entry.again);
         match outcome {
-            // The object is not there (any more): a later one is another pod.
+            // The object was deleted; a later one is another pod.
             Outcome::Gone if !spec::is_static(&entry.pod) => {
                 state.entries.remove(&job.uid);
             }
-            // A static pod gets another mirror.
+            // A static pod gets another mirror pod.
             Outcome::Gone | Outcome::Failed => {
                 let wait = RETRY_BASE.saturating_mul(1 << entry.failures.min(8)).min(RETRY_MAX);
                 entry.failures += 1;
@@ -259,33 +259,33 @@ impl State {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.again |= entry.writing;
         if entry.queued || entry.writing || entry.retry_at.is_some() {
-            return; // looked at when the write is done, or its retry is due
+            return; // enqueued after the write or at its retry
         }
         entry.queued = true;
         match entry.finish {
-            // Others wait for an end: a name, a claim, a drain.
+            // Deletion of the object has priority.
             true => self.queue.push_front(uid.to_owned()),
             false => self.queue.push_back(uid.to_owned()),
         }
     }
 
-    /// The next write that there is to do.
+    /// The next write.
     fn next_job(&mut self, desired: &Desired) -> Option<Job> {
         loop {
             let uid = self.queue.pop_front()?;
             let Some(entry) = self.entries.get_mut(&uid) else { continue };
             entry.queued = false;
-            // The status of a static pod goes to its mirror.
+            // The status of a static pod is written to its mirror pod.
             let object = match spec::is_static(&entry.pod) {
                 false => entry.pod.clone(),
                 true => match desired.mirror(&entry.pod) {
                     Some(mirror) => mirror,
-                    None => continue, // poked when it comes
+                    None => continue, // enqueued again when it exists
                 },
             };
-            entry.take_in(&object);
+            entry.update_written(&object);
             if entry.is_written() && !entry.finish {
-                entry.since = None; // somebody else wrote it
+                entry.since = None; // written by another client
                 continue;
             }
             entry.writing = true;
@@ -315,8 +315,8 @@ impl Entry {
         self.written == self.wanted
     }
 
-    /// Others write too: the apiserver has what the newest version of its object says.
-    fn take_in(&mut self, object: &Pod) {
+    /// Others write, too: use the status of the newest version of the object.
+    fn update_written(&mut self, object: &Pod) {
         if self.written_uid != spec::uid(object) || self.written_version < version(object) {
             self.written = object.status.clone().unwrap_or_default();
             self.written_uid = spec::uid(object).to_owned();
@@ -325,7 +325,7 @@ impl Entry {
     }
 }
 
-/// Versions of one object are ordered, as numbers.
+/// Resource versions of one object are ordered numbers.
 fn version(pod: &Pod) -> u64 {
     pod.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
 }

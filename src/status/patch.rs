@@ -1,4 +1,4 @@
-//! The strategic merge patch that turns one pod status into another.
+//! The strategic merge patch between two pod statuses.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use longshore_pod::status::is_owned;
 use serde_json::{Map, Value, json};
 
-/// Fields that others write and the node only reads.
+/// Fields that are written by others.
 const FOREIGN: [&str; 4] = [
     "nominatedNodeName",
     "resourceClaimStatuses",
@@ -14,10 +14,9 @@ const FOREIGN: [&str; 4] = [
     "nodeAllocatableResourceClaimStatuses",
 ];
 
-/// The patch of an object with that UID; `None` if nothing differs.
+/// The patch of the object with that UID; `None` if nothing differs.
 ///
-/// Only what changed and is the node's own is sent, and conditions one by one: what is known of
-/// the others' may be old, and must not be written back.
+/// Only changed fields and conditions of the node are sent: those of others may be outdated.
 pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value> {
     let (old, new) = (fields(old), fields(new));
     let mut status = Map::new();
@@ -29,7 +28,7 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
         }
         let value = match (key.as_str(), after) {
             ("conditions", after) => conditions(before, after),
-            // Merged by address otherwise, so that an old one would stay for ever.
+            // The merge key is the address: replace the list.
             ("podIPs" | "hostIPs", Some(Value::Array(list))) => {
                 let mut list = list.clone();
                 list.push(json!({"$patch": "replace"}));
@@ -46,7 +45,7 @@ pub(super) fn between(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Val
     (!status.is_empty()).then(|| json!({"metadata": {"uid": uid}, "status": status}))
 }
 
-/// A patch as one for each field of the status, with the field's name.
+/// Splits a patch into one per field of the status, with the name of the field.
 pub(super) fn parts(patch: &Value) -> impl Iterator<Item = (&str, Value)> {
     let fields = patch["status"].as_object().into_iter().flatten();
     fields.map(|(field, value)| {
@@ -67,12 +66,12 @@ fn fields(status: &PodStatus) -> Map<String, Value> {
             fields.retain(|_, value| *value != json!([]));
             fields
         }
-        // A PodStatus is an object, and it has no key that JSON could not take.
+        // A PodStatus always serializes to an object.
         _ => Map::new(),
     }
 }
 
-/// What turns one object into another where objects are merged: what is gone has to be named.
+/// Merge patch between two objects: removed keys are null.
 fn entries(before: Option<&Map<String, Value>>, after: &Map<String, Value>) -> Map<String, Value> {
     let gone = before.into_iter().flatten().filter(|(key, _)| !after.contains_key(*key));
     let gone = gone.map(|(key, _)| (key.clone(), Value::Null));
@@ -97,7 +96,7 @@ fn conditions(before: Option<&Value>, after: Option<&Value>) -> Value {
     Value::Array(changed.chain(gone).collect())
 }
 
-/// A condition that lost its reason or message has to say so: a merge keeps what is not named.
+/// Sets missing reason and message to null, as a merge keeps them otherwise.
 fn complete(mut condition: Value) -> Value {
     if let Value::Object(fields) = &mut condition {
         for key in ["reason", "message"] {
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_that_are_gone_are_named() {
+    fn status_patch_nulls_removed_resources() {
         let status =
             |value: Value| -> PodStatus { serde_json::from_value(value).expect("a status") };
         let old = json!({
@@ -139,24 +138,24 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_own_disruption_is_written_and_no_other() {
+    fn status_patch_includes_only_own_disruption_condition() {
         let with = |reason: &str| {
-            let mut told = condition("DisruptionTarget", "True");
-            told.reason = Some(reason.to_owned());
-            PodStatus { conditions: Some(vec![told]), ..PodStatus::default() }
+            let mut disruption = condition("DisruptionTarget", "True");
+            disruption.reason = Some(reason.to_owned());
+            PodStatus { conditions: Some(vec![disruption]), ..PodStatus::default() }
         };
         assert_eq!(between("u", &PodStatus::default(), &with("EvictionByEvictionAPI")), None);
         assert!(between("u", &PodStatus::default(), &with("TerminationByKubelet")).is_some());
     }
 
     #[test]
-    fn equal_statuses_need_no_patch() {
+    fn status_patch_is_empty_for_equal_statuses() {
         let status = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
         assert_eq!(between("u", &status, &status), None);
     }
 
     #[test]
-    fn what_others_own_is_never_written_back() {
+    fn status_patch_excludes_fields_of_others() {
         let old = PodStatus::default();
         let new = PodStatus {
             conditions: Some(vec![condition("example.com/gate", "True")]),
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_sent_and_what_went_is_nulled() {
+    fn status_patch_has_only_changes_and_nulls() {
         let old = PodStatus {
             phase: Some("Pending".into()),
             reason: Some("Because".into()),

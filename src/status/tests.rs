@@ -28,13 +28,13 @@ fn phase(status: &PodStatus) -> &str {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_is_tried_again_once_however_much_is_told() {
+async fn status_write_failure_is_retried_once_with_the_latest_status() {
     let writer = StatusWriter::default();
     for round in 0..100 {
-        writer.tell(&pod(1, "Pending"), status(&round.to_string()));
+        writer.set_status(&pod(1, "Pending"), status(&round.to_string()));
         if let Some(job) = next(&writer) {
             assert_eq!(round, 0, "nothing is written before its retry is due");
-            writer.wrote(job, Outcome::Failed);
+            writer.handle_result(job, Outcome::Failed);
         }
     }
     writer.state().enqueue_due(Instant::now());
@@ -46,31 +46,31 @@ async fn a_write_that_fails_is_tried_again_once_however_much_is_told() {
 }
 
 #[tokio::test]
-async fn what_others_wrote_over_the_status_is_put_right() {
+async fn status_overwritten_by_others_is_restored() {
     let writer = StatusWriter::default();
-    writer.tell(&pod(1, "Pending"), status("Running"));
-    writer.wrote(next(&writer).unwrap(), Outcome::Taken { version: 5 });
+    writer.set_status(&pod(1, "Pending"), status("Running"));
+    writer.handle_result(next(&writer).unwrap(), Outcome::Taken { version: 5 });
     for (version, phase) in [(3, "Pending"), (5, "Running")] {
-        writer.tell(&pod(version, phase), status("Running"));
+        writer.set_status(&pod(version, phase), status("Running"));
         assert!(next(&writer).is_none(), "{version} is older than the write, or its echo");
     }
-    writer.tell(&pod(6, "Pending"), status("Running"));
-    let job = next(&writer).expect("somebody wrote");
+    writer.set_status(&pod(6, "Pending"), status("Running"));
+    let job = next(&writer).expect("another client wrote");
     assert_eq!((phase(&job.written), phase(&job.wanted)), ("Pending", "Running"));
     // What comes up during a write is looked at after it.
-    writer.tell(&pod(8, "Failed"), status("Running"));
+    writer.set_status(&pod(8, "Failed"), status("Running"));
     assert!(next(&writer).is_none());
-    writer.wrote(job, Outcome::Taken { version: 7 });
+    writer.handle_result(job, Outcome::Taken { version: 7 });
     assert_eq!(phase(&next(&writer).expect("again").written), "Failed");
 }
 
 #[tokio::test]
-async fn a_pod_that_is_gone_is_forgotten_and_leaves_nothing_queued() {
+async fn status_of_deleted_pod_is_forgotten() {
     let writer = StatusWriter::default();
-    writer.tell(&pod(1, "Pending"), status("Running"));
-    writer.wrote(next(&writer).unwrap(), Outcome::Gone);
+    writer.set_status(&pod(1, "Pending"), status("Running"));
+    writer.handle_result(next(&writer).unwrap(), Outcome::Gone);
     assert!(writer.latest("u").is_none());
-    writer.tell(&pod(1, "Pending"), status("Running"));
+    writer.set_status(&pod(1, "Pending"), status("Running"));
     writer.forget("u");
     assert!(writer.state().queue.is_empty());
 }
@@ -115,7 +115,7 @@ async fn picky_apiserver(
 }
 
 #[tokio::test]
-async fn what_is_refused_as_invalid_holds_back_neither_the_rest_nor_the_end() {
+async fn status_invalid_field_does_not_block_others_or_deletion() {
     for (invalid, taken) in [
         (&["message"][..], vec![json!({"phase": "Failed"}), json!({"reason": "Why"})]),
         (&["phase", "message", "reason"][..], vec![]),
@@ -132,7 +132,7 @@ async fn what_is_refused_as_invalid_holds_back_neither_the_rest_nor_the_end() {
         let job = next(&writer).unwrap();
         let outcome = write(client, &job).await;
         assert!(matches!(outcome, Outcome::Taken { .. }), "{invalid:?}");
-        writer.wrote(job, outcome);
+        writer.handle_result(job, outcome);
         assert!(next(&writer).is_none(), "it is not tried again and again");
         assert_eq!(*seen.lock().unwrap(), (taken, true), "{invalid:?}");
     }

@@ -1,4 +1,4 @@
-//! One write of a status to the apiserver, and the removal of a pod's object after the last.
+//! Writes one status to the apiserver, and deletes the object of a terminated pod.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::{Job, Outcome, patch, version};
 
-/// A write that takes longer is given up and tried again.
+/// Timeout of a write.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 pub(super) async fn write(client: kube::Client, job: &Job) -> Outcome {
@@ -39,7 +39,7 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
     let mut taken = 0;
     if let Some(body) = patch::between(&job.object_uid, &job.written, &job.wanted) {
         let written = match patch_status(&pods, job, body.clone()).await {
-            // One bad field must not hold back the others, and never a pod's end.
+            // One invalid field must not block the others, nor the deletion.
             Err(error) if is_invalid(&error) && is_there(&pods, job).await? => {
                 write_in_parts(&pods, job, body).await
             }
@@ -47,7 +47,7 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
         };
         match written {
             Ok(version) => taken = version,
-            Err(error) => return gone_or(&pods, job, error).await,
+            Err(error) => return gone_or_error(&pods, job, error).await,
         }
     }
     if job.finish && !spec::is_static(&job.pod) {
@@ -61,13 +61,13 @@ async fn write_once(client: kube::Client, job: &Job) -> Result<Outcome, kube::Er
         };
         match pods.delete(name, &params).await {
             Ok(_) => debug!(pod = name, uid = job.uid, "pod deleted"),
-            Err(error) => return gone_or(&pods, job, error).await,
+            Err(error) => return gone_or_error(&pods, job, error).await,
         }
     }
     Ok(Outcome::Taken { version: taken })
 }
 
-/// Gives the version that the object has then.
+/// Returns the version of the object.
 async fn patch_status(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result<u64, kube::Error> {
     let name = spec::name(&job.pod);
     debug!(pod = name, uid = job.uid, patch = %body, "status changed");
@@ -76,8 +76,8 @@ async fn patch_status(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result<u
     Ok(version(&pod.known()))
 }
 
-/// Write what the apiserver takes of a status that it refuses as a whole. The rest is not tried
-/// again before the status or the object changes: it would be refused again.
+/// Writes the fields one by one after the whole status was rejected. Invalid ones are not
+/// retried before the status or the object changes.
 async fn write_in_parts(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result<u64, kube::Error> {
     let mut taken = 0;
     for (field, part) in patch::parts(&body) {
@@ -93,20 +93,19 @@ async fn write_in_parts(pods: &Api<Item<Pod>>, job: &Job, body: Value) -> Result
     Ok(taken)
 }
 
-/// Whether the same write would be refused again.
+/// Whether a retry would be rejected again.
 fn is_invalid(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if [400, 422].contains(&status.code))
 }
 
-/// Whether the object that is written to is there (still).
+/// Whether the object still exists.
 async fn is_there(pods: &Api<Item<Pod>>, job: &Job) -> Result<bool, kube::Error> {
     let there = pods.get_opt(spec::name(&job.pod)).await?;
     Ok(there.is_some_and(|pod| pod.meta().uid.as_deref() == Some(&*job.object_uid)))
 }
 
-/// A refusal because the object is another one by now, or none, is as good as written: there is
-/// nobody left to tell.
-async fn gone_or(
+/// Errors because the object was deleted or replaced are not failures.
+async fn gone_or_error(
     pods: &Api<Item<Pod>>,
     job: &Job,
     error: kube::Error,

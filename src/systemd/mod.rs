@@ -1,5 +1,5 @@
-//! What systemd is told of the node it started: that it is up (`Type=notify`), and, as long as its
-//! own loops turn, that it is alive (`WatchdogSec=`).
+//! Notifications to systemd: `READY=1` after the start (`Type=notify`), and `WATCHDOG=1` while the node
+//! is healthy (`WatchdogSec=`).
 
 #[cfg(test)]
 mod tests;
@@ -16,12 +16,12 @@ use longshore_base::time;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{error, info, warn};
 
-/// A watchdog that wants to hear more often cannot be answered in time.
+/// Shortest supported watchdog interval.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The pause before an answer that could not be sent is sent again.
+/// Delay before a failed notification is retried.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The watchdog is set up in a way that cannot be answered.
+/// Invalid settings of the watchdog.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `WATCHDOG_USEC` is no interval.
@@ -35,15 +35,15 @@ pub enum Error {
     TooShort(Duration),
 }
 
-/// Tell systemd, if it is listening, that the node is up.
+/// Notifies systemd, if configured, that the node is ready.
 pub fn notify_ready() {
     let Some(socket) = env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, "READY=1") {
-        warn!(%error, "systemd was not told that the node is ready");
+        warn!(%error, "cannot notify systemd of readiness");
     }
 }
 
-/// A watchdog of systemd that waits for signs of life.
+/// The systemd watchdog of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Watchdog {
     socket: OsString,
@@ -57,26 +57,26 @@ impl Watchdog {
         let (limit, process) = (variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"));
         let limit = limit_of(limit.as_deref(), process.as_deref(), std::process::id())?;
         Ok(limit.zip(env::var_os("NOTIFY_SOCKET")).map(|(limit, socket)| {
-            // Twice within the limit, so that one sign may come late.
+            // Twice per interval, as systemd recommends.
             Self { socket, period: time::part(limit, 2) }
         }))
     }
 
-    /// Give signs of life for as long as the node is `healthy`. Never ends; drop it to stop.
-    pub async fn answer(self, healthy: impl Fn() -> Result<(), String>) {
-        info!(period = ?self.period, "systemd's watchdog is answered");
+    /// Notifies the watchdog while the node is `healthy`. Never ends; drop it to stop.
+    pub async fn run(self, healthy: impl Fn() -> Result<(), String>) {
+        info!(period = ?self.period, "systemd watchdog enabled");
         let mut ticks = interval(self.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             if let Err(reason) = healthy() {
-                error!(reason, "systemd's watchdog gets no answer: the node is not healthy");
+                error!(reason, "node is not healthy, systemd watchdog not notified");
                 continue;
             }
             if send(&self.socket, "WATCHDOG=1").is_err() {
                 sleep(PAUSE).await;
                 if let Err(error) = send(&self.socket, "WATCHDOG=1") {
-                    error!(%error, "systemd's watchdog cannot be answered");
+                    error!(%error, "cannot notify the systemd watchdog");
                 }
             }
         }
@@ -94,7 +94,7 @@ fn limit_of(
     let microseconds = microseconds.ok_or_else(|| Error::Interval(text.to_owned()))?;
     if let Some(text) = process.filter(|text| !text.is_empty()) {
         let process: u32 = text.parse().map_err(|_| Error::Process(text.to_owned()))?;
-        // Set for a parent, and handed on.
+        // Inherited from a parent process.
         if process != own {
             return Ok(None);
         }
@@ -109,7 +109,7 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
         None => SocketAddr::from_pathname(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
-    // A systemd that does not read must not hold up the node.
+    // Sending must not block.
     sender.set_nonblocking(true)?;
     sender.send_to_addr(state.as_bytes(), &address).map(drop)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 #[test]
-fn the_limit_is_read_as_systemd_sets_it() {
+fn watchdog_interval_is_read_from_systemd() {
     let seconds = |seconds| Some(Duration::from_secs(seconds));
     let table = [
         (None, None, Ok(None)),
@@ -33,39 +33,39 @@ fn the_limit_is_read_as_systemd_sets_it() {
 }
 
 #[tokio::test]
-async fn a_healthy_node_gives_signs_of_life_and_a_sick_one_none() {
+async fn watchdog_is_notified_only_while_healthy() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("notify");
     let systemd = tokio::net::UnixDatagram::bind(&socket).unwrap();
     let well = Arc::new(AtomicBool::new(true));
     let watchdog = Watchdog { socket: socket.into(), period: Duration::from_millis(20) };
     let state = Arc::clone(&well);
-    let answering = tokio::spawn(watchdog.answer(move || match state.load(Ordering::SeqCst) {
+    let answering = tokio::spawn(watchdog.run(move || match state.load(Ordering::SeqCst) {
         true => Ok(()),
         false => Err("stuck".to_owned()),
     }));
-    let mut heard = [0; 64];
+    let mut buffer = [0; 64];
     for _ in 0..3 {
-        let length = systemd.recv(&mut heard).await.unwrap();
-        assert_eq!(&heard[..length], b"WATCHDOG=1");
+        let length = systemd.recv(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..length], b"WATCHDOG=1");
     }
     well.store(false, Ordering::SeqCst);
     sleep(Duration::from_millis(50)).await;
-    while systemd.try_recv(&mut heard).is_ok() {}
+    while systemd.try_recv(&mut buffer).is_ok() {}
     sleep(Duration::from_millis(100)).await;
-    assert!(systemd.try_recv(&mut heard).is_err(), "no sign of a sick node");
+    assert!(systemd.try_recv(&mut buffer).is_err(), "no notification while unhealthy");
     well.store(true, Ordering::SeqCst);
-    systemd.recv(&mut heard).await.unwrap();
+    systemd.recv(&mut buffer).await.unwrap();
     answering.abort();
 }
 
 #[test]
-fn an_abstract_socket_is_reached() {
+fn systemd_abstract_socket_is_reached() {
     let name = format!("longshore-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let systemd = UnixDatagram::bind_addr(&address).unwrap();
     send(OsStr::new(&format!("@{name}")), "READY=1").unwrap();
-    let mut heard = [0; 16];
-    assert_eq!(systemd.recv(&mut heard).unwrap(), 7);
-    assert_eq!(&heard[..7], b"READY=1");
+    let mut buffer = [0; 16];
+    assert_eq!(systemd.recv(&mut buffer).unwrap(), 7);
+    assert_eq!(&buffer[..7], b"READY=1");
 }

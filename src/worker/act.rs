@@ -19,35 +19,34 @@ use super::startup_limiter::StartupSlot;
 use super::steps::{Failure, Outcome};
 use super::stop::{StopRequest, stop};
 
-/// What every step works with.
+/// Context of a step.
 #[derive(Clone)]
 pub(super) struct StepContext {
     pub(super) context: Arc<WorkerContext>,
     pub(super) pod: Arc<Pod>,
-    pub(super) place: Arc<StartupSlot>,
+    pub(super) slot: Arc<StartupSlot>,
 }
 
-/// When a new sandbox's pod gets its volumes.
+/// When the volumes are mounted, relative to the creation of the sandbox.
 pub(super) enum Volumes {
-    /// They are mounted.
+    /// They are already mounted.
     Ready,
-    /// While the sandbox is made: neither needs the other.
+    /// In parallel.
     Alongside,
-    /// Before, for they failed lately: no sandbox is made, and an address taken, for nothing.
+    /// First, since the last mount failed: this avoids creating a sandbox, and allocating an address, in vain.
     First,
 }
 
-/// A start, and what it needs.
-pub(super) struct Beginning {
+/// A container start and its inputs.
+pub(super) struct ContainerStart {
     pub(super) start: Start,
     pub(super) sandbox: Sandbox,
     pub(super) mounts: Arc<PodMounts>,
-    /// The image, if it was fetched before its sandbox stood.
+    /// The image, if it was pulled before the sandbox was ready.
     pub(super) image: Option<Present>,
-    /// Held by the one that is being started: in a new sandbox, containers start one after the
-    /// other, the postStart hook of one before the next. `None` for one that ran there before,
-    /// which waits for nobody.
-    pub(super) turn: Option<Arc<Mutex<()>>>,
+    /// Held while a container is started: in a new sandbox, containers start one after the other,
+    /// each after the postStart hook of the previous one. `None` for a restart.
+    pub(super) start_lock: Option<Arc<Mutex<()>>>,
 }
 
 impl StepContext {
@@ -55,12 +54,12 @@ impl StepContext {
         spec::uid(&self.pod)
     }
 
-    /// Mount the volumes of a pod whose sandbox stands already: an earlier daemon's, which may have
-    /// come to its end before it had cleared up.
-    pub(super) async fn mount(self, recall: CancellationToken) -> Outcome {
+    /// Mounts the volumes of a pod whose sandbox exists already, made by an earlier daemon that may
+    /// have stopped before it had cleaned up.
+    pub(super) async fn mount(self, cancellation: CancellationToken) -> Outcome {
         self.context.runtime.adopt(&self.pod).await;
-        match recall.run_until_cancelled(self.mounted()).await {
-            None => Outcome::Recalled,
+        match cancellation.run_until_cancelled(self.mounted()).await {
+            None => Outcome::Cancelled,
             Some(Ok(mounts)) => {
                 self.context.garbage.tidy(self.uid()).await;
                 Outcome::Mounted(mounts)
@@ -79,10 +78,14 @@ impl StepContext {
         mounted.map(Arc::new).map_err(failed)
     }
 
-    /// Write the data of the pod's volumes anew, as far as what changed is in them.
-    pub(super) async fn refresh(self, changed: Changed, recall: CancellationToken) -> Outcome {
+    /// Updates the data in the pod's volumes, as far as it has changed.
+    pub(super) async fn refresh(
+        self,
+        changed: Changed,
+        cancellation: CancellationToken,
+    ) -> Outcome {
         let refresh = self.context.volumes.refresh(&self.pod, &changed);
-        let (left, error) = match recall.run_until_cancelled(refresh).await {
+        let (left, error) = match cancellation.run_until_cancelled(refresh).await {
             None => (changed, None),
             Some(Ok(())) => (Changed::default(), None),
             Some(Err(error)) => (changed, Some(error.to_string())),
@@ -90,16 +93,16 @@ impl StepContext {
         Outcome::Refreshed { left, error }
     }
 
-    /// Stop the sandboxes that were, then make the next.
+    /// Stops the old sandboxes, then creates a new one.
     pub(super) async fn make_sandbox(
         self,
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
-        recall: CancellationToken,
+        cancellation: CancellationToken,
     ) -> Outcome {
-        match self.sandbox(old, attempt, volumes, &recall).await {
-            _ if recall.is_cancelled() => Outcome::Recalled,
+        match self.sandbox(old, attempt, volumes, &cancellation).await {
+            _ if cancellation.is_cancelled() => Outcome::Cancelled,
             Ok(Some(mounts)) => Outcome::Mounted(mounts),
             Ok(None) => Outcome::Done,
             Err(failure) => Outcome::Failed(failure),
@@ -111,7 +114,7 @@ impl StepContext {
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
-        recall: &CancellationToken,
+        cancellation: &CancellationToken,
     ) -> Result<Option<Arc<PodMounts>>, Failure> {
         for id in old {
             self.context.runtime.stop_sandbox(self.uid(), &id).await.map_err(killing)?;
@@ -119,40 +122,46 @@ impl StepContext {
         self.context.runtime.create_dirs(&self.pod).await.map_err(|error| {
             Failure::new("Failed", format!("error making pod data directories: {error}"))
         })?;
-        let mounting = recall.run_until_cancelled(self.mounted());
+        let mounting = cancellation.run_until_cancelled(self.mounted());
         let (mounts, made) = match volumes {
-            Volumes::Ready => (None, self.run_sandbox(attempt, recall).await),
+            Volumes::Ready => (None, self.run_sandbox(attempt, cancellation).await),
             Volumes::First => {
                 let mounts = mounting.await.transpose()?;
-                (mounts, self.run_sandbox(attempt, recall).await)
+                (mounts, self.run_sandbox(attempt, cancellation).await)
             }
-            Volumes::Alongside => match join(mounting, self.run_sandbox(attempt, recall)).await {
-                (Some(Err(failure)), made) => {
-                    if made.is_ok() {
-                        self.unmake_sandbox().await;
+            Volumes::Alongside => {
+                match join(mounting, self.run_sandbox(attempt, cancellation)).await {
+                    (Some(Err(failure)), made) => {
+                        if made.is_ok() {
+                            self.remove_new_sandbox().await;
+                        }
+                        return Err(failure);
                     }
-                    return Err(failure);
+                    (mounts, made) => (mounts.transpose()?, made),
                 }
-                (mounts, made) => (mounts.transpose()?, made),
-            },
+            }
         };
         made.map(|()| mounts)
     }
 
-    async fn run_sandbox(&self, attempt: u32, recall: &CancellationToken) -> Result<(), Failure> {
-        if recall.run_until_cancelled(self.place.take()).await.is_none() {
+    async fn run_sandbox(
+        &self,
+        attempt: u32,
+        cancellation: &CancellationToken,
+    ) -> Result<(), Failure> {
+        if cancellation.run_until_cancelled(self.slot.acquire()).await.is_none() {
             return Ok(());
         }
         let made = self.context.runtime.create_sandbox(&self.pod, attempt).await;
-        self.context.metrics.made_sandbox(&self.pod, made.is_ok());
+        self.context.metrics.sandbox_created(&self.pod, made.is_ok());
         if made.is_err() {
-            self.place.give_back();
+            self.slot.release();
         }
         if made.is_err()
-            && let Err(error) = self.context.observer.find(self.uid()).await
+            && let Err(error) = self.context.observer.discover(self.uid()).await
         {
-            // The call may have failed and its work not: the next relist has it then.
-            debug!(pod = describe(&self.pod), %error, "no look for what a failed call has left");
+            // The sandbox may exist though the call failed: the next relist finds it.
+            debug!(pod = describe(&self.pod), %error, "cannot inspect what a failed call has left");
         }
         made.map_err(|error| match error {
             Error::Cgroup(error) => Failure::new(
@@ -170,8 +179,8 @@ impl StepContext {
         })
     }
 
-    /// A sandbox without volumes is good for nothing.
-    async fn unmake_sandbox(&self) {
+    /// Removes a new sandbox whose volumes could not be mounted.
+    async fn remove_new_sandbox(&self) {
         let seen = self.context.observer.pod(self.uid()).unwrap_or_default();
         for sandbox in seen.sandboxes.iter().filter(|sandbox| sandbox.ready) {
             let gone = async {
@@ -179,12 +188,12 @@ impl StepContext {
                 self.context.runtime.remove_sandbox(self.uid(), &sandbox.id).await
             };
             if let Err(error) = gone.await {
-                debug!(pod = describe(&self.pod), %error, "sandbox without volumes stays for now");
+                debug!(pod = describe(&self.pod), %error, "sandbox without volumes not removed");
             }
         }
     }
 
-    /// Stop the sandboxes of a pod of which nothing runs any more.
+    /// Stops the sandboxes of a pod without running containers.
     pub(super) async fn stop_sandboxes(self, ids: Vec<String>) -> Outcome {
         let stops = ids.iter().map(|id| self.context.runtime.stop_sandbox(self.uid(), id));
         let stopped = futures::future::join_all(stops).await;
@@ -195,66 +204,69 @@ impl StepContext {
         match seen.ready_sandbox() {
             None => Outcome::SandboxesStopped(ids),
             Some(sandbox) => {
-                let message =
-                    format!("error killing pod: sandbox {} stands after its stop", sandbox.id);
+                let message = format!(
+                    "error killing pod: sandbox {} is still ready after it was stopped",
+                    sandbox.id
+                );
                 Outcome::Failed(Failure::new("FailedKillPod", message))
             }
         }
     }
 
-    /// Fetch the image of the container that will be the first, while its sandbox is made.
+    /// Pulls the image of the first container while the sandbox is created.
     pub(super) async fn fetch(
         self,
         name: String,
         attempt: u32,
-        recall: CancellationToken,
+        cancellation: CancellationToken,
     ) -> Outcome {
         let Some((kind, container)) = spec::container(&self.pod, &name) else {
             return Outcome::Done;
         };
         let fetch = self.context.runtime.image(&self.pod, kind, &container, attempt);
-        match recall.run_until_cancelled(fetch).await {
-            None => Outcome::Recalled,
+        match cancellation.run_until_cancelled(fetch).await {
+            None => Outcome::Cancelled,
             Some(Ok(image)) => Outcome::Fetched(name, image),
             Some(Err(error)) => {
-                self.context.metrics.began(&self.pod, kind, Some(error.reason));
+                self.context.metrics.container_started(&self.pod, kind, Some(error.reason));
                 Outcome::NotStarted(name, error)
             }
         }
     }
 
-    /// End a container, begin a container, or both for one that is to be replaced.
+    /// Stops a container, starts one, or both to replace it.
     pub(super) async fn container(
         self,
         kill: Option<(observed::Container, StopRequest)>,
-        beginning: Option<Beginning>,
-        recall: CancellationToken,
+        container_start: Option<ContainerStart>,
+        cancellation: CancellationToken,
     ) -> Outcome {
         if let Some((run, stop_request)) = kill {
             stop(self.context.clone(), self.pod.clone(), run, stop_request).await;
         }
-        let Some(Beginning { start, sandbox, mounts, image, turn }) = beginning else {
+        let Some(ContainerStart { start, sandbox, mounts, image, start_lock }) = container_start
+        else {
             return Outcome::Done;
         };
-        let its_turn = async {
-            match &turn {
-                Some(turn) => Some(turn.lock().await),
+        let acquire = async {
+            match &start_lock {
+                Some(lock) => Some(lock.lock().await),
                 None => None,
             }
         };
-        let Some(_turn) = recall.run_until_cancelled(its_turn).await else {
-            return Outcome::Recalled;
+        let Some(_guard) = cancellation.run_until_cancelled(acquire).await else {
+            return Outcome::Cancelled;
         };
-        // Large, and built in several layers: on the stack a build without optimisation has no room.
-        let start_it = Box::pin(self.start(&start, &sandbox, &mounts, image, &recall));
+        // Large: it would not fit on the stack of a build without optimisation.
+        let start_it = Box::pin(self.start(&start, &sandbox, &mounts, image, &cancellation));
         let started = match start_it.await {
-            None => return Outcome::Recalled,
+            None => return Outcome::Cancelled,
             Some(started) => started,
         };
-        self.place.give_back();
+        self.slot.release();
         self.context.garbage.tidy(self.uid()).await;
         let failure = started.as_ref().err().map(|error| error.reason);
-        self.context.metrics.began(&self.pod, start.kind, failure);
+        self.context.metrics.container_started(&self.pod, start.kind, failure);
         match started {
             Ok(()) => Outcome::Started(start.name),
             Err(_) if self.is_lost(&sandbox.id).await => Outcome::SandboxLost(start.name),
@@ -262,22 +274,22 @@ impl StepContext {
         }
     }
 
-    /// Whether a sandbox that stood has died meanwhile: its containers are seen to end first.
+    /// Whether a ready sandbox has died meanwhile: its containers are observed to exit first.
     async fn is_lost(&self, sandbox: &str) -> bool {
         let observer = &self.context.observer;
-        let looked = observer.look_at_sandbox(self.uid(), sandbox).await;
+        let looked = observer.inspect_sandbox(self.uid(), sandbox).await;
         let seen = observer.pod(self.uid()).unwrap_or_default();
         looked.is_ok() && !seen.sandboxes.iter().any(|seen| seen.id == sandbox && seen.ready)
     }
 
-    /// `None` if it was recalled before there was something to tell.
+    /// `None` if it was cancelled before the start.
     async fn start(
         &self,
         start: &Start,
         sandbox: &Sandbox,
         mounts: &PodMounts,
         image: Option<Present>,
-        recall: &CancellationToken,
+        cancellation: &CancellationToken,
     ) -> Option<Result<(), StartError>> {
         let (runtime, pod) = (&self.context.runtime, &self.pod);
         let (kind, container) = spec::container(pod, &start.name)?;
@@ -290,30 +302,30 @@ impl StepContext {
         };
         let prepare = Box::pin(prepare);
         let started = async {
-            let prepared = match recall.run_until_cancelled(prepare).await {
+            let prepared = match cancellation.run_until_cancelled(prepare).await {
                 None => return Ok(None),
                 Some(prepared) => prepared?,
             };
-            if recall.is_cancelled() {
+            if cancellation.is_cancelled() {
                 return Ok(None);
             }
             self.context.allocation.container_made(pod, &container).await;
             let id = runtime.start_container(pod, sandbox, start, prepared).await?;
             let hook = runtime.post_start(pod, sandbox, kind, &container, &id);
-            recall.run_until_cancelled(hook).await.transpose()
+            cancellation.run_until_cancelled(hook).await.transpose()
         };
         started.await.transpose()
     }
 
-    /// Remove containers, so that the pod starts afresh in its sandbox.
+    /// Removes all containers, so that the pod starts again in its sandbox.
     pub(super) async fn reset(
         self,
         resets: Vec<(Reset, Option<(observed::Container, StopRequest)>)>,
-        recall: CancellationToken,
+        cancellation: CancellationToken,
     ) -> Outcome {
         for (reset, kill) in resets {
-            if recall.is_cancelled() {
-                return Outcome::Recalled;
+            if cancellation.is_cancelled() {
+                return Outcome::Cancelled;
             }
             if let Some((run, stop_request)) = kill {
                 stop(self.context.clone(), self.pod.clone(), run, stop_request).await;

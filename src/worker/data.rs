@@ -1,5 +1,4 @@
-//! Keeps the data in a pod's volumes as its sources are: only what changed is looked at, and only
-//! when it changes.
+//! Updates the data in a pod's volumes when their sources change.
 
 use std::sync::Arc;
 
@@ -16,26 +15,26 @@ use super::WorkerContext;
 use super::steps::Subject;
 use super::task::Task;
 
-/// Pauses after a refresh that failed, as upstream's.
+/// Backoff after a failed update, as upstream's.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(500);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(122);
 
-/// What is said of a container whose environment names what is not there.
+/// Waiting reason of a container whose environment refers to missing objects.
 const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// How it stands with the data in the volumes.
+/// State of the data in the volumes.
 pub(super) struct Data {
-    /// Tells what changes.
+    /// Changes of the sources.
     pub(super) changes: Changes,
-    /// What changed and is not in the volumes yet.
+    /// Changes that are not in the volumes yet.
     stale: Changed,
     retries: Backoff<()>,
-    /// When a refresh that failed is tried again.
+    /// When a failed update is retried.
     pub(super) retry_at: Option<Timestamp>,
 }
 
 impl Data {
-    /// That of a pod, whose references are known from now on.
+    /// Registers the references of a pod.
     pub(super) fn of(context: &WorkerContext, pod: &Pod) -> Self {
         Self {
             changes: context.objects.register(pod),
@@ -47,12 +46,12 @@ impl Data {
 }
 
 impl Task {
-    /// The pod's source has it otherwise: volumes may tell its containers of that.
+    /// The pod was changed in its source, which downward API volumes may show.
     pub(super) fn note_change(&mut self, newer: &Pod) {
-        let (old, new) = (&self.asked.metadata, &newer.metadata);
+        let (old, new) = (&self.desired.metadata, &newer.metadata);
         if old.labels != new.labels
             || old.annotations != new.annotations
-            || self.asked.spec != newer.spec
+            || self.desired.spec != newer.spec
         {
             self.changed(Changed::pod());
         }
@@ -60,13 +59,13 @@ impl Task {
         self.mounts = mounts.filter(|mounts| has_all(mounts, newer));
     }
 
-    /// The volumes of the pod stand, as far as they were asked for when that was begun.
+    /// The volumes that were requested when the step began are mounted.
     pub(super) fn mounted(&mut self, mounts: Arc<PodMounts>) {
         self.mounts = Some(mounts).filter(|mounts| has_all(mounts, &self.pod));
         self.mount_failed = false;
     }
 
-    /// Something that the pod refers to changed. What it was waited for is tried again at once.
+    /// An object that the pod refers to has changed. What waits for it is retried at once.
     pub(super) fn changed(&mut self, changed: Changed) {
         self.data.stale.add(changed);
         self.data.retry_at = None;
@@ -78,7 +77,7 @@ impl Task {
         }
     }
 
-    /// Begin to write anew what changed, if the volumes stand.
+    /// Starts the update of changed data, if the volumes are mounted.
     pub(super) fn refresh(&mut self, now: Timestamp) {
         let waits = self.data.retry_at.is_some_and(|at| at > now);
         let busy = [Subject::Data, Subject::Volumes, Subject::Pod];
@@ -90,10 +89,10 @@ impl Task {
             return;
         }
         let (changed, step_context) = (std::mem::take(&mut self.data.stale), self.step_context());
-        self.steps.begin(Subject::Data, |recall| step_context.refresh(changed, recall));
+        self.steps.begin(Subject::Data, |cancellation| step_context.refresh(changed, cancellation));
     }
 
-    /// Take in what came of it.
+    /// Handles the result of an update.
     pub(super) fn refreshed(&mut self, left: Changed, error: Option<String>, now: Timestamp) {
         self.data.stale.add(left);
         let Some(message) = error else {
@@ -108,7 +107,7 @@ impl Task {
     }
 }
 
-/// Whether all stand that the pod uses: an ephemeral container may be the first to use one.
+/// Whether all volumes that the pod uses are mounted: an ephemeral container may be the first to use one.
 fn has_all(mounts: &PodMounts, pod: &Pod) -> bool {
     used(pod).all(|volume| mounts.contains_key(&volume.name))
 }

@@ -1,4 +1,5 @@
-//! A pod's end: stop what runs, tell the last status, give everything back, leave no trace.
+//! Termination of a pod: stop containers and sandboxes, report the final status, release resources,
+//! and remove what the runtime keeps of it.
 
 use std::time::Duration;
 
@@ -20,12 +21,12 @@ pub(super) fn grace(pod: &Pod) -> Duration {
     time::seconds(spec::termination_grace_seconds(pod))
 }
 
-/// What is in the way of an end that is tried again and again: worth a line when it is new.
+/// The last error of a retried operation: logged only when it changes.
 #[derive(Default)]
-struct Trouble(String);
+struct LastError(String);
 
-impl Trouble {
-    fn note(&mut self, pod: &Pod, error: &Error, what: &str) {
+impl LastError {
+    fn log_if_new(&mut self, pod: &Pod, error: &Error, what: &str) {
         let error = error.to_string();
         if self.0 != error {
             warn!(pod = describe(pod), error, "{what}");
@@ -35,44 +36,49 @@ impl Trouble {
 }
 
 impl Task {
-    /// From here on the pod ends, and nothing takes that back.
-    pub(super) fn begin_end(&mut self, grace: Duration, why: Why) {
-        debug!(pod = describe(&self.pod), ?grace, ?why, "pod ends");
+    /// Starts the termination of the pod, which cannot be undone.
+    pub(super) fn begin_termination(&mut self, grace: Duration, why: Why) {
+        debug!(pod = describe(&self.pod), ?grace, ?why, "terminating pod");
         self.phase = Phase::Terminating { grace, why };
         self.deadline.send_replace(Some(time::after(grace)));
-        self.steps.recall_all();
+        self.steps.cancel_all();
         self.retry_at = None;
-        self.context.probes.wind_down(spec::uid(&self.pod));
+        self.context.probes.stop_liveness_and_startup(spec::uid(&self.pod));
     }
 
-    /// A grace can be shortened on the way, and not extended.
-    pub(super) fn hurry(&mut self, end: Option<(Duration, Why)>) {
+    /// The grace period can be shortened, not extended.
+    pub(super) fn shorten_grace(&mut self, end: Option<(Duration, Why)>) {
         let (Phase::Terminating { grace, .. }, Some((newer, why))) = (self.phase, end) else {
             return;
         };
         self.phase = Phase::Terminating { grace: grace.min(newer), why };
         if newer < grace {
-            debug!(pod = describe(&self.pod), ?newer, ?why, "pod ends sooner");
+            debug!(pod = describe(&self.pod), ?newer, ?why, "shorter grace period");
             let sooner = time::after(newer);
             self.deadline.send_modify(|at| *at = Some(at.map_or(sooner, |at| at.min(sooner))));
         }
     }
 
-    /// One turn of a pod that ends. Gives what to wait for; nothing, if that is over.
+    /// One sync iteration of a terminating pod. Returns what to wait for, `None` once it has terminated.
     pub(super) fn terminate(&mut self) -> Option<Wake> {
         let Phase::Terminating { grace, .. } = self.phase else { return None };
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
         if !observed.partial {
-            self.context.probes.follow(&self.pod, &observed, &self.starting(&observed), &self.told);
+            self.context.probes.follow(
+                &self.pod,
+                &observed,
+                &self.starting(&observed),
+                &self.last_status,
+            );
         }
-        self.tell(&observed);
+        self.report_status(&observed);
         let ended = self.stop_containers(&observed, grace);
         if observed.partial {
-            return Some(self.unseen(now));
+            return Some(self.note_partial(now));
         }
-        self.seen();
-        // What was begun before may have something to show yet.
+        self.note_complete();
+        // Steps that are under way may still change something.
         if !ended || !self.steps.is_empty() {
             return Some(Wake(None));
         }
@@ -89,20 +95,20 @@ impl Task {
         Some(Wake(None))
     }
 
-    /// The end is complete: tell it, give back what the pod held, and once its object is gone,
-    /// remove what the runtime keeps of it.
+    /// After the termination: reports the final status, releases the pod's resources, and once its
+    /// object is deleted, removes its containers, sandboxes and files.
     pub(super) async fn clean_up(&mut self) {
-        self.seat = None;
+        self.reservation = None;
         let observed = self.observed.borrow_and_update().clone();
-        self.tell(&observed);
+        self.report_status(&observed);
         self.context.probes.forget(spec::uid(&self.pod));
         self.context.allocation.release(spec::uid(&self.pod));
-        let mut trouble = Trouble::default();
+        let mut last_error = LastError::default();
         while let Err(error) = self.context.runtime.release(&self.pod).await {
-            trouble.note(&self.pod, &error, "pod does not let go of everything yet");
-            self.pause().await;
+            last_error.log_if_new(&self.pod, &error, "pod resources not released, retrying");
+            self.sleep_backoff().await;
         }
-        self.stopwatch.rest(); // its object may stay for long
+        self.stopwatch.idle(); // its object may stay for long
         let mut finished = false;
         loop {
             match self.take_order() {
@@ -110,8 +116,8 @@ impl Task {
                 Some((_, Why::Deleted)) if !finished => {
                     finished = true;
                     let observed = self.observed.borrow_and_update().clone();
-                    self.told = self.status(&observed);
-                    self.context.status.finish(&self.pod, self.told.clone());
+                    self.last_status = self.status(&observed);
+                    self.context.status.finish(&self.pod, self.last_status.clone());
                 }
                 _ => {}
             }
@@ -121,14 +127,14 @@ impl Task {
         }
         self.context.status.forget(spec::uid(&self.pod));
         while let Err(error) = self.remove().await {
-            trouble.note(&self.pod, &error, "pod leaves a trace yet");
-            self.pause().await;
-            // What is known may be why the last try failed.
-            if let Err(error) = self.context.observer.look_at_pod(spec::uid(&self.pod)).await {
-                debug!(pod = describe(&self.pod), %error, "look failed");
+            last_error.log_if_new(&self.pod, &error, "pod not removed completely, retrying");
+            self.sleep_backoff().await;
+            // The attempt may have failed because the observed state is outdated.
+            if let Err(error) = self.context.observer.inspect_pod(spec::uid(&self.pod)).await {
+                debug!(pod = describe(&self.pod), %error, "cannot inspect pod");
             }
         }
-        debug!(pod = describe(&self.pod), "pod is gone");
+        debug!(pod = describe(&self.pod), "pod removed");
     }
 
     /// Remove containers, sandboxes, files.
@@ -144,7 +150,7 @@ impl Task {
         context.runtime.remove_files(pod).await
     }
 
-    async fn pause(&mut self) {
+    async fn sleep_backoff(&mut self) {
         let now = Timestamp::now();
         let until = self.next_retry("", now);
         sleep(Duration::try_from(until.duration_since(now)).unwrap_or_default()).await;

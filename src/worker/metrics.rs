@@ -1,4 +1,4 @@
-//! How pods come up and go, and how long the work on them takes.
+//! Metrics of pod workers.
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
@@ -6,7 +6,7 @@ use longshore_pod::spec::{self, ContainerKind};
 
 use super::stopwatch::Stopwatch;
 
-/// What workers count. Cheap to clone.
+/// Metrics of pod workers. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub(super) work: Family<Histogram, 1>,
@@ -25,8 +25,8 @@ pub struct Metrics {
     container_failures: Family<Counter, 2>,
     restarted: Family<Counter, 1>,
     orphans: Counter,
-    swept: Gauge,
-    unswept: Gauge,
+    orphans_cleaned: Gauge,
+    orphan_cleanup_errors: Gauge,
 }
 
 impl Metrics {
@@ -117,30 +117,30 @@ impl Metrics {
                 "kubelet_orphaned_runtime_pods_total",
                 "Pods that only the runtime knew of.",
             ),
-            swept: registry.gauge(
+            orphans_cleaned: registry.gauge(
                 "kubelet_orphan_pod_cleaned_volumes",
                 "Pods that were gone and whose directories the last sweep took down.",
             ),
-            unswept: registry.gauge(
+            orphan_cleanup_errors: registry.gauge(
                 "kubelet_orphan_pod_cleaned_volumes_errors",
                 "Whether the last sweep for directories of pods that are gone failed.",
             ),
         }
     }
 
-    /// The clock of one pod's worker, which begins now.
+    /// The stopwatch of a new worker.
     pub(super) fn stopwatch(&self) -> Stopwatch {
         Stopwatch::new(self.clone())
     }
 
-    /// A pod comes to the node.
-    pub(super) fn came(&self, pod: &Pod) {
+    /// A pod was added.
+    pub(super) fn pod_added(&self, pod: &Pod) {
         let count = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
         self.containers_per_pod.observe(count as f64);
     }
 
-    /// A sandbox was to be made, and was made or not.
-    pub(super) fn made_sandbox(&self, pod: &Pod, made: bool) {
+    /// A sandbox was created, or its creation failed.
+    pub(super) fn sandbox_created(&self, pod: &Pod, made: bool) {
         self.sandboxes.inc();
         if has_own_users(pod) {
             self.user_namespaces.inc();
@@ -157,8 +157,13 @@ impl Metrics {
         }
     }
 
-    /// A container was to be started; `failure` is why it was not.
-    pub(super) fn began(&self, pod: &Pod, kind: ContainerKind, failure: Option<&'static str>) {
+    /// A container was started, or failed with that reason.
+    pub(super) fn container_started(
+        &self,
+        pod: &Pod,
+        kind: ContainerKind,
+        failure: Option<&'static str>,
+    ) {
         let kind = match kind {
             ContainerKind::Init | ContainerKind::Sidecar => "init_container",
             ContainerKind::Regular => "container",
@@ -171,21 +176,20 @@ impl Metrics {
         }
     }
 
-    /// A pod came again after its end.
-    pub(super) fn came_again(&self, pod: &Pod) {
+    /// A pod was added again after its termination.
+    pub(super) fn pod_restarted(&self, pod: &Pod) {
         self.restarted.with([is_static(pod)]).inc();
     }
 
-    /// A pod was found that only the runtime knew of.
-    pub(super) fn found_orphan(&self) {
+    /// An orphan was found in the runtime.
+    pub(super) fn orphan_found(&self) {
         self.orphans.inc();
     }
 
-    /// So many directories of pods were found that should not be there; `None`: none could be
-    /// looked for.
-    pub(super) fn swept(&self, pods: Option<usize>) {
-        self.swept.set(pods.unwrap_or(0) as f64);
-        self.unswept.set(if pods.is_none() { 1.0 } else { 0.0 });
+    /// Number of pod directories that were cleaned up; `None`: they could not be read.
+    pub(super) fn set_orphans_cleaned(&self, pods: Option<usize>) {
+        self.orphans_cleaned.set(pods.unwrap_or(0) as f64);
+        self.orphan_cleanup_errors.set(if pods.is_none() { 1.0 } else { 0.0 });
     }
 }
 

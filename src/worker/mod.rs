@@ -1,15 +1,16 @@
 //! One serial task per pod, and the pool that starts them. A pod's phase is one enum; completion,
-//! deletion, removal and every decision against it take the same way to its end. A task goes in
-//! turns: it looks, tells, begins the steps that are due, and waits for one of them to be done or
-//! for something to change. Workers of different pods share nothing, so one that hangs delays no
-//! other.
+//! deletion, removal, eviction and preemption terminate it in the same way. A worker runs in sync
+//! iterations: it reads the observed state, reports the status, starts the steps that are due, and
+//! waits for a step to finish or for a change. Workers of different pods share nothing, so one that
+//! hangs delays no other.
 
 mod act;
+mod admit;
 mod data;
 mod end;
-mod entry;
 mod metrics;
 mod pool;
+mod report;
 mod resize;
 mod startup_limiter;
 mod steps;
@@ -18,7 +19,6 @@ mod stopwatch;
 mod supervisor;
 mod sync;
 mod task;
-mod tell;
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub use metrics::Metrics;
 pub use pool::{Pool, WorkerContext};
 pub use startup_limiter::StartupLimiter;
 
-/// Where a pod is in its life.
+/// Phase of a pod worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// It should run.
@@ -42,15 +42,15 @@ enum Phase {
     Terminated,
 }
 
-/// Why a pod comes to its end.
+/// Why a pod is terminated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     /// Its containers have done their work, or failed for good.
     Completed,
-    /// The node has decided so; the verdict tells the reason.
+    /// The node terminates it; the verdict has the reason.
     Decided,
     /// Its object is being deleted.
     Deleted,
-    /// Its source has it no more.
+    /// It was removed from its source.
     Gone,
 }

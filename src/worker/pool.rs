@@ -1,4 +1,4 @@
-//! The pool: step_context each pod's orders to its worker, and finds what runs and should not.
+//! The pool of pod workers: dispatches updates to them, and finds orphaned pods.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -23,25 +23,25 @@ use tracing::{error, info};
 
 use super::metrics::Metrics;
 use super::startup_limiter::StartupLimiter;
-use super::supervisor::{Happened, Start, Supervisor};
+use super::supervisor::{Start, Supervisor, WorkerEvent};
 use super::task::Task;
 use crate::admission::Admission;
 use crate::allocation::Allocation;
 use crate::status::StatusWriter;
 use crate::terminator::{Order, PodTerminator};
 
-/// How often the pool shows that it turns.
+/// Interval of the heartbeat of the sync loop.
 const BEAT: Duration = Duration::from_secs(10);
 
-/// What every worker works with.
+/// Shared context of the pod workers.
 pub struct WorkerContext {
-    /// The step_context.
+    /// Pods in the container runtime.
     pub runtime: PodRuntime,
-    /// The eyes.
+    /// Observed state of the runtime.
     pub observer: Observer,
-    /// The mouth.
+    /// Writer of pod statuses.
     pub status: StatusWriter,
-    /// What the probes of containers find.
+    /// Results of probes.
     pub probes: Probes,
     /// The volumes of pods.
     pub volumes: Volumes,
@@ -57,15 +57,15 @@ pub struct WorkerContext {
     pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
     /// The feature gates in force.
     pub gates: Gates,
-    /// How many pods are in the making at once.
+    /// Limit of parallel pod starts.
     pub startup_limiter: StartupLimiter,
-    /// What pods have been given.
+    /// Allocated resources.
     pub allocation: Allocation,
-    /// What removes runs that are not kept.
+    /// Garbage collection of containers.
     pub garbage: crate::gc::Containers,
-    /// What decides whether a pod is taken in.
+    /// Pod admission.
     pub admission: Admission,
-    /// What is counted.
+    /// Metrics of workers.
     pub metrics: Metrics,
 }
 
@@ -74,16 +74,16 @@ pub struct Pool {
     context: Arc<WorkerContext>,
     desired: Desired,
     workers: PodTerminator,
-    /// Pods that wait for an earlier one to come to its end, by UID.
+    /// Pods that wait for the termination of an earlier one, by UID.
     waiting: HashMap<String, Arc<Pod>>,
     supervisor: Supervisor,
-    /// Whether directories that earlier daemons left have been looked for.
+    /// Whether directories of orphaned pods have been cleaned up.
     swept: bool,
     pulse: watch::Sender<Instant>,
 }
 
 impl Pool {
-    /// A pool without workers, that will be reached by `workers`.
+    /// A pool without workers; `workers` is its handle.
     pub fn new(context: Arc<WorkerContext>, desired: Desired, workers: PodTerminator) -> Self {
         Self {
             context,
@@ -96,20 +96,20 @@ impl Pool {
         }
     }
 
-    /// The handle by which other rooms end pods.
+    /// The handle by which other tasks terminate pods.
     pub fn terminator(&self) -> PodTerminator {
         self.workers.clone()
     }
 
-    /// When the pool turned last, for those who watch over it.
+    /// Time of the last iteration of the sync loop, for health checks.
     pub fn pulse(&self) -> watch::Receiver<Instant> {
         self.pulse.subscribe()
     }
 
-    /// Work until told to stop. Containers go on running then.
+    /// Runs until `stop` is cancelled. Containers go on running then.
     pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) {
         let mut relisted = self.context.observer.relisted();
-        // Nothing may be started before it is known what runs already.
+        // Nothing may be started before the first relist.
         tokio::select! {
             first = relisted.wait_for(Option::is_some) => if first.is_err() { return },
             () = stop.cancelled() => return,
@@ -126,10 +126,10 @@ impl Pool {
                     Some(change) => self.order(change),
                     None => break,
                 },
-                happened = self.supervisor.next() => match happened {
-                    Happened::Ended(uid) => self.ended(&uid),
-                    Happened::Panicked(uid, panicked) => self.panicked(&uid, &panicked),
-                    Happened::Due(start) => self.start(start),
+                event = self.supervisor.next() => match event {
+                    WorkerEvent::Ended(uid) => self.ended(&uid),
+                    WorkerEvent::Panicked(uid, panicked) => self.panicked(&uid, &panicked),
+                    WorkerEvent::Due(start) => self.start(start),
                 },
                 alive = relisted.changed() => {
                     if alive.is_err() {
@@ -153,7 +153,7 @@ impl Pool {
                     None => self.context.status.forget(uid),
                 }
             }
-            Change::Mirror { uid } => self.context.status.poke(&uid),
+            Change::Mirror { uid } => self.context.status.requeue(&uid),
         }
     }
 
@@ -175,7 +175,7 @@ impl Pool {
         }
     }
 
-    /// Start the worker of a pod that has its order.
+    /// Starts the worker of a pod.
     fn start(&mut self, start: Start) {
         let order = self.workers.workers().get(&start.uid).map(watch::Sender::subscribe);
         let Some(order) = order else { return };
@@ -183,25 +183,25 @@ impl Pool {
         self.supervisor.start(start, || {
             let mut task = Task::new(context, order);
             if !is_orphan {
-                // Here, so that pods are taken in in the order in which they come.
+                // Here, so that pods are admitted in order.
                 task.admit();
             }
             async move { if is_orphan { task.run_orphan().await } else { task.run().await } }
         });
     }
 
-    /// What the pod has on the node stays: the next worker takes it over.
+    /// The resources of the pod stay: the next worker takes them over.
     fn panicked(&self, uid: &str, panicked: &Panicked) {
         let pod = self.workers.workers().get(uid).map(|order| order.borrow().pod.clone());
         let Some(pod) = pod else { return };
         let (name, namespace) = (spec::name(&pod), spec::namespace(&pod));
-        error!(pod = name, namespace, uid, "the worker of a pod was ended by a panic");
+        error!(pod = name, namespace, uid, "panic in a pod worker");
         let message = format!("error syncing pod: {panicked}");
         self.context.pod_events.pod(&pod, true, "FailedSync", &message);
     }
 
-    /// A pod has left nothing: it makes way for itself, if it was set again meanwhile, or for the
-    /// next static pod of its name.
+    /// A worker has finished: starts the next for the same pod, if it was added again meanwhile, or
+    /// for the next static pod of that name.
     fn ended(&mut self, uid: &str) {
         let Some(ended) = self.workers.workers().remove(uid) else { return };
         let ended = ended.borrow().pod.clone();
@@ -212,13 +212,13 @@ impl Pool {
             && let Some(pod) = self.waiting.remove(&next)
         {
             if next == uid {
-                self.context.metrics.came_again(&pod);
+                self.context.metrics.pod_restarted(&pod);
             }
             self.set(pod);
         }
     }
 
-    /// What is left of a pod, on disk or running, that should not be there, is stopped and removed.
+    /// Removes orphaned pods: those that run or have directories, and are not desired.
     async fn find_orphans(&mut self) {
         if !*self.desired.synced().borrow() {
             return;
@@ -233,17 +233,17 @@ impl Pool {
                     let of = |uid| ObservedPod { uid, ..ObservedPod::default() };
                     let found = uids.into_iter().filter(|uid| self.remove_orphan(&of(uid.clone())));
                     let found = found.count();
-                    self.context.metrics.swept(Some(found));
+                    self.context.metrics.set_orphans_cleaned(Some(found));
                 }
                 Err(error) => {
-                    self.context.metrics.swept(None);
-                    error!(%error, "directories of pods cannot be read");
+                    self.context.metrics.set_orphans_cleaned(None);
+                    error!(%error, "cannot read pod directories");
                 }
             }
         }
     }
 
-    /// Tells whether it was one, which is being removed now.
+    /// Returns whether the pod is an orphan, whose removal is started then.
     fn remove_orphan(&mut self, observed: &ObservedPod) -> bool {
         let uid = &observed.uid;
         let mut workers = self.workers.workers();
@@ -251,7 +251,7 @@ impl Pool {
             return false;
         }
         let (pod, namespace) = (&observed.name, &observed.namespace);
-        info!(pod, namespace, uid, "pod is there and should not be");
+        info!(pod, namespace, uid, "removing orphaned pod");
         let pod = Arc::new(orphan(observed));
         let order = watch::Sender::new(Order { pod, gone: true, termination: None });
         workers.insert(uid.clone(), order);
@@ -261,9 +261,9 @@ impl Pool {
     }
 }
 
-/// Whether a pod has to wait for another worker's end. A worker that leaves nothing of a pod is
-/// not called back: the pod begins anew after it. Static pods of one name share ports, files and a
-/// mirror, so they take turns; a pod of the apiserver has nothing to do with them.
+/// Whether a pod has to wait for the termination of another worker. The removal of a pod cannot be
+/// undone: if the pod is added again, it starts after it. Static pods of the same name share ports,
+/// files and a mirror pod, so they run one after the other; pods of the apiserver are independent.
 fn must_wait<O: Deref<Target = Order>>(pod: &Pod, workers: impl Iterator<Item = O>) -> bool {
     let mut workers = workers;
     workers.any(|order| match spec::uid(&order.pod) == spec::uid(pod) {
@@ -278,7 +278,7 @@ fn is_namesake(pod: &Pod, other: &Pod) -> bool {
     spec::name(pod) == spec::name(other) && spec::namespace(pod) == spec::namespace(other)
 }
 
-/// A pod of which only its identity is known.
+/// A pod of which only name, namespace and UID are known.
 fn orphan(observed: &ObservedPod) -> Pod {
     Pod {
         metadata: ObjectMeta {
@@ -307,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_shares_something_takes_turns() {
+    fn pod_workers_wait_for_static_namesakes_and_removals() {
         for (new, worker, gone, expected) in [
             (pod("a", "p", "api"), pod("a", "p", "api"), false, false),
-            // Set again, while what was there is being removed.
+            // Added again during its removal.
             (pod("a", "p", "api"), pod("a", "p", "api"), true, true),
-            // Made again under its name.
+            // Created again under its name.
             (pod("b", "p", "api"), pod("a", "p", "api"), true, false),
             // A static pod that was edited.
             (pod("b", "p", "file"), pod("a", "p", "file"), false, true),

@@ -1,5 +1,5 @@
-//! A resize under way: first the pod may use all that its containers may come to use, then the
-//! containers are resized, in place or by a restart, and last the pod is held to what is left.
+//! A resize in progress: first the limits of the pod's cgroup are raised to the maximum of old and new,
+//! then the containers are resized, in place or by a restart, and last the pod's limits are lowered.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,23 +19,23 @@ use super::act::StepContext;
 use super::steps::{Outcome, Resized, Subject};
 use super::task::Task;
 
-/// What pauses after failures are counted under; no container has that name.
+/// Backoff key of resizes; no container has that name.
 const RETRIES: &str = "/resize";
 
-/// A resize under way.
+/// A resize in progress.
 pub(super) struct Resizing {
-    /// What is told of it.
-    pub(super) told: InProgress,
-    /// Whether the pod may use all that its containers may come to use.
+    /// What the pod status reports of it.
+    pub(super) reported: InProgress,
+    /// Whether the limits of the pod are raised.
     raised: bool,
-    /// When a step that failed is tried again.
+    /// When a failed step is retried.
     pub(super) retry_at: Option<Timestamp>,
     _counted: allocation::InProgress,
 }
 
 impl Resizing {
-    pub(super) fn new(told: InProgress, metrics: &allocation::Metrics) -> Self {
-        Self { told, raised: false, retry_at: None, _counted: metrics.in_progress() }
+    pub(super) fn new(reported: InProgress, metrics: &allocation::Metrics) -> Self {
+        Self { reported, raised: false, retry_at: None, _counted: metrics.in_progress() }
     }
 }
 
@@ -43,35 +43,35 @@ impl Resizing {
 struct Step {
     generation: Option<i64>,
     sandbox_id: String,
-    /// What is in force.
+    /// The actuated resources.
     actuated: Arc<PodResources>,
     updates: Vec<Resize>,
-    /// Whether nothing is left to do after it.
+    /// Whether it completes the resize.
     last: bool,
 }
 
 impl Task {
-    /// The node takes the pod in, and gives it what it asks for or what it had.
-    pub(super) fn hold(&mut self) {
-        self.context.allocation.hold(&self.asked);
-        self.pod = self.context.allocation.allocated(&self.asked);
+    /// Allocates the resources of an admitted pod: those it requests, or those it had.
+    pub(super) fn allocate(&mut self) {
+        self.context.allocation.allocate(&self.desired);
+        self.pod = self.context.allocation.allocated(&self.desired);
     }
 
-    /// The source has the pod like this now.
-    pub(super) fn asks(&mut self, pod: Arc<Pod>) {
-        let before = std::mem::replace(&mut self.asked, pod);
-        if before.metadata.generation != self.asked.metadata.generation {
-            self.context.allocation.review(&before, &self.asked);
+    /// The pod was updated by its source.
+    pub(super) fn update_pod(&mut self, pod: Arc<Pod>) {
+        let before = std::mem::replace(&mut self.desired, pod);
+        if before.metadata.generation != self.desired.metadata.generation {
+            self.context.allocation.review(&before, &self.desired);
         }
-        self.pod = self.context.allocation.allocated(&self.asked);
+        self.pod = self.context.allocation.allocated(&self.desired);
         if self.was_resized
             && let Err(verdict) = self.context.admission.resize(&self.pod)
         {
-            debug!(pod = describe(&self.pod), verdict.message, "seat not changed");
+            debug!(pod = describe(&self.pod), verdict.message, "reservation not changed");
         }
     }
 
-    /// Take in what was decided about a resize.
+    /// Applies a decision about a resize.
     pub(super) fn take_decision(&mut self) {
         let decision = self.decision.borrow_and_update().clone();
         if decision.grants == self.grants {
@@ -79,34 +79,34 @@ impl Task {
         }
         self.grants = decision.grants;
         self.was_resized = true;
-        self.pod = self.context.allocation.allocated(&self.asked);
+        self.pod = self.context.allocation.allocated(&self.desired);
         self.changed(Changed::pod());
-        let told = InProgress { generation: decision.generation, error: None };
-        self.begin_resize(told);
+        let in_progress = InProgress { generation: decision.generation, error: None };
+        self.begin_resize(in_progress);
         self.retries.retain(|failed| failed != RETRIES);
     }
 
-    /// What differs is being resized, also if nobody remembers why.
+    /// Starts a resize if actuated and allocated resources differ, for example after a restart of the daemon.
     pub(super) fn note_resize(&mut self, observed: &ObservedPod, actuated: &PodResources) {
         let gates = self.context.gates;
         let differs = !resize::stale(&self.pod, observed, actuated, gates).is_empty()
             || resize::is_pod_stale(&self.pod, actuated, gates);
         if differs && self.resizing.is_none() {
-            let told = InProgress { generation: self.pod.metadata.generation, error: None };
-            self.begin_resize(told);
+            let in_progress = InProgress { generation: self.pod.metadata.generation, error: None };
+            self.begin_resize(in_progress);
         }
     }
 
-    fn begin_resize(&mut self, told: InProgress) {
-        self.resizing = Some(Resizing::new(told, self.context.allocation.metrics()));
+    fn begin_resize(&mut self, in_progress: InProgress) {
+        self.resizing = Some(Resizing::new(in_progress, self.context.allocation.metrics()));
     }
 
-    /// Whether the pod's containers may start: not while they could get more than their pod has.
-    pub(super) fn has_room(&self) -> bool {
+    /// Whether containers may start: not before the limits of the pod are raised.
+    pub(super) fn may_start_containers(&self) -> bool {
         self.resizing.as_ref().is_none_or(|resizing| resizing.raised)
     }
 
-    /// Begin what of a resize can begin now.
+    /// Starts the next step of a resize, if one is possible.
     pub(super) fn resize(
         &mut self,
         observed: &ObservedPod,
@@ -122,44 +122,44 @@ impl Task {
         let updates: Vec<Resize> = updates.cloned().collect();
         let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         let stale = resize::stale(&self.pod, observed, &actuated, self.context.gates);
-        // One that is being replaced may use what it had until it has ended.
+        // A container that is being replaced uses its old resources until it has exited.
         let last = plan.kill.is_empty()
             && self.steps.containers().next().is_none()
             && stale.iter().all(|name| updates.iter().any(|update| update.name == *name));
         if resizing.raised && updates.is_empty() && !last {
             return;
         }
-        let generation = resizing.told.generation;
+        let generation = resizing.reported.generation;
         let sandbox_id = sandbox_id.to_owned();
         let step = Step { generation, sandbox_id, actuated, updates, last };
         let step_context = self.step_context();
         self.steps.begin(Subject::Resources, |_| step_context.resize(step));
     }
 
-    /// Take in what came of a step.
+    /// Handles the result of a step.
     pub(super) fn resized(&mut self, resized: Resized, now: Timestamp) {
         let Some(resizing) = &mut self.resizing else { return };
-        if resizing.told.generation != resized.generation {
-            return; // the pod was given something else meanwhile
+        if resizing.reported.generation != resized.generation {
+            return; // superseded by another resize
         }
         resizing.raised |= resized.raised;
         let generation = resized.generation;
-        let announce = |warning, reason, what, error: &str| {
+        let record_event = |warning, reason, what, error: &str| {
             let text = resize::message(what, &self.pod, generation, error);
             self.context.pod_events.pod(&self.pod, warning, reason, &text);
         };
         match resized.result {
             Ok(false) => resizing.retry_at = None,
             Ok(true) => {
-                announce(false, "ResizeCompleted", "completed", "");
+                record_event(false, "ResizeCompleted", "completed", "");
                 self.resizing = None;
                 self.retries.retain(|failed| failed != RETRIES);
             }
             Err(message) => {
                 debug!(pod = describe(&self.pod), message, "not resized");
-                if resizing.told.error.as_ref() != Some(&message) {
-                    announce(true, "ResizeError", "error", &message);
-                    resizing.told.error = Some(message);
+                if resizing.reported.error.as_ref() != Some(&message) {
+                    record_event(true, "ResizeError", "error", &message);
+                    resizing.reported.error = Some(message);
                 }
                 let retry_at = self.next_retry(RETRIES, now);
                 if let Some(resizing) = &mut self.resizing {
@@ -199,21 +199,21 @@ impl StepContext {
         Ok(())
     }
 
-    /// Nobody is held to less memory than it uses: the kernel would kill it.
+    /// Refuses memory limits below the current usage, which would cause an OOM kill.
     async fn check_memory(&self, step: &Step, ceiling: &Pod) -> Result<(), String> {
         let runtime = &self.context.runtime;
-        let mut complaints = Vec::new();
+        let mut violations = Vec::new();
         let limit = PodRuntime::memory_limit(&self.pod);
         let before = PodRuntime::memory_limit(ceiling);
         if step.last && limit > 0 && (before == 0 || limit < before) {
             match runtime.memory_of_pod(&self.pod) {
                 Ok(usage) if usage < limit => {}
-                Ok(usage) => complaints.push(format!(
+                Ok(usage) => violations.push(format!(
                     "attempting to set pod memory limit ({limit}) below current usage ({usage})"
                 )),
                 Err(error) => {
                     debug!(pod = describe(&self.pod), %error, "memory usage not read");
-                    complaints.push("missing pod memory usage".to_owned());
+                    violations.push("missing pod memory usage".to_owned());
                 }
             }
         }
@@ -221,16 +221,16 @@ impl StepContext {
             let (name, limit) = (&update.name, update.to.memory_limit);
             match runtime.memory_of_container(&update.id).await {
                 Ok(Some(usage)) if usage < limit => {}
-                Ok(Some(usage)) => complaints.push(format!(
+                Ok(Some(usage)) => violations.push(format!(
                     "attempting to set container {name:?} memory limit ({limit}) below current \
                      usage ({usage})"
                 )),
                 Ok(None) | Err(_) => {
-                    complaints.push(format!("missing container {name:?} memory usage"));
+                    violations.push(format!("missing container {name:?} memory usage"));
                 }
             }
         }
-        match complaints.as_slice() {
+        match violations.as_slice() {
             [] => Ok(()),
             [one] => Err(format!("cannot decrease memory limits: {one}")),
             all => Err(format!("cannot decrease memory limits: [{}]", all.join(", "))),

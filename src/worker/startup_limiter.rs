@@ -1,7 +1,7 @@
-//! How many pods are in the making at once. A runtime that is asked to make a hundred does it no
-//! sooner than one that is asked to make a few after the other: its work on each grows with what
-//! is under way, and every pod is finished last. So a pod takes a place before its sandbox is
-//! made, and gives it back once its first container runs.
+//! Limits how many pods are started in parallel. A container runtime starts a hundred pods at once no
+//! sooner than a few at a time: its work on each grows with the number of requests, and all pods become
+//! ready late. A pod acquires a slot before its sandbox is created, and releases it once its first
+//! container runs.
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
-/// As many for each CPU as made containerd quickest.
+/// Slots per CPU; containerd was fastest with this number.
 const PER_CPU: usize = 4;
-/// A pod that takes longer waits for something else than the runtime's CPU, or hangs, and holds
-/// nobody up.
-const HELD: Duration = Duration::from_secs(2);
+/// Time after which a slot is released: a pod that takes longer waits for something other than the
+/// CPU, or hangs.
+const MAX_HOLD: Duration = Duration::from_secs(2);
 
-/// The startup_limiter of a node.
+/// Limit of parallel pod starts on a node.
 #[derive(Clone, Debug)]
 pub struct StartupLimiter(Arc<Semaphore>);
 
@@ -34,39 +34,39 @@ impl StartupLimiter {
         Self(Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS))))
     }
 
-    /// The place of a pod, which it has yet to take.
-    pub(super) fn place(&self) -> Arc<StartupSlot> {
-        Arc::new(StartupSlot { startup_limiter: self.clone(), held: Mutex::default() })
+    /// A slot for a pod, not acquired yet.
+    pub(super) fn slot(&self) -> Arc<StartupSlot> {
+        Arc::new(StartupSlot { startup_limiter: self.clone(), permit: Mutex::default() })
     }
 }
 
-/// The place of one pod.
+/// The slot of one pod.
 #[derive(Debug)]
 pub(super) struct StartupSlot {
     startup_limiter: StartupLimiter,
-    /// Gives it back by its end, at the latest in due time.
-    held: Mutex<Option<AbortOnDropHandle<()>>>,
+    /// Releases the permit when it ends, at the latest after `MAX_HOLD`.
+    permit: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 impl StartupSlot {
-    /// Wait for a place, those that came before first, and take it.
-    pub(super) async fn take(&self) {
-        // Never closed; and to go on without a place would harm nobody.
+    /// Waits for a slot, in order of arrival, and acquires it.
+    pub(super) async fn acquire(&self) {
+        // The semaphore is never closed.
         let Ok(permit) = self.startup_limiter.0.clone().acquire_owned().await else { return };
         let held = tokio::spawn(async move {
-            sleep(HELD).await;
+            sleep(MAX_HOLD).await;
             drop(permit);
         });
-        self.hold(Some(AbortOnDropHandle::new(held)));
+        self.set_permit(Some(AbortOnDropHandle::new(held)));
     }
 
-    /// Let the next one have it.
-    pub(super) fn give_back(&self) {
-        self.hold(None);
+    /// Releases the slot.
+    pub(super) fn release(&self) {
+        self.set_permit(None);
     }
 
-    fn hold(&self, held: Option<AbortOnDropHandle<()>>) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    fn set_permit(&self, held: Option<AbortOnDropHandle<()>>) {
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = held;
     }
 }
 
@@ -79,36 +79,36 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_place_is_had_once_another_pod_has_given_it_back() {
+    async fn startup_limiter_slot_is_free_after_its_release() {
         let startup_limiter = StartupLimiter::new(2);
         let pods = [
-            startup_limiter.place(),
-            startup_limiter.place(),
-            startup_limiter.place(),
-            startup_limiter.place(),
+            startup_limiter.slot(),
+            startup_limiter.slot(),
+            startup_limiter.slot(),
+            startup_limiter.slot(),
         ];
-        pods[0].take().await;
-        pods[1].take().await;
-        let mut third = Box::pin(pods[2].take());
-        let mut fourth = Box::pin(pods[3].take());
+        pods[0].acquire().await;
+        pods[1].acquire().await;
+        let mut third = Box::pin(pods[2].acquire());
+        let mut fourth = Box::pin(pods[3].acquire());
         assert_eq!(poll!(third.as_mut()), Poll::Pending);
         assert_eq!(poll!(fourth.as_mut()), Poll::Pending);
-        pods[0].give_back();
-        pods[0].give_back();
+        pods[0].release();
+        pods[0].release();
         third.await;
         assert_eq!(poll!(fourth.as_mut()), Poll::Pending);
-        pods[1].give_back();
+        pods[1].release();
         fourth.await;
     }
 
     #[tokio::test]
-    async fn one_that_hangs_or_ends_holds_nobody_up() {
+    async fn startup_limiter_slot_is_released_after_a_timeout_or_a_drop() {
         let startup_limiter = StartupLimiter::new(1);
         let (hangs, ends, next) =
-            (startup_limiter.place(), startup_limiter.place(), startup_limiter.place());
-        hangs.take().await;
-        ends.take().await; // in due time
+            (startup_limiter.slot(), startup_limiter.slot(), startup_limiter.slot());
+        hangs.acquire().await;
+        ends.acquire().await; // after the timeout
         drop(ends);
-        next.take().await;
+        next.acquire().await;
     }
 }

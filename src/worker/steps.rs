@@ -1,4 +1,4 @@
-//! The steps that a worker has under way. Each is about one thing, and no two are about the same.
+//! The running steps of a worker, at most one for each subject.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use longshore_volumes::PodMounts;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// A step that panicked is not begun again before.
+/// Delay after a step that panicked.
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// What a step is about.
@@ -25,49 +25,49 @@ pub(super) enum Subject {
     Pod,
     /// Its volumes.
     Volumes,
-    /// The data in its volumes, once they are there.
+    /// The data in its mounted volumes.
     Data,
     /// Its resources, and those of its containers.
     Resources,
-    /// The image of the container that will be the first.
+    /// The image of its first container.
     Image,
-    /// The container of that name: its end, its beginning, or one after the other.
+    /// The container of that name: stop, start, or replacement.
     Container(String),
 }
 
-/// What came of a step.
+/// Result of a step.
 pub(super) enum Outcome {
-    /// It is done, and what there is to see can be observed.
+    /// It succeeded.
     Done,
-    /// It was given up half-way, because it was not wanted any more.
-    Recalled,
+    /// It was cancelled.
+    Cancelled,
     /// The pod's volumes are mounted.
     Mounted(Arc<PodMounts>),
-    /// The data in the pod's volumes is as it should be, but for what is left to do.
+    /// The data in the pod's volumes is up to date, except for `left`.
     Refreshed { left: Changed, error: Option<String> },
-    /// Those sandboxes are stopped, and have given back what they held.
+    /// Those sandboxes are stopped and their resources released.
     SandboxesStopped(Vec<String>),
-    /// A container's image is there, before its sandbox is.
+    /// A container's image was pulled before its sandbox was ready.
     Fetched(String, Present),
     /// A container was started.
     Started(String),
     /// A container was not started.
     NotStarted(String, StartError),
-    /// A container was not started, for its sandbox had died.
+    /// A container was not started because its sandbox had died.
     SandboxLost(String),
-    /// Containers have other resources, and the pod too if that was the last of it.
+    /// A step of a resize was made.
     Resized(Resized),
-    /// What the pod as a whole needs is not to be had.
+    /// A step for the whole pod failed.
     Failed(Failure),
 }
 
-/// What came of a step of a resize.
+/// Result of a step of a resize.
 pub(super) struct Resized {
-    /// The generation whose resize it is.
+    /// The generation of the pod that is resized to.
     pub(super) generation: Option<i64>,
-    /// Whether the pod may use all that its containers may come to use.
+    /// Whether the limits of the pod are raised.
     pub(super) raised: bool,
-    /// Whether nothing is left to do, or why it failed.
+    /// Whether the resize is complete, or why the step failed.
     pub(super) result: Result<bool, String>,
 }
 
@@ -76,25 +76,25 @@ pub(super) struct Resized {
 pub(super) struct Failure {
     pub(super) reason: &'static str,
     pub(super) message: String,
-    /// The reason for which the pod cannot run on this node at all, if it is one.
+    /// The reason to reject the pod, if it can never run on this node.
     pub(super) rejects: Option<&'static str>,
 }
 
 impl Failure {
-    /// One after which it is tried again.
+    /// A failure that is retried.
     pub(super) fn new(reason: &'static str, message: String) -> Self {
         Self { reason, message, rejects: None }
     }
 }
 
-/// What is known of a step under way.
+/// A running step.
 struct Known {
     begun: Timestamp,
-    /// Says that the step is not wanted any more.
-    recall: CancellationToken,
-    /// The run of the container that the step begins by stopping.
+    /// Cancels the step.
+    cancellation: CancellationToken,
+    /// The container that the step stops first.
     stops: Option<String>,
-    /// Whether it then begins another.
+    /// Whether it then starts another.
     replaces: bool,
 }
 
@@ -106,15 +106,15 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Begin a step, which is given what tells it that it is not wanted any more. It minds that
-    /// where it can: what it has asked the runtime to make, it waits for.
+    /// Starts a step with a cancellation token. The step checks it where it can: calls to the runtime
+    /// are not interrupted.
     pub(super) fn begin<F>(&mut self, subject: Subject, step: impl FnOnce(CancellationToken) -> F)
     where
         F: Future<Output = Outcome> + Send + 'static,
     {
-        let recall = CancellationToken::new();
-        let step = step(recall.clone());
-        let known = Known { begun: Timestamp::now(), recall, stops: None, replaces: false };
+        let cancellation = CancellationToken::new();
+        let step = step(cancellation.clone());
+        let known = Known { begun: Timestamp::now(), cancellation, stops: None, replaces: false };
         self.known.insert(subject.clone(), known);
         let contained = async move {
             let outcome = match panics::contain(step).await {
@@ -139,7 +139,7 @@ impl Steps {
         self.containers().any(|busy| busy == name)
     }
 
-    /// The containers that steps are about.
+    /// The containers with a running step.
     pub(super) fn containers(&self) -> impl Iterator<Item = &str> {
         self.known.keys().filter_map(|subject| match subject {
             Subject::Container(name) => Some(name.as_str()),
@@ -156,34 +156,33 @@ impl Steps {
         self.known.is_empty()
     }
 
-    /// The step that is begun for that container stops the run with that id first, and may begin
-    /// another in its place.
+    /// Notes that the step of that container stops the run with that id first, and may replace it.
     pub(super) fn note_stop(&mut self, name: &str, id: &str, replaces: bool) {
         if let Some(step) = self.known.get_mut(&Subject::Container(name.to_owned())) {
             (step.stops, step.replaces) = (Some(id.to_owned()), replaces);
         }
     }
 
-    /// The ids of runs that are stopped to begin others in their place.
+    /// The ids of containers that are being replaced.
     pub(super) fn replaced(&self) -> impl Iterator<Item = &str> {
         self.known.values().filter(|step| step.replaces).filter_map(|step| step.stops.as_deref())
     }
 
-    /// The step about that container is not wanted any more, for the run with that id is to be
-    /// stopped; unless that is what the step does.
-    pub(super) fn recall_container(&self, name: &str, id: &str) {
+    /// Cancels the step of that container, because the run with that id is to be stopped; unless that
+    /// is what the step does.
+    pub(super) fn cancel_container(&self, name: &str, id: &str) {
         let step = self.known.get(&Subject::Container(name.to_owned()));
         if let Some(step) = step.filter(|step| step.stops.as_deref() != Some(id)) {
-            step.recall.cancel();
+            step.cancellation.cancel();
         }
     }
 
-    /// No step is wanted any more.
-    pub(super) fn recall_all(&self) {
-        self.known.values().for_each(|step| step.recall.cancel());
+    /// Cancels all steps.
+    pub(super) fn cancel_all(&self) {
+        self.known.values().for_each(|step| step.cancellation.cancel());
     }
 
-    /// The next step that is done. Never, while there is none.
+    /// Waits for the next result. Pending while there is no step.
     pub(super) async fn next(&mut self) -> Outcome {
         match self.running.next().await {
             Some((subject, outcome)) => {
@@ -203,9 +202,9 @@ mod tests {
 
     use super::*;
 
-    /// Finding 13: a panic in one step is its failure, and the worker goes on.
+    /// Finding 13: a panic in one step is a failure of that step, and the worker goes on.
     #[tokio::test(start_paused = true)]
-    async fn a_step_that_panics_has_failed() {
+    async fn worker_step_that_panics_fails() {
         let mut steps = Steps::default();
         let container = Subject::Container("c".to_owned());
         steps.begin(container.clone(), |_| async { panic!("as the test wants it") });

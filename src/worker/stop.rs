@@ -1,5 +1,5 @@
-//! The end of one container: its preStop hook, its turn, its stop. The grace runs through all of
-//! it, and may be shortened meanwhile.
+//! Stops one container: preStop hook, order of termination, stop signal. The grace period covers all
+//! of it, and may be shortened meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use tracing::debug;
 
 use super::WorkerContext;
 
-/// Every container is given this long between the stop signal and the kill, whatever its hook left.
+/// Minimum time between the stop signal and the kill, whatever time the preStop hook took.
 const LEAST: Duration = Duration::from_secs(2);
-/// Pauses between tries of a call that fails.
+/// Backoff of failed calls.
 const RETRY_BASE: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// How a container is to be stopped.
 pub(super) struct StopRequest {
-    /// What its event says.
+    /// Message of the event.
     pub(super) message: String,
-    /// Whether it is given its preStop hook.
+    /// Whether its preStop hook is run.
     pub(super) hook: bool,
-    /// The containers that end before it is sent its stop signal, by name.
+    /// The containers that must exit before it gets its stop signal, by name.
     pub(super) after: Vec<String>,
-    /// When its grace is over.
+    /// When its grace period ends.
     pub(super) deadline: Deadline,
 }
 
-/// When a grace is over: at its own time, or when the pod's is, if that is earlier.
+/// End of a grace period: the container's own or the pod's, whichever is earlier.
 pub(super) struct Deadline {
     own: Instant,
     pods: watch::Receiver<Option<Instant>>,
@@ -74,7 +74,7 @@ impl Deadline {
     }
 }
 
-/// Stop a container. Does not give up: a call that fails is made again.
+/// Stops a container. Retries until it has exited.
 pub(super) async fn stop(
     context: Arc<WorkerContext>,
     pod: Arc<Pod>,
@@ -94,13 +94,13 @@ pub(super) async fn stop(
                 () = deadline.passed() => {}
             }
         }
-        let turn = observed.wait_for(|seen| {
+        let others_stopped = observed.wait_for(|seen| {
             let runs =
                 |name: &String| seen.containers.iter().any(|c| c.name == *name && c.may_run());
             !after.iter().any(runs)
         });
         tokio::select! {
-            _ = turn => {}
+            _ = others_stopped => {}
             () = deadline.passed() => {}
         }
     }
@@ -115,7 +115,7 @@ pub(super) async fn stop(
                 Ok(()) => "the container runs on after it was stopped".to_owned(),
                 Err(error) => error.to_string(),
             },
-            // What is under way has the longer grace: it is cancelled and made again.
+            // The call in progress has a longer grace period: it is cancelled and made again.
             () = deadline.moved(at), if grace > LEAST => continue,
         };
         debug!(pod = describe(&pod), container = run.name, error, "container not stopped yet");
@@ -123,7 +123,7 @@ pub(super) async fn stop(
         context.pod_events.pod(&pod, true, "FailedKillPod", &message);
         tokio::select! {
             () = sleep(pause) => {}
-            // However it came about: it is what was wanted.
+            // It has exited for another reason.
             _ = observed.wait_for(|seen| !may_run(seen, &run.id)) => return,
         }
         pause = pause.saturating_mul(2).min(RETRY_MAX);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_grace_ends_in_its_time_also_without_a_worker() {
+    async fn grace_period_ends_in_time_without_a_worker() {
         let (mut deadline, pods) = deadline(50);
         drop(pods);
         let start = Instant::now();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_can_be_shortened_and_not_extended() {
+    async fn grace_period_can_be_shortened_and_not_extended() {
         for (pods_grace, expected) in [(20, 40), (900, 200)] {
             let (mut deadline, pods) = deadline(200);
             let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Takes the times of one pod: how long its worker is busy, and how soon it came up. Also stands
-//! for the worker among those that are counted.
+//! Measures how long the worker of one pod is busy, and how long the pod took to start. Also counts the
+//! worker in `kubelet_working_pods`.
 
 use std::time::{Duration, Instant};
 
@@ -12,23 +12,23 @@ use super::Phase;
 use super::metrics::{Metrics, is_static};
 use crate::terminator::Order;
 
-/// The clock of one worker.
+/// Timings of one worker.
 #[derive(Debug)]
 pub(super) struct Stopwatch {
     metrics: Metrics,
-    /// When the pod was seen.
-    born: Instant,
-    /// Whether it comes up under this daemon, and has yet to run.
-    coming: bool,
-    /// Whether all its containers have yet to run.
+    /// When the pod was first seen.
+    created: Instant,
+    /// Whether the pod is new and not running yet.
+    starting: bool,
+    /// Whether not all containers of the new pod have run.
     incomplete: bool,
-    /// Whether there was work on the pod before.
+    /// Whether the pod has been synced before.
     worked: bool,
     /// Whether only the runtime knows of the pod.
     orphan: bool,
     /// Since when the worker is busy, and why.
     busy: Option<(Instant, &'static str)>,
-    /// How the worker is counted: its labels.
+    /// Labels under which the worker is counted.
     counted: Option<[&'static str; 3]>,
 }
 
@@ -36,8 +36,8 @@ impl Stopwatch {
     pub(super) fn new(metrics: Metrics) -> Self {
         Self {
             metrics,
-            born: Instant::now(),
-            coming: false,
+            created: Instant::now(),
+            starting: false,
             incomplete: false,
             worked: false,
             orphan: false,
@@ -46,16 +46,16 @@ impl Stopwatch {
         }
     }
 
-    /// The worker begins. `is_new`: nothing of the pod was there before.
+    /// The worker starts. `is_new`: the pod was not on the node before.
     pub(super) fn begin(&mut self, pod: &Pod, is_new: bool) {
-        self.metrics.queued.took(self.born.elapsed());
+        self.metrics.queued.took(self.created.elapsed());
         if is_new {
-            self.metrics.came(pod);
+            self.metrics.pod_added(pod);
         }
-        (self.coming, self.incomplete, self.worked) = (is_new, is_new, !is_new);
+        (self.starting, self.incomplete, self.worked) = (is_new, is_new, !is_new);
     }
 
-    /// The worker begins a turn, after an order if `ordered`.
+    /// The worker starts an iteration, after an update of the pod if `ordered`.
     pub(super) fn turn(&mut self, order: &Order, phase: Phase, ordered: bool) {
         let lifecycle = match phase {
             Phase::Syncing => "sync",
@@ -76,21 +76,21 @@ impl Stopwatch {
         };
         let ends = phase != Phase::Syncing;
         if ends && self.busy.is_some_and(|(_, before)| before != why) {
-            self.rest();
+            self.idle();
         }
         self.busy.get_or_insert((Instant::now(), why));
     }
 
-    /// The worker has nothing under way.
-    pub(super) fn rest(&mut self) {
+    /// The worker is idle.
+    pub(super) fn idle(&mut self) {
         if let Some((since, why)) = self.busy.take() {
             self.worked = true;
             self.metrics.work.with([why]).took(since.elapsed());
         }
     }
 
-    /// A status of the pod is told, for which images were pulled for so long.
-    pub(super) fn told(
+    /// Observes a status of the pod; `pulled` is how long image pulls took.
+    pub(super) fn observe_status(
         &mut self,
         pod: &Pod,
         status: &PodStatus,
@@ -98,11 +98,11 @@ impl Stopwatch {
         pulled: impl FnOnce() -> Duration,
     ) {
         let runs = status.phase.as_deref() == Some("Running");
-        if self.coming && runs {
-            self.metrics.seen_to_running.took(self.born.elapsed());
+        if self.starting && runs {
+            self.metrics.seen_to_running.took(self.created.elapsed());
         }
-        // One that has come to its end without has never run.
-        self.coming &= matches!(status.phase.as_deref(), None | Some("Pending"));
+        // A pod may terminate without having run.
+        self.starting &= matches!(status.phase.as_deref(), None | Some("Pending"));
         let all_run =
             status.container_statuses.iter().flatten().all(|container| {
                 container.state.as_ref().is_some_and(|state| state.running.is_some())
@@ -133,7 +133,7 @@ impl Stopwatch {
     /// Only the runtime knows of the pod.
     pub(super) fn is_orphan(&mut self) {
         self.orphan = true;
-        self.metrics.found_orphan();
+        self.metrics.orphan_found();
     }
 
     fn count(&mut self, labels: Option<[&'static str; 3]>) {
@@ -151,7 +151,7 @@ impl Stopwatch {
 
 impl Drop for Stopwatch {
     fn drop(&mut self) {
-        self.rest();
+        self.idle();
         self.count(None);
     }
 }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_timed_once() {
+    fn pod_start_duration_is_measured_once() {
         for (volumes, static_pod, objective, total) in [
             (json!([{"name": "v", "emptyDir": {}}]), false, 1.0, 1.0),
             (json!([{"name": "v", "hostPath": {"path": "/"}}]), false, 0.0, 1.0),
@@ -248,7 +248,7 @@ mod tests {
             ];
             for status in steps {
                 let pulled = || Duration::from_secs(20);
-                stopwatch.told(&pod, &status, &ObservedPod::default(), pulled);
+                stopwatch.observe_status(&pod, &status, &ObservedPod::default(), pulled);
             }
             let page = read(&registry);
             let of = |name: &str| page.sum(&format!("kubelet_pod_start_{name}"), &[]);
@@ -263,20 +263,25 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ran_before_is_not_timed() {
+    fn pod_start_duration_is_not_measured_for_running_pods() {
         let registry = Registry::default();
         let mut stopwatch = Metrics::new(&registry).stopwatch();
         let pod = pod(json!({"containers": [{"name": "c"}]}));
         stopwatch.begin(&pod, false);
         let pulled = || Duration::ZERO;
-        stopwatch.told(&pod, &status("Running", &[true]), &ObservedPod::default(), pulled);
+        stopwatch.observe_status(
+            &pod,
+            &status("Running", &[true]),
+            &ObservedPod::default(),
+            pulled,
+        );
         let page = read(&registry);
         assert_eq!(page.sum("kubelet_pod_start_duration_seconds_count", &[]), Some(0.0));
         assert_eq!(page.sum("kubelet_pod_start_total_duration_seconds_count", &[]), Some(0.0));
     }
 
     #[test]
-    fn work_is_counted_by_its_reason_and_workers_by_their_phase() {
+    fn pod_worker_metrics_have_operation_and_lifecycle() {
         let registry = Registry::default();
         let mut stopwatch = Metrics::new(&registry).stopwatch();
         let pod = Arc::new(pod(json!({"containers": []})));
@@ -289,9 +294,9 @@ mod tests {
         for ordered in [true, false] {
             stopwatch.turn(&order, Phase::Syncing, ordered);
         }
-        stopwatch.rest();
+        stopwatch.idle();
         stopwatch.turn(&order, Phase::Syncing, false);
-        stopwatch.rest();
+        stopwatch.idle();
         stopwatch.turn(&order, Phase::Syncing, true);
         assert_eq!(workers(&read(&registry), "sync", "desired"), Some(1.0));
         order.gone = true;

@@ -1,6 +1,6 @@
-//! Runs the workers of pods. A worker that panics is started again after a delay that doubles; the
-//! workers of other pods go on meanwhile. A new worker finds what its pod has on the node as it does
-//! after a restart of the daemon: from what runs, by the pod's UID.
+//! Runs the workers of pods. A worker that panics is restarted with exponential backoff; the workers
+//! of other pods are not affected. A new worker takes over what runs of its pod, as after a restart of
+//! the daemon.
 
 use k8s_openapi::jiff::SignedDuration;
 use longshore_base::panics::{self, Panicked};
@@ -9,7 +9,7 @@ use longshore_pod::backoff::Backoff;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// Delays before a worker that panicked is started again.
+/// Backoff of workers that panicked.
 const RESTART_BASE: SignedDuration = SignedDuration::from_secs(1);
 const RESTART_MAX: SignedDuration = SignedDuration::from_secs(60);
 
@@ -17,22 +17,22 @@ const RESTART_MAX: SignedDuration = SignedDuration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Start {
     pub(super) uid: String,
-    /// Whether the pod runs though nothing wants it.
+    /// Whether the pod is an orphan.
     pub(super) is_orphan: bool,
 }
 
-/// What has happened to a worker.
+/// Events of workers.
 #[derive(Debug)]
-pub(super) enum Happened {
-    /// Nothing is left to do for the pod.
+pub(super) enum WorkerEvent {
+    /// The worker has finished.
     Ended(String),
-    /// It panicked. It is [`Happened::Due`] later.
+    /// It panicked. It is [`WorkerEvent::Due`] later.
     Panicked(String, Panicked),
-    /// It panicked a while ago, and is to be started again.
+    /// The restart of a worker that panicked is due.
     Due(Start),
 }
 
-/// The workers that run, and those that wait to be started again.
+/// The running workers, and those in backoff.
 pub(super) struct Supervisor {
     running: JoinSet<(Start, Result<(), Panicked>)>,
     waiting: JoinSet<Start>,
@@ -45,7 +45,7 @@ impl Supervisor {
         Self { running: JoinSet::new(), waiting: JoinSet::new(), delays }
     }
 
-    /// Start a worker: `make` is called at once, its work is a task.
+    /// Starts a worker: `make` is called at once, its future runs as a task.
     pub(super) fn start<W>(&mut self, start: Start, make: impl FnOnce() -> W)
     where
         W: Future<Output = ()> + Send + 'static,
@@ -60,17 +60,17 @@ impl Supervisor {
         });
     }
 
-    /// The next thing that happens. Never, while there are no workers.
-    pub(super) async fn next(&mut self) -> Happened {
+    /// Waits for the next event. Pending while there are no workers.
+    pub(super) async fn next(&mut self) -> WorkerEvent {
         let ended = tokio::select! {
-            Some(Ok(due)) = self.waiting.join_next() => return Happened::Due(due),
+            Some(Ok(due)) = self.waiting.join_next() => return WorkerEvent::Due(due),
             Some(Ok(ended)) = self.running.join_next() => ended,
             else => std::future::pending().await,
         };
         match ended {
             (start, Ok(())) => {
                 self.delays.retain(|uid| *uid != start.uid);
-                Happened::Ended(start.uid)
+                WorkerEvent::Ended(start.uid)
             }
             (start, Err(panicked)) => {
                 let now = Timestamp::now();
@@ -81,12 +81,12 @@ impl Supervisor {
                     sleep(delay).await;
                     start
                 });
-                Happened::Panicked(uid, panicked)
+                WorkerEvent::Panicked(uid, panicked)
             }
         }
     }
 
-    /// Ends all workers where they wait.
+    /// Aborts all workers.
     pub(super) async fn shutdown(&mut self) {
         self.waiting.shutdown().await;
         self.running.shutdown().await;
@@ -107,30 +107,30 @@ mod tests {
         Start { uid: uid.to_owned(), is_orphan: uid == "orphan" }
     }
 
-    /// Finding 13: a panic in the work on one pod is no end of the others', nor of the pod.
+    /// Finding 13: a panic of one worker does not affect the others, and the worker is restarted.
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_panics_is_started_again_and_takes_none_with_it() {
+    async fn worker_panic_restarts_that_worker_with_backoff() {
         let mut workers = Supervisor::new();
         workers.start(start("other"), || async { sleep(Duration::from_secs(1000)).await });
         let began = Instant::now();
         let mut delays = Vec::new();
         workers.start(start("orphan"), || -> std::future::Ready<()> { panic!("while it starts") });
         for _ in 0..8 {
-            let Happened::Panicked(uid, _) = workers.next().await else { panic!("it panics") };
+            let WorkerEvent::Panicked(uid, _) = workers.next().await else { panic!("it panics") };
             assert_eq!(uid, "orphan");
             let paused = Instant::now();
-            let Happened::Due(again) = workers.next().await else { panic!("it is due") };
+            let WorkerEvent::Due(again) = workers.next().await else { panic!("it is due") };
             assert_eq!(again, start("orphan"), "as what it was");
             delays.push(paused.elapsed().as_secs());
             workers.start(again, || async { panic!("in its work") });
         }
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert!(began.elapsed() < Duration::from_secs(1000));
-        assert!(matches!(workers.next().await, Happened::Panicked(..)));
-        let Happened::Due(again) = workers.next().await else { panic!("it is due") };
+        assert!(matches!(workers.next().await, WorkerEvent::Panicked(..)));
+        let WorkerEvent::Due(again) = workers.next().await else { panic!("it is due") };
         workers.start(again, || async {});
-        assert!(matches!(workers.next().await, Happened::Ended(uid) if uid == "orphan"));
-        assert!(matches!(workers.next().await, Happened::Ended(uid) if uid == "other"));
+        assert!(matches!(workers.next().await, WorkerEvent::Ended(uid) if uid == "orphan"));
+        assert!(matches!(workers.next().await, WorkerEvent::Ended(uid) if uid == "other"));
         assert!(timeout(Duration::from_secs(1), workers.next()).await.is_err(), "none is left");
     }
 }

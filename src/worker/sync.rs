@@ -1,4 +1,4 @@
-//! A turn of a pod that should run: look, tell, plan, and begin the steps that are due.
+//! A sync iteration of a pod that should run: report its status, plan, and start the steps that are due.
 
 use std::time::Duration;
 
@@ -13,27 +13,27 @@ use longshore_pod::{Timestamp, spec};
 use longshore_runtime::backoff_message;
 
 use super::Why;
-use super::act::{Beginning, Volumes};
+use super::act::{ContainerStart, Volumes};
 use super::end::grace;
 use super::steps::{Outcome, Subject};
 use super::stop::{self, StopRequest};
 use super::task::{Task, Wait, Wake};
 
 impl Task {
-    /// One turn. Gives what to wait for; nothing, if the next turn is due at once.
+    /// One sync iteration. Returns what to wait for, `None` if the next one is due at once.
     pub(super) fn sync(&mut self) -> Option<Wake> {
         let observed = self.observed.borrow_and_update().clone();
         let now = Timestamp::now();
         if observed.partial {
-            return Some(self.unseen(now));
+            return Some(self.note_partial(now));
         }
-        self.seen();
+        self.note_complete();
         self.take_decision();
         let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         self.note_resize(&observed, &actuated);
         let (starting, backoff, gates) =
             (self.starting(&observed), &self.restarts, self.context.gates);
-        self.context.probes.follow(&self.pod, &observed, &starting, &self.told);
+        self.context.probes.follow(&self.pod, &observed, &starting, &self.last_status);
         let probes = self.probes.borrow_and_update().clone();
         let inputs = plan::Inputs {
             probes: &probes,
@@ -47,21 +47,21 @@ impl Task {
         self.note_delays(&plan);
         let plan = self.due(plan, now);
 
-        // An end is no news while there is more to do.
+        // A terminal phase is not reported while steps are running.
         let phase = self.status(&observed).phase.unwrap_or_default();
         let ends = status::is_final(&phase);
-        let hushed = self.hushed(&observed, now);
-        if hushed.is_none() && (!ends || self.steps.is_empty()) {
-            self.tell(&observed);
+        let coalesced_until = self.status_coalesced_until(&observed, now);
+        if coalesced_until.is_none() && (!ends || self.steps.is_empty()) {
+            self.report_status(&observed);
         }
-        // One that is being replaced has ended, and is no end of its pod.
+        // A container that is being replaced has exited, which does not end its pod.
         let regular = &self.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
         let replacing = regular.iter().any(|c| self.steps.is_container_busy(&c.name));
         if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
-            self.begin_end(grace(&self.pod), Why::Completed);
+            self.begin_termination(grace(&self.pod), Why::Completed);
             return None;
         }
-        let over_at = match deadline(&self.pod, &self.told, now) {
+        let over_at = match deadline(&self.pod, &self.last_status, now) {
             Deadline::None => None,
             Deadline::Due(at) => Some(at),
             Deadline::Over(verdict) => {
@@ -74,31 +74,34 @@ impl Task {
         let resizing = self.resizing.as_ref().and_then(|resizing| resizing.retry_at);
         let retries = [self.retry_at, resizing, self.data.retry_at];
         let retries = retries.map(|at| at.filter(|at| *at > now));
-        let wakes = [plan.wake_at(), over_at, hushed].into_iter().chain(retries).flatten().min();
+        let wakes =
+            [plan.wake_at(), over_at, coalesced_until].into_iter().chain(retries).flatten().min();
         self.begin(&observed, plan, now);
         Some(Wake(wakes))
     }
 
-    /// Until when nothing is told of a container that the node has ended to begin it anew: its end
-    /// and its next run are told together, if that comes soon. Clients that change a pod count on
-    /// its status to stay for a moment, as it does where a node looks once a second.
-    fn hushed(&self, observed: &ObservedPod, now: Timestamp) -> Option<Timestamp> {
+    /// Until when the exit of a container that the node replaces is not reported: it is reported
+    /// together with the next start, if that follows soon. Clients that change a pod expect its
+    /// status to stay for a moment, as it does with a relist every second.
+    fn status_coalesced_until(&self, observed: &ObservedPod, now: Timestamp) -> Option<Timestamp> {
         let ends = self.steps.replaced().filter_map(|id| {
             let run = observed.containers.iter().find(|run| run.id == id)?;
             let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
             run.finished_at().filter(|_| is_newest)
         });
-        ends.filter_map(|at| at.checked_add(HUSH).ok()).filter(|until| *until > now).max()
+        ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok())
+            .filter(|until| *until > now)
+            .max()
     }
 
-    /// End the pod for a reason of the node's own.
+    /// Terminates the pod for a reason of the node.
     pub(super) fn decide(&mut self, end: Termination) {
         let allowed = end.grace.unwrap_or_else(|| grace(&self.pod));
         self.verdict.get_or_insert(end.verdict);
-        self.begin_end(allowed, Why::Decided);
+        self.begin_termination(allowed, Why::Decided);
     }
 
-    /// Take from a plan what is under way, and what failed lately and is not to be tried again yet.
+    /// Removes from a plan what is in progress, and what is in backoff.
     fn due(&self, mut plan: Plan, now: Timestamp) -> Plan {
         plan.waiting.retain(|waiting| !self.steps.is_container_busy(&waiting.name));
         let waits = &self.waiting;
@@ -116,7 +119,7 @@ impl Task {
         plan
     }
 
-    /// Containers in their restart delay say so.
+    /// Reports containers in restart backoff.
     fn note_delays(&mut self, plan: &Plan) {
         for waiting in &plan.waiting {
             if self.steps.is_container_busy(&waiting.name) {
@@ -128,7 +131,7 @@ impl Task {
             if known.is_some_and(|wait| wait.message.starts_with(&message)) {
                 continue;
             }
-            // What failed before the container could run shows nowhere else.
+            // A failure before the container ran is shown nowhere else.
             let cause = known.filter(|wait| wait.reason != CRASH_LOOP);
             let message = match cause {
                 Some(cause) => format!("{message}: {}: {}", cause.reason, cause.message),
@@ -145,7 +148,7 @@ impl Task {
         }
     }
 
-    /// Begin what of a plan can begin now. The rest is planned again when something is done.
+    /// Starts the steps of a plan that are possible now. The others are planned again later.
     fn begin(&mut self, observed: &ObservedPod, plan: Plan, now: Timestamp) {
         let may_retry = self.retry_at.is_none_or(|at| at <= now);
         if !plan.reset.is_empty() {
@@ -161,22 +164,22 @@ impl Task {
         let mounts = self.mounts.clone();
         if mounts.is_none() && may_retry && !self.steps.is_busy(&Subject::Volumes) {
             let step_context = self.step_context();
-            self.steps.begin(Subject::Volumes, |recall| step_context.mount(recall));
+            self.steps.begin(Subject::Volumes, |cancellation| step_context.mount(cancellation));
         }
         self.resize(observed, &sandbox.id, &plan, now);
         let Plan { kill, start, .. } = plan;
         let (mut kills, mut starts): (Vec<Kill>, Vec<Start>) = (kill, start);
-        // One that is to be replaced is killed and started in one step: once it has ended, its end
-        // would be judged as if it were its own.
-        // Nor does one begin that its pod has no room for yet.
-        let may_start = mounts.is_some() && !self.steps.is_busy(&Subject::Image) && self.has_room();
+        // A replaced container is killed and started in one step: otherwise its exit would be handled
+        // by the restart policy. None starts before the limits of the pod are raised.
+        let may_start =
+            mounts.is_some() && !self.steps.is_busy(&Subject::Image) && self.may_start_containers();
         if !may_start {
-            self.place.give_back(); // it waits for something else than the runtime
+            self.slot.release(); // it does not wait for the runtime
         }
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
         for kill in &kills {
-            // Whatever it is busy with, such as its postStart hook, is not wanted any more.
-            self.steps.recall_container(&kill.name, &kill.id);
+            // Cancels its current step, such as its postStart hook.
+            self.steps.cancel_container(&kill.name, &kill.id);
         }
         kills.retain(|kill| {
             !self.steps.is_container_busy(&kill.name)
@@ -197,30 +200,32 @@ impl Task {
                 let grace = kill.grace.unwrap_or_else(|| grace(&self.pod));
                 Some((run, self.stop_request(kill.message, grace)))
             });
-            let beginning = start.zip(mounts.clone()).map(|(start, mounts)| {
+            let container_start = start.zip(mounts.clone()).map(|(start, mounts)| {
                 self.count_restart(&start, now);
                 let ran_here = observed
                     .newest(&start.name)
                     .is_some_and(|run| run.sandbox_id == sandbox.id && run.state != State::Created);
-                Beginning {
+                ContainerStart {
                     image: self.images.remove(&start.name),
                     start,
                     sandbox: sandbox.clone(),
                     mounts,
-                    turn: (!ran_here).then(|| self.turn.clone()),
+                    start_lock: (!ran_here).then(|| self.start_lock.clone()),
                 }
             });
             let stops = kill.as_ref().map(|(run, _)| run.id.clone());
-            let replaces = beginning.is_some();
+            let replaces = container_start.is_some();
             let (subject, step_context) = (Subject::Container(name.clone()), self.step_context());
-            self.steps.begin(subject, |recall| step_context.container(kill, beginning, recall));
+            self.steps.begin(subject, |cancellation| {
+                step_context.container(kill, container_start, cancellation)
+            });
             if let Some(id) = stops {
                 self.steps.note_stop(&name, &id, replaces);
             }
         }
     }
 
-    /// A run that follows another counts as its restart, whether it comes to be or not.
+    /// Counts a restart for the backoff, whether the start succeeds or not.
     fn count_restart(&mut self, start: &Start, now: Timestamp) {
         if let (Some(ended), Some((_, container))) =
             (start.last_end, spec::container(&self.pod, &start.name))
@@ -229,8 +234,7 @@ impl Task {
         }
     }
 
-    /// The sandbox is not there, or cannot be used: whatever runs in it ends, and then the next is
-    /// made.
+    /// There is no usable sandbox: stops the containers of the old one, then creates another.
     fn replace_sandbox(&mut self, observed: &ObservedPod, attempt: u32, may_retry: bool) {
         if self.steps.is_busy(&Subject::Pod) {
             return;
@@ -241,8 +245,8 @@ impl Task {
             self.lost_sandbox.clone_from(&lost.id);
             let message = "Pod sandbox changed, it will be killed and re-created.";
             self.context.pod_events.pod(&self.pod, false, "SandboxChanged", message);
-            self.steps.recall_all();
-            self.forgive_ends_with(observed, &lost.id);
+            self.steps.cancel_all();
+            self.reset_backoff_of_lost(observed, &lost.id);
         }
         let ended = self.stop_containers(observed, grace(&self.pod));
         let idle = self.steps.containers().next().is_none();
@@ -258,16 +262,19 @@ impl Task {
         let first = first.map(|(_, container)| container.name.clone());
         if let Some(first) = first.filter(|first| self.wants_image(first)) {
             let step_context = self.step_context();
-            self.steps.begin(Subject::Image, |recall| step_context.fetch(first, attempt, recall));
+            self.steps.begin(Subject::Image, |cancellation| {
+                step_context.fetch(first, attempt, cancellation)
+            });
         }
         let (step_context, old) = (self.step_context(), self.to_stop(observed));
-        self.steps
-            .begin(Subject::Pod, |recall| step_context.make_sandbox(old, attempt, volumes, recall));
+        self.steps.begin(Subject::Pod, |cancellation| {
+            step_context.make_sandbox(old, attempt, volumes, cancellation)
+        });
     }
 
-    /// Containers that ended when their sandbox was lost have not failed by themselves: they do not
-    /// wait before they start in the next.
-    fn forgive_ends_with(&mut self, observed: &ObservedPod, sandbox_id: &str) {
+    /// Containers that exited with their sandbox have not failed by themselves: their backoff is
+    /// reset.
+    fn reset_backoff_of_lost(&mut self, observed: &ObservedPod, sandbox_id: &str) {
         let now = Timestamp::now();
         let ended_with = |name: &str| {
             observed.newest(name).is_some_and(|run| {
@@ -284,12 +291,12 @@ impl Task {
             && !self.steps.is_busy(&Subject::Image)
     }
 
-    /// Everything of the pod starts afresh in its sandbox.
+    /// Restarts all containers of the pod in its sandbox.
     fn reset(&mut self, observed: &ObservedPod, resets: Vec<Reset>, may_retry: bool) {
         if self.steps.is_busy(&Subject::Pod) || !may_retry {
             return;
         }
-        self.steps.recall_all();
+        self.steps.cancel_all();
         if !self.steps.is_empty() {
             return;
         }
@@ -302,11 +309,10 @@ impl Task {
             (reset, kill)
         });
         let (resets, step_context) = (resets.collect(), self.step_context());
-        self.steps.begin(Subject::Pod, |recall| step_context.reset(resets, recall));
+        self.steps.begin(Subject::Pod, |cancellation| step_context.reset(resets, cancellation));
     }
 
-    /// Stop every container that may run and is not being stopped, sidecars last. Tells whether
-    /// all have ended.
+    /// Stops all containers that may run, sidecars last. Returns whether all have exited.
     pub(super) fn stop_containers(&mut self, observed: &ObservedPod, grace: Duration) -> bool {
         let mut ended = true;
         let pod = self.pod.clone();
@@ -336,17 +342,17 @@ impl Task {
         StopRequest { message, hook: true, after: Vec::new(), deadline }
     }
 
-    /// The sandboxes that have something to give back yet.
+    /// The sandboxes that are not stopped, or may hold resources.
     pub(super) fn to_stop(&self, observed: &ObservedPod) -> Vec<String> {
-        // One that died by itself still has its address, until it is stopped.
+        // One that died by itself keeps its address until it is stopped.
         let sandboxes = observed.sandboxes.iter();
         let left = sandboxes.filter(|sandbox| sandbox.ready || !self.stopped.contains(&sandbox.id));
         left.map(|sandbox| sandbox.id.clone()).collect()
     }
 }
 
-/// How long the end of a container waits to be told with its next run.
-const HUSH: SignedDuration = SignedDuration::from_millis(500);
+/// How long the exit of a replaced container is withheld, to be reported with its next start.
+const STATUS_COALESCE: SignedDuration = SignedDuration::from_millis(500);
 const CRASH_LOOP: &str = "CrashLoopBackOff";
-/// A sandbox that is stopped takes its containers with it within this time.
+/// The containers of a stopped sandbox exit within this time.
 const LOSS: SignedDuration = SignedDuration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The worker of one pod: what it knows, and its turns.
+//! The worker of one pod: its state and its sync loop.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::act::StepContext;
+use super::admit::AdmissionState;
 use super::data::Data;
 use super::end::grace;
-use super::entry::Entry;
 use super::resize::Resizing;
 use super::startup_limiter::StartupSlot;
 use super::steps::{Outcome, Steps};
@@ -32,77 +32,77 @@ use super::stopwatch::Stopwatch;
 use super::{Phase, Why, WorkerContext};
 use crate::admission::Reservation;
 
-/// Pauses after a step that failed.
+/// Backoff of failed steps.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
-/// What the runtime has of the pod and has not shown for this long is worth an event.
-const UNSEEN: SignedDuration = SignedDuration::from_secs(5);
+/// An observed state that is incomplete for this long causes an event.
+const PARTIAL_LIMIT: SignedDuration = SignedDuration::from_secs(5);
 
 pub(super) struct Task {
     pub(super) context: Arc<WorkerContext>,
     pub(super) order: watch::Receiver<Order>,
     pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
-    /// What is decided about its resize.
+    /// The decision about its resize.
     pub(super) decision: watch::Receiver<Decision>,
-    /// The pod as its source has it.
-    pub(super) asked: Arc<Pod>,
-    /// The pod as it may run: with the resources that it was given.
+    /// The pod as desired by its source.
+    pub(super) desired: Arc<Pod>,
+    /// The pod as it may run: with its allocated resources.
     pub(super) pod: Arc<Pod>,
     pub(super) phase: Phase,
-    /// Why the pod was ended by the node, if it was.
+    /// Why the node terminates the pod, if it does.
     pub(super) verdict: Option<Verdict>,
-    /// What it holds on the node, until nothing of it runs any more.
-    pub(super) seat: Option<Reservation>,
-    /// How it stands with its coming in.
-    pub(super) entry: Entry,
-    /// Whether it was not even let in.
+    /// Its reservation on the node, until nothing of it runs.
+    pub(super) reservation: Option<Reservation>,
+    /// State of its admission.
+    pub(super) admission_state: AdmissionState,
+    /// Whether it was rejected.
     pub(super) refused: bool,
-    /// The status told last.
-    pub(super) told: PodStatus,
+    /// The last reported status.
+    pub(super) last_status: PodStatus,
     pub(super) steps: Steps,
     /// Held by the container that is being started.
-    pub(super) turn: Arc<Mutex<()>>,
-    /// Held while the pod is in the making.
-    pub(super) place: Arc<StartupSlot>,
+    pub(super) start_lock: Arc<Mutex<()>>,
+    /// Held while the pod is being started.
+    pub(super) slot: Arc<StartupSlot>,
     pub(super) restarts: Backoff<BackoffKey>,
-    /// Pauses after failures: of a container by its name, of the pod as a whole by "".
+    /// Backoff of failures: of containers by name, of the pod by "".
     pub(super) retries: Backoff<String>,
-    /// When what failed for the pod as a whole is tried again.
+    /// When a failure of the whole pod is retried.
     pub(super) retry_at: Option<Timestamp>,
-    /// What failed for the pod as a whole last, while it does.
-    pub(super) trouble: Option<String>,
-    /// Why containers do not run, by name.
+    /// The current failure of the whole pod.
+    pub(super) pod_error: Option<String>,
+    /// Why containers are waiting, by name.
     pub(super) waiting: HashMap<String, Wait>,
     pub(super) mounts: Option<Arc<PodMounts>>,
-    /// Whether the volumes could not be mounted when that was tried last.
+    /// Whether the last attempt to mount the volumes failed.
     pub(super) mount_failed: bool,
-    /// Images that were fetched and not used yet, by the name of their container.
+    /// Images that were pulled and not used yet, by container name.
     pub(super) images: HashMap<String, Present>,
-    /// The sandbox whose loss was told last.
+    /// The sandbox for which `SandboxChanged` was recorded last.
     pub(super) lost_sandbox: String,
-    /// Sandboxes that are known to have given back what they held.
+    /// Sandboxes that were stopped and have released their resources.
     pub(super) stopped: HashSet<String>,
-    /// The resize under way, if one is.
+    /// The resize in progress, if any.
     pub(super) resizing: Option<Resizing>,
-    /// Whether its seat may be larger than what it has.
+    /// Whether its reservation may exceed its resources.
     pub(super) was_resized: bool,
-    /// How many resizes were begun.
+    /// Number of resizes that were started.
     pub(super) grants: u64,
-    /// When the grace of the pod as a whole is over, once it ends.
+    /// End of the grace period of the pod, once it terminates.
     pub(super) deadline: watch::Sender<Option<Instant>>,
-    /// Since when the runtime does not show all that it has of the pod, and whether that was told.
-    unseen: Option<(Timestamp, bool)>,
-    /// What the volumes' data is made of, and how it stands with it.
+    /// Since when the observed state is incomplete, and whether an event was recorded for that.
+    partial_since: Option<(Timestamp, bool)>,
+    /// State of the data in the volumes.
     pub(super) data: Data,
     pub(super) stopwatch: Stopwatch,
 }
 
-/// A container's wait.
+/// Waiting state of a container.
 pub(super) struct Wait {
     pub(super) reason: String,
     pub(super) message: String,
-    /// Until when it is not tried again, if it is not the restart delay that says so.
+    /// When it is retried, unless that follows from the restart backoff.
     pub(super) until: Option<Timestamp>,
 }
 
@@ -113,12 +113,13 @@ impl Task {
         let probes = context.probes.subscribe(spec::uid(&pod));
         let restarts = Backoff::new(RESTART_BASE, context.max_restart_delay);
         let decision = context.allocation.subscribe(spec::uid(&pod));
-        let told = pod.status.clone().unwrap_or_default();
-        let resizing = status::resize_told(&told).1;
-        let resizing = resizing.map(|told| Resizing::new(told, context.allocation.metrics()));
+        let last_status = pod.status.clone().unwrap_or_default();
+        let resizing = status::resize_status(&last_status).1;
+        let resizing =
+            resizing.map(|reported| Resizing::new(reported, context.allocation.metrics()));
         Self {
             decision,
-            asked: pod.clone(),
+            desired: pod.clone(),
             pod: context.allocation.allocated(&pod),
             was_resized: resizing.is_some(),
             resizing,
@@ -128,17 +129,17 @@ impl Task {
             probes,
             phase: Phase::Syncing,
             verdict: None,
-            seat: None,
-            entry: Entry::Known,
+            reservation: None,
+            admission_state: AdmissionState::Known,
             refused: false,
-            told,
+            last_status,
             steps: Steps::default(),
-            turn: Arc::default(),
-            place: context.startup_limiter.place(),
+            start_lock: Arc::default(),
+            slot: context.startup_limiter.slot(),
             restarts,
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
-            trouble: None,
+            pod_error: None,
             waiting: HashMap::new(),
             mounts: None,
             mount_failed: false,
@@ -146,39 +147,39 @@ impl Task {
             lost_sandbox: String::new(),
             stopped: HashSet::new(),
             deadline: watch::Sender::new(None),
-            unseen: None,
+            partial_since: None,
             data: Data::of(&context, &pod),
             stopwatch: context.metrics.stopwatch(),
             context,
         }
     }
 
-    /// The worker of a pod that runs and that nobody wants: its containers tell what it was.
+    /// Runs the worker of an orphan, whose spec is restored from its containers.
     pub(super) async fn run_orphan(mut self) {
         let observed = self.observed.borrow().clone();
         self.stopwatch.is_orphan();
         self.pod = Arc::new(self.context.runtime.restore(&self.pod, &observed).await);
-        self.asked = self.pod.clone();
+        self.desired = self.pod.clone();
         self.run().await;
     }
 
-    /// Work until nothing of the pod is left to care for.
+    /// Runs until nothing of the pod is left.
     pub(super) async fn run(mut self) {
         self.context.objects.register(&self.pod);
-        self.stopwatch.begin(&self.pod, !matches!(self.entry, Entry::Known));
-        self.enter().await;
+        self.stopwatch.begin(&self.pod, !matches!(self.admission_state, AdmissionState::Known));
+        self.wait_for_admission().await;
         loop {
             let ordered = self.order.has_changed().unwrap_or(false);
             let end = self.take_order();
             self.stopwatch.turn(&self.order.borrow(), self.phase, ordered);
             let wake_at = match (self.phase, end) {
                 (Phase::Syncing, Some((grace, why))) => {
-                    self.begin_end(grace, why);
+                    self.begin_termination(grace, why);
                     continue;
                 }
                 (Phase::Syncing, None) => self.sync(),
                 (Phase::Terminating { .. }, end) => {
-                    self.hurry(end);
+                    self.shorten_grace(end);
                     self.terminate()
                 }
                 (Phase::Terminated, _) => {
@@ -188,20 +189,20 @@ impl Task {
             };
             if let Some(wake_at) = wake_at {
                 if self.steps.is_empty() {
-                    self.stopwatch.rest();
+                    self.stopwatch.idle();
                 }
                 self.wait(wake_at).await;
             }
         }
     }
 
-    /// Take in the newest order. Tells whether it ends the pod: how fast, and why.
+    /// Applies the newest update. Returns grace period and reason if it terminates the pod.
     pub(super) fn take_order(&mut self) -> Option<(Duration, Why)> {
         let order = self.order.borrow_and_update().clone();
-        if !Arc::ptr_eq(&order.pod, &self.asked) && !order.gone {
+        if !Arc::ptr_eq(&order.pod, &self.desired) && !order.gone {
             self.context.objects.register(&order.pod);
             self.note_change(&order.pod);
-            self.asks(order.pod);
+            self.update_pod(order.pod);
         }
         let mut allowed = grace(&self.pod);
         if let Some(end) = order.termination {
@@ -211,12 +212,14 @@ impl Task {
                 allowed = if deletion.is_some() { allowed.min(own) } else { own };
             }
         }
-        let told = self.told.phase.as_deref().unwrap_or_default();
+        let last_phase = self.last_status.phase.as_deref().unwrap_or_default();
         let final_in_api = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let why = match () {
             () if order.gone => Why::Gone,
             () if self.pod.metadata.deletion_timestamp.is_some() => Why::Deleted,
-            () if status::is_final(told) || status::is_final(final_in_api.unwrap_or_default()) => {
+            () if status::is_final(last_phase)
+                || status::is_final(final_in_api.unwrap_or_default()) =>
+            {
                 Why::Completed
             }
             () if self.verdict.is_some() => Why::Decided,
@@ -225,8 +228,8 @@ impl Task {
         Some((allowed, why))
     }
 
-    /// Until an order, a change of what runs or of what probes find, the end of a step, or a time:
-    /// the one that is given, if any.
+    /// Waits for an update, a change of the observed state or of probe results, the result of a step, or
+    /// the given time.
     async fn wait(&mut self, wake_at: Wake) {
         let at = |at: Option<Timestamp>| async move {
             match at {
@@ -249,12 +252,12 @@ impl Task {
         }
     }
 
-    /// Take in what came of a step.
+    /// Handles the result of a step.
     fn done(&mut self, outcome: Outcome) {
         let now = Timestamp::now();
         match outcome {
             Outcome::Done => self.recovered(),
-            Outcome::Recalled => {}
+            Outcome::Cancelled => {}
             Outcome::Mounted(mounts) => {
                 self.mounted(mounts);
                 self.recovered();
@@ -268,7 +271,7 @@ impl Task {
                 self.waiting.remove(&name);
                 self.retries.retain(|failed| *failed != name);
             }
-            // It had no chance to fail by itself, so it does not wait before it starts in the next.
+            // It did not fail by itself: no backoff.
             Outcome::SandboxLost(name) => self.restarts.retain(|(failed, _)| *failed != name),
             Outcome::NotStarted(name, error) => {
                 let (reason, message) = (error.reason, error.message);
@@ -286,61 +289,61 @@ impl Task {
                 }
                 self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
                 self.context.pod_events.pod(&self.pod, true, reason, &message);
-                self.trouble = Some(message);
+                self.pod_error = Some(message);
                 self.retry_at = Some(self.next_retry("", now));
             }
         }
     }
 
-    /// The pod cannot run on this node, and says so for whoever makes another.
+    /// Rejects a pod that cannot run on this node.
     fn reject(&mut self, reason: &str, message: &str) {
         self.context.pod_events.pod(&self.pod, true, reason, message);
         let verdict = Verdict::failed(reason, format!("Pod was rejected: {message}"));
         self.decide(Termination { verdict, grace: None });
     }
 
-    /// What the pod as a whole needs is there (again).
+    /// A step for the whole pod succeeded.
     fn recovered(&mut self) {
-        self.trouble = None;
+        self.pod_error = None;
         self.retries.retain(|failed| !failed.is_empty());
     }
 
-    /// When to try again what failed now.
+    /// When a failure is retried.
     pub(super) fn next_retry(&mut self, what: &str, now: Timestamp) -> Timestamp {
         let what = what.to_owned();
         self.retries.next(&what, now, now);
         now.checked_add(self.retries.delay(&what)).unwrap_or(Timestamp::MAX)
     }
 
-    /// The runtime has more of the pod than it shows: half a picture would be told, and acted
-    /// upon, as if the rest were lost. Gives the time by which that is worth an event.
-    pub(super) fn unseen(&mut self, now: Timestamp) -> Wake {
-        let (since, told) = *self.unseen.get_or_insert((now, false));
-        let due = since.checked_add(UNSEEN).unwrap_or(Timestamp::MAX);
-        if told {
+    /// The observed state is incomplete, so it is neither reported nor acted upon. Returns the time at
+    /// which an event is due.
+    pub(super) fn note_partial(&mut self, now: Timestamp) -> Wake {
+        let (since, reported) = *self.partial_since.get_or_insert((now, false));
+        let due = since.checked_add(PARTIAL_LIMIT).unwrap_or(Timestamp::MAX);
+        if reported {
             return Wake(None);
         }
         if now < due {
             return Wake(Some(due));
         }
-        self.unseen = Some((since, true));
-        let why = self.context.observer.trouble(spec::uid(&self.pod));
+        self.partial_since = Some((since, true));
+        let why = self.context.observer.last_error(spec::uid(&self.pod));
         let why = why.as_deref().unwrap_or("the runtime does not answer");
         let message = format!("error determining status: {why}");
         self.context.pod_events.pod(&self.pod, true, "FailedSync", &message);
         Wake(None)
     }
 
-    /// The runtime shows all that it has of the pod.
-    pub(super) fn seen(&mut self) {
-        self.unseen = None;
+    /// The observed state is complete.
+    pub(super) fn note_complete(&mut self) {
+        self.partial_since = None;
     }
 
     pub(super) fn step_context(&self) -> StepContext {
         let (context, pod) = (self.context.clone(), self.pod.clone());
-        StepContext { context, pod, place: self.place.clone() }
+        StepContext { context, pod, slot: self.slot.clone() }
     }
 }
 
-/// When the next turn is due, if nothing happens before.
+/// When the next iteration is due, if nothing changes before.
 pub(super) struct Wake(pub(super) Option<Timestamp>);

@@ -11,11 +11,11 @@ use longshore_testkit::csi::{CsiDriver, CsiOptions};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 
-use super::{Cluster, PATIENCE, script};
+use super::{Cluster, TIMEOUT, script};
 
 pub const DRIVER: &str = "csi.example.com";
 
-/// A cluster with a driver, of which nobody has to attach volumes.
+/// A cluster with a driver whose volumes need no attachment.
 pub async fn cluster(options: CsiOptions, object: Value) -> (Cluster, CsiDriver) {
     cluster_with(json!({}), options, object).await
 }
@@ -32,7 +32,7 @@ pub async fn cluster_with(
     if object.is_object() {
         make::<CSIDriver>(&cluster, &name, json!({"spec": object})).await;
     }
-    until_told(&cluster, &name).await;
+    until_registered(&cluster, &name).await;
     (cluster, driver)
 }
 
@@ -42,9 +42,9 @@ pub fn driver(cluster: &Cluster, options: CsiOptions) -> CsiDriver {
 }
 
 /// Until the cluster knows of the driver of that name.
-pub async fn until_told(cluster: &Cluster, name: &str) {
+pub async fn until_registered(cluster: &Cluster, name: &str) {
     let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
-    wait_until(PATIENCE, "the driver is in the CSINode", async || {
+    wait_until(TIMEOUT, "the driver is in the CSINode", async || {
         let csi_node = csi_nodes.get(&cluster.host.name()).await.map_err(|e| e.to_string())?;
         match csi_node.spec.drivers.iter().any(|driver| driver.name == name) {
             true => Ok(()),
@@ -129,7 +129,7 @@ pub fn calls(driver: &CsiDriver) -> Vec<String> {
 }
 
 pub async fn until_called(driver: &CsiDriver, method: &str, times: usize) {
-    wait_until(PATIENCE, &format!("{method} is called"), async || match driver.count(method) {
+    wait_until(TIMEOUT, &format!("{method} is called"), async || match driver.count(method) {
         count if count >= times => Ok(()),
         count => Err(count.to_string()),
     })
@@ -143,7 +143,7 @@ pub fn staged(cluster: &Cluster) -> PathBuf {
 
 /// Until nothing of the driver's volumes is left there.
 pub async fn until_unstaged(cluster: &Cluster) {
-    wait_until(PATIENCE, "the volume is unstaged", async || {
+    wait_until(TIMEOUT, "the volume is unstaged", async || {
         match fs::read_dir(staged(cluster)).map(Iterator::count) {
             Ok(0) | Err(_) => Ok(()),
             Ok(left) => Err(left.to_string()),

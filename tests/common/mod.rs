@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Enough for anything that works, on a machine that is busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Cluster {
     pub node: longshore_testkit::Node,
@@ -116,7 +116,7 @@ impl Cluster {
         check: impl Fn(&Pod) -> Result<(), String>,
     ) -> Pod {
         let pods = self.pods();
-        wait_until(PATIENCE, &format!("pod {name}: {what}"), async || {
+        wait_until(TIMEOUT, &format!("pod {name}: {what}"), async || {
             let pod = pods.get(name).await.map_err(|error| error.to_string())?;
             check(&pod).map(|()| pod)
         })
@@ -141,22 +141,20 @@ impl Cluster {
 
     pub async fn until_gone(&self, name: &str) {
         let pods = self.pods();
-        wait_until(PATIENCE, &format!("pod {name} gone"), async || {
-            match pods.get_opt(name).await {
-                Ok(None) => Ok(()),
-                Ok(Some(pod)) => Err(format!("{:?}", pod.metadata.deletion_timestamp)),
-                Err(error) => Err(error.to_string()),
-            }
+        wait_until(TIMEOUT, &format!("pod {name} gone"), async || match pods.get_opt(name).await {
+            Ok(None) => Ok(()),
+            Ok(Some(pod)) => Err(format!("{:?}", pod.metadata.deletion_timestamp)),
+            Err(error) => Err(error.to_string()),
         })
         .await
         .unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Until nothing of a pod is left on the host.
-    pub async fn until_traceless(&self, uid: &str) {
-        wait_until(PATIENCE, "no trace of the pod", async || match self.host.pod_traces(uid) {
-            Ok(traces) if traces.is_empty() => Ok(()),
-            Ok(traces) => Err(traces.join(", ")),
+    pub async fn until_removed(&self, uid: &str) {
+        wait_until(TIMEOUT, "removal of the pod", async || match self.host.pod_leftovers(uid) {
+            Ok(left) if left.is_empty() => Ok(()),
+            Ok(left) => Err(left.join(", ")),
             Err(error) => Err(error.to_string()),
         })
         .await
@@ -166,7 +164,7 @@ impl Cluster {
     /// Until an event of that reason says something that contains `text`.
     pub async fn until_event(&self, reason: &str, text: &str) -> Event {
         let events: Api<Event> = Api::all(self.client.clone());
-        wait_until(PATIENCE, &format!("event {reason} with {text:?}"), async || {
+        wait_until(TIMEOUT, &format!("event {reason} with {text:?}"), async || {
             let all =
                 events.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
             let said: Vec<String> =
@@ -216,25 +214,25 @@ pub fn manifest(name: &str, restart: &str, containers: Value) -> String {
 }
 
 /// The answer of a node's read-only port.
-pub async fn ask(node: Ipv4Addr, path: &str) -> Result<Value, String> {
-    let body = ask_text(node, path).await?;
+pub async fn get_json(node: Ipv4Addr, path: &str) -> Result<Value, String> {
+    let body = get_text(node, path).await?;
     serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))
 }
 
 /// The same as text.
-pub async fn ask_text(node: Ipv4Addr, path: &str) -> Result<String, String> {
-    let ask = async {
+pub async fn get_text(node: Ipv4Addr, path: &str) -> Result<String, String> {
+    let request = async {
         let mut connection = tokio::net::TcpStream::connect((node, 10255)).await?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: node\r\n\r\n");
         connection.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.map(|_| answer)
     };
-    let answer = ask.await.map_err(|error: std::io::Error| error.to_string())?;
+    let answer = request.await.map_err(|error: std::io::Error| error.to_string())?;
     answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or(answer)
 }
 
-/// Runs until it is told to stop, and then stops at once.
+/// Runs until SIGTERM, and then stops at once.
 pub const FOREVER: &str = "trap 'exit 0' TERM; while true; do sleep 1000 & wait $!; done";
 
 pub fn uid(pod: &Pod) -> String {

@@ -1,5 +1,5 @@
-//! Clients that mean no good, at the ports of a real node: each gets its refusal, the daemon stays
-//! as small as it was, and who has leave is served meanwhile.
+//! Hostile clients at the ports of a real node: they get errors, the daemon does not grow, and
+//! authorized clients are served meanwhile.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../common/mod.rs"]
@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// What must never be told.
+/// What must never be logged.
 const PLANTED: &str = "pl4nted-s3cret";
 /// Requests for paths that there are not, on each of the two ports.
 const ODD: usize = 50_000;
@@ -55,7 +55,7 @@ async fn flood(
 /// CVE-2020-8551, and CVE-2020-8552 for the node's part: each odd request made a series of metrics,
 /// and so 100,000 of them took the daemon's memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn floods_leave_the_node_as_it_was() {
+async fn hostile_floods_do_not_disturb_the_node() {
     let mut target = Target::start().await;
     target.serves().await;
     let files = target.open_files();
@@ -66,9 +66,9 @@ async fn floods_leave_the_node_as_it_was() {
 
     // distinct paths and labels, with leave and without any
     let admin = target.connect(&target.tls(true, "http/1.1")).await;
-    let stranger = TcpStream::connect((target.node, 10255)).await.unwrap();
+    let anonymous = TcpStream::connect((target.node, 10255)).await.unwrap();
     let (known, unknown) =
-        tokio::join!(flood(admin, (0..ODD).map(odd)), flood(stranger, (0..ODD).map(odd)));
+        tokio::join!(flood(admin, (0..ODD).map(odd)), flood(anonymous, (0..ODD).map(odd)));
     assert_eq!((known, unknown), (ODD, ODD));
     for n in 0..100 {
         let request = format!(
@@ -88,7 +88,7 @@ async fn floods_leave_the_node_as_it_was() {
     assert!(after < before + GROWTH_KIB, "{before} KiB before, {after} KiB after");
 
     let log = target.cluster.node.daemon().log();
-    assert!(log.contains("request refused"), "no line for who looks for attacks");
+    assert!(log.contains("request refused"), "no log line about the attack");
     assert!(
         !log.contains(PLANTED) && !log.contains("panicked"),
         "{}",
@@ -118,9 +118,9 @@ async fn http2(target: &Target) {
         }
         let (mut reader, mut writer) = tokio::io::split(&mut stream);
         let flood = async { writer.write_all(&bytes).await };
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let ended = timeout(Duration::from_secs(30), async {
-            let (_, ended) = tokio::join!(flood, reader.read_to_end(&mut heard));
+            let (_, ended) = tokio::join!(flood, reader.read_to_end(&mut received));
             ended
         })
         .await;
@@ -130,7 +130,7 @@ async fn http2(target: &Target) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_requests_get_their_status() {
+async fn hostile_malformed_requests_get_error_statuses() {
     let mut target = Target::start().await;
     let (long, many) = ("x".repeat(200_000), "A: b\r\n".repeat(5000));
     let head = "Host: n\r\nConnection: close\r\n";
@@ -165,23 +165,23 @@ async fn malformed_requests_get_their_status() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff, 1, 2, 3]] {
         let mut socket = TcpStream::connect((target.node, 10250)).await.unwrap();
         socket.write_all(bytes).await.unwrap();
-        let mut heard = Vec::new();
-        let reading = socket.read_to_end(&mut heard);
+        let mut received = Vec::new();
+        let reading = socket.read_to_end(&mut received);
         let _ = timeout(Duration::from_secs(30), reading).await.expect("the connection stays open");
     }
     target.serves().await;
     let log = target.cluster.node.daemon().log();
     assert!(!log.contains("panicked"), "{}", target.cluster.node.daemon().log_tail(30));
-    assert!(log.contains("TLS handshake failed"), "no line for who looks for attacks");
+    assert!(log.contains("TLS handshake failed"), "no log line about the attack");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_only_waits_keeps_nobody_out() {
+async fn hostile_idle_connections_do_not_block_others() {
     let target = Target::start().await;
     target.serves().await;
     let files = target.open_files();
     let tls = target.tls(false, "http/1.1");
-    // far more than there is room for: silent ones, and some that never end their request
+    // far more than the limit: silent ones, and some that never end their request
     let mut crowd = Vec::new();
     for _ in 0..750 {
         crowd.push(TcpStream::connect((target.node, 10250)).await.unwrap());
@@ -216,8 +216,8 @@ async fn who_only_waits_keeps_nobody_out() {
     let mut stream = target.connect(&target.tls(true, "http/1.1")).await;
     stream.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
     stream.shutdown().await.unwrap();
-    let mut heard = Vec::new();
-    let reading = stream.read_to_end(&mut heard);
+    let mut received = Vec::new();
+    let reading = stream.read_to_end(&mut received);
     let _ = timeout(Duration::from_secs(30), reading).await.expect("the connection stays open");
     drop((crowd, slow));
     target.until_few_files(files + 8).await;
@@ -225,9 +225,9 @@ async fn who_only_waits_keeps_nobody_out() {
 }
 
 /// CVE-2020-8564, CVE-2019-11250, CVE-2020-8565: logins of registries, bearer tokens and data of
-/// secrets in a log that tells all.
+/// secrets in a log of maximum verbosity.
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_stay_out_of_the_log_at_its_loudest() {
+async fn secrets_are_not_logged_at_any_verbosity() {
     let cluster = loudest().await;
     let kubectl = cluster.apiserver.kubectl();
     let login = json!({"auths": {"registry.invalid": {"username": "u", "password": PLANTED}}});
@@ -295,16 +295,16 @@ async fn secrets_stay_out_of_the_log_at_its_loudest() {
     for daemon in [cluster.node.daemon(), cluster.apiserver.daemon()] {
         let log = daemon.log();
         assert!(!log.is_empty());
-        for told in [PLANTED.to_owned(), base64(PLANTED), base64(&format!("u:{PLANTED}"))] {
-            let line = log.lines().find(|line| line.contains(&told));
-            assert_eq!(line, None, "{} tells a secret", daemon.name());
+        for secret in [PLANTED.to_owned(), base64(PLANTED), base64(&format!("u:{PLANTED}"))] {
+            let line = log.lines().find(|line| line.contains(&secret));
+            assert_eq!(line, None, "{} logs a secret", daemon.name());
         }
     }
     let log = cluster.node.daemon().log();
     assert!(log.contains("TRACE") || log.contains("DEBUG"), "it is not at its loudest");
     assert!(
         log.contains("path=\"/exec/default/web/c\"") || log.contains("/exec/default/web/c"),
-        "an exec is told"
+        "an exec is logged"
     );
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_testkit::wait_until;
-use longshore_tls::Believer;
+use longshore_tls::NoVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::common::{Cluster, PATIENCE};
+use crate::common::{Cluster, TIMEOUT};
 
 pub(super) struct Target {
     pub(super) cluster: Cluster,
@@ -28,7 +28,7 @@ impl Target {
     pub(super) async fn start() -> Self {
         let mut cluster = Cluster::start_with(json!({"readOnlyPort": 10255})).await;
         let (node, pid) = (cluster.host.node_ip(), cluster.node.daemon().pid());
-        wait_until(PATIENCE, "the node listens", async || {
+        wait_until(TIMEOUT, "the node listens", async || {
             TcpStream::connect((node, 10250)).await.map(drop).map_err(|error| error.to_string())
         })
         .await
@@ -44,7 +44,7 @@ impl Target {
             .unwrap()
             .dangerous()
             // The node makes its own certificate, which is not what these tests are about.
-            .with_custom_certificate_verifier(Arc::new(Believer(provider)));
+            .with_custom_certificate_verifier(Arc::new(NoVerifier(provider)));
         let file = |name: &str| self.cluster.apiserver.client_ca().with_file_name(name);
         let mut config = match known {
             true => builder
@@ -71,10 +71,10 @@ impl Target {
         let mut stream = self.connect(&self.tls(known, "http/1.1")).await;
         let _ = stream.write_all(bytes).await;
         let _ = stream.flush().await;
-        let mut heard = Vec::new();
-        let reading = stream.read_to_end(&mut heard);
+        let mut received = Vec::new();
+        let reading = stream.read_to_end(&mut received);
         let _ = timeout(Duration::from_secs(30), reading).await.expect("the connection stays open");
-        String::from_utf8_lossy(&heard).into_owned()
+        String::from_utf8_lossy(&received).into_owned()
     }
 
     pub(super) async fn get(&self, known: bool, path: &str) -> String {
@@ -101,7 +101,7 @@ impl Target {
     }
 
     pub(super) async fn until_few_files(&self, most: usize) {
-        wait_until(PATIENCE, "connections are closed", async || match self.open_files() {
+        wait_until(TIMEOUT, "connections are closed", async || match self.open_files() {
             few if few <= most => Ok(()),
             many => Err(format!("{many} open files")),
         })

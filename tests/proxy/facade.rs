@@ -1,4 +1,4 @@
-//! A port in front of an apiserver that asks nobody who he is, and knows no endpoint slices.
+//! A port in front of an apiserver without authentication and endpoint slices.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};

@@ -16,13 +16,13 @@ mod world;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use common::PATIENCE;
+use common::TIMEOUT;
 use longshore_testkit::{Host, KubeProxy, NodeOptions, kube_proxy_configuration, wait_until};
 use serde_json::json;
 use world::{Neighbour, World, cluster_ip, listen, node_port, pod};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_follow_services_and_outlive_the_proxy() {
+async fn proxy_rules_follow_services_and_survive_the_proxy() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = it.service("web", json!({"type": "NodePort"})).await;
@@ -67,7 +67,7 @@ async fn rules_follow_services_and_outlive_the_proxy() {
     // Killed, it leaves its rules; started again, it changes nothing.
     let before = it.rules();
     it.proxy().daemon().kill().unwrap();
-    assert_eq!(it.ask(web, 80), Ok(pod(2)));
+    assert_eq!(it.request(web, 80), Ok(pod(2)));
     let host = &it.host;
     it.proxy.as_mut().unwrap().restart(host).unwrap();
     let page = it.until_synced(1.0).await;
@@ -75,16 +75,16 @@ async fn rules_follow_services_and_outlive_the_proxy() {
     assert_eq!(written, Some(0.0), "nothing is written");
     assert_eq!(it.rules(), before);
 
-    // Told to stop, it leaves them too; what went meanwhile goes at the next start.
-    assert!(it.proxy().daemon().terminate(PATIENCE).unwrap().success());
+    // It leaves them at a stop, too; what was removed meanwhile is cleaned up at the next start.
+    assert!(it.proxy().daemon().terminate(TIMEOUT).unwrap().success());
     assert_eq!(it.rules(), before);
     it.delete_service("web").await;
-    assert_eq!(it.ask(web, 80), Ok(pod(2)));
+    assert_eq!(it.request(web, 80), Ok(pod(2)));
     let host = &it.host;
     it.proxy.as_mut().unwrap().restart(host).unwrap();
     it.until_synced(1.0).await;
-    assert!(it.ask(web, 80).is_err());
-    assert_eq!(it.ask(other, 80), Ok(pod(3)));
+    assert!(it.request(web, 80).is_err());
+    assert_eq!(it.request(other, 80), Ok(pod(3)));
 
     it.proxy().daemon().kill().unwrap();
     assert!(KubeProxy::clean_up(&it.host).unwrap());
@@ -95,7 +95,7 @@ async fn rules_follow_services_and_outlive_the_proxy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn flushed_rules_are_back_at_once() {
+async fn proxy_restores_flushed_rules() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = cluster_ip(&it.service("web", json!({})).await);
@@ -110,7 +110,7 @@ async fn flushed_rules_are_back_at_once() {
     it.until_served(web, 80, 1).await;
     // No period would have brought them so soon.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-    wait_until(PATIENCE, "all rules", async || {
+    wait_until(TIMEOUT, "all rules", async || {
         if it.rules() == before { Ok(()) } else { Err(format!("{:?}", it.rules())) }
     })
     .await
@@ -120,7 +120,7 @@ async fn flushed_rules_are_back_at_once() {
 
 /// Also CVE-2019-11248: no profiler on the open ports.
 #[tokio::test(flavor = "multi_thread")]
-async fn ports_tell_of_health_and_serve_nothing_else() {
+async fn proxy_health_and_metrics_ports() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let name = it.host.name();
@@ -185,7 +185,7 @@ async fn ports_tell_of_health_and_serve_nothing_else() {
 
     // A service that is gone closes its port.
     it.delete_service("local").await;
-    wait_until(PATIENCE, "a closed port", async || match it.get(32123, "/") {
+    wait_until(TIMEOUT, "a closed port", async || match it.get(32123, "/") {
         Err(error) if error.contains("refused") => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -195,14 +195,14 @@ async fn ports_tell_of_health_and_serve_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn relays_serve_in_userspace_mode_and_modes_replace_each_other() {
+async fn proxy_userspace_mode_and_mode_changes() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = cluster_ip(&it.service("web", json!({})).await);
     it.endpoints("web", &[1], None).await;
     it.start_proxy(json!({"mode": "iptables"}));
     it.until_served(web, 80, 1).await;
-    it.proxy().daemon().terminate(PATIENCE).unwrap();
+    it.proxy().daemon().terminate(TIMEOUT).unwrap();
 
     it.start_proxy(json!({"mode": "userspace"}));
     it.endpoints("web", &[2], None).await;
@@ -210,7 +210,7 @@ async fn relays_serve_in_userspace_mode_and_modes_replace_each_other() {
     let rules = it.rules().join("\n");
     assert!(rules.contains("KUBE-PORTALS-HOST") && !rules.contains("KUBE-SVC-"), "{rules}");
     assert_eq!(it.get(10249, "/proxyMode").unwrap().2, "userspace");
-    it.proxy().daemon().terminate(PATIENCE).unwrap();
+    it.proxy().daemon().terminate(TIMEOUT).unwrap();
 
     it.start_proxy(json!({"mode": "iptables"}));
     it.until_served(web, 80, 2).await;
@@ -219,15 +219,15 @@ async fn relays_serve_in_userspace_mode_and_modes_replace_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_ranges_of_pods_are_waited_for_and_followed() {
+async fn proxy_waits_for_and_follows_pod_cidrs() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = cluster_ip(&it.service("web", json!({})).await);
     it.endpoints("web", &[1], None).await;
     it.start_proxy(json!({"detectLocalMode": "NodeCIDR"}));
-    wait_until(PATIENCE, "the proxy to wait", async || {
+    wait_until(TIMEOUT, "the proxy to wait", async || {
         let log = it.proxy.as_mut().unwrap().daemon().log();
-        if log.contains("waiting for the ranges") { Ok(()) } else { Err(log) }
+        if log.contains("waiting for the node's pod CIDRs") { Ok(()) } else { Err(log) }
     })
     .await
     .unwrap();
@@ -240,12 +240,12 @@ async fn the_ranges_of_pods_are_waited_for_and_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_is_taken_is_fatal_if_it_is_to_be() {
+async fn proxy_bind_failure_is_fatal_if_configured() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let taken = world::on(&it.host, || std::net::TcpListener::bind("0.0.0.0:10256").unwrap());
     it.start_proxy(json!({"bindAddressHardFail": true}));
-    let status = it.proxy().daemon().wait(PATIENCE).unwrap();
+    let status = it.proxy().daemon().wait(TIMEOUT).unwrap();
     assert!(!status.success());
     let log = it.proxy().daemon().log();
     assert!(log.contains("healthz server at 0.0.0.0:10256: Address already in use"), "{log}");
@@ -259,7 +259,7 @@ async fn a_port_that_is_taken_is_fatal_if_it_is_to_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubelet_and_proxy_in_one_process() {
+async fn proxy_and_kubelet_in_one_process() {
     let it = World::on(Host::start().expect("a host")).await;
     let options =
         NodeOptions { proxy: Some(kube_proxy_configuration(&it.host)), ..NodeOptions::default() };
@@ -271,14 +271,14 @@ async fn kubelet_and_proxy_in_one_process() {
     it.until_event("Starting").await;
     it.until_status(10256, "/healthz", 200).await;
     assert_eq!(it.get(10249, "/proxyMode").unwrap().2, "iptables");
-    assert!(node.daemon().terminate(PATIENCE).unwrap().success());
-    assert_eq!(it.ask(web, 80), Ok(pod(1)), "rules stay");
+    assert!(node.daemon().terminate(TIMEOUT).unwrap().success());
+    assert_eq!(it.request(web, 80), Ok(pod(1)), "rules stay");
     drop(node);
     it.clean_up();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apiserver_of_old_is_followed_by_its_endpoints() {
+async fn proxy_falls_back_to_endpoints() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let web = cluster_ip(&it.service("web", json!({})).await);
@@ -292,13 +292,13 @@ async fn an_apiserver_of_old_is_followed_by_its_endpoints() {
     let agents = facade.agents();
     assert!(agents.iter().all(|agent| agent.starts_with("kube-proxy/v1.36")), "{agents:?}");
     let page = it.metrics().unwrap();
-    let asked = page.sum("rest_client_requests_total", &[("method", "GET")]);
-    assert!(asked.is_some_and(|count| count > 2.0), "{asked:?}");
+    let requests = page.sum("rest_client_requests_total", &[("method", "GET")]);
+    assert!(requests.is_some_and(|count| count > 2.0), "{requests:?}");
     it.clean_up();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn packets_that_rules_count_are_told() {
+async fn proxy_packet_counters_are_metrics() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     // What upstream's nftables mode leaves would lead packets too.
@@ -320,7 +320,7 @@ async fn packets_that_rules_count_are_told() {
 /// CVE-2020-8558: loopback addresses are routed only where node ports are served at them, and then
 /// they are kept from neighbours.
 #[tokio::test(flavor = "multi_thread")]
-async fn loopback_is_routed_for_node_ports_alone_and_guarded() {
+async fn proxy_route_localnet_is_protected() {
     let mut it = World::new().await;
     it.create_node(json!({})).await;
     let loopback = IpAddr::from([127, 0, 0, 1]);
@@ -331,17 +331,17 @@ async fn loopback_is_routed_for_node_ports_alone_and_guarded() {
     it.start_proxy(json!({"iptables": {"localhostNodePorts": false}}));
     it.until_synced(1.0).await;
     assert_eq!(it.sh(routed).trim(), "0");
-    it.proxy().daemon().terminate(PATIENCE).unwrap();
-    neighbour.hear(loopback, 8099).unwrap_err();
+    it.proxy().daemon().terminate(TIMEOUT).unwrap();
+    neighbour.receive(loopback, 8099).unwrap_err();
 
     it.start_proxy(json!({}));
     it.until_synced(1.0).await;
     assert_eq!(it.sh(routed).trim(), "1");
     neighbour.lead_loopback();
-    neighbour.hear(loopback, 8099).unwrap_err();
+    neighbour.receive(loopback, 8099).unwrap_err();
     // Nothing but the guard stands in the way.
     it.sh("iptables -F KUBE-FIREWALL");
-    assert_eq!(neighbour.hear(loopback, 8099).as_deref(), Ok(INTRUDER));
+    assert_eq!(neighbour.receive(loopback, 8099).as_deref(), Ok(INTRUDER));
     drop(neighbour);
     it.clean_up();
 }
@@ -350,12 +350,12 @@ async fn loopback_is_routed_for_node_ports_alone_and_guarded() {
 const INTRUDER: &str = "a program of the host";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_iptables_mode_no_program_of_the_host_takes_a_services_traffic() {
+async fn proxy_iptables_mode_traffic_is_not_taken_by_host_programs() {
     no_program_of_the_host_takes_a_services_traffic("iptables").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_userspace_mode_no_program_of_the_host_takes_a_services_traffic() {
+async fn proxy_userspace_mode_traffic_is_not_taken_by_host_programs() {
     no_program_of_the_host_takes_a_services_traffic("userspace").await;
 }
 
@@ -382,33 +382,37 @@ async fn no_program_of_the_host_takes_a_services_traffic(mode: &str) {
         listen(&it.host, SocketAddr::from(([0, 0, 0, 0], port)), INTRUDER.to_owned());
     }
     for (ip, port) in fronts {
-        let heard = neighbour.hear(ip, port);
-        assert_eq!(heard.as_deref(), Ok(INTRUDER), "without rules the test has something to show");
+        let received = neighbour.receive(ip, port);
+        assert_eq!(
+            received.as_deref(),
+            Ok(INTRUDER),
+            "without rules the test has something to show"
+        );
     }
 
     it.start_proxy(json!({"mode": mode}));
     // What is served elsewhere alone may be served from there, as in userspace mode.
     let elsewhere = pod(3).to_string();
-    let is_refused = |port: u16, heard: Result<String, String>| match heard {
+    let is_refused = |port: u16, received: Result<String, String>| match received {
         Ok(text) if text.is_empty() || port == local && text == elsewhere => Ok(()),
         Ok(text) => Err(text),
         Err(_) => Ok(()),
     };
     let until_refused = async || {
         for (ip, port) in fronts {
-            wait_until(PATIENCE, &format!("nobody at {ip}:{port}"), async || {
-                is_refused(port, neighbour.hear(ip, port))
+            wait_until(TIMEOUT, &format!("no server at {ip}:{port}"), async || {
+                is_refused(port, neighbour.receive(ip, port))
             })
             .await
             .unwrap();
         }
         for _ in 0..3 {
             for (ip, port) in fronts {
-                let heard = is_refused(port, neighbour.hear(ip, port));
-                assert_eq!(heard, Ok(()), "{ip}:{port} for a neighbour");
+                let received = is_refused(port, neighbour.receive(ip, port));
+                assert_eq!(received, Ok(()), "{ip}:{port} for a neighbour");
                 if port != local {
-                    let heard = it.ask(ip, port).unwrap_err();
-                    assert_ne!(heard, INTRUDER, "{ip}:{port} for the host itself");
+                    let received = it.request(ip, port).unwrap_err();
+                    assert_ne!(received, INTRUDER, "{ip}:{port} for the host itself");
                 }
             }
         }
@@ -417,8 +421,8 @@ async fn no_program_of_the_host_takes_a_services_traffic(mode: &str) {
     // With an endpoint the same addresses serve, and without it they are refused again.
     it.endpoints("balanced", &[2], None).await;
     for (ip, port) in [(node, balanced), (balancer, 80)] {
-        wait_until(PATIENCE, &format!("pod 2 at {ip}:{port}"), async || {
-            match neighbour.hear(ip, port) {
+        wait_until(TIMEOUT, &format!("pod 2 at {ip}:{port}"), async || {
+            match neighbour.receive(ip, port) {
                 Ok(text) if text == pod(2).to_string() => Ok(()),
                 other => Err(format!("{other:?}")),
             }

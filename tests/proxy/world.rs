@@ -1,5 +1,5 @@
 //! A host with an apiserver and its node's object, and pods that are no more than addresses on it
-//! with somebody who answers there.
+//! with a server there.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use longshore_testkit::{Apiserver, Daemon, Host, KubeProxy, wait_until};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Map, Value, json};
 
-use crate::common::{self, PATIENCE};
+use crate::common::{self, TIMEOUT};
 
 /// The address of a pod by its number.
 pub(crate) fn pod(number: u8) -> Ipv4Addr {
@@ -162,9 +162,9 @@ impl World {
         }
     }
 
-    /// Who answers at an address from the host, or why nobody does.
-    pub(crate) fn ask(&self, ip: IpAddr, port: u16) -> Result<Ipv4Addr, String> {
-        let text = on(&self.host, move || hear(SocketAddr::new(ip, port)))?;
+    /// Who answers at an address from the host, or the error.
+    pub(crate) fn request(&self, ip: IpAddr, port: u16) -> Result<Ipv4Addr, String> {
+        let text = on(&self.host, move || receive(SocketAddr::new(ip, port)))?;
         text.parse().map_err(|_| text)
     }
 
@@ -177,8 +177,8 @@ impl World {
 
     /// Until a pod of that number, and no other, answers there.
     pub(crate) async fn until_served(&self, ip: IpAddr, port: u16, number: u8) {
-        wait_until(PATIENCE, &format!("pod {number} at {ip}:{port}"), async || {
-            match self.ask(ip, port) {
+        wait_until(TIMEOUT, &format!("pod {number} at {ip}:{port}"), async || {
+            match self.request(ip, port) {
                 Ok(answer) if answer == pod(number) => Ok(()),
                 other => Err(format!("{other:?}")),
             }
@@ -187,10 +187,10 @@ impl World {
         .unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Until nobody answers there.
+    /// Until connections are refused.
     pub(crate) async fn until_refused(&self, ip: IpAddr, port: u16) {
-        wait_until(PATIENCE, &format!("nobody at {ip}:{port}"), async || {
-            match self.ask(ip, port) {
+        wait_until(TIMEOUT, &format!("no server at {ip}:{port}"), async || {
+            match self.request(ip, port) {
                 Err(error) if error.contains("refused") => Ok(()),
                 other => Err(format!("{other:?}")),
             }
@@ -218,21 +218,21 @@ impl World {
     /// What a port of the proxy answers: status, headers and body.
     pub(crate) fn get(&self, port: u16, path: &str) -> Result<(u16, String, String), String> {
         let address = SocketAddr::from((self.host.node_ip(), port));
-        let ask = || {
+        let request = || {
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
             stream.set_read_timeout(Some(Duration::from_secs(5)))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).map(|_| answer)
         };
-        let answer = ask().map_err(|error: std::io::Error| error.to_string())?;
+        let answer = request().map_err(|error: std::io::Error| error.to_string())?;
         let (head, body) = answer.split_once("\r\n\r\n").ok_or(answer.clone())?;
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
         Ok((status, head.to_lowercase(), body.to_owned()))
     }
 
     pub(crate) async fn until_status(&self, port: u16, path: &str, status: u16) -> String {
-        wait_until(PATIENCE, &format!("{status} at {path}"), async || match self.get(port, path) {
+        wait_until(TIMEOUT, &format!("{status} at {path}"), async || match self.get(port, path) {
             Ok((code, _, body)) if code == status => Ok(body),
             other => Err(format!("{other:?}")),
         })
@@ -248,7 +248,7 @@ impl World {
 
     /// Until so many full syncs of IPv4 are done.
     pub(crate) async fn until_synced(&self, count: f64) -> Page {
-        wait_until(PATIENCE, "a full sync", async || {
+        wait_until(TIMEOUT, "a full sync", async || {
             let page = self.metrics()?;
             let name = "kubeproxy_sync_full_proxy_rules_duration_seconds_count";
             let done = page.sum(name, &[("ip_family", "IPv4")]).unwrap_or_default();
@@ -261,7 +261,7 @@ impl World {
     /// Until there is an event of kube-proxy with that reason.
     pub(crate) async fn until_event(&self, reason: &str) -> Event {
         let events: Api<Event> = Api::all(self.client.clone());
-        wait_until(PATIENCE, &format!("event {reason}"), async || {
+        wait_until(TIMEOUT, &format!("event {reason}"), async || {
             let all = events.list(&ListParams::default()).await.map_err(|e| e.to_string())?;
             let ours = |event: &Event| {
                 event.reason.as_deref() == Some(reason)
@@ -282,16 +282,16 @@ impl World {
     }
 }
 
-/// What somebody says at an address, or why nobody does.
-fn hear(address: SocketAddr) -> Result<String, String> {
+/// What a server at an address sends, or the error.
+fn receive(address: SocketAddr) -> Result<String, String> {
     let second = Duration::from_secs(1);
-    let hear = || {
+    let receive = || {
         let mut stream = TcpStream::connect_timeout(&address, second)?;
         stream.set_read_timeout(Some(second))?;
         let mut text = String::new();
         stream.read_to_string(&mut text).map(|_| text)
     };
-    hear().map_err(|error: std::io::Error| error.to_string())
+    receive().map_err(|error: std::io::Error| error.to_string())
 }
 
 /// A machine beside the host, on a network of its own, that sends to any address through the host.
@@ -330,10 +330,10 @@ impl Neighbour {
         assert!(done.success());
     }
 
-    /// What somebody says at an address.
-    pub(crate) fn hear(&self, ip: IpAddr, port: u16) -> Result<String, String> {
+    /// What a server at an address sends.
+    pub(crate) fn receive(&self, ip: IpAddr, port: u16) -> Result<String, String> {
         let netns = PathBuf::from(format!("/proc/{}/ns/net", self.process.pid()));
-        inside(&netns, move || hear(SocketAddr::new(ip, port)))
+        inside(&netns, move || receive(SocketAddr::new(ip, port)))
     }
 }
 
@@ -348,7 +348,7 @@ pub(crate) fn cluster_ip(service: &Service) -> IpAddr {
     service.spec.as_ref().unwrap().cluster_ip.as_ref().unwrap().parse().unwrap()
 }
 
-/// An address on the host where whoever connects is told it, by TCP and by UDP.
+/// An address on the host that is sent to all clients, by TCP and by UDP.
 fn serve(host: &Host, ip: Ipv4Addr) {
     host.run("ip", ["addr", "add", &format!("{ip}/32"), "dev", "lo"]).unwrap();
     listen(host, SocketAddr::new(ip.into(), 8080), ip.to_string());
@@ -361,7 +361,7 @@ fn serve(host: &Host, ip: Ipv4Addr) {
     });
 }
 
-/// A program of the host that says the same to whoever connects.
+/// A program of the host that sends the same to all clients.
 pub(crate) fn listen(host: &Host, address: SocketAddr, words: String) {
     let listener = on(host, move || TcpListener::bind(address).unwrap());
     thread::spawn(move || {

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_ranges_are_refused() {
+    fn invalid_ranges_are_rejected() {
         for text in [
             "",
             "10.0.0.0",

@@ -1,11 +1,11 @@
-//! Feature gates: what of the API is there only when it is asked for, by upstream's names.
+//! Feature gates, under upstream's names.
 
 use std::str::FromStr;
 
 /// The gates that have an effect in this apiserver. Every other one is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
-    /// `PodLogsQuerySplitStreams`: one stream of a container's output may be asked for alone.
+    /// `PodLogsQuerySplitStreams`: stdout or stderr may be requested alone.
     pub split_log_streams: bool,
 }
 

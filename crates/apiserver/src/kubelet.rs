@@ -1,5 +1,5 @@
-//! Calls to a node's port 10250, for what only the node has: the output of its containers, and ways
-//! into them; and connections to what pods serve.
+//! Requests to the kubelet's port 10250 (logs, exec, attach, port-forward, proxy), and connections to
+//! ports of pods.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -30,21 +30,21 @@ use crate::pki::{self, Identity};
 use crate::server::{load, provider};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const DEFAULT_PORT: u16 = 10250;
 
-/// Why a node could not be asked.
+/// Why a request to a node failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("node {0:?} has no address")]
     NoAddress(String),
     #[error("connect to {address}: {source}")]
     Connect { address: String, source: std::io::Error },
-    #[error("no answer from {0} in time")]
+    #[error("timed out waiting for a response from {0}")]
     Timeout(String),
     #[error("request to {address}: {source}")]
     Http { address: String, source: hyper::Error },
-    #[error("the address {0} is not one that a node may have")]
+    #[error("the address {0} is not allowed for a node")]
     Forbidden(String),
     #[error("the path {0:?} cannot be sent: {1}")]
     Path(String, hyper::http::Error),
@@ -54,12 +54,12 @@ pub(crate) enum Error {
 pub(crate) struct KubeletClient {
     verifying: TlsConnector,
     trusting: TlsConnector,
-    /// To pods, which must not learn how nodes know this server.
+    /// For pods, without the client certificate for kubelets.
     unknown: TlsConnector,
     own: SocketAddr,
 }
 
-/// Where a node, or a pod, listens.
+/// The endpoint of a node or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     host: String,
@@ -100,15 +100,15 @@ impl Endpoint {
 }
 
 impl KubeletClient {
-    /// Shows `identity` to the nodes. Their serving certificates must be of one of these CAs; without
-    /// any they are taken as they are. `own` is where this server is reached.
+    /// `identity` is the client certificate. Serving certificates of nodes must be of one of these CAs;
+    /// without any they are not verified. `own` is this server's address.
     pub(crate) fn new(
         identity: &Identity,
         authorities: &[PathBuf],
         own: SocketAddr,
     ) -> pki::Result<KubeletClient> {
-        let trusting = connector(Some(identity), Arc::new(TakeAny(provider())))?;
-        let unknown = connector(None, Arc::new(TakeAny(provider())))?;
+        let trusting = connector(Some(identity), Arc::new(AcceptAnyServerCert(provider())))?;
+        let unknown = connector(None, Arc::new(AcceptAnyServerCert(provider())))?;
         let verifying = match authorities {
             [] => trusting.clone(),
             [first, ..] => {
@@ -168,7 +168,7 @@ impl KubeletClient {
         .await
     }
 
-    /// A connection to a pod's port, which knows nothing of this server.
+    /// A connection to a pod's port, without a client certificate.
     pub(crate) async fn connect_to_pod(
         &self,
         endpoint: &Endpoint,
@@ -245,7 +245,7 @@ where
     let host = HeaderValue::from_str(address)
         .map_err(|error| Error::Path(address.to_owned(), error.into()))?;
     request.headers_mut().insert(header::HOST, host);
-    timeout(ANSWER_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
+    timeout(RESPONSE_TIMEOUT, sender.send_request(request)).await.map_err(late)?.map_err(http)
 }
 
 /// Whether that may be a node's port. Nodes write their addresses themselves: one that names this
@@ -286,11 +286,11 @@ fn connector(
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// Nodes without a certificate authority make their own serving certificates, which nobody can verify.
+/// Nodes without a certificate authority have self-signed serving certificates, which cannot be verified.
 #[derive(Debug)]
-struct TakeAny(Arc<CryptoProvider>);
+struct AcceptAnyServerCert(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for TakeAny {
+impl ServerCertVerifier for AcceptAnyServerCert {
     fn verify_server_cert(
         &self,
         _leaf: &CertificateDer<'_>,
@@ -348,7 +348,7 @@ mod tests {
         Issuer::new(params, key)
     }
 
-    /// A port that shows a certificate for that address, and takes connections for ever.
+    /// A TLS port with a certificate for that address, which accepts connections.
     async fn node(ca: &Issuer<'static, KeyPair>, address: &str) -> Endpoint {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![address.to_owned()]).unwrap();
@@ -371,9 +371,9 @@ mod tests {
         Endpoint { host: "127.0.0.1".to_owned(), port }
     }
 
-    /// Finding 10: who is not the node does not get what is sent to it.
+    /// Finding 10: requests for a node are not sent to another server.
     #[tokio::test]
-    async fn serving_certificates_of_nodes_are_verified() {
+    async fn kubelet_client_verifies_serving_certificates() {
         let dir = tempfile::tempdir().unwrap();
         let identity = Pki::open(dir.path()).unwrap().client("kubelet", "k", None).unwrap();
         let file = |name: &str| dir.path().join(name);
@@ -386,7 +386,7 @@ mod tests {
         for bad in [node(&other, "127.0.0.1").await, node(&ours, "127.0.0.2").await] {
             let refused = verifying.connect(&bad, false).await.err().unwrap().to_string();
             assert!(refused.contains("certificate"), "{refused}");
-            // as the parameter insecureSkipTLSVerifyBackend asks for
+            // as the parameter insecureSkipTLSVerifyBackend requests
             assert!(verifying.connect(&bad, true).await.is_ok());
             assert!(client(&[]).connect(&bad, false).await.is_ok(), "no CA is known");
         }
@@ -396,7 +396,7 @@ mod tests {
 
     /// CVE-2022-3294, CVE-2020-8562.
     #[test]
-    fn only_nodes_are_dialled() {
+    fn kubelet_client_dials_only_nodes() {
         let real = "10.0.0.1:6443";
         for (target, own, expected) in [
             ("10.0.0.2:10250", real, true),

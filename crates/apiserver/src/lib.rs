@@ -7,16 +7,17 @@
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod admission;
+pub mod api_types;
 pub mod args;
 mod auth;
 mod authz;
 mod certificates;
 mod cidr;
 pub mod discovery;
-pub mod facts;
 mod gates;
 mod kubelet;
 mod object;
+mod offload;
 pub mod openapi;
 mod operations;
 pub mod patch;
@@ -32,7 +33,6 @@ pub mod table;
 mod tasks;
 mod tokens;
 mod volumes;
-mod work;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -75,16 +75,16 @@ pub struct Config {
     pub cert_dir: PathBuf,
     /// Addresses of services.
     pub service_range: Cidr,
-    /// Whom to trust as clients; without it, the CA in `cert_dir`.
+    /// The CA of client certificates; without it, the one in `cert_dir`.
     pub client_ca: Option<PathBuf>,
-    /// What clients in the cluster verify this server with; without it, the CA in `cert_dir`.
+    /// The CA with which clients in the cluster verify this server; without it, the one in `cert_dir`.
     pub root_ca: Option<PathBuf>,
-    /// What to serve with; without it, a certificate in `cert_dir`.
+    /// The serving certificate; without it, one in `cert_dir`.
     pub serving: Option<Identity>,
-    /// What to show to nodes; without it, a certificate in `cert_dir`.
+    /// The client certificate for kubelets; without it, one in `cert_dir`.
     pub kubelet_client: Option<Identity>,
-    /// Who signs the nodes' serving certificates; without it, this cluster where it approves them by
-    /// itself, and else any is taken.
+    /// The CA of the kubelets' serving certificates; without it, this cluster's where it approves them
+    /// by itself, and else they are not verified.
     pub kubelet_ca: Option<PathBuf>,
     /// How long events are kept.
     pub event_ttl: Duration,
@@ -92,21 +92,21 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// Nodes to write kubeconfigs for.
     pub node_names: Vec<String>,
-    /// How callers prove who they are, besides by certificates.
+    /// The authentication methods besides certificates.
     pub authentication: AuthenticationConfig,
-    /// Who decides what a caller may do, in this order; nobody is nobody.
+    /// The authorization modes, in order; without any, everything is denied.
     pub authorization: Vec<Mode>,
     /// Whether nodes' serving certificates are approved when they name nothing but the node.
     pub approve_kubelet_serving: bool,
-    /// How long certificates that the cluster signs are good for, at most.
+    /// The maximum duration of certificates that the cluster signs.
     pub signing_duration: Duration,
     /// Whether claims are bound to volumes here, rather than by a controller manager.
     pub bind_volumes: bool,
     /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
     pub delete_host_paths: bool,
-    /// What is there only when it is asked for.
+    /// Feature gates.
     pub gates: FeatureGates,
-    /// How many requests may be under way.
+    /// The limits of requests in flight.
     pub requests: RequestLimits,
     /// How many connections may be open.
     pub connections: ConnectionLimits,
@@ -114,17 +114,17 @@ pub struct Config {
     pub plugins: Plugins,
 }
 
-/// How many requests may be under way, without those that last, such as watches. Zero is no limit.
+/// The limits of requests in flight, without long-running ones such as watches. Zero is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// That change nothing.
+    /// Non-mutating requests.
     pub reading: u32,
-    /// That change something.
+    /// Mutating requests.
     pub mutating: u32,
 }
 
 impl Default for RequestLimits {
-    /// Upstream's.
+    /// Upstream's defaults.
     fn default() -> Self {
         RequestLimits { reading: 400, mutating: 200 }
     }
@@ -159,7 +159,7 @@ pub struct Server {
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
-    /// How to look after volumes; nobody here does without it.
+    /// Settings of the volume controllers; `None`: disabled.
     volumes: Option<volumes::Settings>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,

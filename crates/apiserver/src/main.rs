@@ -67,7 +67,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
         stopper.cancel();
     });
-    tokio::spawn(memory::release_after_peaks());
+    tokio::spawn(memory::trim_periodically());
     server.run(stop).await;
     tracing::info!("stopped");
     Ok(())

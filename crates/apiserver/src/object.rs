@@ -81,10 +81,10 @@ pub(crate) fn new_uid() -> Result<String, getrandom::Error> {
 pub(crate) fn generated_name(base: &str) -> Result<String, getrandom::Error> {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     const RANDOM: usize = 5;
-    const LONGEST: usize = 63;
+    const MAX_NAME: usize = 63;
     let mut random = [0u8; RANDOM];
     getrandom::fill(&mut random)?;
-    let mut end = base.len().min(LONGEST - RANDOM);
+    let mut end = base.len().min(MAX_NAME - RANDOM);
     while !base.is_char_boundary(end) {
         end -= 1;
     }

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 
 /// A refusal, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -77,7 +77,7 @@ impl StatusError {
         self
     }
 
-    /// The same error, telling the client when to try again.
+    /// The same error with a retry delay for the client.
     #[must_use]
     pub fn retry_after(mut self, seconds: u32) -> Self {
         self.details.get_or_insert_default().retry_after_seconds = seconds;
@@ -99,7 +99,7 @@ impl StatusError {
     /// 404: no such path, group, version or resource.
     #[must_use]
     pub fn no_such_path() -> Self {
-        // With details, since kubectl looks into those of any 404.
+        // With details, since kubectl reads those of any 404.
         Self::plain(404, "NotFound", "the server could not find the requested resource")
             .with_details(Details::default())
     }
@@ -212,7 +212,7 @@ impl StatusError {
         Self::plain(410, "Expired", message)
     }
 
-    /// 410 `Gone`: what was asked for no longer exists and will not come back.
+    /// 410 `Gone`: the requested object or version no longer exists.
     #[must_use]
     pub fn gone(message: impl Into<String>) -> Self {
         Self::plain(410, "Gone", message)
@@ -245,7 +245,7 @@ impl StatusError {
         Self::plain(406, "NotAcceptable", message)
     }
 
-    /// 413: the body, or what it asks for, is beyond a limit.
+    /// 413: the body, or its operation, exceeds a limit.
     #[must_use]
     pub fn too_large(why: impl std::fmt::Display) -> Self {
         Self::plain(413, "RequestEntityTooLarge", format!("Request entity too large: {why}"))
@@ -328,7 +328,7 @@ impl Cause {
     }
 }
 
-/// The wire form leaves empty strings out.
+/// The wire form omits empty strings.
 fn put(map: &mut Map<String, Value>, key: &str, text: &str) {
     if !text.is_empty() {
         map.insert(key.to_owned(), text.into());

@@ -1,14 +1,14 @@
 use serde_json::json;
 
 use super::*;
-use crate::facts::lookup;
+use crate::api_types::lookup;
 
 fn resource(group: &str, plural: &str) -> &'static Resource {
     lookup(group, "v1", plural).expect("served")
 }
 
 #[test]
-fn upstream_wording() {
+fn status_messages_are_upstreams() {
     let pods = resource("", "pods");
     let leases = resource("coordination.k8s.io", "leases");
     let table = [
@@ -70,7 +70,7 @@ fn upstream_wording() {
 }
 
 #[test]
-fn invalid_lists_every_cause() {
+fn status_invalid_lists_every_cause() {
     let cause = |field: &str| Cause {
         reason: "FieldValueRequired",
         message: "Required value".into(),
@@ -98,7 +98,7 @@ fn invalid_lists_every_cause() {
 }
 
 #[test]
-fn details_leave_out_what_is_empty() {
+fn status_details_omit_empty_fields() {
     let value = StatusError::not_found(resource("", "pods"), "x").to_value();
     assert_eq!(value["details"], json!({"name": "x", "kind": "pods"}));
     let value = StatusError::too_many_requests("slow", 2).to_value();

@@ -17,7 +17,7 @@ fn message(status: &Value) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_are_refused_except_for_health_and_version() {
+async fn anonymous_access_is_limited_to_health_and_version() {
     let cluster = Cluster::start().await;
     for (path, expected) in [
         ("/healthz", 200),
@@ -39,7 +39,7 @@ async fn strangers_are_refused_except_for_health_and_version() {
     }
     assert!(cluster.curl("/readyz?verbose", &[]).1.contains("[+]store ok"));
 
-    // A certificate of somebody else's CA, with the best of names.
+    // A certificate of another CA, with a privileged name.
     let other = Cluster::start().await;
     let (certificate, key) = (
         other.pki().join("client-kubernetes-admin.crt"),
@@ -55,7 +55,7 @@ async fn strangers_are_refused_except_for_health_and_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_has_its_own_and_no_more() {
+async fn node_access_is_limited_to_its_own_objects() {
     let cluster = Cluster::start().await;
     let (admin, node) = (&cluster.admin, cluster.node().await);
     let own = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
@@ -152,7 +152,7 @@ async fn a_node_has_its_own_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_makes_mirror_pods_of_itself() {
+async fn node_creates_only_its_own_mirror_pods() {
     let cluster = Cluster::start().await;
     let node = cluster.node().await;
     let own = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}});
@@ -175,7 +175,7 @@ async fn a_node_makes_mirror_pods_of_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reviews_answer_from_the_same_rules() {
+async fn access_reviews_use_the_authorizer() {
     let cluster = Cluster::start().await;
     let node = cluster.node().await;
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -209,7 +209,7 @@ async fn reviews_answer_from_the_same_rules() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_bodies_and_paths() {
+async fn hostile_bodies_and_paths_are_rejected() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let big = config_map("big", json!({"x": "y".repeat(3 << 20)}));
@@ -246,7 +246,7 @@ async fn hostile_bodies_and_paths() {
         .send("PATCH", &format!("{MAPS}/a"), "application/apply-patch+yaml", b"{}".to_vec())
         .await;
     assert_eq!(code, 415);
-    // CVE-2022-3162, CVE-2015-5305: no segment of a path leads out of its place in the store.
+    // CVE-2022-3162, CVE-2015-5305: no path segment escapes its key prefix in the store.
     for path in [
         "/api/v1/namespaces/default/configmaps/..",
         "/api/v1/namespaces/default/configmaps/%2e%2e",
@@ -270,7 +270,7 @@ async fn hostile_bodies_and_paths() {
     assert_eq!(cluster.admin_curl("/api/v1/namespaces/default/configmaps//a", &[]).0, 404);
     assert_eq!(admin.get("/api/v1/nothings").await.0, 404);
     assert_eq!(admin.get("/apis/example.com/v1/things").await.0, 404);
-    // CVE-2020-8552: what clients ask for makes no series.
+    // CVE-2020-8552: clients cannot create metric series.
     let (_, metrics) = admin.text("/metrics").await;
     assert!(
         metrics.contains("resource=\"configmaps\"") && !metrics.contains("things"),
@@ -279,7 +279,7 @@ async fn hostile_bodies_and_paths() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_clients_do_not_hold_up_others() {
+async fn idle_connections_do_not_block_others() {
     let cluster = Cluster::start().await;
     let mut silent = Vec::new();
     for _ in 0..50 {
@@ -299,7 +299,7 @@ async fn silent_clients_do_not_hold_up_others() {
 /// CVE-2019-11247: what is granted in a namespace says nothing about a resource of the cluster,
 /// though a path names both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespaces_admin_reaches_no_resource_of_the_cluster() {
+async fn namespace_admin_cannot_access_cluster_resources() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     for name in ["dev", "prod"] {
@@ -345,7 +345,7 @@ async fn a_namespaces_admin_reaches_no_resource_of_the_cluster() {
 
 /// Finding 4: a selector in which a comma is escaped is not taken for the one name that is granted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_escaped_selector_shows_a_node_nothing_of_others() {
+async fn node_access_escaped_selector_is_confined() {
     let cluster = Cluster::start().await;
     cluster.admin.create("/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await;
     let node = cluster.node().await;

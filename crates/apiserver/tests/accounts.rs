@@ -11,7 +11,7 @@ fn namespace(name: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_namespace_has_an_account_and_the_ca() {
+async fn service_account_defaults_of_every_namespace() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let ca = std::fs::read_to_string(cluster.pki().join("ca.crt")).unwrap();
@@ -51,7 +51,7 @@ async fn every_namespace_has_an_account_and_the_ca() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_have_their_accounts_token() {
+async fn service_account_token_in_pods() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let pods = "/api/v1/namespaces/default/pods";
@@ -120,7 +120,7 @@ async fn pods_have_their_accounts_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cas_file_may_be_another_one() {
+async fn service_account_root_ca_file() {
     let cluster = Cluster::start_with(|config| {
         let other = rcgen::KeyPair::generate().unwrap();
         let pem = rcgen::CertificateParams::default().self_signed(&other).unwrap().pem();

@@ -87,7 +87,7 @@ fn code_with(cluster: &Cluster, path: &str, certificate: &str, key: &KeyPair) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubectl_gives_and_takes_rights() {
+async fn rbac_grant_and_revoke_by_kubectl() {
     let cluster = Cluster::start().await;
     let jane = cluster.user("jane", "team").await;
     let maps = "/api/v1/namespaces/default/configmaps";
@@ -97,7 +97,7 @@ async fn kubectl_gives_and_takes_rights() {
     assert_eq!(can_i("list configmaps").1.trim(), "no");
     kubectl_ok(&cluster, "create role reader --verb=get,list --resource=configmaps");
     kubectl_ok(&cluster, "create rolebinding readers --role=reader --group=team");
-    // Whoever made the binding need not wait for it.
+    // A new binding is effective at once.
     assert_eq!(jane.get(maps).await.0, 200);
     assert_eq!(can_i("list configmaps").1.trim(), "yes");
     assert_eq!(can_i("list configmaps -n kube-system").1.trim(), "no");
@@ -143,7 +143,7 @@ async fn kubectl_gives_and_takes_rights() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_are_not_made_from_nothing() {
+async fn rbac_escalation_is_forbidden() {
     let cluster = Cluster::start().await;
     let jane = cluster.user("jane", "team").await;
     kubectl_ok(&cluster, "create rolebinding admins --clusterrole=admin --user=jane");
@@ -181,13 +181,13 @@ async fn rights_are_not_made_from_nothing() {
     let moved = json!({"roleRef": {"kind": "ClusterRole", "name": "edit"}});
     let (code, status) = jane.call("PATCH", &format!("{bindings}/view"), Some(moved)).await;
     assert_eq!(code, 422, "{status}");
-    // Nor by acting as somebody else.
+    // Nor by impersonation.
     let output = kubectl(&cluster, "auth can-i --as jane impersonate users/root");
     assert_eq!(output.1.lines().last().unwrap_or_default().trim(), "no");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_gets_its_certificate_with_a_bootstrap_identity() {
+async fn csr_of_a_bootstrapping_node_is_signed() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let bootstrapper = cluster.user("system:bootstrap:abcdef", "system:bootstrappers").await;
@@ -210,7 +210,7 @@ async fn a_node_gets_its_certificate_with_a_bootstrap_identity() {
     assert_eq!(code_with(&cluster, "/api/v1/nodes/n1", &pem, &key), 403);
     let approved = admin.get(&format!("{REQUESTS}/csr-1")).await.1;
     assert_eq!(approved["status"]["conditions"][0]["reason"], "AutoApproved");
-    // A node renews its own certificate, and asks for nobody else's.
+    // A node renews its own certificate, and cannot request another node's.
     let node = cluster.node().await;
     let signer = "kube-apiserver-client-kubelet";
     let (_, own) = signing_request("own", signer, "system:node:n1", "system:nodes", &[]);
@@ -220,14 +220,14 @@ async fn a_node_gets_its_certificate_with_a_bootstrap_identity() {
     let (code, status) = node.call("POST", REQUESTS, Some(other)).await;
     assert_eq!(code, 403);
     assert!(status["message"].as_str().unwrap().contains("CN=system:node:n1"), "{status}");
-    // One who is nobody of these gets nothing by himself.
-    let stranger = cluster.user("stranger", "").await;
+    // Other users get nothing approved automatically.
+    let other_user = cluster.user("joe", "").await;
     let (_, request) = signing_request("s", signer, "system:node:n1", "system:nodes", &[]);
-    assert_eq!(stranger.call("POST", REQUESTS, Some(request)).await.0, 403);
+    assert_eq!(other_user.call("POST", REQUESTS, Some(request)).await.0, 403);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubectl_decides_about_requests() {
+async fn csr_approval_by_kubectl() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let (key, request) = signing_request("jane", "kube-apiserver-client", "jane", "team", &[]);
@@ -258,7 +258,7 @@ async fn kubectl_decides_about_requests() {
         admin.get(&format!("{REQUESTS}/odd")).await.1["status"]["conditions"][1]["type"] == "Failed"
     })
     .await;
-    // Nobody becomes everybody.
+    // No certificate for system:masters.
     let (_, request) = signing_request("root", "kube-apiserver-client", "r", "system:masters", &[]);
     assert_eq!(admin.call("POST", REQUESTS, Some(request)).await.0, 403);
     // To approve, one needs the signer's word and not only the verb.
@@ -283,7 +283,7 @@ async fn kubectl_decides_about_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serving_certificates_are_approved_when_they_name_the_node() {
+async fn csr_serving_certificates_of_nodes_are_approved() {
     let cluster = Cluster::start_with(|config| config.approve_kubelet_serving = true).await;
     let node = cluster.node().await;
     let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "status": {
@@ -301,7 +301,7 @@ async fn serving_certificates_are_approved_when_they_name_the_node() {
 
 /// Finding 9: a node writes its own addresses, so what it says is no proof that they are its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_gets_no_certificate_for_what_is_somebody_elses() {
+async fn csr_for_foreign_names_is_not_signed() {
     let cluster = Cluster::start_with(|config| {
         config.approve_kubelet_serving = true;
         config.advertise = "10.7.7.7".parse().unwrap();
@@ -337,7 +337,7 @@ async fn a_node_gets_no_certificate_for_what_is_somebody_elses() {
     for (i, name) in foreign.iter().enumerate() {
         node.create(REQUESTS, of(&format!("foreign-{i}"), &["n1", name])).await;
     }
-    // The requests are looked at in turn, so the others have been when this one is done.
+    // The requests are handled in order, so the others have been when this one is done.
     node.create(REQUESTS, of("good", &["n1", "10.1.2.3"])).await;
     certificate(&node, "good").await;
     for (i, name) in foreign.iter().enumerate() {
@@ -347,7 +347,7 @@ async fn a_node_gets_no_certificate_for_what_is_somebody_elses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_is_logged_without_what_was_sent() {
+async fn authorization_denial_is_logged_without_the_body() {
     let mut daemon = Daemon::start(&[]);
     let jane = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
         "user": "jane", "resourceAttributes": {"verb": "get", "resource": "secrets"}}});
@@ -359,9 +359,9 @@ async fn a_refusal_is_logged_without_what_was_sent() {
     let url = format!("{}/api/v1/secrets?fieldSelector=hush", server.trim_matches('"'));
     let output = Command::new("curl").args(["-sk", &url]).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("system:anonymous"));
-    eventually("the line", || async { daemon.log().contains("refused a request") }).await;
+    eventually("the line", || async { daemon.log().contains("request forbidden") }).await;
     let log = daemon.log();
-    let line = log.lines().find(|line| line.contains("refused a request")).unwrap();
+    let line = log.lines().find(|line| line.contains("request forbidden")).unwrap();
     assert!(line.contains("system:anonymous") && line.contains("/api/v1/secrets"), "{line}");
     assert!(!line.contains("hush"), "{line}");
     assert_eq!(daemon.terminate(), Some(0));

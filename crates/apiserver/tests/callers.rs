@@ -11,7 +11,7 @@ use longshore_apiserver::{AuthenticationConfig, TokenConfig};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bootstrap_tokens_are_secrets_of_the_cluster() {
+async fn bootstrap_tokens_from_secrets() {
     let cluster = Cluster::start().await;
     let secrets = "/api/v1/namespaces/kube-system/secrets";
     let secret = |id: &str, expiration: &str| {
@@ -52,7 +52,7 @@ async fn bootstrap_tokens_are_secrets_of_the_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_secrets_encoding_of_a_bootstrap_token_is_read_as_it_is() {
+async fn bootstrap_token_secret_encoding() {
     let cluster = Cluster::start().await;
     let field = |text: &str| STANDARD.encode(text);
     let secret = json!({
@@ -74,7 +74,7 @@ async fn a_secrets_encoding_of_a_bootstrap_token_is_read_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_of_tokens_and_nobody_else() {
+async fn token_file_authentication_without_anonymous() {
     let cluster = Cluster::start_with(|config| {
         let file = config.cert_dir.with_file_name("tokens.csv");
         std::fs::write(&file, "open-sesame,ali,7,\"system:masters,forty\"\n").unwrap();
@@ -96,7 +96,7 @@ async fn a_file_of_tokens_and_nobody_else() {
     assert_eq!(cluster.review("open-sesame", json!(["x"])).await["authenticated"], Value::Null);
     let bearer = ["-H", "authorization: Bearer open-sesame"];
     assert_eq!(cluster.curl("/api/v1/nodes", &bearer).0, 200);
-    // Nobody is served, not even with what anybody may see.
+    // No anonymous requests are served, not even public paths.
     assert_eq!(cluster.curl("/healthz", &[]).0, 401);
     assert_eq!(cluster.curl("/healthz", &bearer).0, 200);
     // Ali in a service account's place, down to its pod.
@@ -133,7 +133,7 @@ async fn a_file_of_tokens_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_tokens_get_a_401_and_nothing_else() {
+async fn hostile_tokens_get_401() {
     let cluster = Cluster::start().await;
     let good = cluster.token("default", json!({})).await;
     let file = cluster.dir.path().join("header");

@@ -14,7 +14,7 @@ fn message(status: &Value) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn protobuf_bodies_make_and_delete_objects() {
+async fn protobuf_create_and_delete() {
     let cluster = Cluster::start().await;
     let send = |method: &str, path: &str, body: &[u8]| {
         let file = cluster.dir.path().join("body");
@@ -34,7 +34,7 @@ async fn protobuf_bodies_make_and_delete_objects() {
             ],
         )
     };
-    // metadata.name and data, as Go writes them: with the fields that nobody set.
+    // metadata.name and data, as Go writes them: with unset fields.
     let config_map = b"k8s\0\x0a\x0f\x0a\x02v1\x12\x09ConfigMap\
         \x12\x1b\x0a\x11\x0a\x01a\x12\x00\x1a\x00\"\x00*\x002\x008\x00B\x00\x12\x06\x0a\x01k\x12\x01v\x1a\x00\"\x00";
     let (code, made) = send("POST", CONFIG_MAPS, config_map);
@@ -57,7 +57,7 @@ async fn protobuf_bodies_make_and_delete_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_masters_act_as_others() {
+async fn impersonation_requires_permission() {
     let cluster = Cluster::start().await;
     cluster.admin.create(CONFIG_MAPS, config_map("a", json!({}))).await;
     let read = |headers: &[&str]| {
@@ -99,7 +99,7 @@ async fn only_masters_act_as_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_are_upstream_s() {
+async fn status_errors_are_upstreams() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     admin.create(CONFIG_MAPS, config_map("a", json!({"k": "v"}))).await;
@@ -133,7 +133,7 @@ async fn refusals_are_upstream_s() {
     }
     assert_eq!(admin.call("DELETE", &format!("{named}?propagationPolicy=x"), None).await.0, 400);
     assert_eq!(admin.get(&named).await.0, 200, "no refusal deleted it");
-    // kubectl looks into the details of each 404 without asking whether there are any.
+    // kubectl reads the details of each 404 without checking whether there are any.
     for path in ["/api/v1/nothings", &format!("{PODS}/web/nothing"), "/apis/x/v1/y", "/nothing"] {
         let (code, status) = admin.get(path).await;
         assert_eq!((code, &status["details"]), (404, &json!({})), "{path}: {status}");

@@ -26,7 +26,7 @@ spec:
 "#;
 
 #[test]
-fn get_describe_and_delete() {
+fn kubectl_get_describe_and_delete() {
     let kubectl = kubectl!();
     let namespaces = kubectl.ok("get namespaces");
     assert!(namespaces.lines().next().unwrap().starts_with("NAME"), "{namespaces}");
@@ -78,7 +78,7 @@ fn get_describe_and_delete() {
 
 /// Of what cannot be patched, kubectl asks the old document whether it validates it itself.
 #[test]
-fn questions_are_created_from_files() {
+fn kubectl_create_reviews_from_files() {
     let kubectl = kubectl!();
     let review = |kind: &str, spec: Value| {
         json!({"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}).to_string()
@@ -94,7 +94,7 @@ fn questions_are_created_from_files() {
 
 /// Since 1.32, kubectl sends these as protobuf.
 #[test]
-fn create_and_auth_by_subcommands() {
+fn kubectl_create_and_auth_subcommands() {
     let kubectl = kubectl!();
     kubectl.ok("create namespace shop");
     kubectl.ok("create configmap c --from-literal=a=b");
@@ -130,11 +130,11 @@ fn create_and_auth_by_subcommands() {
 }
 
 #[test]
-fn apply_merges_by_key_and_says_what_it_did() {
+fn kubectl_apply_merges_by_key() {
     let kubectl = kubectl!();
     assert_eq!(kubectl.ok_with("apply -f -", POD), "pod/web created\n");
     assert_eq!(kubectl.ok_with("apply -f -", POD), "pod/web unchanged\n");
-    // Somebody else adds a label; applying again leaves it, and takes away only what it once gave.
+    // Another client adds a label; applying again keeps it, and removes only fields of the last apply.
     kubectl.ok("label pod web other=x");
     let changed =
         POD.replace("app: web", "app: web, tier: front").replace("busybox:1", "busybox:2");
@@ -175,7 +175,7 @@ fn apply_merges_by_key_and_says_what_it_did() {
 }
 
 #[test]
-fn selectors_and_chunks() {
+fn kubectl_selectors_and_chunks() {
     let kubectl = kubectl!();
     for i in 0..7 {
         let node = if i % 2 == 0 { "n1" } else { "n2" };
@@ -196,7 +196,7 @@ fn selectors_and_chunks() {
 }
 
 #[test]
-fn a_watch_shows_each_change_as_a_row() {
+fn kubectl_watch_prints_changes() {
     let kubectl = kubectl!();
     let mut child = kubectl
         .command("get pods -w")
@@ -222,7 +222,7 @@ fn a_watch_shows_each_change_as_a_row() {
 }
 
 #[test]
-fn wait_sees_conditions_and_deletions() {
+fn kubectl_wait_for_conditions_and_deletions() {
     let kubectl = kubectl!();
     kubectl.ok_with("create -f -", &POD.replace("spec:", "spec:\n  nodeName: n1"));
     let waiter = kubectl

@@ -1,4 +1,4 @@
-//! What strangers and callers may hold of the server: attacks that were tried on it, over real HTTPS.
+//! Limits of anonymous clients and of users: attacks over real HTTPS.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-const ANSWER_TIME: Duration = Duration::from_secs(20);
+const RESPONSE_TIME: Duration = Duration::from_secs(20);
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// A TLS connection: as nobody, or with the certificate of this user.
@@ -72,7 +72,7 @@ async fn is_served(cluster: &Cluster) -> bool {
 /// What the server says next; empty when it has closed the connection.
 async fn head(stream: &mut TlsStream<TcpStream>) -> String {
     let mut text = vec![0; 64 << 10];
-    match timeout(ANSWER_TIME, stream.read(&mut text)).await.expect("no answer") {
+    match timeout(RESPONSE_TIME, stream.read(&mut text)).await.expect("no answer") {
         Ok(count) => String::from_utf8_lossy(&text[..count]).into_owned(),
         Err(_) => String::new(),
     }
@@ -104,7 +104,7 @@ fn uri(path: &str) -> Uri {
 
 // Finding 8: 1,024 idle connections kept everybody out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_strangers_keep_nobody_out() {
+async fn connection_limit_idle_unauthorized_do_not_block_others() {
     let cluster = Cluster::start_with(|config| {
         config.connections = ConnectionLimits { unauthorized: 8, authorized: 8, reserved: 4 };
     })
@@ -115,23 +115,23 @@ async fn idle_strangers_keep_nobody_out() {
         held.push(TcpStream::connect(cluster.address).await.unwrap());
     }
     assert!(is_served(&cluster).await);
-    // nor those that shake hands, and those that ask for what everybody may see
-    let mut strangers = Vec::new();
+    // nor those in TLS handshakes, and those that request public paths
+    let mut anonymous = Vec::new();
     for _ in 0..20 {
-        let mut stranger = connect(&cluster, None, "http/1.1").await;
+        let mut connection = connect(&cluster, None, "http/1.1").await;
         let request = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        stranger.write_all(request.as_bytes()).await.unwrap();
-        assert!(head(&mut stranger).await.starts_with("HTTP/1.1 200"));
-        strangers.push(stranger);
+        connection.write_all(request.as_bytes()).await.unwrap();
+        assert!(head(&mut connection).await.starts_with("HTTP/1.1 200"));
+        anonymous.push(connection);
     }
     assert!(is_served(&cluster).await);
-    let mut first = strangers.swap_remove(0);
+    let mut first = anonymous.swap_remove(0);
     assert_eq!(head(&mut first).await, "", "the oldest was closed");
 }
 
-// Finding 8: who asks for what is refused, and does not read that, had the server hold all of it.
+// Finding 8: the server held all error responses of a client that does not read them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_nobody_reads_end_their_connection() {
+async fn connection_with_unread_responses_is_closed() {
     const MOST: usize = 2048 + 100;
     let cluster = Cluster::start().await;
     let (mut unread, mut senders) = (Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ async fn answers_that_nobody_reads_end_their_connection() {
             let request = Request::get(uri("/api/v1/none")).body(Full::default()).unwrap();
             asking.push(sender.send_request(request));
         }
-        let answers = timeout(ANSWER_TIME, futures::future::join_all(asking)).await.unwrap();
+        let answers = timeout(RESPONSE_TIME, futures::future::join_all(asking)).await.unwrap();
         let (held, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
         unread.extend(held.into_iter().map(Result::unwrap));
         if !lost.is_empty() {
@@ -158,7 +158,7 @@ async fn answers_that_nobody_reads_end_their_connection() {
 
 // Finding 8: nor do the connections of one user keep out others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_user_does_not_take_all_connections() {
+async fn connection_limit_per_user() {
     let cluster = Cluster::start_with(|config| {
         config.connections = ConnectionLimits { unauthorized: 8, authorized: 8, reserved: 4 };
     })
@@ -184,20 +184,20 @@ async fn one_user_does_not_take_all_connections() {
     assert!(is_served(&cluster).await);
 }
 
-// Finding 8, CVE-2023-44487: who proves nothing gets one request of HTTP/2 at a time.
+// Finding 8, CVE-2023-44487: unauthenticated HTTP/2 connections get one request at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_keep_no_connection_of_http2() {
+async fn connection_http2_unauthenticated_is_closed() {
     let cluster = Cluster::start().await;
-    let mut stranger = http2(&cluster, None).await;
+    let mut connection = http2(&cluster, None).await;
     let request = || Request::get(uri("/version")).body(Full::default()).unwrap();
-    let answer = stranger.send_request(request()).await.unwrap();
+    let answer = connection.send_request(request()).await.unwrap();
     assert_eq!(answer.status(), 200);
     let closed = async {
-        while stranger.ready().await.is_ok() && !stranger.is_closed() {
+        while connection.ready().await.is_ok() && !connection.is_closed() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(ANSWER_TIME, closed).await.expect("the connection stays");
+    timeout(RESPONSE_TIME, closed).await.expect("the connection stays");
     let mut admin = http2(&cluster, Some("kubernetes-admin")).await;
     for _ in 0..3 {
         assert_eq!(admin.send_request(request()).await.unwrap().status(), 200);
@@ -206,7 +206,7 @@ async fn strangers_keep_no_connection_of_http2() {
 
 // Finding 3: five slow chunked bodies of any token halted all writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_bodies_halt_nobodys_writes() {
+async fn request_limit_slow_bodies_do_not_block_writes() {
     let cluster = Cluster::start().await;
     add_user(&cluster, "slow");
     let started = Instant::now();
@@ -234,16 +234,16 @@ async fn slow_bodies_halt_nobodys_writes() {
         let _ = first.write_all(b"1\r\n \r\n").await;
         let mut text = vec![0; 4096];
         match timeout(Duration::from_secs(1), first.read(&mut text)).await {
-            Err(_) => assert!(started.elapsed() < Duration::from_secs(40), "it goes on for ever"),
+            Err(_) => assert!(started.elapsed() < Duration::from_secs(40), "it does not end"),
             Ok(count) => break String::from_utf8_lossy(&text[..count.unwrap_or(0)]).into_owned(),
         }
     };
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
 }
 
-// Finding 3: a user may hold a part of what all bodies may hold, and is told to come again.
+// Finding 3: a user may hold a part of what all bodies may hold, and gets 429 beyond that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_user_does_not_take_all_memory_of_bodies() {
+async fn request_limit_body_memory_per_user() {
     let cluster = Cluster::start().await;
     for user in ["greedy", "other"] {
         add_user(&cluster, user);
@@ -277,7 +277,7 @@ async fn one_user_does_not_take_all_memory_of_bodies() {
 
 // Finding 3: requests under way are shared out as well; watches do not count as such.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_user_does_not_take_all_requests() {
+async fn request_limit_per_user() {
     let cluster = Cluster::start_with(|config| {
         config.requests = RequestLimits { reading: 4, mutating: 4 };
     })
@@ -318,7 +318,7 @@ async fn one_user_does_not_take_all_requests() {
 
 // Finding 2 and CVE-2020-8552: each parameter at its extremes, and in great number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_query_parameter_ends_or_holds_the_server() {
+async fn hostile_query_parameters() {
     const LIST: &str = "limit continue resourceVersion resourceVersionMatch labelSelector \
         fieldSelector includeObject pretty";
     const WATCH: &str = "timeoutSeconds resourceVersion resourceVersionMatch sendInitialEvents \
@@ -400,13 +400,13 @@ async fn no_query_parameter_ends_or_holds_the_server() {
     }
     // One at a time takes minutes where other tests keep the processors busy.
     let parts = asked.chunks(asked.len().div_ceil(8));
-    futures::future::join_all(parts.map(|part| ask_each(&cluster, part))).await;
+    futures::future::join_all(parts.map(|part| request_each(&cluster, part))).await;
     assert!(is_served(&cluster).await);
 }
 
 /// Sends these requests one after the other, as an administrator; each is to be answered, and not by
 /// a failure of the server.
-async fn ask_each(cluster: &Cluster, requests: &[(&str, String)]) {
+async fn request_each(cluster: &Cluster, requests: &[(&str, String)]) {
     let mut admin = http2(cluster, Some("kubernetes-admin")).await;
     for (method, path) in requests {
         let Ok(uri) = format!("https://localhost{path}").parse::<Uri>() else { continue };
@@ -420,7 +420,7 @@ async fn ask_each(cluster: &Cluster, requests: &[(&str, String)]) {
         if admin.ready().await.is_err() {
             admin = http2(cluster, Some("kubernetes-admin")).await;
         }
-        let answer = timeout(ANSWER_TIME, admin.send_request(request)).await;
+        let answer = timeout(RESPONSE_TIME, admin.send_request(request)).await;
         match answer.unwrap_or_else(|_| panic!("{method} {short} is not answered")) {
             // a watch goes on, and is dropped here
             Ok(answer) => {
@@ -435,7 +435,7 @@ async fn ask_each(cluster: &Cluster, requests: &[(&str, String)]) {
 
 // Finding 2: the one request that ended the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_may_last_for_ever() {
+async fn watch_timeout_overflow_is_harmless() {
     let cluster = Cluster::start().await;
     for seconds in [u64::MAX, u64::MAX / 2, i64::MAX as u64, u64::from(u32::MAX)] {
         let path = format!("/api/v1/namespaces?watch=1&timeoutSeconds={seconds}");
@@ -446,7 +446,7 @@ async fn a_watch_may_last_for_ever() {
 
 // Findings 2 and 8: each header at its extremes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_header_ends_or_holds_the_server() {
+async fn hostile_headers() {
     let cluster = Cluster::start().await;
     cluster.admin.create("/api/v1/namespaces/default/pods", pod("web", "n1")).await;
     let names = [
@@ -544,7 +544,7 @@ async fn no_header_ends_or_holds_the_server() {
 
 // A client that never reads a long list gives back the memory of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_user_does_not_take_all_memory_of_answers() {
+async fn request_limit_response_memory_per_user() {
     let cluster = Cluster::start().await;
     let text = "x".repeat(1 << 20);
     for i in 0..8 {
@@ -564,7 +564,7 @@ async fn one_user_does_not_take_all_memory_of_answers() {
             "GET /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: localhost\r\n\r\n";
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut start = [0; 12];
-        timeout(ANSWER_TIME, stream.read_exact(&mut start)).await.expect("no answer").unwrap();
+        timeout(RESPONSE_TIME, stream.read_exact(&mut start)).await.expect("no answer").unwrap();
         match &start[9..] {
             b"200" => held.push(stream),
             b"429" => refused += 1,
@@ -583,7 +583,7 @@ async fn one_user_does_not_take_all_memory_of_answers() {
 
 // Finding 7, CVE-2019-1002100: a patch of thousands of moves kept the server's threads busy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_patch_of_moves_delays_nobody() {
+async fn json_patch_of_moves_does_not_block_others() {
     let cluster = Cluster::start().await;
     let wide: Value =
         (0..60_000).map(|i| (format!("k{i}"), json!(""))).collect::<serde_json::Map<_, _>>().into();
@@ -623,7 +623,7 @@ proptest! {
 
     // Finding 2: any queries at all, of known and unknown parameters.
     #[test]
-    fn no_query_ends_the_server(queries in proptest::collection::vec(query(), 200)) {
+    fn hostile_queries(queries in proptest::collection::vec(query(), 200)) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.unwrap().block_on(async {
             let cluster = Cluster::start().await;
@@ -631,7 +631,7 @@ proptest! {
             for query in queries {
                 let Ok(uri) = format!("https://localhost/api/v1/namespaces?{query}").parse::<Uri>() else { continue };
                 let request = Request::get(uri).body(Full::default()).unwrap();
-                let answer = timeout(ANSWER_TIME, admin.send_request(request)).await;
+                let answer = timeout(RESPONSE_TIME, admin.send_request(request)).await;
                 let code = answer.expect("no answer").unwrap().status().as_u16();
                 assert_ne!(code, 500, "{query}");
             }

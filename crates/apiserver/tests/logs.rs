@@ -41,7 +41,7 @@ fn answer(request: &Request<Incoming>) -> Response<NodeBody> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logs_come_from_the_node() {
+async fn logs_from_the_kubelet() {
     let cluster = Cluster::start().await;
     let node = node(&cluster, |request| answer(&request)).await;
     let admin = &cluster.admin;

@@ -10,7 +10,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stale_update_is_refused_and_changes_nothing() {
+async fn update_conflict_changes_nothing() {
     let cluster = Cluster::start().await;
     let first = cluster.admin.create(MAPS, config_map("a", json!({"n": "1"}))).await;
     let path = format!("{MAPS}/a");
@@ -42,7 +42,7 @@ async fn a_stale_update_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_update_is_lost_in_a_race() {
+async fn update_races_lose_no_change() {
     const CLIENTS: usize = 8;
     const ROUNDS: usize = 12;
     let cluster = Cluster::start().await;
@@ -116,7 +116,7 @@ async fn names_namespaces_and_dry_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn preconditions_and_finalizers_of_a_deletion() {
+async fn delete_preconditions_and_finalizers() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let mut held = config_map("held", json!({}));
@@ -157,7 +157,7 @@ async fn preconditions_and_finalizers_of_a_deletion() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_bound_and_deleted_with_grace() {
+async fn pod_binding_and_graceful_deletion() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let created = admin.create(PODS, pod("web", "")).await;
@@ -207,7 +207,7 @@ async fn a_pod_is_bound_and_deleted_with_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_is_written_apart() {
+async fn status_subresource_is_separate() {
     let cluster = Cluster::start().await;
     cluster.admin.create(PODS, pod("web", "n1")).await;
     let path = format!("{PODS}/web");
@@ -224,7 +224,7 @@ async fn status_is_written_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespace_is_emptied_and_goes() {
+async fn namespace_deletion_removes_its_objects() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
@@ -261,7 +261,7 @@ async fn a_namespace_is_emptied_and_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_never_share_an_address() {
+async fn service_cluster_ips_are_unique() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let path = "/api/v1/namespaces/default/services";
@@ -324,7 +324,7 @@ async fn services_never_share_an_address() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_cluster_starts_with() {
+async fn bootstrap_objects_of_a_cluster() {
     let cluster = Cluster::start().await;
     let (_, namespaces) = cluster.admin.get("/api/v1/namespaces").await;
     let names: Vec<_> = namespaces["items"]
@@ -346,7 +346,7 @@ async fn what_a_cluster_starts_with() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_controller_is_scaled() {
+async fn scale_subresource() {
     let cluster = Cluster::start().await;
     let path = "/api/v1/namespaces/default/replicationcontrollers";
     let controller = json!({
@@ -371,7 +371,7 @@ async fn a_controller_is_scaled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_fields_are_warned_of_or_refused() {
+async fn field_validation_of_unknown_fields() {
     let cluster = Cluster::start().await;
     let mut map = config_map("a", json!({}));
     map["dataa"] = json!({});
@@ -392,7 +392,7 @@ async fn unknown_fields_are_warned_of_or_refused() {
 
 /// Finding 5: no way leads to the address or the node port of another service.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_services_address_and_ports_are_its_own() {
+async fn service_allocations_are_stable_and_released() {
     const SERVICES: &str = "/api/v1/namespaces/default/services";
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;

@@ -20,7 +20,7 @@ fn generation(object: &Value) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ephemeral_containers_come_and_stay() {
+async fn ephemeral_containers_subresource() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     admin.create(PODS, pod("web", "n1")).await;
@@ -33,7 +33,7 @@ async fn ephemeral_containers_come_and_stay() {
     let look =
         json!({"name": "look", "image": "busybox", "targetContainerName": "c", "stdin": true});
     let mut body = add(look);
-    // all else that is asked for here is not done
+    // all other changes are ignored
     body["spec"]["containers"] = json!([{"name": "c", "image": "other"}]);
     let (code, after) = change(body).await;
     assert_eq!(code, 200, "{after}");
@@ -90,7 +90,7 @@ async fn ephemeral_containers_come_and_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn resources_of_a_pod_move() {
+async fn pod_resize_subresource() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let mut web = pod("web", "n1");
@@ -174,7 +174,7 @@ async fn resources_of_a_pod_move() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_class_says_what_its_pods_take() {
+async fn runtime_class_overhead_and_scheduling() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let class = json!({

@@ -84,7 +84,7 @@ async fn pod(cluster: &Cluster) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_are_asked_by_name_and_port() {
+async fn pod_proxy_by_name_and_port() {
     let cluster = Cluster::start().await;
     let port = pod(&cluster).await;
     let way = "/api/v1/namespaces/default/pods/web/proxy";
@@ -124,7 +124,7 @@ async fn pods_are_asked_by_name_and_port() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_not_is_refused() {
+async fn pod_proxy_requires_authorization() {
     let cluster = Cluster::start().await;
     pod(&cluster).await;
     let nobody = cluster.user("nobody", "none").await;
@@ -144,7 +144,7 @@ async fn who_may_not_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_lead_to_pods_alone() {
+async fn service_proxy_reaches_only_pods() {
     let cluster = Cluster::start().await;
     let port = pod(&cluster).await;
     let get = |name: &str| {

@@ -80,7 +80,7 @@ async fn exchange(cluster: &Cluster, bytes: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_asked_in_the_callers_stead() {
+async fn node_proxy_forwards_requests() {
     let cluster = Cluster::start().await;
     let node = node(&cluster, answer).await;
     for (method, path, expected) in [
@@ -115,7 +115,7 @@ async fn a_node_is_asked_in_the_callers_stead() {
 
 /// CVE-2018-1002102, CVE-2020-8559: a node's redirect leads nowhere, with an upgrade or without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redirect_is_neither_followed_nor_handed_on() {
+async fn node_proxy_blocks_redirects() {
     let cluster = Cluster::start().await;
     let node = node(&cluster, answer).await;
     for upgrade in ["", "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"] {
@@ -133,7 +133,7 @@ async fn a_redirect_is_neither_followed_nor_handed_on() {
 
 /// CVE-2018-1002105: a failed upgrade leaves no way to the node behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_upgrade_is_the_end_of_the_connection() {
+async fn node_proxy_failed_upgrade_closes_the_connection() {
     let cluster = Cluster::start().await;
     let node = node(&cluster, answer).await;
     cluster.admin.create("/api/v1/namespaces/default/pods", pod("web", "n1")).await;
@@ -160,7 +160,7 @@ async fn a_refused_upgrade_is_the_end_of_the_connection() {
 
 /// CVE-2022-3294, CVE-2020-8562: what is dialled is what was checked, and is a node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_claims_to_be_the_apiserver_is_not_asked() {
+async fn node_proxy_rejects_the_apiserver_address() {
     let cluster = Cluster::start().await;
     node(&cluster, answer).await;
     for (address, port) in [

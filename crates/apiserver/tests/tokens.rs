@@ -22,7 +22,7 @@ fn claims(token: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pods_token_is_the_pods_for_as_long_as_it_lives() {
+async fn token_of_a_pod_is_valid_while_it_exists() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}});
@@ -86,7 +86,7 @@ async fn a_pods_token_is_the_pods_for_as_long_as_it_lives() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_end_with_their_account_secret_or_node() {
+async fn token_is_invalidated_with_its_bound_object() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let account =
@@ -120,7 +120,7 @@ async fn tokens_end_with_their_account_secret_or_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_is_good_for_its_audiences_alone() {
+async fn token_audiences_are_enforced() {
     let cluster = Cluster::start().await;
     let token = cluster.token("default", json!({"audiences": ["vault", "bank"]})).await;
     assert_eq!(cluster.who(&token).0, 401);
@@ -137,7 +137,7 @@ async fn a_token_is_good_for_its_audiences_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_for_tokens_that_are_refused() {
+async fn token_requests_that_are_rejected() {
     let cluster = Cluster::start_with(|config| {
         config.authentication.tokens.max_expiration = Some(7200);
     })
@@ -216,7 +216,7 @@ async fn requests_for_tokens_that_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_can_verify_tokens_by_themselves() {
+async fn token_verification_by_oidc_discovery() {
     let cluster = Cluster::start().await;
     let token = cluster.token("default", json!({})).await;
     let bearer = format!("authorization: Bearer {token}");
@@ -239,7 +239,7 @@ async fn others_can_verify_tokens_by_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_gets_tokens_for_its_pods_alone() {
+async fn token_request_by_a_node_only_for_its_pods() {
     let cluster = Cluster::start().await;
     let node = cluster.node().await;
     let (own, other) = (

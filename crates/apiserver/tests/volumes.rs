@@ -88,7 +88,7 @@ provisioner: kubernetes.io/no-provisioner
 }
 
 #[test]
-fn a_claim_is_bound_used_released_and_kept() {
+fn volume_lifecycle_bind_release_retain() {
     let kubectl = kubectl!();
     kubectl.ok_with("create -f -", &volume("big", "10Gi", ""));
     kubectl.ok_with("create -f -", &volume("small", "2Gi", ""));
@@ -116,7 +116,7 @@ fn a_claim_is_bound_used_released_and_kept() {
     kubectl.ok("wait pvc/data --for=delete --timeout=15s");
     kubectl.ok("wait pv/small --for=delete --timeout=15s");
 
-    // What nobody deletes is kept, for whoever decides about the data.
+    // A retained volume is kept until an administrator deletes it.
     kubectl.ok_with("create -f -", &claim("data", "1Gi", "storageClassName: \"\""));
     prints(&kubectl, CLAIM_PHASE, "Bound");
     kubectl.ok("delete pvc data --timeout=15s");
@@ -127,7 +127,7 @@ fn a_claim_is_bound_used_released_and_kept() {
 }
 
 #[test]
-fn who_is_meant_for_whom() {
+fn volume_prebinding() {
     let kubectl = kubectl!();
     let meant = "claimRef: {namespace: default, name: data}";
     kubectl.ok_with("create -f -", &volume("meant", "9Gi", meant));
@@ -152,7 +152,7 @@ fn who_is_meant_for_whom() {
 }
 
 #[test]
-fn late_binding_waits_for_a_node() {
+fn volume_wait_for_first_consumer() {
     let kubectl = kubectl!();
     kubectl.ok_with("create -f -", &class("local", "volumeBindingMode: WaitForFirstConsumer"));
     for (name, zone) in [("n1", "a"), ("n2", "b")] {
@@ -176,7 +176,7 @@ fn late_binding_waits_for_a_node() {
 }
 
 #[test]
-fn ephemeral_volumes_have_claims_of_their_own() {
+fn volume_ephemeral_claims() {
     let kubectl = kubectl!();
     let template = "ephemeral: {volumeClaimTemplate: {metadata: {labels: {a: b}}, spec: {accessModes: [ReadWriteOnce], storageClassName: \"\", resources: {requests: {storage: 1Gi}}}}}";
     kubectl.ok_with("create -f -", &volume("v", "1Gi", ""));
@@ -187,7 +187,7 @@ fn ephemeral_volumes_have_claims_of_their_own() {
     assert_eq!(kubectl.ok(owner), "Pod");
     kubectl.ok("delete pod user --force --grace-period=0");
     kubectl.ok("wait pvc/user-v --for=delete --timeout=15s");
-    // One of that name that is somebody's own is not touched.
+    // An unrelated claim of that name is not touched.
     kubectl.ok_with("create -f -", &claim("user-v", "1Gi", "storageClassName: none"));
     kubectl.ok_with("create -f -", &pod("user", "n1", template));
     let message =
@@ -200,7 +200,7 @@ fn ephemeral_volumes_have_claims_of_their_own() {
 }
 
 #[test]
-fn data_is_deleted_only_where_that_is_allowed() {
+fn volume_host_path_deletion_is_opt_in() {
     let data = tempfile::tempdir_in("/tmp").unwrap();
     let volume = |name: &str, below: &str| {
         let path = data.path().join(below);
@@ -242,7 +242,7 @@ fn data_is_deleted_only_where_that_is_allowed() {
 }
 
 #[test]
-fn growing_and_other_changes() {
+fn volume_resize_and_other_updates() {
     let kubectl = kubectl!();
     kubectl.ok_with("create -f -", &class("grows", "allowVolumeExpansion: true"));
     kubectl.ok_with("create -f -", &class("fixed", ""));
@@ -280,7 +280,7 @@ fn growing_and_other_changes() {
 }
 
 #[test]
-fn volumes_of_drivers_are_attached_and_detached() {
+fn volume_attach_and_detach() {
     let kubectl = kubectl!();
     let managed = "annotations: {volumes.kubernetes.io/controller-managed-attach-detach: \"true\"}";
     kubectl.ok_with("create -f -", &node("n1", managed));
@@ -319,7 +319,7 @@ fn volumes_of_drivers_are_attached_and_detached() {
 }
 
 #[test]
-fn a_controller_manager_may_do_it_instead() {
+fn volume_controllers_can_be_disabled() {
     let kubectl = kubectl!("--bind-volumes=false");
     kubectl.ok_with("create -f -", &volume("v", "1Gi", ""));
     kubectl.ok_with("create -f -", &claim("data", "1Gi", "storageClassName: \"\""));

@@ -22,7 +22,7 @@ fn names(list: &Value) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_of_a_list_are_of_one_moment() {
+async fn list_chunks_are_of_one_revision() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     for i in 0..10 {
@@ -69,7 +69,7 @@ async fn chunks_of_a_list_are_of_one_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn selectors_choose() {
+async fn list_selectors() {
     let cluster = Cluster::start().await;
     for (name, node) in [("a", "n1"), ("b", "n2"), ("c", "")] {
         cluster.admin.create(PODS, pod(name, node)).await;
@@ -94,7 +94,7 @@ async fn selectors_choose() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_begins_with_what_is_there_or_where_it_is_told() {
+async fn watch_starts_from_list_or_resource_version() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let first = admin.create(SECRETS, secret("a", json!({}))).await;
@@ -133,7 +133,7 @@ async fn a_watch_begins_with_what_is_there_or_where_it_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_enters_and_leaves_a_selection() {
+async fn watch_object_enters_and_leaves_a_selection() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let mut watch = admin.watch(&format!("{PODS}?watch=1&fieldSelector=spec.nodeName%3Dn1")).await;
@@ -164,7 +164,7 @@ async fn an_object_enters_and_leaves_a_selection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_streaming_list_ends_with_a_bookmark() {
+async fn watch_streaming_list_ends_with_a_bookmark() {
     let cluster = Cluster::start().await;
     cluster.admin.create(SECRETS, secret("a", json!({}))).await;
     let query =
@@ -186,7 +186,7 @@ async fn a_streaming_list_ends_with_a_bookmark() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_compacted_is_expired() {
+async fn watch_of_compacted_revision_is_expired() {
     let cluster =
         Cluster::start_with(|config| config.compaction_interval = Duration::from_millis(200)).await;
     let admin = &cluster.admin;
@@ -219,7 +219,7 @@ async fn what_was_compacted_is_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_ends_in_time_and_with_the_server() {
+async fn watch_ends_on_timeout_and_shutdown() {
     let cluster = Cluster::start().await;
     let mut short = cluster.admin.watch(&format!("{SECRETS}?watch=1&timeoutSeconds=1")).await;
     assert!(short.next().await.is_none());
@@ -231,7 +231,7 @@ async fn a_watch_ends_in_time_and_with_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_groups_of_events_show_the_same_events() {
+async fn watch_events_of_both_groups() {
     let cluster = Cluster::start().await;
     let mut watch =
         cluster.admin.watch("/apis/events.k8s.io/v1/namespaces/default/events?watch=1").await;
@@ -257,7 +257,7 @@ async fn both_groups_of_events_show_the_same_events() {
 async fn tables_and_bare_metadata() {
     let cluster = Cluster::start().await;
     cluster.admin.create(PODS, pod("web", "")).await;
-    let ask = |path: String, accept: &'static str| {
+    let get_as = |path: String, accept: &'static str| {
         let client = cluster.admin.clone();
         async move {
             let request = hyper::Request::get(path)
@@ -272,25 +272,27 @@ async fn tables_and_bare_metadata() {
         }
     };
     let table = "application/json;as=Table;g=meta.k8s.io;v=v1";
-    let (_, got) = ask(PODS.into(), table).await;
+    let (_, got) = get_as(PODS.into(), table).await;
     assert_eq!(
         (got["kind"].as_str(), got["rows"][0]["cells"][0].as_str()),
         (Some("Table"), Some("web"))
     );
-    let (_, got) = ask(format!("{PODS}/web"), table).await;
+    let (_, got) = get_as(format!("{PODS}/web"), table).await;
     assert_eq!(got["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     let (_, got) =
-        ask(PODS.into(), "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").await;
+        get_as(PODS.into(), "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+            .await;
     assert_eq!(got["kind"], "PartialObjectMetadataList");
     assert_eq!(got["items"][0]["spec"], Value::Null);
-    let (code, _) = ask(PODS.into(), "application/vnd.kubernetes.protobuf").await;
+    let (code, _) = get_as(PODS.into(), "application/vnd.kubernetes.protobuf").await;
     assert_eq!(code, 406);
-    let (code, _) = ask(PODS.into(), "application/vnd.kubernetes.protobuf, application/json").await;
+    let (code, _) =
+        get_as(PODS.into(), "application/vnd.kubernetes.protobuf, application/json").await;
     assert_eq!(code, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_objects_come_whole_to_every_watcher() {
+async fn watch_large_objects_reach_every_watcher() {
     let cluster = Cluster::start().await;
     let mut watches = Vec::new();
     for _ in 0..3 {

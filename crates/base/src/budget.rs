@@ -1,10 +1,8 @@
-//! What a server has a bounded amount of, such as bytes, requests or connections, and how much of it
-//! one caller may hold.
+//! Bounded resources of a server, such as bytes, requests or connections, shared between callers.
 //!
 //! A caller may hold as much as is free: half of everything when it is alone, a third when there are
-//! two, and so on. So a caller that takes all it can get leaves room for the next one, and a limit
-//! per caller need not be configured (the dynamic threshold of Choudhury and Hahne, 1998). A part is
-//! reserved for the callers that keep a cluster running.
+//! two, and so on. So a limit per caller need not be configured (the dynamic threshold of Choudhury and
+//! Hahne, 1998). A part is reserved for system callers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,16 +12,16 @@ use tokio::time::Instant;
 
 use crate::time::later;
 
-/// Which part of a budget a caller may use.
+/// The part of a budget that a caller may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// Everything but what is reserved.
+    /// Everything except the reserve.
     Ordinary,
     /// Everything: nodes, administrators and the cluster's own controllers.
     System,
 }
 
-/// Who holds a share: a user, by name.
+/// Holder of shares: a user, by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     name: Arc<str>,
@@ -48,7 +46,7 @@ impl Holder {
     }
 }
 
-/// A bounded amount of something.
+/// A bounded resource.
 #[derive(Debug)]
 pub struct Budget {
     ordinary: u64,
@@ -64,13 +62,13 @@ struct Used {
 }
 
 impl Budget {
-    /// `ordinary` for everybody, and `reserved` more for [`Priority::System`].
+    /// `ordinary` for all callers, and a reserve for [`Priority::System`].
     #[must_use]
     pub fn new(ordinary: u64, reserved: u64) -> Arc<Self> {
         Arc::new(Self { ordinary, reserved, used: Mutex::default() })
     }
 
-    /// A share of this amount; `None` when there is too little left for this holder.
+    /// A share of this amount; `None` when the holder would exceed its part.
     pub fn take(self: &Arc<Self>, holder: &Holder, amount: u64) -> Option<Share> {
         let mut share = Share { budget: Arc::clone(self), holder: holder.clone(), amount: 0 };
         share.grow(amount).then_some(share)
@@ -80,7 +78,7 @@ impl Budget {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How much is free for holders of this priority.
+    /// The free amount for this priority.
     fn free(&self, used: &Used, priority: Priority) -> u64 {
         let taken = used.ordinary.saturating_add(used.system);
         let free = self.ordinary.saturating_add(self.reserved).saturating_sub(taken);
@@ -100,7 +98,7 @@ impl Used {
     }
 }
 
-/// A part of a budget that a holder has; given back when it is dropped.
+/// A share of a budget, released when it is dropped.
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
@@ -109,19 +107,19 @@ pub struct Share {
 }
 
 impl Share {
-    /// Who holds it.
+    /// Its holder.
     #[must_use]
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// How much it is.
+    /// Its amount.
     #[must_use]
     pub fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// Takes more. `false`, and nothing taken, when there is too little left for the holder.
+    /// Increases it. `false`, without a change, when the holder would exceed its part.
     #[must_use]
     pub fn grow(&mut self, more: u64) -> bool {
         let mut used = self.budget.used();
@@ -141,7 +139,7 @@ impl Share {
         true
     }
 
-    /// Gives some of it back, at most all.
+    /// Decreases it, at most to 0.
     pub fn shrink(&mut self, less: u64) {
         let less = less.min(self.amount);
         self.amount = self.amount.saturating_sub(less);
@@ -163,19 +161,19 @@ impl Drop for Share {
     }
 }
 
-/// How fast a peer has to send.
+/// Minimum data rate of a peer.
 #[derive(Debug, Clone, Copy)]
-pub struct LeastRate {
-    /// How long it may take before the rate counts.
+pub struct MinRate {
+    /// Time before the rate applies.
     pub grace: Duration,
     /// Bytes per second from then on; not zero.
     pub bytes_per_second: u64,
-    /// How long all of it may take, whatever the rate.
+    /// Total timeout.
     pub longest: Duration,
 }
 
-impl LeastRate {
-    /// When more than `received` bytes must be there of what began to be sent at `start`.
+impl MinRate {
+    /// Deadline for more than `received` bytes of a transfer that began at `start`.
     #[must_use]
     pub fn deadline(&self, start: Instant, received: u64) -> Instant {
         let paid =
@@ -199,13 +197,13 @@ mod tests {
         Holder::new(name, Priority::System)
     }
 
-    /// Takes single units until no more are given.
+    /// Takes single units until none is available.
     fn exhaust(budget: &Arc<Budget>, holder: &Holder) -> Vec<Share> {
         std::iter::from_fn(|| budget.take(holder, 1)).collect()
     }
 
     #[test]
-    fn a_greedy_holder_leaves_room_for_the_next() {
+    fn budget_leaves_a_share_for_the_next_holder() {
         let budget = Budget::new(100, 0);
         let first = exhaust(&budget, &user("a"));
         assert_eq!(first.len(), 50);
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_for_everybody() {
+    fn budget_reserve_is_for_the_system() {
         let budget = Budget::new(100, 20);
         let crowd: Vec<_> =
             (0..200).flat_map(|i| exhaust(&budget, &user(&i.to_string()))).collect();
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_grow_and_shrink() {
+    fn budget_shares_grow_and_shrink() {
         let budget = Budget::new(100, 0);
         let mut share = budget.take(&user("a"), 0).unwrap();
         assert!(share.grow(40) && !share.grow(40) && share.grow(10));
@@ -241,12 +239,12 @@ mod tests {
         assert_eq!((share.amount(), budget.used().ordinary), (5, 5));
         share.shrink(u64::MAX);
         assert_eq!((share.amount(), budget.used().ordinary), (0, 0));
-        assert!(budget.used().holders.is_empty(), "nobody is remembered for nothing");
+        assert!(budget.used().holders.is_empty(), "no holder without a share is kept");
     }
 
     #[test]
-    fn a_rate_is_demanded_after_the_grace() {
-        let rate = LeastRate {
+    fn min_rate_applies_after_the_grace_period() {
+        let rate = MinRate {
             grace: Duration::from_secs(10),
             bytes_per_second: 1000,
             longest: Duration::from_secs(60),
@@ -263,7 +261,7 @@ mod tests {
     proptest! {
         /// Whatever is taken and given back in whatever order, the sums are right and in bounds.
         #[test]
-        fn sums_hold(steps in proptest::collection::vec((0usize..6, 0u64..60, any::<bool>()), 0..60)) {
+        fn budget_sums_are_consistent(steps in proptest::collection::vec((0usize..6, 0u64..60, any::<bool>()), 0..60)) {
             let budget = Budget::new(100, 30);
             let mut shares: Vec<Share> = Vec::new();
             for (who, amount, gives_back) in steps {

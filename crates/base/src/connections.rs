@@ -1,9 +1,8 @@
-//! How many connections a server holds.
+//! Limits of the connections of a server.
 //!
-//! A connection is unauthorized until its first request has passed authorization. Few of those are
-//! kept, and when there are too many the oldest one of the address that has the most is closed: a
-//! crowd that only waits keeps nobody out. Authorized connections are shared out by user, as
-//! [`Budget`] does it.
+//! A connection is unauthorized until its first request has passed authorization. When there are too many
+//! unauthorized connections, the oldest one of the address with the most is closed, so that idle clients
+//! do not lock out others. Authorized connections are shared between users by a [`Budget`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
@@ -20,31 +19,30 @@ use tokio::sync::SetOnce;
 
 use crate::budget::{Budget, Holder, Priority, Share};
 
-/// How long a peer may take for the TLS handshake, and then for the head of its first request.
+/// Timeout of the TLS handshake, and of the head of the first request.
 pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Requests at one time on one connection of HTTP/2, as upstream has it.
+/// Concurrent streams of an HTTP/2 connection, as upstream.
 pub const MAX_STREAMS: u32 = 100;
-/// Streams of HTTP/2 that a client has opened and reset before the server looked at them, and streams
-/// that the server resets because of what a client sent: beyond these the connection ends
+/// HTTP/2 streams that a client has opened and reset before they were accepted. Beyond these the
+/// connection is closed
 /// (CVE-2023-44487).
 pub const MAX_RESET_STREAMS: usize = 20;
 /// See [`MAX_RESET_STREAMS`].
 pub const MAX_ERROR_STREAMS: usize = 128;
-/// Requests of all connections that are not admitted: nobody has looked at them yet, or they are refused
-/// and their answers have not been sent. Those that are admitted have limits of their own.
+/// Requests of all connections that are not admitted: not authorized yet, or rejected with a response
+/// that is not sent yet. Admitted requests have other limits.
 const UNADMITTED: (u64, u64) = (4096, 1024);
-/// How many bytes of request bodies a connection of HTTP/2 buffers that nobody has read yet.
+/// Receive window of an HTTP/2 connection.
 pub const RECEIVE_WINDOW: u32 = 256 << 10;
 
-/// Connections that wait to be accepted, as far as the kernel's `net.core.somaxconn` lets them. One that
-/// finds no room is tried again by its client after a second.
+/// Listen backlog, limited by `net.core.somaxconn`.
 pub const BACKLOG: u32 = 4096;
 
 /// Listens for connections to this address.
 ///
 /// # Errors
-/// The address is in use, or not one of this host, or of a family that the kernel does not have.
+/// The address is in use, not local, or of an unsupported family.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -55,22 +53,22 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// How many connections a server holds at one time.
+/// Limits of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Without an authorized request.
     pub unauthorized: usize,
-    /// With one, of all users.
+    /// With an authorized request, of all users.
     pub authorized: usize,
-    /// With one, and of users of [`crate::budget::Priority::System`], beyond those.
+    /// Additional ones for users of [`crate::budget::Priority::System`].
     pub reserved: usize,
 }
 
 impl Limits {
-    /// What a server takes that may have any number of files open.
+    /// Limits without a limit of open files.
     pub const DEFAULT: Self = Self { unauthorized: 256, authorized: 4096, reserved: 1024 };
 
-    /// What a server takes that may have this many files open: at most half of them are connections.
+    /// Limits for a number of open files: at most half of them are connections.
     #[must_use]
     pub fn for_open_files(files: u64) -> Self {
         let part = |most: usize, of: u64| {
@@ -87,10 +85,10 @@ impl Limits {
 /// Why a server closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// It was unauthorized, and a newer connection takes its place.
+    /// It was unauthorized, and evicted for a newer connection.
     #[error("too many unauthorized connections")]
     Evicted,
-    /// Its peer sends requests faster than they are looked at, or does not read the answers.
+    /// Its peer sends requests faster than they are authorized, or does not read responses.
     #[error("too many requests of the peer that are not admitted")]
     UnadmittedRequests,
 }
@@ -99,14 +97,14 @@ pub enum CloseReason {
 #[derive(Debug)]
 pub struct ConnectionLimiter {
     unauthorized: Mutex<Unauthorized>,
-    most_unauthorized: usize,
+    max_unauthorized: usize,
     authorized: Arc<Budget>,
     unadmitted: Arc<Budget>,
 }
 
 #[derive(Debug, Default)]
 struct Unauthorized {
-    /// By their number, which grows: the first is the oldest.
+    /// By a growing number: the first is the oldest.
     connections: BTreeMap<u64, (IpAddr, Arc<SetOnce<CloseReason>>)>,
     next: u64,
 }
@@ -125,26 +123,26 @@ impl Unauthorized {
             .find(|(_, (address, _))| counts.get(address).copied() == most)
             .map(|(number, _)| *number);
         if let Some((_, close)) = oldest.and_then(|number| self.connections.remove(&number)) {
-            // the first reason counts
+            // the first reason is kept
             let _ = close.set(CloseReason::Evicted);
         }
     }
 }
 
 impl ConnectionLimiter {
-    /// A limiter with no connections yet.
+    /// Without connections.
     #[must_use]
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             unauthorized: Mutex::default(),
-            most_unauthorized: limits.unauthorized,
+            max_unauthorized: limits.unauthorized,
             authorized: Budget::new(limits.authorized as u64, limits.reserved as u64),
             unadmitted: Budget::new(UNADMITTED.0, UNADMITTED.1),
         })
     }
 
-    /// Takes a new connection from this address. The future ends when the connection is to be closed,
-    /// and the server closes it then, whatever is under way on it.
+    /// Accepts a connection from this address. The future resolves when the server has to close the
+    /// connection, whatever its state.
     pub fn accept(
         self: &Arc<Self>,
         address: IpAddr,
@@ -155,7 +153,7 @@ impl ConnectionLimiter {
         unauthorized.next = number.wrapping_add(1);
         let peer = network(address);
         unauthorized.connections.insert(number, (peer, Arc::clone(&close)));
-        if unauthorized.connections.len() > self.most_unauthorized {
+        if unauthorized.connections.len() > self.max_unauthorized {
             unauthorized.evict();
         }
         drop(unauthorized);
@@ -176,7 +174,7 @@ impl ConnectionLimiter {
     }
 }
 
-/// What counts as one peer: an IPv4 address, or a /64 of IPv6, which one machine has all of.
+/// One peer: an IPv4 address, or a /64 of IPv6.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -186,14 +184,14 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// One connection; it counts until it is dropped.
+/// A connection, counted until it is dropped.
 #[derive(Debug)]
 pub struct Connection {
     limiter: Arc<ConnectionLimiter>,
     number: u64,
-    /// The address that it comes from.
+    /// The address of the peer.
     peer: Holder,
-    /// Held from the first authorized request on.
+    /// Held since the first authorized request.
     share: OnceLock<Share>,
     close: Arc<SetOnce<CloseReason>>,
     requests: AtomicU64,
@@ -204,8 +202,8 @@ pub struct Connection {
 pub struct Unadmitted(#[expect(dead_code, reason = "held until it is dropped")] Option<Share>);
 
 impl Connection {
-    /// Notes that a request of this user passed authorization; later ones change nothing. `false`:
-    /// there are too many authorized connections, of this user or of all.
+    /// Notes that a request of this user was authorized; later calls have no effect. `false`: there are
+    /// too many authorized connections, of this user or in total.
     #[must_use]
     pub fn authorize(&self, user: &Holder) -> bool {
         if self.share.get().is_some() {
@@ -214,48 +212,48 @@ impl Connection {
         let Some(share) = self.limiter.authorized.take(user, 1) else {
             return false;
         };
-        // when two requests come at once, the share of one of them is given back
+        // of two concurrent requests, the share of one is released
         let _ = self.share.set(share);
         self.limiter.unauthorized().connections.remove(&self.number);
         true
     }
 
-    /// The address that it comes from, as a holder of budgets.
+    /// The address of the peer, as a holder of budgets.
     #[must_use]
     pub fn peer(&self) -> &Holder {
         &self.peer
     }
 
-    /// Who its requests are counted for: the user, once it is authorized, and before that the address.
+    /// The holder for its requests: the user once it is authorized, and the address before that.
     #[must_use]
     pub fn holder(&self) -> &Holder {
         self.share.get().map_or(&self.peer, Share::holder)
     }
 
-    /// A request has come: to be held until it is admitted, or until the answer that refuses it is sent.
-    /// `None`: its peer has too many of these, and the connection is closed.
+    /// A request was received: hold the result until it is admitted, or until the error response is
+    /// sent. `None`: there are too many of its peer, and the connection is closed.
     #[must_use]
     pub fn receive(&self) -> Option<Unadmitted> {
-        // The first is bounded by the number of connections: so a crowd cannot keep out others that
-        // come from its address.
+        // The first is bounded by the number of connections, so that others from the same address are
+        // not locked out.
         if self.requests.fetch_add(1, Ordering::Relaxed) == 0 {
             return Some(Unadmitted(None));
         }
         let share = self.limiter.unadmitted.take(self.holder(), 1);
         if share.is_none() {
-            // the first reason counts
+            // the first reason is kept
             let _ = self.close.set(CloseReason::UnadmittedRequests);
         }
         share.map(|share| Unadmitted(Some(share)))
     }
 
-    /// How many requests have come.
+    /// Number of received requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Whether a request passed authorization.
+    /// Whether a request was authorized.
     #[must_use]
     pub fn is_authorized(&self) -> bool {
         self.share.get().is_some()
@@ -270,8 +268,7 @@ impl Drop for Connection {
     }
 }
 
-/// A stream that keeps its connection counted for as long as it exists, also after an upgrade has
-/// taken it out of the server's hands.
+/// A stream that keeps its connection counted, also after an upgrade.
 #[derive(Debug)]
 pub struct Counted<S> {
     stream: S,
@@ -352,7 +349,7 @@ mod tests {
 
     // Finding 8
     #[test]
-    fn the_oldest_unauthorized_connection_is_closed_for_a_new_one() {
+    fn connection_limit_closes_the_oldest_unauthorized() {
         let limiter =
             ConnectionLimiter::new(Limits { unauthorized: 2, authorized: 2, reserved: 0 });
         let (first, mut first_evicted) = accept(&limiter, "10.0.0.1");
@@ -377,7 +374,7 @@ mod tests {
 
     // Finding 8
     #[test]
-    fn a_crowd_from_one_address_only_closes_its_own_connections() {
+    fn connection_limit_is_fair_between_addresses() {
         let limiter =
             ConnectionLimiter::new(Limits { unauthorized: 4, authorized: 8, reserved: 0 });
         let (_honest, mut honest_evicted) = accept(&limiter, "10.0.0.2");
@@ -395,7 +392,7 @@ mod tests {
 
     // Finding 8
     #[test]
-    fn requests_that_are_not_admitted_are_few() {
+    fn connection_limit_of_unadmitted_requests() {
         let limiter = ConnectionLimiter::new(Limits::DEFAULT);
         let (crowd, mut crowd_closed) = accept(&limiter, "10.0.0.1");
         let held: Vec<_> = std::iter::from_fn(|| crowd.receive()).collect();
@@ -415,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn users_of_the_system_have_connections_of_their_own() {
+    fn connection_limit_reserves_system_connections() {
         let limiter =
             ConnectionLimiter::new(Limits { unauthorized: 64, authorized: 8, reserved: 4 });
         let mut held = Vec::new();
@@ -431,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_follow_the_open_files() {
+    fn connection_limits_follow_open_files() {
         assert_eq!(Limits::for_open_files(1 << 20), Limits::DEFAULT);
         assert_eq!(Limits::for_open_files(u64::MAX), Limits::DEFAULT);
         for files in [0, 64, 256, 1024, 4096, 10_000] {

@@ -1,16 +1,15 @@
-//! Files that a program keeps for itself.
+//! Atomic file replacement.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Puts content in the place of a file, whole and for good: readers see the old or the new one,
-/// whatever happens, and only root reads. The file's directory must be there. Blocks until it is on
-/// the disk.
+/// Replaces a file atomically and durably: readers see the old or the new content; only root can read
+/// it. Its directory must exist. Blocks until it is on disk.
 ///
 /// # Errors
-/// What the kernel says; the file is then as it was.
+/// The I/O error; the file is unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("tmp");
     let mut options = File::options();
@@ -32,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_and_no_draft_is_left() {
+    fn file_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         for content in ["a long one", "short"] {
@@ -44,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_leaves_the_old() {
+    fn file_is_kept_when_the_write_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         fs::write(&path, "old").unwrap();

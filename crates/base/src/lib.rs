@@ -2,13 +2,14 @@
 //! cannot overflow ([`time`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
 //! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
 //! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
-//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`turns`]), and the
+//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), and the
 //! release of Kubernetes ([`version`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 pub mod budget;
 pub mod connections;
+pub mod fair_queue;
 pub mod files;
 pub mod logging;
 pub mod memory;
@@ -17,5 +18,4 @@ pub mod panics;
 pub mod rate;
 pub mod time;
 pub mod trees;
-pub mod turns;
 pub mod version;

@@ -1,4 +1,4 @@
-//! What the daemon tells of itself, on standard error. How much can be changed while it runs.
+//! Logs on standard error. The verbosity can be changed at run time.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ static CHANGE: OnceLock<Change> = OnceLock::new();
 
 type Change = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
 
-/// Begins to log with that much detail (`-v`); the environment's `RUST_LOG` goes before it.
+/// Starts logging with that verbosity (`-v`); `RUST_LOG` takes precedence.
 pub fn start(verbosity: u32) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| filter(verbosity));
     let subscriber = tracing_subscriber::fmt()
@@ -26,13 +26,13 @@ pub fn start(verbosity: u32) {
     let _ = CHANGE.set(Box::new(move |filter| handle.reload(filter).is_ok()));
 }
 
-/// Logs with that much detail from now on; whether there is a log to change.
+/// Changes the verbosity; returns whether logging was started.
 pub fn set_verbosity(verbosity: u32) -> bool {
     CHANGE.get().is_some_and(|change| change(filter(verbosity)))
 }
 
-/// Upstream's levels in three steps. Libraries stay at their warnings and news at any of them: what
-/// they would add is made of whole requests, with all the secrets in these.
+/// Upstream's levels in three steps. Libraries stay at `info`: below that they log whole requests with
+/// secrets.
 fn filter(verbosity: u32) -> EnvFilter {
     EnvFilter::new(match verbosity {
         0..=2 => "info",

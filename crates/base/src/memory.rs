@@ -1,7 +1,7 @@
-//! Memory that the process had use for once goes back to the kernel.
+//! Returns free memory to the kernel.
 //!
-//! glibc gives each of a process' threads an arena, and an arena gives back what is free at its end
-//! alone: after a peak most of it stays with the process, as much as each thread had at some time.
+//! glibc has an arena per thread, which returns free memory at its end only: after a peak, most of the
+//! memory would stay with the process.
 
 use std::time::Duration;
 
@@ -10,23 +10,24 @@ use tokio::time::sleep;
 
 use crate::panics;
 
-/// Arenas of the whole process; glibc's default is eight for each processor.
+/// Arenas of the process; the default of glibc is eight per CPU.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 4;
-/// Blocks from this size on are mapped by themselves, and go back to the kernel when they are freed.
+/// Blocks from this size on are mapped separately, and returned to the kernel when they are freed.
+/// Responses below 1 MiB use smaller blocks, whose pages are reused.
 #[cfg(target_env = "gnu")]
-const MMAP_THRESHOLD: i32 = 512 << 10;
-/// What may be free at an arena's end. With glibc's 128 KiB, each answer of some size that is written
-/// and freed gives its pages back, and the next one has to take them again, one fault a page.
+const MMAP_THRESHOLD: i32 = 2 << 20;
+/// Free memory that an arena keeps at its end. With glibc's 128 KiB, buffers of large responses would
+/// be returned and faulted in again each time.
 #[cfg(target_env = "gnu")]
-const TRIM_THRESHOLD: i32 = 1 << 20;
-/// How often is looked.
+const TRIM_THRESHOLD: i32 = 2 << 20;
+/// Check interval.
 const PERIOD: Duration = Duration::from_secs(15);
-/// Free memory from which on it is worth to give it back.
-const MUCH: u64 = 32 << 20;
+/// Amount of free memory from which on it is returned.
+const MIN_FREE: u64 = 32 << 20;
 
-/// Has few arenas made, and fixes the sizes that glibc otherwise raises with each large block that is
-/// freed, up to 64 MiB. To be called before there are threads.
+/// Limits the number of arenas, and fixes thresholds that glibc otherwise adapts up to 64 MiB. Must be
+/// called before threads are started.
 pub fn configure_allocator() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
@@ -42,12 +43,12 @@ pub fn configure_allocator() {
     }
 }
 
-/// Gives free memory back after each peak, for ever.
-pub async fn release_after_peaks() {
+/// Returns free memory periodically. Never ends.
+pub async fn trim_periodically() {
     loop {
         sleep(PERIOD).await;
-        // code and stacks count as free here; they are far less
-        if resident() >= allocated().saturating_add(MUCH) {
+        // code and stacks count as free here; they are small
+        if resident() >= allocated().saturating_add(MIN_FREE) {
             // it takes a millisecond for some 10 MiB
             let _ = panics::blocking(release).await;
         }
@@ -63,7 +64,7 @@ fn release() {
     }
 }
 
-/// Bytes that the program has from the allocator; without glibc, as many as there may be.
+/// Bytes allocated by the program; without glibc, the maximum.
 fn allocated() -> u64 {
     #[cfg(target_env = "gnu")]
     {
@@ -71,14 +72,14 @@ fn allocated() -> u64 {
         // SAFETY: takes no pointer, and may be called at any time. Its successor `mallinfo2`, with
         // numbers of 64 bits, is not in the C libraries of all supported systems.
         let info = unsafe { nix::libc::mallinfo() };
-        // sums that went beyond 32 bits: with more than 4 GiB, too little is given back
+        // values above 32 bits wrap: with more than 4 GiB, too little is returned
         [info.uordblks, info.hblkhd].into_iter().map(|bytes| u64::from(bytes.cast_unsigned())).sum()
     }
     #[cfg(not(target_env = "gnu"))]
     u64::MAX
 }
 
-/// Bytes of the process that are in memory; 0 where the kernel does not say.
+/// Resident bytes of the process; 0 if unknown.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = text.split(' ').nth(1).and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -91,13 +92,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_free_after_a_peak_goes_back() {
+    async fn memory_is_returned_after_a_peak() {
         let before = resident();
         assert!(before > 0);
-        // every other one is kept, so that the arena has no free end
+        // every hundredth one is kept, so that the arena has no free end
         let mut peak: Vec<Option<Vec<u8>>> = (0..20_000).map(|_| Some(vec![1; 10_000])).collect();
-        let releasing = tokio::spawn(release_after_peaks());
-        // what is in use at the first looks is not forgotten when it is free later
+        let releasing = tokio::spawn(trim_periodically());
+        // memory in use at the first checks is returned when it is free later
         for _ in 0..5 {
             sleep(PERIOD).await;
         }

@@ -1,9 +1,9 @@
-//! A panic in the work on one pod or one request ends that work. Anywhere else it ends the daemon, so
-//! that no part of it is missing unnoticed.
+//! Isolation of panics: a panic in the work on one pod or one request ends only that work. Any other
+//! panic aborts the daemon, so that no part of it is missing.
 //!
-//! Both programs call [`install`] first. Work on one pod or one request goes through [`contain`],
-//! [`contain_sync`] or [`blocking`]. A stack overflow and a lack of memory are no panics: they end the
-//! process wherever they happen.
+//! Programs call [`install`] first. Work on one pod or one request runs in [`contain`],
+//! [`contain_sync`] or [`blocking`]. Stack overflow and out of memory are no panics: they always end
+//! the process.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -17,18 +17,18 @@ use tracing::error;
 use crate::output;
 
 thread_local! {
-    /// How many contained scopes this thread is in.
+    /// Depth of contained scopes of this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// What the hook knew of the panic that is being unwound.
+    /// Information of the hook about the current panic.
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Work that was ended by a panic: its message and place, without what may be somebody's data.
+/// A contained panic: its message and location, without data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("internal error: {0}")]
 pub struct Panicked(String);
 
-/// Logs each panic, and ends the process after one that is not contained.
+/// Logs all panics, and aborts the process after one that is not contained.
 pub fn install() {
     std::panic::set_hook(Box::new(|info| {
         let contained = DEPTH.get() > 0;
@@ -48,12 +48,12 @@ pub fn install() {
     }));
 }
 
-/// The work, up to its end or its panic.
+/// Runs a future; a panic is an error.
 ///
 /// # Errors
-/// The work panicked. What it held has been dropped.
+/// The work panicked and was dropped.
 pub fn contain<W: Future>(work: W) -> impl Future<Output = Result<W::Output, Panicked>> {
-    // Boxed once: as the argument of an `async fn` it would take its room twice.
+    // Boxed once: as the argument of an `async fn` it would take twice the memory.
     let mut work = Box::pin(work);
     std::future::poll_fn(move |context| {
         contain_sync(|| work.as_mut().poll(context))
@@ -61,7 +61,7 @@ pub fn contain<W: Future>(work: W) -> impl Future<Output = Result<W::Output, Pan
     })
 }
 
-/// As [`contain`], for work that does not wait.
+/// As [`contain`], for synchronous work.
 ///
 /// # Errors
 /// The work panicked.
@@ -71,7 +71,7 @@ pub fn contain_sync<T>(work: impl FnOnce() -> T) -> Result<T, Panicked> {
         .map_err(|payload| Panicked(LAST.take().unwrap_or_else(|| harmless(&*payload))))
 }
 
-/// As [`contain_sync`], on a thread where work may block.
+/// As [`contain_sync`], on a blocking thread.
 ///
 /// # Errors
 /// The work panicked, or the runtime shuts down.
@@ -81,7 +81,7 @@ pub async fn blocking<T: Send + 'static>(
     flat(tokio::task::spawn_blocking(|| contain_sync(work)).await)
 }
 
-/// As [`contain`], in a task of its own: the work goes on when nobody waits for it any more.
+/// As [`contain`], in a task of its own, which is not cancelled with its caller.
 ///
 /// # Errors
 /// The work panicked, or the runtime shuts down.
@@ -115,14 +115,14 @@ impl Drop for Scope {
 fn described(info: &PanicHookInfo<'_>) -> String {
     let message = harmless(info.payload());
     match info.location() {
-        Some(place) => format!("{message} at {place}"),
+        Some(location) => format!("{message} at {location}"),
         None => message,
     }
 }
 
-/// The message of a panic. What is put into a message at run time may be a secret: the standard
-/// library quotes the text that was cut in the middle of a character, and the error that was not
-/// expected. So such a message ends before the first quotation.
+/// The message of a panic. Formatted data may be a secret: the standard library quotes, for example,
+/// the text that was sliced at an invalid index, and the error of `expect`. So the message ends before
+/// the first quotation.
 fn harmless(payload: &(dyn Any + Send)) -> String {
     if let Some(message) = payload.downcast_ref::<&'static str>() {
         return (*message).to_owned();
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_ends_the_work_that_it_is_in() {
+    async fn panic_ends_only_its_work() {
         let dropped = Arc::new(AtomicUsize::new(0));
         let held = Held(dropped.clone());
         let work = async move {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_holds_no_data() {
+    fn panic_message_has_no_data() {
         let secret = "pässword";
         let refused: Result<(), &str> = std::hint::black_box(Err(secret));
         let quoting: [&dyn Fn(); 3] =
@@ -186,16 +186,16 @@ mod tests {
         assert!(error.to_string().contains("out of range"), "{error}");
     }
 
-    /// This test's own program again: what it does with that panic in a daemon's hook.
+    /// Runs this test in a child process with that panic.
     fn ends(how: &str) -> std::process::ExitStatus {
-        let test = "panics::tests::in_a_program_of_its_own";
+        let test = "panics::tests::panic_in_a_separate_process";
         let mut program = Command::new(std::env::current_exe().unwrap());
         program.args(["--exact", test, "--nocapture"]).env("PANIC_OF_TEST", how);
         program.output().unwrap().status
     }
 
     #[test]
-    fn in_a_program_of_its_own() {
+    fn panic_in_a_separate_process() {
         let Ok(how) = std::env::var("PANIC_OF_TEST") else { return };
         install();
         let panics = || panic!("as the test wants it");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_elsewhere_ends_the_process() {
+    fn panic_outside_of_contained_work_aborts() {
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(ends("contained").code(), Some(0));
         for how in ["elsewhere", "after"] {

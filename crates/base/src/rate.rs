@@ -1,8 +1,8 @@
-//! A token bucket, the one rate limit of all programs. It knows no clock but the one passed in.
+//! A token bucket, with time passed in.
 
 use std::time::{Duration, Instant};
 
-/// So many tokens at most, and so many new ones each second.
+/// With a maximum number of tokens, refilled at a rate per second.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenBucket {
     rate: f64,
@@ -12,7 +12,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket; a rate of zero never fills it again.
+    /// A full bucket; a rate of zero never refills it.
     pub fn new(rate: f64, burst: f64, now: Instant) -> Self {
         Self { rate, burst, tokens: burst, updated: now }
     }
@@ -27,7 +27,7 @@ impl TokenBucket {
         there
     }
 
-    /// Takes the next token, there or not; the answer is how long to wait until it is.
+    /// Takes the next token in advance; returns how long to wait for it.
     pub fn reserve(&mut self, now: Instant) -> Duration {
         self.fill(now);
         self.tokens -= 1.0;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_and_then_the_rate_holds() {
+    fn rate_limit_allows_bursts() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(2.0, 3.0, start);
         assert_eq!((0..4).filter(|_| bucket.try_take(start)).count(), 3);
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_served_in_turn() {
+    fn rate_limit_reservations_are_in_order() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(2.0, 1.0, start);
         let waits: Vec<_> = (0..4).map(|_| bucket.reserve(start).as_millis()).collect();

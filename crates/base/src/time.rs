@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest time that anything is waited for: about 30 years, as tokio's own timers have it.
-/// A deadline further away than this is never reached.
+/// Maximum duration of timers: about 30 years, as in tokio.
 pub const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
-/// The moment `wait` after now, at most [`FOREVER`] away.
+/// The time `wait` after now, at most [`FOREVER`] away.
 #[must_use]
 pub fn after(wait: Duration) -> Instant {
     later(Instant::now(), wait)
 }
 
-/// The moment `wait` after `start`, at most [`FOREVER`] after it.
+/// The time `wait` after `start`, at most [`FOREVER`] after it.
 #[must_use]
 pub fn later(start: Instant, wait: Duration) -> Instant {
     start.checked_add(wait.min(FOREVER)).unwrap_or(start)
@@ -40,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_wait_overflows() {
+    fn time_arithmetic_does_not_overflow() {
         for wait in [Duration::ZERO, Duration::from_secs(1), Duration::MAX, FOREVER] {
             assert!(after(wait) <= later(Instant::now(), FOREVER));
         }

@@ -1,6 +1,5 @@
-//! Trees of directories that others make: as deep and as wide as they like. What goes through one
-//! neither recurses nor holds a descriptor for each level, follows no link, and stays on the file
-//! system that it began on.
+//! Traversal of untrusted directory trees of any depth: without recursion, without a descriptor per
+//! level, without following links, and on one file system.
 
 use std::ffi::CString;
 use std::io;
@@ -14,16 +13,16 @@ use rustix::io::Errno;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory that is open, and which one that is.
+/// An open directory and its identity.
 #[derive(Debug)]
-pub struct Place {
+pub struct OpenDir {
     fd: OwnedFd,
     /// Device and inode.
     id: (u64, u64),
 }
 
-impl Place {
-    /// Opens a directory. Links on the way to it are followed; it is none itself.
+impl OpenDir {
+    /// Opens a directory. Links in its path are followed, except the last component.
     ///
     /// # Errors
     /// As `open(2)`.
@@ -41,7 +40,7 @@ impl Place {
         &self.fd
     }
 
-    /// Opens a directory in this one.
+    /// Opens a subdirectory.
     ///
     /// # Errors
     /// `EXDEV` if another file system is mounted there; else as `openat(2)`.
@@ -50,12 +49,12 @@ impl Place {
         if child.id.0 == self.id.0 { Ok(child) } else { Err(Errno::XDEV) }
     }
 
-    /// Which directory it is: device and inode.
+    /// Device and inode.
     pub fn id(&self) -> (u64, u64) {
         self.id
     }
 
-    /// Opens the directory above, which must be that one.
+    /// Opens the parent directory, which must have that identity.
     ///
     /// # Errors
     /// `ESTALE` if this one was moved meanwhile; else as `openat(2)`.
@@ -65,14 +64,14 @@ impl Place {
     }
 }
 
-/// Removes a directory with all that is in it; of a link, the link alone.
+/// Removes a directory tree; of a link, only the link.
 ///
 /// # Errors
-/// The first that happens; what was removed until then stays removed. A name that is gone already
-/// is none, but for `path` itself.
+/// The first error; what was removed until then stays removed. Missing files are no errors, except
+/// `path` itself.
 pub fn remove(path: &Path) -> io::Result<()> {
     let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
-    let root = match Place::open(path) {
+    let root = match OpenDir::open(path) {
         // a link, or a file
         Err(error) if is(&error, Errno::NOTDIR) || is(&error, Errno::LOOP) => {
             return std::fs::remove_file(path);
@@ -88,10 +87,10 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Removes all that is in a directory.
-fn clear(root: Place) -> Result<(), Errno> {
+/// Removes the content of a directory.
+fn clear(root: OpenDir) -> Result<(), Errno> {
     let mut here = root;
-    // The directories on the way down: which each was, and the name in it that was followed.
+    // The parent directories: their identity and the name of the subdirectory.
     let mut above: Vec<((u64, u64), CString)> = Vec::new();
     loop {
         if let Some(name) = clear_until_full(&here)? {
@@ -109,22 +108,22 @@ fn clear(root: Place) -> Result<(), Errno> {
     }
 }
 
-/// Removes files and empty directories; gives the first directory that is not empty.
-fn clear_until_full(place: &Place) -> Result<Option<CString>, Errno> {
-    for entry in Dir::read_from(place.fd())? {
+/// Removes files and empty directories; returns the first directory that is not empty.
+fn clear_until_full(dir: &OpenDir) -> Result<Option<CString>, Errno> {
+    for entry in Dir::read_from(dir.fd())? {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        match unlinkat(place.fd(), name, AtFlags::empty()) {
+        match unlinkat(dir.fd(), name, AtFlags::empty()) {
             Err(Errno::ISDIR | Errno::PERM) => {}
             removed => {
                 forgive_gone(removed)?;
                 continue;
             }
         }
-        match unlinkat(place.fd(), name, AtFlags::REMOVEDIR) {
+        match unlinkat(dir.fd(), name, AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(Some(name.to_owned())),
             removed => forgive_gone(removed)?,
         }
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_and_nothing_that_it_points_to() {
+    fn tree_removal_does_not_follow_links() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("tree/a/b/c")).unwrap();
@@ -170,10 +169,10 @@ mod tests {
 
     /// Finding 13: 25,000 nested directories overflow the stack of `remove_dir_all`.
     #[test]
-    fn no_depth_is_too_deep() {
+    fn tree_removal_of_any_depth() {
         // in memory: so many directories take a disk minutes
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut here = Place::open(dir.path()).unwrap();
+        let mut here = OpenDir::open(dir.path()).unwrap();
         for depth in 0..25_000 {
             mkdirat(here.fd(), c"d", Mode::RWXU).unwrap();
             if depth % 5000 == 0 {
@@ -182,7 +181,7 @@ mod tests {
             here = here.child(&c"d".to_owned()).unwrap();
         }
         drop(here);
-        // as small as the stacks of threads that nobody made for this
+        // a small stack, as of threads of other libraries
         let tree = dir.path().join("d");
         let work = move || remove(&tree).map_err(|error| error.to_string());
         let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap();

@@ -46,9 +46,9 @@ pub(crate) struct Round {
 pub(crate) async fn run(args: &Args) -> Result<Measurements> {
     say("network namespace, containerd, images");
     let mut host = Host::start()?;
-    let figures = measure(&mut host, args).await?;
+    let results = measure(&mut host, args).await?;
     host.teardown()?;
-    Ok(figures)
+    Ok(results)
 }
 
 async fn measure(host: &mut Host, args: &Args) -> Result<Measurements> {
@@ -117,7 +117,7 @@ impl Round {
     }
 }
 
-/// What goes on, for a person; the figures alone go to stdout.
+/// What goes on, for a person; the results alone go to stdout.
 fn say(what: &str) {
     eprintln!("bench: {what}");
 }

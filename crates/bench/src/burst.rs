@@ -14,7 +14,7 @@ use crate::pods::{self, Change, Changes};
 use crate::process::Memory;
 use crate::statistics::Spread;
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// How many POSTs are on their way at once, as from a controller.
 pub(crate) const AT_ONCE: usize = 16;
 /// After the last Ready: events and the like may still be under way, and they cost too.
@@ -23,7 +23,7 @@ const TAIL: Duration = Duration::from_secs(2);
 /// One burst.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Burst {
-    /// From the first POST until a watch has told of the last Ready.
+    /// From the first POST until a watch has shown the last Ready.
     pub(crate) seconds: f64,
     /// Until the last POST is answered.
     pub(crate) posted_seconds: f64,
@@ -49,7 +49,7 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, names: &[String]) -> Result<B
 /// A burst of those pods.
 pub(crate) async fn of(cluster: &mut Cluster<'_>, manifests: &[Pod]) -> Result<Burst> {
     let pods = cluster.pods();
-    let (_, mut changes) = Changes::open(&pods, PATIENCE).await?;
+    let (_, mut changes) = Changes::open(&pods, TIMEOUT).await?;
     let requests_before = cluster.requests().await?;
     let (before, host_before) = (cluster.uses()?, cluster.host_cpu_seconds());
 

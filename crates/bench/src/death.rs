@@ -12,7 +12,7 @@ use crate::pods::{self, Change, Changes};
 use crate::process;
 use crate::statistics::Spread;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two deaths. No divisor or multiple of a second, so that they fall anywhere between two
 /// relists.
 const PAUSE: Duration = Duration::from_millis(1370);
@@ -20,9 +20,9 @@ const PAUSE: Duration = Duration::from_millis(1370);
 /// Deaths by SIGKILL; nothing if none was asked for.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Deaths {
-    /// Until a watch tells that the container does not run, or of its restart.
-    pub(crate) told_seconds: Option<Spread>,
-    /// Until a watch tells of a higher restart count.
+    /// Until a watch shows that the container does not run, or of its restart.
+    pub(crate) reported_seconds: Option<Spread>,
+    /// Until a watch shows of a higher restart count.
     pub(crate) counted_seconds: Option<Spread>,
     /// Until the pod is Ready again, with a higher restart count.
     pub(crate) ready_seconds: Option<Spread>,
@@ -30,11 +30,11 @@ pub(crate) struct Deaths {
 
 pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Deaths> {
     let pids = process::of_containers(cluster.host)?;
-    let (pods, _) = Changes::open(&cluster.pods(), PATIENCE).await?;
-    let (mut told, mut counted, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+    let (pods, _) = Changes::open(&cluster.pods(), TIMEOUT).await?;
+    let (mut reported, mut counted, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for victim in pods.iter().take(count) {
         tokio::time::sleep(PAUSE).await;
-        let (_, mut changes) = Changes::open(&cluster.pods(), PATIENCE).await?;
+        let (_, mut changes) = Changes::open(&cluster.pods(), TIMEOUT).await?;
         let name = victim.name_any();
         let id = pods::container_id(victim);
         let pid =
@@ -42,21 +42,21 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>, count: usize) -> Result<Death
         let start = Instant::now();
         kill(pid, Signal::SIGKILL).with_context(|| format!("kill of pid {pid}"))?;
         let seen = follow(victim, &mut changes).await.with_context(|| name)?;
-        for (figures, at) in [&mut told, &mut counted, &mut ready].into_iter().zip(seen) {
-            figures.push((at - start).as_secs_f64());
+        for (results, at) in [&mut reported, &mut counted, &mut ready].into_iter().zip(seen) {
+            results.push((at - start).as_secs_f64());
         }
     }
     Ok(Deaths {
-        told_seconds: Spread::of(told),
+        reported_seconds: Spread::of(reported),
         counted_seconds: Spread::of(counted),
         ready_seconds: Spread::of(ready),
     })
 }
 
-/// When the death was told, when it was counted, and when the pod was Ready again.
+/// When the death was reported, when it was counted, and when the pod was Ready again.
 async fn follow(victim: &Pod, changes: &mut Changes) -> Result<[Instant; 3]> {
     let count_before = pods::container(victim).map_or(0, |status| status.restart_count);
-    let (mut told, mut counted) = (None, None);
+    let (mut reported, mut counted) = (None, None);
     loop {
         let (at, Change::Is(pod)) = changes.next().await? else { continue };
         let Some(status) = pods::container(&pod) else { continue };
@@ -66,13 +66,13 @@ async fn follow(victim: &Pod, changes: &mut Changes) -> Result<[Instant; 3]> {
         let restarted = status.restart_count > count_before;
         let runs = status.state.as_ref().is_some_and(|state| state.running.is_some());
         if restarted || !runs {
-            told.get_or_insert(at);
+            reported.get_or_insert(at);
         }
         if restarted {
             counted.get_or_insert(at);
         }
-        if let (Some(told), Some(counted), true) = (told, counted, pods::is_ready(&pod)) {
-            return Ok([told, counted, at]);
+        if let (Some(reported), Some(counted), true) = (reported, counted, pods::is_ready(&pod)) {
+            return Ok([reported, counted, at]);
         }
     }
 }

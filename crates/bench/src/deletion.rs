@@ -13,14 +13,14 @@ use crate::burst::AT_ONCE;
 use crate::cluster::{Cluster, Uses};
 use crate::pods::{Change, Changes};
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// The pods' grace period, in seconds. Their processes leave at once.
 const GRACE: u32 = 1;
 
 /// One deletion of all pods, from the first DELETE.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Deletion {
-    /// Until a watch has told of the last object's end.
+    /// Until a watch has shown the last deletion.
     pub(crate) seconds: f64,
     /// Until the runtime has no sandbox any more.
     pub(crate) sandboxes_seconds: f64,
@@ -34,7 +34,7 @@ pub(crate) async fn run(
     names: &[String],
 ) -> Result<Deletion> {
     let pods = cluster.pods();
-    let (_, mut changes) = Changes::open(&pods, PATIENCE).await?;
+    let (_, mut changes) = Changes::open(&pods, TIMEOUT).await?;
     let before = cluster.uses()?;
 
     let start = Instant::now();
@@ -47,7 +47,7 @@ pub(crate) async fn run(
     tokio::try_join!(deletes, all_gone(&mut changes, names))?;
     let seconds = start.elapsed().as_secs_f64();
 
-    wait_until(PATIENCE, "the last sandbox to go", async || -> Result<()> {
+    wait_until(TIMEOUT, "the last sandbox to go", async || -> Result<()> {
         let left = runtime.list_pod_sandboxes(None).await?.len();
         ensure!(left == 0, "{left} are left");
         Ok(())

@@ -25,7 +25,7 @@ struct Gate {
     open: bool,
     /// When it was first asked since it was turned.
     answered: Option<Instant>,
-    asked: u64,
+    requests: u64,
 }
 
 impl Gates {
@@ -50,8 +50,8 @@ impl Gates {
     }
 
     /// How many probes were answered.
-    pub(crate) fn asked(&self) -> u64 {
-        lock(&self.shared).values().map(|gate| gate.asked).sum()
+    pub(crate) fn requests(&self) -> u64 {
+        lock(&self.shared).values().map(|gate| gate.requests).sum()
     }
 }
 
@@ -90,7 +90,7 @@ async fn answer(
     let open = {
         let mut gates = lock(gates);
         let gate = gates.entry(path.to_owned()).or_default();
-        gate.asked += 1;
+        gate.requests += 1;
         gate.answered.get_or_insert_with(Instant::now);
         gate.open
     };
@@ -104,7 +104,7 @@ async fn answer(
 mod tests {
     use super::*;
 
-    async fn ask(gates: &Gates, path: &str) -> String {
+    async fn get(gates: &Gates, path: &str) -> String {
         let mut stream = TcpStream::connect(gates.address).await.unwrap();
         stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -113,17 +113,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gate_answers_as_it_was_turned_and_notes_when() {
+    async fn gate_answers_as_set_with_timestamps() {
         let gates = Gates::start([127, 0, 0, 1].into()).await.unwrap();
-        assert!(ask(&gates, "/a").await.starts_with("HTTP/1.1 503 "));
+        assert!(get(&gates, "/a").await.starts_with("HTTP/1.1 503 "));
         gates.turn("a", true);
         assert_eq!(gates.answered("a"), None);
         let before = Instant::now();
-        assert!(ask(&gates, "/a").await.starts_with("HTTP/1.1 200 "));
+        assert!(get(&gates, "/a").await.starts_with("HTTP/1.1 200 "));
         let first = gates.answered("a");
-        ask(&gates, "/a").await;
+        get(&gates, "/a").await;
         assert!(first.is_some_and(|at| at > before) && gates.answered("a") == first);
-        assert!(ask(&gates, "/b").await.starts_with("HTTP/1.1 503 "));
-        assert_eq!(gates.asked(), 4);
+        assert!(get(&gates, "/b").await.starts_with("HTTP/1.1 503 "));
+        assert_eq!(gates.requests(), 4);
     }
 }

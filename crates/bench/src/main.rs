@@ -2,7 +2,7 @@
 //! calls that the pods need, with no daemon), then the same pods through apiserver and node.
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
-//! `probes`, `pressure`), each of which gives a plain struct of figures → `report` shows them as a
+//! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
 //! table and as JSON. With `--services` it is `proxy` that is played, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
@@ -65,7 +65,7 @@ struct Args {
     /// Files of the volume that is given to a group.
     #[arg(long, default_value_t = 200_000)]
     files: usize,
-    /// Write all figures to this file, as JSON.
+    /// Write all results to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Measure kube-proxy and not the node, with so many services: one number or several.
@@ -90,7 +90,7 @@ fn run(args: &Args) -> Result<()> {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::select! {
-            figures = measure(args) => figures,
+            results = measure(args) => results,
             _ = interrupt.recv() => bail!("interrupted"),
             _ = terminate.recv() => bail!("interrupted"),
         }
@@ -102,20 +102,20 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The figures, as a table and as JSON.
+/// The results, as a table and as JSON.
 async fn measure(args: &Args) -> Result<(String, String)> {
     if args.server {
-        let figures = server::run(args).await?;
-        return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
+        let results = server::run(args).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if let Some(count) = args.volumes {
-        let figures = volumes::run(args, count).await?;
-        return Ok((figures.to_string(), serde_json::to_string_pretty(&figures)?));
+        let results = volumes::run(args, count).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if args.services.is_empty() {
-        let figures = bench::run(args).await?;
-        return Ok((report::table(&figures), serde_json::to_string_pretty(&figures)?));
+        let results = bench::run(args).await?;
+        return Ok((report::table(&results), serde_json::to_string_pretty(&results)?));
     }
-    let figures = proxy::run(args).await?;
-    Ok((proxy::table(&figures), serde_json::to_string_pretty(&figures)?))
+    let results = proxy::run(args).await?;
+    Ok((proxy::table(&results), serde_json::to_string_pretty(&results)?))
 }

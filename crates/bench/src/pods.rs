@@ -56,14 +56,14 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// From now on, for at most `patience`. Also gives the pods as they are.
-    pub(crate) async fn open(pods: &Api<Pod>, patience: Duration) -> Result<(Vec<Pod>, Self)> {
+    /// From now on, for at most `timeout`. Also gives the pods as they are.
+    pub(crate) async fn open(pods: &Api<Pod>, timeout: Duration) -> Result<(Vec<Pod>, Self)> {
         let list = pods.list(&ListParams::default()).await?;
         let version = list.metadata.resource_version.context("a list without resourceVersion")?;
         // The server ends a watch that is older than this.
-        let params = WatchParams::default().timeout(u32::try_from(patience.as_secs())?.min(290));
+        let params = WatchParams::default().timeout(u32::try_from(timeout.as_secs())?.min(290));
         let watch = pods.watch(&params, &version).await?.boxed();
-        Ok((list.items, Self { watch, deadline: Instant::now() + patience }))
+        Ok((list.items, Self { watch, deadline: Instant::now() + timeout }))
     }
 
     /// The next change, and when it came.

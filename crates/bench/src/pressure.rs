@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::statistics::Spread;
 use crate::{pods, process};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const MI: u64 = 1 << 20;
 /// What may be taken before the node counts as short; machines have at least thrice that.
 const ROOM: u64 = 512 * MI;
@@ -33,7 +33,7 @@ pub(crate) struct Pressure {
 
 /// Runs short `count` times, on a node of its own.
 pub(crate) async fn run(host: &mut Host, count: usize) -> Result<Pressure> {
-    let available = available_memory().context("no figures of the machine's memory")?;
+    let available = available_memory().context("cannot read the machine's memory")?;
     let threshold = available - ROOM.min(available / 3);
     let config = json!({
         "evictionHard": {"memory.available": format!("{}Mi", threshold / MI)},
@@ -51,7 +51,7 @@ pub(crate) async fn run(host: &mut Host, count: usize) -> Result<Pressure> {
     Ok(Pressure { kill_seconds: Spread::of(kills) })
 }
 
-/// Takes what there is at once when it is told to, and leaves when it is asked to.
+/// Allocates all available memory on one signal, and exits on another.
 fn manifest(name: &str, node: &str) -> Result<Pod> {
     let megabytes = ROOM / MI * 2;
     let script = format!(
@@ -77,7 +77,7 @@ fn manifest(name: &str, node: &str) -> Result<Pod> {
 async fn end_of(cluster: &mut Cluster<'_>, name: &str, threshold: u64) -> Result<f64> {
     let (pods, node) = (cluster.pods(), cluster.host.name());
     pods.create(&PostParams::default(), &manifest(name, &node)?).await.context("POST of a pod")?;
-    let pod = wait_until(PATIENCE, "the pod to be Ready", async || {
+    let pod = wait_until(TIMEOUT, "the pod to be Ready", async || {
         let pod = pods.get(name).await.map_err(|error| error.to_string())?;
         if pods::is_ready(&pod) { Ok(pod) } else { Err(format!("{:?}", pod.status)) }
     })
@@ -89,7 +89,7 @@ async fn end_of(cluster: &mut Cluster<'_>, name: &str, threshold: u64) -> Result
     let volume = format!("pods/{uid}/volumes/kubernetes.io~empty-dir/v/go");
     fs::write(cluster.node.root_dir().join(volume), "")?;
 
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     until(deadline, || available_memory().is_some_and(|left| left < threshold)).await?;
     let start = Instant::now();
     until(deadline, || !is_there(pid)).await?;
@@ -97,7 +97,7 @@ async fn end_of(cluster: &mut Cluster<'_>, name: &str, threshold: u64) -> Result
 
     pods.delete(name, &DeleteParams::default().grace_period(0)).await?;
     let nodes = cluster.nodes();
-    wait_until(PATIENCE, "the node to recover", async || {
+    wait_until(TIMEOUT, "the node to recover", async || {
         let status = nodes.get(&node).await.map_err(|error| error.to_string())?.status;
         let mut conditions = status.and_then(|status| status.conditions).into_iter().flatten();
         let short = conditions.any(|is| is.type_ == "MemoryPressure" && is.status != "False");

@@ -17,16 +17,16 @@ use crate::idle::{self, Idle};
 use crate::pods::{self, Change, Changes};
 use crate::statistics::Spread;
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// Pods that are turned from ready to not and back, in turns.
 const TURNED: usize = 10;
 
 /// What was measured with pods of three probes a second each.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Probes {
-    /// From the first answer that makes a pod ready until a watch tells that it is Ready.
+    /// From the first answer that makes a pod ready until a watch shows that it is Ready.
     pub(crate) ready_seconds: Option<Spread>,
-    /// From the first answer that does not until a watch tells that it is not.
+    /// From the first answer that does not until a watch shows that it is not.
     pub(crate) unready_seconds: Option<Spread>,
     /// With so many probes a second, as counted.
     pub(crate) per_second: f64,
@@ -55,10 +55,10 @@ pub(crate) async fn run(
     }
 
     create(cluster, &gates, many).await?;
-    let asked = gates.asked();
+    let before = gates.requests();
     let cost = idle::run(cluster, seconds).await?;
-    #[allow(clippy::cast_precision_loss, reason = "a figure to look at")]
-    let per_second = (gates.asked() - asked) as f64 / cost.seconds;
+    #[allow(clippy::cast_precision_loss, reason = "for display only")]
+    let per_second = (gates.requests() - before) as f64 / cost.seconds;
     let descriptors = cluster.descriptors()?;
     delete(cluster, &names).await?;
     Ok(Probes {
@@ -100,7 +100,7 @@ async fn create(cluster: &Cluster<'_>, gates: &Gates, names: &[String]) -> Resul
     let posts = stream::iter(names)
         .map(async |name| pods.create(&params, &manifest(name)?).await.context("POST of a pod"));
     posts.buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())).await?;
-    wait_until(PATIENCE, "the probed pods to be Ready", async || {
+    wait_until(TIMEOUT, "the probed pods to be Ready", async || {
         let listed = pods.list(&Default::default()).await.map_err(|error| error.to_string())?;
         let waits = |pod: &&Pod| names.contains(&pod.name_any()) && !pods::is_ready(pod);
         match listed.items.iter().filter(waits).count() {
@@ -112,7 +112,7 @@ async fn create(cluster: &Cluster<'_>, gates: &Gates, names: &[String]) -> Resul
     Ok(())
 }
 
-/// Turns a pod's readiness; gives the seconds from the first answer that tells so until the watch
+/// Turns a pod's readiness; gives the seconds from the first answer with the new result until the watch
 /// does.
 async fn turn(cluster: &Cluster<'_>, gates: &Gates, name: &str, open: bool) -> Result<f64> {
     let (_, mut changes) = Changes::open(&cluster.pods(), Duration::from_secs(60)).await?;
@@ -122,7 +122,7 @@ async fn turn(cluster: &Cluster<'_>, gates: &Gates, name: &str, open: bool) -> R
         let (at, change) = next.with_context(|| format!("{name}, to be turned to {open}"))?;
         let Change::Is(pod) = change else { continue };
         if pod.name_any() == name && pods::is_ready(&pod) == open {
-            let answered = gates.answered(name).context("told without a probe")?;
+            let answered = gates.answered(name).context("reported without a probe")?;
             return Ok((at - answered).as_secs_f64());
         }
     }
@@ -132,7 +132,7 @@ async fn delete(cluster: &Cluster<'_>, names: &[String]) -> Result<()> {
     let (pods, params) = (cluster.pods(), DeleteParams::default().grace_period(1));
     let deletes = stream::iter(names).map(|name| pods.delete(name, &params));
     deletes.buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())).await?;
-    wait_until(PATIENCE, "the probed pods to go", async || {
+    wait_until(TIMEOUT, "the probed pods to go", async || {
         let listed = pods.list(&Default::default()).await.map_err(|error| error.to_string())?;
         match listed.items.len() {
             0 => Ok(()),

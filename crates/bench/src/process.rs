@@ -31,7 +31,7 @@ pub(crate) struct Memory {
 }
 
 /// Looks at a process now.
-#[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+#[allow(clippy::cast_precision_loss, reason = "for display only")]
 pub(crate) fn look(pid: u32) -> Result<Use> {
     let process = Process::new(i32::try_from(pid)?)?;
     let (status, clock) =
@@ -111,14 +111,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_units_fit_together() {
+    fn process_units_are_consistent() {
         let memory = look(std::process::id()).unwrap().memory;
         assert!(memory.pss > 0.5 && memory.pss <= memory.rss * 1.1, "{memory:?}");
         assert!(memory.rss <= memory.peak && memory.peak < 1024.0, "{memory:?}");
     }
 
     #[test]
-    fn the_table_of_tasks_is_read() {
+    fn process_task_table_is_parsed() {
         let table = "TASK    PID     STATUS    \nab12    417     RUNNING\ncd34    9    STOPPED\n";
         let expected = [("ab12", 417), ("cd34", 9)];
         let expected = expected.map(|(id, pid)| (id.to_owned(), Pid::from_raw(pid)));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_are_counted_whichever_threads_end() {
+    fn process_wake_ups_are_counted() {
         let before = WakeUps([(1, 100), (2, 50)].into());
         let after = WakeUps([(1, 103), (3, 4)].into());
         assert_eq!(after.since(&before), 7);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn work_counts() {
+    fn process_work_is_counted() {
         let before = look(std::process::id()).unwrap().cpu_seconds;
         let start = std::time::Instant::now();
         while start.elapsed().as_millis() < 200 {}

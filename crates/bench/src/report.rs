@@ -1,4 +1,4 @@
-//! The figures as a table for people.
+//! The results as a table for people.
 use std::fmt::{Display, Write};
 
 use crate::bench::{Measurements, Round};
@@ -8,9 +8,9 @@ use crate::floor::Floor;
 use crate::process::Memory;
 use crate::statistics::{Spread, median};
 
-/// Medians of all rounds, in lines of a label and its figures.
-pub(crate) fn table(figures: &Measurements) -> String {
-    let Measurements { machine, pods, rounds, .. } = figures;
+/// Medians of all rounds, in lines of a label and its results.
+pub(crate) fn table(results: &Measurements) -> String {
+    let Measurements { machine, pods, rounds, .. } = results;
     let mut table = Table(format!(
         "{pods} pods, {} rounds; {} cores, kernel {}, {}, node {}\n\n",
         rounds.len(),
@@ -21,9 +21,9 @@ pub(crate) fn table(figures: &Measurements) -> String {
     ));
     table.floor(rounds);
     table.burst(rounds);
-    table.others(figures);
+    table.others(results);
     table.deletion(rounds);
-    table.probes(figures);
+    table.probes(results);
     table.0
 }
 
@@ -37,7 +37,7 @@ impl Table {
 
     fn floor(&mut self, rounds: &[Round]) {
         let floors: Vec<&Floor> = rounds.iter().filter_map(Round::floor).collect();
-        let of = |figure: fn(&Floor) -> f64| median(floors.iter().map(|floor| figure(floor)));
+        let of = |value: fn(&Floor) -> f64| median(floors.iter().map(|floor| value(floor)));
         let pods = Spread {
             p50: of(|floor| floor.pod_seconds.p50),
             p99: of(|floor| floor.pod_seconds.p99),
@@ -53,8 +53,7 @@ impl Table {
     }
 
     fn burst(&mut self, rounds: &[Round]) {
-        let of =
-            |figure: fn(&Burst) -> f64| median(rounds.iter().map(|round| figure(&round.burst)));
+        let of = |value: fn(&Burst) -> f64| median(rounds.iter().map(|round| value(&round.burst)));
         let pods = Spread {
             p50: of(|burst| burst.pod_seconds.p50),
             p99: of(|burst| burst.pod_seconds.p99),
@@ -79,28 +78,28 @@ impl Table {
         }
     }
 
-    fn others(&mut self, figures: &Measurements) {
-        let Measurements { idle, restart, deaths, .. } = figures;
+    fn others(&mut self, results: &Measurements) {
+        let Measurements { idle, restart, deaths, .. } = results;
         self.line("idle", format!("{:.0} s", idle.seconds));
         self.line("  millicores", three(idle.millicores, 1));
         self.line("  MiB resident (peak)", memory(idle.memory));
         self.line("restart of the node daemon", "");
         self.line("  lease renewed", format!("{:.2} s", restart.lease_seconds));
-        self.line("  node told Ready", format!("{:.2} s", restart.ready_seconds));
+        self.line("  node Ready", format!("{:.2} s", restart.ready_seconds));
         self.line("  changes to pods", restart.pod_writes);
         self.line("  CPU-seconds in 10 s", format!("{:.2}", restart.cpu_seconds));
         self.line("  MiB resident (peak)", mib(restart.memory));
         self.line("death of a container", "");
-        self.line("  told", spread(deaths.told_seconds));
+        self.line("  reported", spread(deaths.reported_seconds));
         self.line("  restart counted", spread(deaths.counted_seconds));
         self.line("  Ready again", spread(deaths.ready_seconds));
     }
 
-    fn probes(&mut self, figures: &Measurements) {
-        let Measurements { pods, probes, .. } = figures;
+    fn probes(&mut self, results: &Measurements) {
+        let Measurements { pods, probes, .. } = results;
         self.line("readiness", "");
-        self.line("  Ready told", spread(probes.ready_seconds));
-        self.line("  not Ready told", spread(probes.unready_seconds));
+        self.line("  Ready reported", spread(probes.ready_seconds));
+        self.line("  not Ready reported", spread(probes.unready_seconds));
         let cost = &probes.cost;
         let Uses { node, apiserver, containerd } = probes.descriptors;
         let each = format!("{pods} pods, {:.0} probes a second", probes.per_second);
@@ -110,11 +109,11 @@ impl Table {
         let open = format!("node {node}, apiserver {apiserver}, containerd {containerd}");
         self.line("  descriptors", open);
         self.line("memory runs short", "");
-        self.line("  until the hog's end", spread(figures.pressure.kill_seconds));
+        self.line("  until the hog's end", spread(results.pressure.kill_seconds));
     }
 
     fn deletion(&mut self, rounds: &[Round]) {
-        let of = |figure: fn(&Round) -> f64| median(rounds.iter().map(figure));
+        let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
         self.line("deletion", "");
         self.line("  last object", format!("{:.2} s", of(|round| round.deletion.seconds)));
         let sandboxes = of(|round| round.deletion.sandboxes_seconds);
@@ -141,11 +140,11 @@ fn spread(spread: Option<Spread>) -> String {
     format!("p50 {p50:.3} s, p99 {p99:.3} s, max {max:.3} s")
 }
 
-fn medians(rounds: &[Round], figure: fn(&Round) -> Uses<f64>) -> String {
+fn medians(rounds: &[Round], value: fn(&Round) -> Uses<f64>) -> String {
     let uses = Uses {
-        node: median(rounds.iter().map(|round| figure(round).node)),
-        apiserver: median(rounds.iter().map(|round| figure(round).apiserver)),
-        containerd: median(rounds.iter().map(|round| figure(round).containerd)),
+        node: median(rounds.iter().map(|round| value(round).node)),
+        apiserver: median(rounds.iter().map(|round| value(round).apiserver)),
+        containerd: median(rounds.iter().map(|round| value(round).containerd)),
     };
     three(uses, 2)
 }

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::pods::{self, Change, Changes};
 use crate::process::Memory;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the pods are watched after the start: several relists and syncs.
 const WATCHED: Duration = Duration::from_secs(10);
 
@@ -56,10 +56,10 @@ pub(crate) async fn run(cluster: &mut Cluster<'_>) -> Result<Restart> {
         ensure!(!same, "{what} is the old one");
         Ok(start.elapsed().as_secs_f64())
     };
-    let lease = wait_until(PATIENCE, "a renewed lease", async || {
+    let lease = wait_until(TIMEOUT, "a renewed lease", async || {
         changed("the lease", renewed().await? == lease).await
     });
-    let ready = wait_until(PATIENCE, "the node to be Ready anew", async || {
+    let ready = wait_until(TIMEOUT, "the node to be Ready anew", async || {
         changed("the heartbeat", said_ready().await? == heartbeat).await
     });
     let writes = async {

@@ -1,6 +1,6 @@
 //! `make bench-server`: what the node's ports cost with all pods on it, and what a flood leaves.
 //!
-//! Asks the read-only port, which serves figures as 10250 does but without encryption and leave, so
+//! Asks the read-only port, which serves results as 10250 does but without encryption and leave, so
 //! that these are not what is measured.
 mod scrape;
 
@@ -123,7 +123,7 @@ async fn follow(cluster: &mut Cluster<'_>) -> Result<Follow> {
     let reading = tokio::task::spawn_blocking(move || read_lines(command));
     let (seconds, bytes, lost) = reading.await??;
     let after = cluster.uses()?.node.memory;
-    #[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+    #[allow(clippy::cast_precision_loss, reason = "for display only")]
     let mib_per_second = bytes as f64 / f64::from(1 << 20) / seconds;
     Ok(Follow { mib_per_second, lost, before, after })
 }
@@ -164,7 +164,8 @@ async fn flood(cluster: &mut Cluster<'_>, port: &mut Port) -> Result<Flood> {
     let series_before = port.get("/metrics").await?.lines().count();
     let before = cluster.uses()?.node.memory;
     for n in 0..FLOOD {
-        port.ask(&format!("/x{n}/y{}?label{n}={n}", n * 7), &format!("X-Label-{n}: {n}")).await?;
+        port.request(&format!("/x{n}/y{}?label{n}={n}", n * 7), &format!("X-Label-{n}: {n}"))
+            .await?;
     }
     let series_after = port.get("/metrics").await?.lines().count();
     let after = cluster.uses()?.node.memory;
@@ -183,13 +184,13 @@ impl Port {
 
     /// The body of that path's answer.
     pub(crate) async fn get(&mut self, path: &str) -> Result<String> {
-        match self.ask(path, "Accept: */*").await? {
+        match self.request(path, "Accept: */*").await? {
             (200, body) => Ok(body),
             (code, body) => bail!("GET {path}: {code}: {body}"),
         }
     }
 
-    async fn ask(&mut self, path: &str, header: &str) -> Result<(u16, String)> {
+    async fn request(&mut self, path: &str, header: &str) -> Result<(u16, String)> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\n{header}\r\n\r\n");
         self.0.get_mut().write_all(request.as_bytes()).await?;
         let head = self.head().await?;

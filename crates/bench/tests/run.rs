@@ -1,5 +1,5 @@
-//! A small run: every phase works, its figures are there, and nothing is left (which the program
-//! itself checks). How large the figures are is no test's affair.
+//! A small run: every phase works, its results are there, and nothing is left (which the program
+//! itself checks). How large the results are is no test's affair.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used)]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 #[test]
-fn every_phase_gives_figures() {
+fn bench_every_phase_has_results() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
@@ -21,7 +21,7 @@ fn every_phase_gives_figures() {
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.starts_with("3 pods, 2 rounds"), "{table}");
 
-    let figures: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     for path in [
         "/rounds/0/floors/3/seconds",
         "/rounds/1/floors/0/seconds",
@@ -38,14 +38,14 @@ fn every_phase_gives_figures() {
         "/probes/per_second",
         "/probes/descriptors/node",
     ] {
-        let figure = figures.pointer(path).and_then(Value::as_f64);
-        assert!(figure.is_some_and(|figure| figure > 0.0), "{path} in {figures:#}");
+        let value = results.pointer(path).and_then(Value::as_f64);
+        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
     }
-    assert_eq!(figures.pointer("/rounds/1/floors/1"), None, "the best limit is taken");
+    assert_eq!(results.pointer("/rounds/1/floors/1"), None, "the best limit is taken");
 }
 
 #[test]
-fn volumes_are_measured_by_themselves() {
+fn bench_volumes_only() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("bench.json");
     let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
@@ -54,9 +54,9 @@ fn volumes_are_measured_by_themselves() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let figures: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     for path in ["chown_seconds", "node_seconds", "skipped_seconds"] {
-        let figure = figures.pointer(&format!("/ownership/{path}")).and_then(Value::as_f64);
-        assert!(figure.is_some_and(|figure| figure > 0.0), "{path} in {figures:#}");
+        let value = results.pointer(&format!("/ownership/{path}")).and_then(Value::as_f64);
+        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
     }
 }

@@ -1,6 +1,6 @@
-//! Connections that watches share. A node follows each object that its pods refer to by a watch of
-//! its own, and would hold a connection for each if they did not share them as HTTP/2 streams. A
-//! server takes only so many streams on a connection, so there are as many as it takes.
+//! Connections that watches share. A node watches each object that its pods refer to separately, and
+//! would need a connection for each if they were not HTTP/2 streams of shared ones. A server limits
+//! the streams of a connection, so further connections are opened as needed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use crate::mutex::locked;
 
 /// Streams on a connection: what kube-apiserver takes.
 const STREAMS: usize = 100;
-/// The kernel finds out whether the other end of a silent connection lives, and wakes nobody.
+/// TCP keepalive detects dead connections without wakeups.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_RETRIES: u32 = 3;
@@ -32,70 +32,71 @@ pub struct SharesConnection;
 /// The shared connections to one server.
 pub(super) struct ConnectionPool {
     config: Config,
-    lanes: Mutex<Vec<Arc<PooledConnection>>>,
+    pool: Mutex<Vec<Arc<PooledConnection>>>,
 }
 
 struct PooledConnection {
     client: Client,
-    room: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
     /// Held by the request that opens the connection: those at the same time would open their own.
     opening: AsyncMutex<()>,
     open: AtomicBool,
 }
 
-/// A watch's place on a connection, held for as long as it lives.
-pub(super) struct Place {
-    lane: Arc<PooledConnection>,
+/// A stream of a watch on a connection, held while the watch lasts.
+pub(super) struct StreamPermit {
+    connection: Arc<PooledConnection>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         // It may have ended with the connection.
-        self.lane.open.store(false, Ordering::Relaxed);
+        self.connection.open.store(false, Ordering::Relaxed);
     }
 }
 
 impl ConnectionPool {
     /// No connection yet to the server of that config.
     pub(super) fn new(config: Config) -> Self {
-        Self { config, lanes: Mutex::default() }
+        Self { config, pool: Mutex::default() }
     }
 
-    /// Sends a request over a connection that has room for it. Its answer may last for long.
+    /// Sends a request over a connection that has a free stream. Its response may be a watch.
     pub(super) async fn send(
         &self,
         request: Request<Body>,
-    ) -> Result<(Response<Body>, Place), kube::Error> {
-        let place = self.enter()?;
-        let lane = &place.lane;
-        let mut opening = Some(lane.opening.lock().await);
-        if lane.open.load(Ordering::Relaxed) {
+    ) -> Result<(Response<Body>, StreamPermit), kube::Error> {
+        let stream = self.acquire()?;
+        let connection = &stream.connection;
+        let mut opening = Some(connection.opening.lock().await);
+        if connection.open.load(Ordering::Relaxed) {
             opening = None;
         }
-        let answer = lane.client.send(request).await?;
-        lane.open.store(true, Ordering::Relaxed);
+        let answer = connection.client.send(request).await?;
+        connection.open.store(true, Ordering::Relaxed);
         drop(opening);
-        Ok((answer, place))
+        Ok((answer, stream))
     }
 
-    fn enter(&self) -> Result<Place, kube::Error> {
-        let mut lanes = locked(&self.lanes);
-        let free = |lane: &Arc<PooledConnection>| {
-            let permit = Arc::clone(&lane.room).try_acquire_owned().ok()?;
-            Some(Place { lane: Arc::clone(lane), _permit: permit })
+    fn acquire(&self) -> Result<StreamPermit, kube::Error> {
+        let mut pool = locked(&self.pool);
+        let free = |connection: &Arc<PooledConnection>| {
+            let permit = Arc::clone(&connection.streams).try_acquire_owned().ok()?;
+            Some(StreamPermit { connection: Arc::clone(connection), _permit: permit })
         };
-        if let Some(place) = lanes.iter().find_map(free) {
-            return Ok(place);
+        if let Some(stream) = pool.iter().find_map(free) {
+            return Ok(stream);
         }
-        let lane = Arc::new(PooledConnection {
+        let connection = Arc::new(PooledConnection {
             client: connect(&self.config)?,
-            room: Arc::new(Semaphore::new(STREAMS)),
+            streams: Arc::new(Semaphore::new(STREAMS)),
             opening: AsyncMutex::default(),
             open: AtomicBool::default(),
         });
-        lanes.push(Arc::clone(&lane));
-        free(&lane).ok_or_else(|| kube::Error::Service("a new connection has no room".into()))
+        pool.push(Arc::clone(&connection));
+        free(&connection)
+            .ok_or_else(|| kube::Error::Service("a new connection has no free stream".into()))
     }
 }
 
@@ -145,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that speaks these protocols, and never ends an answer; counts its connections.
+    /// A server with these protocols whose responses never end; counts its connections.
     async fn serve(protocols: &[&str]) -> (Config, Arc<AtomicUsize>) {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         let key = rustls::pki_types::PrivateKeyDer::try_from(pair.signing_key.serialize_der());
@@ -186,28 +187,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn watches_share_as_few_connections_as_the_server_lets_them() {
+    async fn connection_pool_shares_connections_up_to_the_stream_limit() {
         let (config, connections) = serve(&["h2", "http/1.1"]).await;
-        let lanes = ConnectionPool::new(config);
+        let pool = ConnectionPool::new(config);
         let watch = || async {
             let request = Request::get("/watch").body(Body::empty()).unwrap();
-            lanes.send(request).await.unwrap()
+            pool.send(request).await.unwrap()
         };
         let mut open = join_all((0..2 * STREAMS + 1).map(|_| watch())).await;
         assert_eq!(connections.load(Ordering::SeqCst), 3);
-        // What ends makes room, and no new connection is needed.
+        // A stream that ends is reused, without a new connection.
         open.truncate(STREAMS);
         open.extend(join_all((0..STREAMS).map(|_| watch())).await);
         assert_eq!(connections.load(Ordering::SeqCst), 3);
     }
 
     #[tokio::test]
-    async fn a_server_of_the_old_protocol_serves_too() {
+    async fn connection_pool_supports_http1() {
         let (config, connections) = serve(&["http/1.1"]).await;
-        let lanes = ConnectionPool::new(config);
+        let pool = ConnectionPool::new(config);
         let request = || Request::get("/watch").body(Body::empty()).unwrap();
-        let first = lanes.send(request()).await.unwrap();
-        let second = lanes.send(request()).await.unwrap();
+        let first = pool.send(request()).await.unwrap();
+        let second = pool.send(request()).await.unwrap();
         assert_eq!(connections.load(Ordering::SeqCst), 2);
         assert!(first.0.status().is_success() && second.0.status().is_success());
     }

@@ -165,7 +165,7 @@ where
 }
 
 /// By this name serde_json knows that the text of a value is wanted, which it passes over without
-/// recursion, however deep it is. [`RawValue`] asks for it too, but fails where serde has kept the
+/// recursion, however deep it is. [`RawValue`] does so too, but fails where serde has kept the
 /// value of a field in memory until it has seen the next one: an event with its `object` before its
 /// `type`, which no apiserver sends, but any may.
 const RAW_VALUE: &str = "$serde_json::private::RawValue";
@@ -418,7 +418,7 @@ mod tests {
 
     /// Finding 13: what stood in `managedFields` failed the whole list.
     #[test]
-    fn managed_fields_cannot_fail_an_object() {
+    fn decode_ignores_managed_fields() {
         for managed in [
             r#"[{"manager":"m","time":"9999-12-31T23:59:59Z"}]"#.to_owned(),
             r#"[{"fieldsV1":{"f:x\"]}":[1,{}]}}]"#.to_owned(),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn times_past_the_last_one_become_the_last_one() {
+    fn decode_clamps_times_past_the_maximum() {
         for time in ["9999-12-31T23:59:59Z", "9999-12-31T00:00:00.5+01:00", "12345-01-01T00:00:00Z"]
         {
             let text = with("deletionTimestamp", &json!(time).to_string());
@@ -450,7 +450,7 @@ mod tests {
 
     /// The apiserver takes a condition without a time, and gives it as null.
     #[test]
-    fn a_null_is_as_good_as_absent() {
+    fn decode_treats_null_as_absent() {
         let text = json!({"metadata": {"name": "s", "labels": null},
         "spec": {"ports": [{"port": 80, "name": null}], "selector": {"a": null}},
         "status": {"conditions": [
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_object_that_does_not_decode_the_metadata_is_known() {
+    fn undecodable_object_has_its_metadata() {
         let text = r#"{"metadata":{"name":"s","namespace":"x","uid":"u","resourceVersion":"9",
             "labels":{"a":"b"},"finalizers":7},"spec":{"ports":[{"port":"http"}]}}"#;
         let error = decode::<Service>(text).read().unwrap_err();
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_secrets_are_not_quoted() {
+    fn decode_errors_do_not_quote_secret_values() {
         let text = r#"{"metadata":{"name":"s"},"data":{"key":"no base64: hunter2"}}"#;
         let error = decode::<Secret>(text).read().unwrap_err().to_string();
         assert!(error.contains("data.key") && !error.contains("hunter2"), "{error}");
@@ -488,7 +488,7 @@ mod tests {
 
     /// Finding 13: one bad object failed the list and the watch that it was in.
     #[test]
-    fn one_bad_object_leaves_the_others() {
+    fn undecodable_object_leaves_the_others() {
         let bad = [
             with("managedFields", &nested(1000)),
             with("finalizers", &nested(1000)),
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_decoded_as_before() {
+    fn decode_of_valid_objects_is_unchanged() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "p", "annotations": {"managedFields": "\"managedFields\":{}"}},
             "spec": {"containers": [{"name": "c", "args": ["\"managedFields\""]}]}});
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_reported_now_and_then() {
+    fn decode_errors_are_logged_once_per_interval() {
         let mut reports = Reports::default();
         let bad = |uid: &str| {
             let text = json!({"metadata": {"uid": uid}, "spec": 7}).to_string();

@@ -23,34 +23,37 @@ use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 use super::connection_pool::ConnectionPool;
-use super::{ClientError, CredentialState, Credentials, Limits, SILENCE, Way};
+use super::{ClientError, ConfigSource, CredentialState, Credentials, Limits, READ_TIMEOUT};
 
 /// The extension of a cluster's entry that names its further servers.
 const SERVERS: &str = "longshore/servers";
 /// How long one of several servers may take to let us in.
-const CONNECT: std::time::Duration = std::time::Duration::from_secs(5);
+const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// One server, and the way to it.
+/// One server, and the clients for it.
 pub(super) struct Endpoint {
     pub(super) url: String,
     /// `host:port` of the URL.
     pub(super) host: String,
     pub(super) client: Client,
     /// For watches that share their connection.
-    pub(super) lanes: ConnectionPool,
+    pub(super) pool: ConnectionPool,
 }
 
-/// The ways to all servers, the preferred one first; at least one.
+/// The clients for all servers, the preferred one first; at least one.
 pub(super) async fn endpoints(
     credentials: &Credentials,
-    standing: &CredentialState,
+    state: &CredentialState,
     limits: Limits,
 ) -> Result<Vec<Endpoint>, ClientError> {
-    let way = &credentials.way;
-    let error = |source| ClientError::Kubeconfig { way: way.clone(), source: Box::new(source) };
-    let invalid = |reason| ClientError::Invalid { way: way.clone(), reason };
-    let mut kubeconfig = way.kubeconfig()?;
-    if let (Some(identity), CredentialState::Kept(_)) = (&credentials.identity, standing) {
+    let config_source = &credentials.config_source;
+    let error = |source| ClientError::Kubeconfig {
+        config_source: config_source.clone(),
+        source: Box::new(source),
+    };
+    let invalid = |reason| ClientError::Invalid { config_source: config_source.clone(), reason };
+    let mut kubeconfig = config_source.kubeconfig()?;
+    if let (Some(identity), CredentialState::Certificate(_)) = (&credentials.identity, state) {
         show(&mut kubeconfig, &identity.path).map_err(invalid)?;
     }
     read_tokens(&mut kubeconfig).map_err(invalid)?;
@@ -66,19 +69,19 @@ pub(super) async fn endpoints(
             url.parse().map_err(|error| invalid(format!("server {url:?}: {error}")))?;
         let host = config.cluster_url.authority().map_or("", |authority| authority.as_str());
         let host = host.to_owned();
-        let connect = if several { CONNECT.min(limits.timeout) } else { limits.timeout };
+        let connect = if several { CONNECT_TIMEOUT.min(limits.timeout) } else { limits.timeout };
         config.connect_timeout = Some(connect);
         config.write_timeout = Some(limits.timeout);
-        config.read_timeout = Some(SILENCE);
+        config.read_timeout = Some(READ_TIMEOUT);
         config.reset_reader_on_write = true;
         // callers know best what may be sent twice, and each retry would pass by the rate limit
         config.default_retry = false;
-        let lanes = ConnectionPool::new(config.clone());
+        let pool = ConnectionPool::new(config.clone());
         let client = Client::try_from(config).map_err(|source| ClientError::Connection {
-            way: way.clone(),
+            config_source: config_source.clone(),
             source: Box::new(source),
         })?;
-        endpoints.push(Endpoint { url, host, client, lanes });
+        endpoints.push(Endpoint { url, host, client, pool });
     }
     Ok(endpoints)
 }
@@ -95,8 +98,8 @@ fn show(kubeconfig: &mut Kubeconfig, pair: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts the token of a file in the place of the file's name, without the end of its line, which kube
-/// would send along. A token that stands beside it serves when the file cannot be read.
+/// Puts the token of a file in place of the file's name, without the end of its line, which kube
+/// would send too. A token beside it is used when the file cannot be read.
 fn read_tokens(kubeconfig: &mut Kubeconfig) -> Result<(), String> {
     let name = current_context(kubeconfig)?.user;
     let users = kubeconfig.auth_infos.iter_mut().filter(|named| Some(&named.name) == name.as_ref());
@@ -118,7 +121,7 @@ pub(super) fn servers(cluster: &Cluster) -> Result<Vec<String>, String> {
     let extensions = cluster.extensions.iter().flatten();
     for extension in extensions.filter(|extension| extension.name == SERVERS) {
         let more: Vec<String> = serde_json::from_value(extension.extension.clone())
-            .map_err(|error| format!("extension {SERVERS} is no list of URLs: {error}"))?;
+            .map_err(|error| format!("extension {SERVERS} is not a list of URLs: {error}"))?;
         for server in more {
             if !servers.contains(&server) {
                 servers.push(server);
@@ -128,7 +131,7 @@ pub(super) fn servers(cluster: &Cluster) -> Result<Vec<String>, String> {
     Ok(servers)
 }
 
-/// Puts a server in the place of all that the current cluster has.
+/// Puts a server in place of all that the current cluster has.
 pub(super) fn replace_server(kubeconfig: &mut Kubeconfig, server: &str) -> Result<(), String> {
     let name = current_context(kubeconfig)?.cluster;
     let clusters = kubeconfig.clusters.iter_mut().filter(|named| named.name == name);
@@ -154,7 +157,7 @@ pub(crate) fn current_cluster(kubeconfig: &Kubeconfig) -> Result<Cluster, String
     cluster.ok_or_else(|| format!("there is no cluster {name:?}, that of its current context"))
 }
 
-/// The user of the current context; one that is not there is nobody.
+/// The user of the current context; one without credentials if it does not exist.
 pub(crate) fn current_user(kubeconfig: &Kubeconfig) -> Result<AuthInfo, String> {
     let name = current_context(kubeconfig)?.user;
     let found = kubeconfig.auth_infos.iter().find(|named| Some(&named.name) == name.as_ref());
@@ -167,11 +170,11 @@ pub(crate) fn decoded(data: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The files behind a client with the time that each was changed.
-pub(super) type Stamp = Vec<(PathBuf, Option<SystemTime>)>;
+pub(super) type ModificationTimes = Vec<(PathBuf, Option<SystemTime>)>;
 
-pub(super) fn stamp(way: &Way) -> Stamp {
-    let mut files: Vec<PathBuf> = way.file().map(Path::to_owned).into_iter().collect();
-    if let Ok(content) = way.kubeconfig() {
+pub(super) fn modification_times(config_source: &ConfigSource) -> ModificationTimes {
+    let mut files: Vec<PathBuf> = config_source.file().map(Path::to_owned).into_iter().collect();
+    if let Ok(content) = config_source.kubeconfig() {
         let clusters = content.clusters.into_iter().filter_map(|named| named.cluster);
         files.extend(
             clusters.filter_map(|cluster| cluster.certificate_authority).map(PathBuf::from),
@@ -184,7 +187,7 @@ pub(super) fn stamp(way: &Way) -> Stamp {
     changes(files)
 }
 
-pub(super) fn changes(files: impl IntoIterator<Item = PathBuf>) -> Stamp {
+pub(super) fn changes(files: impl IntoIterator<Item = PathBuf>) -> ModificationTimes {
     let changed = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     files.into_iter().map(|path| (path.clone(), changed(&path))).collect()
 }

@@ -58,7 +58,7 @@ impl Scripted {
         }
     }
 
-    /// How many lists and watches were asked for.
+    /// How many lists and watches were requested.
     pub fn asked(&self) -> (usize, usize) {
         let script = self.script.lock().unwrap();
         (script.lists, script.watched)

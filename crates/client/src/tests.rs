@@ -53,7 +53,7 @@ fn write(path: &Path, server: &str, token: &str) {
 const NODE: &str = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}}"#;
 
 #[tokio::test]
-async fn says_who_it_is_and_waits_for_its_turn() {
+async fn requests_have_a_user_agent_and_are_rate_limited() {
     let router = Router::new().route(
         "/api/v1/nodes/n",
         get(|headers: HeaderMap| async move {
@@ -80,7 +80,7 @@ async fn says_who_it_is_and_waits_for_its_turn() {
 }
 
 #[tokio::test]
-async fn the_sizes_of_requests_and_answers_are_told_but_not_of_watches() {
+async fn metrics_of_request_and_response_sizes_exclude_watches() {
     let event = format!(r#"{{"type":"ADDED","object":{NODE}}}"#);
     let router = Router::new()
         .route("/api/v1/nodes/n", get(async || NODE).put(async || NODE))
@@ -88,28 +88,28 @@ async fn the_sizes_of_requests_and_answers_are_told_but_not_of_watches() {
     let server = serve(router).await;
     let file = kubeconfig(&server, "t");
     let registry = longshore_metrics::Registry::default();
-    let told = RestClient::new(&registry);
-    let client = connect(&Credentials::of(file.path()), LIMITS, told).await.unwrap();
+    let metrics = RestClient::new(&registry);
+    let client = connect(&Credentials::of(file.path()), LIMITS, metrics).await.unwrap();
     let api = Api::<Node>::all(client);
     let node = api.get("n").await.unwrap();
     api.replace("n", &Default::default(), &node).await.unwrap();
     let watch = api.watch(&WatchParams::default(), "0").await.unwrap();
     assert_eq!(watch.count().await, 1);
     let page = longshore_metrics::parse::parse(&registry.text()).unwrap();
-    let told = |side: &str, verb: &str| {
+    let sizes = |side: &str, verb: &str| {
         let name = |part| format!("rest_client_{side}_size_bytes_{part}");
         ["count", "sum"].map(|part| page.sum(&name(part), &[("verb", verb)]).unwrap_or(0.0))
     };
     let size = NODE.len() as f64;
-    assert_eq!(told("request", "GET"), [1.0, 0.0]);
-    assert_eq!(told("response", "GET"), [1.0, size]);
-    assert_eq!(told("response", "PUT"), [1.0, size]);
-    let [count, sum] = told("request", "PUT");
+    assert_eq!(sizes("request", "GET"), [1.0, 0.0]);
+    assert_eq!(sizes("response", "GET"), [1.0, size]);
+    assert_eq!(sizes("response", "PUT"), [1.0, size]);
+    let [count, sum] = sizes("request", "PUT");
     assert!(count == 1.0 && sum > 20.0, "{sum}");
 }
 
 #[tokio::test]
-async fn a_silent_server_is_given_up() {
+async fn request_to_a_silent_server_times_out() {
     let silent = Router::new()
         .route("/api/v1/nodes/n", get(|| async { std::future::pending::<&str>().await }));
     let file = kubeconfig(&serve(silent).await, "t");
@@ -120,7 +120,7 @@ async fn a_silent_server_is_given_up() {
 }
 
 #[tokio::test]
-async fn an_edited_kubeconfig_is_taken_up() {
+async fn kubeconfig_is_reloaded_when_edited() {
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
     let server = serve(Router::new().route(
@@ -136,21 +136,21 @@ async fn an_edited_kubeconfig_is_taken_up() {
     let send = || shared.send(Request::get("/api/v1/nodes/n").body(Body::empty()).unwrap());
     write(file.path(), &server, "much-longer");
     send().await.unwrap();
-    assert_eq!(seen.load(Ordering::SeqCst), "Bearer short".len(), "looked at only now and then");
+    assert_eq!(seen.load(Ordering::SeqCst), "Bearer short".len(), "checked periodically");
 
     let Some(past) = Instant::now().checked_sub(RELOAD_INTERVAL) else { return };
-    locked(&shared.current).looked = past;
+    locked(&shared.current).checked = past;
     send().await.unwrap();
     assert_eq!(seen.load(Ordering::SeqCst), "Bearer much-longer".len());
 
     std::fs::write(file.path(), "half a fi").unwrap();
-    locked(&shared.current).looked = past;
+    locked(&shared.current).checked = past;
     send().await.unwrap();
     assert_eq!(seen.load(Ordering::SeqCst), "Bearer much-longer".len(), "the old one stays");
 }
 
 #[tokio::test]
-async fn every_kind_of_user_is_shown_to_the_server() {
+async fn kubeconfig_users_of_every_kind_authenticate() {
     let router = Router::new().route(
         "/api/v1/nodes/n",
         get(|headers: HeaderMap| async move {
@@ -192,7 +192,7 @@ async fn every_kind_of_user_is_shown_to_the_server() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_at_fault_is_named() {
+async fn kubeconfig_errors_name_the_file() {
     let error = connect(&Credentials::of(Path::new("/nonexistent/kubeconfig")), LIMITS, metrics())
         .await
         .err()
@@ -200,14 +200,14 @@ async fn a_kubeconfig_at_fault_is_named() {
     assert!(error.to_string().contains("/nonexistent/kubeconfig"), "{error}");
 }
 
-/// A pod of the answers below; never looked into.
+/// A pod of the answers below; never inspected.
 const EVENT: &str = concat!(
     r#"{"type":"BOOKMARK","object":{"apiVersion":"v1","kind":"Node","#,
     r#""metadata":{"resourceVersion":"7"}}}"#,
     "\n"
 );
 
-/// A server that says its name with each node, and holds its watches open; and a way to stop it.
+/// A server that says its name with each node, and holds its watches open; and a handle to stop it.
 async fn named_server(name: &'static str, port: u16) -> (String, tokio::task::JoinHandle<()>) {
     let node = NODE.replace(r#""name":"n""#, &format!(r#""name":"{name}""#));
     let watch = || async {
@@ -244,7 +244,7 @@ fn with_servers(file: &Path, first: &str, more: &str) {
 }
 
 #[tokio::test]
-async fn another_server_takes_over_and_the_first_is_gone_back_to() {
+async fn server_failover_and_failback() {
     let (first, serving) = named_server("one", 0).await;
     let (second, _other) = named_server("two", 0).await;
     let port = first.rsplit(':').next().unwrap().parse().unwrap();
@@ -261,7 +261,7 @@ async fn another_server_takes_over_and_the_first_is_gone_back_to() {
     let _ = serving.await;
     // a request that a dying server may have seen is not sent again unless it only reads
     assert_eq!(asked().await.unwrap(), "two");
-    let end = tokio::time::timeout(PATIENCE, watch.next()).await.unwrap();
+    let end = tokio::time::timeout(TIMEOUT, watch.next()).await.unwrap();
     assert!(end.is_none_or(|event| event.is_err()), "the watch goes to the other server");
     let mut watch = nodes.watch(&WatchParams::default(), "7").await.unwrap().boxed();
     assert!(watch.next().await.unwrap().is_ok());
@@ -272,26 +272,26 @@ async fn another_server_takes_over_and_the_first_is_gone_back_to() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, back).await.unwrap();
+    tokio::time::timeout(TIMEOUT, back).await.unwrap();
     assert!(futures::poll!(watch.next()).is_pending(), "a good watch stays where it is");
 }
 
 #[tokio::test]
-async fn with_all_servers_down_each_request_fails_and_none_waits() {
+async fn requests_fail_fast_with_all_servers_down() {
     let file = tempfile::NamedTempFile::new().unwrap();
     with_servers(file.path(), "http://127.0.0.1:1", "http://127.0.0.1:2");
     let nodes: Api<Node> =
         Api::all(connect(&Credentials::of(file.path()), LIMITS, metrics()).await.unwrap());
     for _ in 0..3 {
-        let asked = tokio::time::timeout(PATIENCE, nodes.get("n")).await.unwrap();
+        let asked = tokio::time::timeout(TIMEOUT, nodes.get("n")).await.unwrap();
         assert!(asked.is_err());
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
+async fn requests_wait_for_a_credential_and_report_what_is_missing() {
     let reached = Arc::new(AtomicBool::new(false));
     let (seen, server) = (Arc::clone(&reached), Router::new());
     let router = server.route(
@@ -302,9 +302,9 @@ async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
         }),
     );
     let file = kubeconfig(&serve(router).await, "t");
-    let (told, standing) =
+    let (states, state) =
         watch::channel(CredentialState::Lacking("the moon is not full".to_owned()));
-    let identity = Identity { path: "/nonexistent.pem".into(), standing };
+    let identity = Identity { path: "/nonexistent.pem".into(), state };
     let credentials = Credentials { identity: Some(identity), ..Credentials::of(file.path()) };
     let nodes: Api<Node> = Api::all(connect(&credentials, LIMITS, metrics()).await.unwrap());
     let error = nodes.get("n").await.unwrap_err();
@@ -315,12 +315,12 @@ async fn requests_wait_for_a_credential_and_say_what_is_lacking() {
         async move { nodes.get("n").await }
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    told.send_replace(CredentialState::Kubeconfig);
+    states.send_replace(CredentialState::Kubeconfig);
     asked.await.unwrap().unwrap();
 }
 
 #[test]
-fn further_servers_are_named_in_an_extension() {
+fn kubeconfig_extension_names_further_servers() {
     let servers_of = |extension: &str| {
         let text = format!(
             "current-context: c\nclusters: [{{name: c, cluster: {{server: 'https://a', extensions: \

@@ -1,8 +1,8 @@
-//! The service under a client: a request waits for its turn and for a credential, goes to the first
-//! server that is up, and to the next one when it is not let in there.
+//! The transport of a client: a request waits for the rate limiter and for a credential, goes to the
+//! first server that is up, and to the next one on failure.
 //!
-//! A server that cannot be reached, or does not answer, is passed over until it answers again; that
-//! is tried aside, so that no request waits for it.
+//! A server that cannot be reached, or does not respond, is skipped until a probe in the background
+//! succeeds.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,18 +23,18 @@ use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 use tracing::{info, warn};
 
-use super::answer::Answer;
 use super::connection_pool::SharesConnection;
-use super::kubeconfig::{Endpoint, Stamp, changes, endpoints, stamp};
+use super::kubeconfig::{Endpoint, ModificationTimes, changes, endpoints, modification_times};
 use super::mutex::locked;
+use super::response_body::ResponseBody;
 use super::{ClientError, CredentialState, Credentials, Limits};
 
-/// How often the files behind a client are looked at for renewal.
+/// How often the files of a client are checked for changes.
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
-/// How often a server that is down is tried.
+/// How often a server that is down is probed.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The service under a client.
+/// The transport of a client.
 #[derive(Clone)]
 pub(super) struct Transport(pub(super) Arc<Shared>);
 
@@ -47,13 +47,13 @@ pub(super) struct Shared {
     me: Weak<Shared>,
 }
 
-/// The servers as the files have them now.
+/// The servers in the current files.
 pub(super) struct Current {
     servers: Vec<Arc<Server>>,
-    stamp: Stamp,
-    pub(super) looked: Instant,
+    modification_times: ModificationTimes,
+    pub(super) checked: Instant,
     /// What `servers` were made for.
-    standing: CredentialState,
+    state: CredentialState,
 }
 
 struct Server {
@@ -63,8 +63,8 @@ struct Server {
 
 struct State {
     up: bool,
-    /// Ends the watches on this server.
-    cut: CancellationToken,
+    /// Cancels the watches on this server.
+    cancel: CancellationToken,
 }
 
 impl Server {
@@ -72,22 +72,22 @@ impl Server {
         locked(&self.state).up
     }
 
-    /// Marks it; whether that is news. Watches on one that is down look for another.
-    fn mark(&self, up: bool) -> bool {
+    /// Marks it up or down; returns whether that changed. Watches on one that is down are cancelled.
+    fn set_up(&self, up: bool) -> bool {
         let mut state = locked(&self.state);
         if !up {
-            std::mem::take(&mut state.cut).cancel();
+            std::mem::take(&mut state.cancel).cancel();
         }
         std::mem::replace(&mut state.up, up) != up
     }
 
-    fn cut(&self) -> CancellationToken {
-        locked(&self.state).cut.clone()
+    fn cancel(&self) -> CancellationToken {
+        locked(&self.state).cancel.clone()
     }
 }
 
 impl Shared {
-    /// Reads the files; a credential that is still to come is waited for with each request.
+    /// Reads the files. Each request waits for a credential that is not there yet.
     pub(super) async fn open(
         credentials: Credentials,
         limits: Limits,
@@ -96,23 +96,23 @@ impl Shared {
         let now = Instant::now();
         let bucket = (limits.qps > 0)
             .then(|| TokenBucket::new(f64::from(limits.qps), f64::from(limits.burst.max(1)), now));
-        let stamp = stamp(&credentials.way);
-        let standing = credentials.standing();
-        let servers = match &standing {
+        let modification_times = modification_times(&credentials.config_source);
+        let state = credentials.state();
+        let servers = match &state {
             CredentialState::Lacking(_) => Vec::new(),
-            standing => servers(&credentials, standing, limits).await?,
+            state => servers(&credentials, state, limits).await?,
         };
-        let follow = credentials.identity.as_ref().map(|identity| identity.standing.clone());
+        let follow = credentials.identity.as_ref().map(|identity| identity.state.clone());
         let shared = Arc::new_cyclic(|me| Self {
             credentials,
             limits,
             bucket: bucket.map(Mutex::new),
-            current: Mutex::new(Current { servers, stamp, looked: now, standing }),
+            current: Mutex::new(Current { servers, modification_times, checked: now, state }),
             metrics,
             me: me.clone(),
         });
-        if let Some(standing) = follow {
-            tokio::spawn(take_up(Arc::downgrade(&shared), standing));
+        if let Some(state) = follow {
+            tokio::spawn(reload_on_change(Arc::downgrade(&shared), state));
         }
         Ok(shared)
     }
@@ -120,7 +120,7 @@ impl Shared {
     pub(super) async fn send(
         &self,
         mut request: Request<Body>,
-    ) -> Result<Response<Answer>, BoxError> {
+    ) -> Result<Response<ResponseBody>, BoxError> {
         let mut wait = Duration::ZERO;
         if let Some(bucket) = &self.bucket {
             wait = locked(bucket).reserve(Instant::now());
@@ -131,7 +131,7 @@ impl Shared {
         request.headers_mut().insert(USER_AGENT, user_agent(self.limits.component));
         self.await_credential().await?;
         let mut servers = self.servers().await;
-        // those that are down come last, for when all are
+        // those that are down come last, in case all are
         servers.sort_by_key(|server| !server.is_up());
         if let Some(server) = servers.first() {
             self.metrics.waited(request.method().as_str(), &server.endpoint.host, wait);
@@ -143,13 +143,13 @@ impl Shared {
             };
             match self.attempt(&server, attempt).await {
                 Ok(answer) => {
-                    server.mark(true);
+                    server.set_up(true);
                     return Ok(answer);
                 }
                 Err(failure) if alone => return Err(failure.into()),
                 Err(failure) => {
-                    self.give_up(&server, &failure);
-                    // what a server may have done already is for the caller to do again
+                    self.mark_down(&server, &failure);
+                    // the server may have executed it: a retry is the caller's decision
                     if !failure.unsent && *request.method() != Method::GET {
                         return Err(failure.into());
                     }
@@ -164,16 +164,16 @@ impl Shared {
         &self,
         server: &Server,
         request: Request<Body>,
-    ) -> Result<Response<Answer>, Failure> {
-        let cut = is_watch(&request).then(|| server.cut());
-        let size = request.body().size_hint().exact().filter(|_| cut.is_none());
+    ) -> Result<Response<ResponseBody>, Failure> {
+        let cancel = is_watch(&request).then(|| server.cancel());
+        let size = request.body().size_hint().exact().filter(|_| cancel.is_none());
         let (method, began) = (request.method().clone(), Instant::now());
         let sent = async {
             if request.extensions().get::<SharesConnection>().is_none() {
                 return server.endpoint.client.send(request).await.map(|answer| (answer, None));
             }
-            let sent = server.endpoint.lanes.send(request).await;
-            sent.map(|(answer, place)| (answer, Some(place)))
+            let sent = server.endpoint.pool.send(request).await;
+            sent.map(|(answer, stream)| (answer, Some(stream)))
         };
         let answer = tokio::time::timeout(self.limits.timeout, sent).await;
         let status = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
@@ -184,9 +184,9 @@ impl Shared {
             self.metrics.sent(method.as_str(), host, size);
         }
         match answer {
-            Ok(Ok((answer, place))) => Ok(answer.map(|body| match cut {
-                Some(cut) => Answer::watch(body, cut, place),
-                None => Answer::to(method, host.clone(), body, place, self.metrics.clone()),
+            Ok(Ok((answer, stream))) => Ok(answer.map(|body| match cancel {
+                Some(cancel) => ResponseBody::watch(body, cancel, stream),
+                None => ResponseBody::to(method, host.clone(), body, stream, self.metrics.clone()),
             })),
             Ok(Err(error)) => Err(Failure { unsent: is_unsent(&error), error: error.into() }),
             Err(_) => {
@@ -196,24 +196,24 @@ impl Shared {
         }
     }
 
-    /// Passes over a server until it answers again.
-    fn give_up(&self, server: &Arc<Server>, failure: &Failure) {
-        if !server.mark(false) {
+    /// Skips a server until it responds again.
+    fn mark_down(&self, server: &Arc<Server>, failure: &Failure) {
+        if !server.set_up(false) {
             return;
         }
-        warn!(server = server.endpoint.url, "apiserver given up for now: {}", failure.error);
+        warn!(server = server.endpoint.url, "apiserver is down: {}", failure.error);
         tokio::spawn(probe(self.me.clone(), Arc::downgrade(server), self.limits.timeout));
     }
 
-    /// Waits, but not for ever, while there is nothing to show to the apiserver.
+    /// Waits for a credential, with the request timeout.
     async fn await_credential(&self) -> Result<(), BoxError> {
         let Some(identity) = &self.credentials.identity else { return Ok(()) };
-        let mut standing = identity.standing.clone();
-        let there = standing.wait_for(|standing| !matches!(standing, CredentialState::Lacking(_)));
+        let mut state = identity.state.clone();
+        let there = state.wait_for(|state| !matches!(state, CredentialState::Lacking(_)));
         if matches!(tokio::time::timeout(self.limits.timeout, there).await, Ok(Ok(_))) {
             return Ok(());
         }
-        match self.credentials.standing() {
+        match self.credentials.state() {
             CredentialState::Lacking(why) => {
                 Err(format!("no credential for the apiserver: {why}").into())
             }
@@ -221,62 +221,64 @@ impl Shared {
         }
     }
 
-    /// The servers for the files as they are; those that cannot be used leave the old ones.
+    /// The servers for the current files; if these are invalid, the old servers.
     async fn servers(&self) -> Vec<Arc<Server>> {
-        let standing = self.credentials.standing();
+        let state = self.credentials.state();
         let stale = {
             let mut current = locked(&self.current);
-            let renewed = current.standing != standing;
-            if !renewed && current.looked.elapsed() < RELOAD_INTERVAL {
+            let renewed = current.state != state;
+            if !renewed && current.checked.elapsed() < RELOAD_INTERVAL {
                 return current.servers.clone();
             }
-            current.looked = Instant::now();
-            renewed || changes(current.stamp.iter().map(|(path, _)| path.clone())) != current.stamp
+            current.checked = Instant::now();
+            renewed
+                || changes(current.modification_times.iter().map(|(path, _)| path.clone()))
+                    != current.modification_times
         };
-        if stale && !matches!(standing, CredentialState::Lacking(_)) {
-            self.reload(standing).await;
+        if stale && !matches!(state, CredentialState::Lacking(_)) {
+            self.reload(state).await;
         }
         locked(&self.current).servers.clone()
     }
 
-    async fn reload(&self, standing: CredentialState) {
-        let way = &self.credentials.way;
-        let stamp = stamp(way);
-        match servers(&self.credentials, &standing, self.limits).await {
+    async fn reload(&self, state: CredentialState) {
+        let config_source = &self.credentials.config_source;
+        let modification_times = modification_times(config_source);
+        match servers(&self.credentials, &state, self.limits).await {
             Ok(servers) => {
-                info!("credentials of the {way} reloaded");
+                info!("credentials of the {config_source} reloaded");
                 let mut current = locked(&self.current);
                 let old = std::mem::replace(&mut current.servers, servers);
-                (current.stamp, current.standing) = (stamp, standing);
+                (current.modification_times, current.state) = (modification_times, state);
                 drop(current);
-                old.iter().for_each(|server| server.cut().cancel());
+                old.iter().for_each(|server| server.cancel().cancel());
             }
-            Err(error) => warn!(%error, "the old credentials stay in use"),
+            Err(error) => warn!(%error, "cannot reload credentials, the old ones stay in use"),
         }
     }
 }
 
 async fn servers(
     credentials: &Credentials,
-    standing: &CredentialState,
+    state: &CredentialState,
     limits: Limits,
 ) -> Result<Vec<Arc<Server>>, ClientError> {
     let server = |endpoint| {
-        let state = Mutex::new(State { up: true, cut: CancellationToken::new() });
+        let state = Mutex::new(State { up: true, cancel: CancellationToken::new() });
         Arc::new(Server { endpoint, state })
     };
-    Ok(endpoints(credentials, standing, limits).await?.into_iter().map(server).collect())
+    Ok(endpoints(credentials, state, limits).await?.into_iter().map(server).collect())
 }
 
-/// Takes up each new pair at once, for the sake of watches that send nothing.
-async fn take_up(shared: Weak<Shared>, mut standing: watch::Receiver<CredentialState>) {
-    while standing.changed().await.is_ok() {
+/// Reloads at once for each new pair, so that watches that send nothing move too.
+async fn reload_on_change(shared: Weak<Shared>, mut state: watch::Receiver<CredentialState>) {
+    while state.changed().await.is_ok() {
         let Some(shared) = shared.upgrade() else { return };
         shared.servers().await;
     }
 }
 
-/// Asks a server that is down until it answers, whatever that is.
+/// Probes a server that is down until it responds.
 async fn probe(shared: Weak<Shared>, server: Weak<Server>, timeout: Duration) {
     loop {
         tokio::time::sleep(PROBE_INTERVAL).await;
@@ -287,17 +289,17 @@ async fn probe(shared: Weak<Shared>, server: Weak<Server>, timeout: Duration) {
         let Ok(request) = Request::get("/livez").body(Body::empty()) else { return };
         let answer = tokio::time::timeout(timeout, server.endpoint.client.send(request)).await;
         if matches!(answer, Ok(Ok(answer)) if !answer.status().is_server_error())
-            && server.mark(true)
+            && server.set_up(true)
         {
-            info!(server = server.endpoint.url, "apiserver is back");
+            info!(server = server.endpoint.url, "apiserver is up again");
             return;
         }
     }
 }
 
-/// Why a server gave no answer.
+/// Why a request failed.
 struct Failure {
-    /// It never saw the request.
+    /// The request was not sent.
     unsent: bool,
     error: BoxError,
 }
@@ -308,13 +310,13 @@ impl From<Failure> for BoxError {
     }
 }
 
-/// Whether an error came up before there was a connection.
+/// Whether the connection failed.
 fn is_unsent(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.filter_map(|cause| cause.downcast_ref::<legacy::Error>()).any(legacy::Error::is_connect)
 }
 
-/// The same request once more; `None`: its body is a stream.
+/// A copy of the request; `None`: its body is a stream.
 fn copy(request: &Request<Body>) -> Option<Request<Body>> {
     let mut copy = Request::new(request.body().try_clone()?);
     *copy.method_mut() = request.method().clone();
@@ -339,7 +341,7 @@ fn user_agent(component: &'static str) -> HeaderValue {
 }
 
 impl Service<Request<Body>> for Transport {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 

@@ -1,4 +1,4 @@
-//! Which settings of cgroups, reservations and swap contradict each other or this machine.
+//! Validation of cgroup, reservation and swap settings, also against the machine.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -10,18 +10,18 @@ use longshore_topology::CpuSet;
 use super::{FeatureGates, KubeletConfiguration};
 
 impl KubeletConfiguration {
-    /// Period of the CPU quota; `None` to enforce none.
+    /// Period of the CPU quota; `None`: no quota.
     pub fn quota_period(&self) -> Option<Duration> {
         self.cpu_cfs_quota.then(|| self.cpu_cfs_quota_period.get())
     }
 
-    /// How much of the memory that better pods request is kept from others, in percent.
+    /// Memory of higher QoS classes that is reserved from lower ones, in percent.
     pub fn memory_reserve(&self) -> Option<u64> {
         self.qos_reserved.get("memory").and_then(|text| percentage(text))
     }
 }
 
-/// Every fault, whatever the machine.
+/// Errors independent of the machine.
 pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> Vec<String> {
     let mut faults = Vec::new();
     enforcement(settings, &mut faults);
@@ -36,12 +36,12 @@ pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> V
     faults
 }
 
-/// Every fault on this very machine.
+/// Errors on this machine.
 pub(super) fn host_faults(settings: &KubeletConfiguration) -> Vec<String> {
     faults_on(settings, is_unified(), online_cpus().as_ref())
 }
 
-/// Every fault on a machine of that cgroup version with these CPUs.
+/// Errors on a machine of that cgroup version with these CPUs.
 fn faults_on(
     settings: &KubeletConfiguration,
     unified: bool,
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machine_cannot_do_is_refused() {
+    fn config_cgroup_settings_not_supported_by_the_machine_are_rejected() {
         let settings = |change: &dyn Fn(&mut KubeletConfiguration)| {
             let mut settings = KubeletConfiguration { fail_cgroup_v1: false, ..Default::default() };
             change(&mut settings);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_in_percent() {
+    fn config_memory_reservation_is_in_percent() {
         for (resource, text, fault) in [
             ("memory", "50%", ""),
             ("memory", "0%", ""),

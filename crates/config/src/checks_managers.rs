@@ -1,10 +1,10 @@
-//! Settings of the CPU, memory and topology managers that can never be, whatever the machine.
+//! Validation of CPU, memory and topology manager settings, independent of the machine.
 
 use longshore_topology::{TopologyOptions, cpu};
 
 use super::{FeatureGates, GoDuration, KubeletConfiguration};
 
-/// The faults, each with its field.
+/// The errors, each with its field.
 pub(super) fn faults(s: &KubeletConfiguration, gates: &FeatureGates) -> Vec<String> {
     let mut faults = Vec::new();
     let options = &s.cpu_manager_policy_options;
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_name_their_field() {
+    fn config_manager_errors_name_the_field() {
         type Change = fn(&mut KubeletConfiguration);
         let option = |s: &mut KubeletConfiguration, name: &str| {
             s.cpu_manager_policy_options.insert(name.to_owned(), "true".to_owned());

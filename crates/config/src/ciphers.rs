@@ -1,5 +1,4 @@
-//! The cipher suites and key exchanges that a configuration may name: those of Go's TLS, as upstream
-//! takes them.
+//! Names of cipher suites and key exchanges: those of Go's TLS, as upstream.
 
 /// Go's names, sorted.
 static SUITES: &[&str] = &[
@@ -32,15 +31,15 @@ static SUITES: &[&str] = &[
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
-/// Whether there is a suite of that name, spoken here or not.
+/// Whether the suite is known, supported here or not.
 pub(super) fn is_known(name: &str) -> bool {
     SUITES.binary_search(&name).is_ok()
 }
 
-/// P-256, P-384, P-521, X25519 and their hybrids with ML-KEM, by the numbers of the protocol.
+/// P-256, P-384, P-521, X25519 and their hybrids with ML-KEM, by protocol number.
 static CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
 
-/// Whether there is a key exchange of that number, spoken here or not.
+/// Whether the key exchange is known, supported here or not.
 pub(super) fn is_known_curve(id: i32) -> bool {
     CURVES.contains(&id)
 }
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_are_sorted_so_that_they_can_be_searched() {
+    fn cipher_names_are_sorted() {
         assert!(SUITES.is_sorted());
         assert!(is_known("TLS_AES_128_GCM_SHA256") && !is_known("TLS_NULL_WITH_NULL_NULL"));
     }

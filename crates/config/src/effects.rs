@@ -1,19 +1,17 @@
-//! What each field of `KubeletConfiguration`, and each flag that is none of them, does here: tables
-//! of all of them. What does nothing is warned about by its name when a file or a flag sets it. That
-//! is only for what protects nothing: who asks for a protection that would not be in force gets an
-//! error instead.
+//! The effect of each field of `KubeletConfiguration`, and of each flag without a field. Settings
+//! without effect cause a warning. Settings that ask for a protection which is not supported are
+//! errors.
 
 use super::Config;
 use super::flags::KubeletFlags;
 use super::kubelet::KubeletConfiguration;
 
-/// What a field does.
+/// The effect of a field.
 #[derive(Clone, Copy)]
 pub(super) enum Effect<T: 'static = KubeletConfiguration> {
-    /// What upstream's documentation says.
+    /// As in upstream's documentation.
     Full,
-    /// Nothing, and nothing that protects depends on it: whether two settings agree in it, and why
-    /// nothing.
+    /// None, and no protection depends on it: comparison with the default, and the reason.
     None(fn(&T, &T) -> bool, &'static str),
 }
 use Effect::Full;
@@ -35,7 +33,7 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("enableServer", Full),
     ("staticPodPath", Full),
     ("podLogsDir", Full),
-    // where nobody tells of changes: configMapAndSecretChangeDetectionStrategy
+    // without change notifications: configMapAndSecretChangeDetectionStrategy
     ("syncFrequency", Full),
     ("fileCheckFrequency", Full),
     ("httpCheckFrequency", Full),
@@ -114,7 +112,7 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("mergeDefaultEvictionSettings", Full),
     ("podsPerCore", Full),
     ("enableControllerAttachDetach", Full),
-    // what is wrong is refused; nothing is set where the field is false
+    // invalid values are errors; without effect if the field is false
     ("protectKernelDefaults", Full),
     ("makeIPTablesUtilChains", Full),
     none!("iptablesMasqueradeBit", iptables_masquerade_bit, "upstream does not use it any more"),
@@ -163,7 +161,7 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("userNamespaces", Full),
 ];
 
-/// What of [`Effect::Full`] fields does nothing: parts of `logging`.
+/// Parts of [`Effect::Full`] fields without effect: of `logging`.
 static PARTS: Effects<KubeletConfiguration> = &[
     none!("logging.format", logging.format, "logs are text"),
     none!("logging.flushFrequency", logging.flush_frequency, "each line is written at once"),
@@ -171,12 +169,12 @@ static PARTS: Effects<KubeletConfiguration> = &[
     none!("logging.options", logging.options, "each line is written at once, to stderr"),
 ];
 
-/// A line for each field that is set and does nothing.
+/// A warning for each field that is set without effect.
 pub(super) fn without_effect(settings: &KubeletConfiguration) -> Vec<String> {
     [EFFECTS, PARTS].into_iter().flat_map(|table| unused(table, settings)).collect()
 }
 
-/// The same by any table.
+/// The same for any table.
 pub(super) fn unused<T: Default>(table: Effects<T>, settings: &T) -> Vec<String> {
     let default = T::default();
     let line = |(name, effect): &(&str, Effect<T>)| match effect {
@@ -188,7 +186,7 @@ pub(super) fn unused<T: Default>(table: Effects<T>, settings: &T) -> Vec<String>
     table.iter().filter_map(line).collect()
 }
 
-/// A line for each flag without a field that asks for a protection which would not be in force.
+/// An error for each flag without a field that asks for an unsupported protection.
 pub(super) fn unprotected_flags(flags: &KubeletFlags) -> Option<String> {
     let open = flags.strict_streams && flags.kubelet.authorization.mode != "Webhook";
     open.then(|| {
@@ -196,7 +194,7 @@ pub(super) fn unprotected_flags(flags: &KubeletFlags) -> Option<String> {
     })
 }
 
-/// The flags that are taken and do nothing, whatever their values: none of them protects anything.
+/// Flags without effect for all values; none is a protection.
 #[cfg(test)]
 pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("vmodule", "RUST_LOG sets levels by module"),
@@ -204,8 +202,8 @@ pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("log-json-info-buffer-size", "each line is written at once"),
     ("experimental-mounter-path", "upstream does not use it any more"),
     ("pod-infra-container-image", "the runtime has the image of sandboxes"),
-    ("housekeeping-interval", "figures are read when somebody asks"),
-    ("max-housekeeping-interval", "figures are read when somebody asks"),
+    ("housekeeping-interval", "stats are read on demand"),
+    ("max-housekeeping-interval", "stats are read on demand"),
     ("application-metrics-count-limit", "no application metrics are read"),
     ("boot-id-file", "the machine's files are where they always are"),
     ("container-hints", "no hints are read"),
@@ -213,20 +211,20 @@ pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("enable-load-reader", "there is no such reader"),
     ("event-storage-age-limit", "no events of cAdvisor are kept"),
     ("event-storage-event-limit", "no events of cAdvisor are kept"),
-    ("global-housekeeping-interval", "figures are read when somebody asks"),
+    ("global-housekeeping-interval", "stats are read on demand"),
     ("log-cadvisor-usage", "there is no cAdvisor"),
     ("machine-id-file", "the machine's files are where they always are"),
-    ("storage-driver-user", "figures go to no database"),
-    ("storage-driver-password", "figures go to no database"),
-    ("storage-driver-host", "figures go to no database"),
-    ("storage-driver-db", "figures go to no database"),
-    ("storage-driver-table", "figures go to no database"),
-    ("storage-driver-secure", "figures go to no database"),
-    ("storage-driver-buffer-duration", "figures go to no database"),
+    ("storage-driver-user", "stats are not stored"),
+    ("storage-driver-password", "stats are not stored"),
+    ("storage-driver-host", "stats are not stored"),
+    ("storage-driver-db", "stats are not stored"),
+    ("storage-driver-table", "stats are not stored"),
+    ("storage-driver-secure", "stats are not stored"),
+    ("storage-driver-buffer-duration", "stats are not stored"),
     ("containerd-namespace", "the runtime knows its own"),
 ];
 
-/// A line for each flag without a field that is set and does nothing, as things are.
+/// A warning for each flag that is set without effect.
 pub(super) fn flags_without_effect(config: &Config) -> Vec<String> {
     let plugins = "credential plugins for images are not run";
     [

@@ -1,26 +1,25 @@
-//! When pods have to go for the node's sake, read from the configuration's texts once.
+//! Settings of eviction, parsed from the configuration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use longshore_pod::eviction::{Texts, Threshold, thresholds};
+use longshore_pod::eviction::{Threshold, ThresholdConfig, thresholds};
 
 use super::{GoDuration, KubeletConfiguration};
 
-/// What eviction goes by.
+/// Settings of eviction.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Eviction {
-    /// How little of what may be left.
+    /// Thresholds.
     pub thresholds: Vec<Threshold>,
-    /// How long the node tells that it is short of something after it was so last.
+    /// How long a pressure condition is kept (`evictionPressureTransitionPeriod`).
     pub transition: Duration,
-    /// The longest grace (seconds) of a pod that has to go for a soft threshold; 0: its own,
-    /// negative: none.
+    /// Maximum grace period (seconds) of soft evictions; 0: the pod's own, negative: none.
     pub max_pod_grace: i32,
 }
 
 impl Eviction {
-    /// Reads the texts; the error tells every fault with its field and value.
+    /// Parses the settings; the error lists every fault with field and value.
     pub(super) fn new(
         settings: &KubeletConfiguration,
         allocatable_ignores_eviction: bool,
@@ -31,7 +30,7 @@ impl Eviction {
             let period = text.parse().ok().filter(|period| *period >= GoDuration::ZERO);
             if period.is_none() {
                 faults.push(format!(
-                    "evictionSoftGracePeriod[{signal}]: {text:?} is no duration of zero or more"
+                    "evictionSoftGracePeriod[{signal}]: {text:?} is not a duration of zero or more"
                 ));
             }
             soft_grace.insert(signal.clone(), period.unwrap_or(GoDuration::ZERO).get());
@@ -42,7 +41,7 @@ impl Eviction {
                 "evictionPressureTransitionPeriod: {transition} must not be negative"
             ));
         }
-        let texts = Texts {
+        let texts = ThresholdConfig {
             hard: &settings.eviction_hard,
             soft: &settings.eviction_soft,
             soft_grace: &soft_grace,

@@ -1,9 +1,8 @@
-//! Configuration files: YAML or JSON, a main file with `*.conf` drop-ins laid over it. The merge
-//! works on the untyped tree, so that a drop-in only says what it changes: maps are merged, lists
-//! replaced, and a null takes a field back to its default.
+//! Configuration files: YAML or JSON, a main file with `*.conf` drop-ins. They are merged as untyped
+//! trees: maps are merged, lists replaced, and a null resets a field to its default.
 //!
-//! A field that is not known, or given twice, is passed over with a warning, as upstream does for
-//! the sake of files that were written for another release; what has the wrong type is refused.
+//! Unknown or duplicate fields are warnings, as upstream, for files of other releases; wrong types are
+//! errors.
 
 use std::fs;
 use std::io;
@@ -19,12 +18,12 @@ use super::kubelet::{KubeletConfiguration, default_eviction_hard};
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KIND: &str = "KubeletConfiguration";
 
-/// More than any honest configuration, and little enough to hold.
+/// Maximum size of a configuration file.
 const MAX_BYTES: u64 = 3 << 20;
-/// Fields that are not known, in one file: with more it is hardly a configuration.
+/// Maximum number of unknown fields in a file.
 const MAX_UNKNOWN: usize = 100;
 
-/// Fields whose relative paths are meant from the file's own directory.
+/// Fields with paths relative to the directory of the file.
 const PATH_FIELDS: [&str; 7] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
@@ -43,7 +42,7 @@ pub enum FileError {
     Read {
         /// What was to be read.
         path: PathBuf,
-        /// Why it could not be.
+        /// The cause.
         source: io::Error,
     },
     /// The content is not a configuration.
@@ -66,8 +65,8 @@ impl FileError {
     }
 }
 
-/// Loads the main file (if one is named) and every drop-in below `drop_ins` (if one is named). With
-/// the settings come warnings of what was passed over.
+/// Loads the main file, if given, and all drop-ins below `drop_ins`, if given. Returns
+/// the settings and warnings.
 pub(super) fn load(
     main: Option<&Path>,
     drop_ins: Option<&Path>,
@@ -78,7 +77,7 @@ pub(super) fn load(
         anchor_paths(&mut tree, path);
     }
     let drop_in_files = drop_ins.map(conf_files).transpose()?.unwrap_or_default();
-    // a drop-in that names one signal leaves the thresholds of the others, as upstream does
+    // a drop-in with one signal keeps the thresholds of others, as upstream
     if !drop_in_files.is_empty() && tree.get("evictionHard").is_none_or(Value::is_null) {
         tree["evictionHard"] = default_eviction_hard().into_iter().collect();
     }
@@ -100,7 +99,7 @@ fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     entries.sort();
     let mut files = Vec::new();
     for path in entries {
-        // a link to a directory is not followed, as it might lead back here
+        // links to directories are not followed, because of loops
         if path.is_dir() && !path.is_symlink() {
             files.extend(conf_files(&path)?);
         } else if path.extension().is_some_and(|extension| extension == "conf") {
@@ -110,7 +109,7 @@ fn conf_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(files)
 }
 
-/// Reads one file into a tree whose every field is known and well typed.
+/// Reads one file into a tree, and checks its fields and types.
 fn read(path: &Path, warnings: &mut Vec<String>) -> Result<Value, FileError> {
     let text = read_text(path)?;
     let (tree, faults) = parse(&text).map_err(|reason| FileError::invalid(path, reason))?;
@@ -118,7 +117,7 @@ fn read(path: &Path, warnings: &mut Vec<String>) -> Result<Value, FileError> {
     Ok(tree)
 }
 
-/// Reads a file that claims to be a configuration.
+/// Reads a configuration file.
 pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     let size = fs::metadata(path).map_err(FileError::read(path))?.len();
     if size > MAX_BYTES {
@@ -130,20 +129,20 @@ pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     fs::read_to_string(path).map_err(FileError::read(path))
 }
 
-/// The tree of values that a text of YAML or JSON stands for, and what was passed over to get it.
+/// Parses YAML or JSON; returns the tree and warnings.
 pub(super) fn parse_tree(text: &str) -> Result<(Value, Vec<String>), String> {
     if text.trim().is_empty() {
         return Err("the file is empty".to_owned());
     }
     let mut options = serde_saphyr::options! { with_snippet: false };
-    // aliases are a rarity in a configuration: enough for honest ones, too few for a bomb
+    // a limited number of aliases, against alias bombs
     options.alias_limits.max_total_replayed_events = 10_000;
     let mut faults = Vec::new();
     let tree: Value = match serde_saphyr::from_str_with_options(text, options.clone()) {
         Ok(tree) => tree,
         Err(strict) => {
             options.duplicate_keys = DuplicateKeyPolicy::LastWins;
-            // what else is wrong is wrong still, and told as it was at first
+            // other errors are returned as at first
             let tree = serde_saphyr::from_str_with_options(text, options)
                 .map_err(|_| strict.to_string())?;
             faults.push(format!("{strict}: the last one counts, the others are"));
@@ -153,7 +152,7 @@ pub(super) fn parse_tree(text: &str) -> Result<(Value, Vec<String>), String> {
     Ok((tree, faults))
 }
 
-/// The tree of a text, and what was passed over to get it.
+/// The tree of a text, and warnings.
 fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
     let (mut tree, mut faults) = parse_tree(text)?;
     let Value::Object(fields) = &mut tree else {
@@ -166,8 +165,7 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
             None => return Err(format!("{field}: missing, expected {expected:?}")),
         }
     }
-    // each file answers for its own mistakes, before it is merged into others; its nulls stay, as
-    // in a merge they take a field back to its default
+    // each file is checked before it is merged; nulls stay, as they reset a field to its default in a merge
     let mut checked = tree.clone();
     prune_nulls(&mut checked);
     while let Err(fault) = decode::<KubeletConfiguration>(checked.clone()) {
@@ -181,7 +179,7 @@ fn parse(text: &str) -> Result<(Value, Vec<String>), String> {
     Ok((tree, faults))
 }
 
-/// Takes the value at a path out of a tree.
+/// Removes the value at a path from a tree.
 fn remove(tree: &mut Value, path: &[Step]) {
     let Some((last, parents)) = path.split_last() else { return };
     let parent = parents.iter().try_fold(tree, |value, step| match step {
@@ -193,7 +191,7 @@ fn remove(tree: &mut Value, path: &[Step]) {
     }
 }
 
-/// A null says no more than an absent field.
+/// Removes nulls.
 fn prune_nulls(tree: &mut Value) {
     match tree {
         Value::Object(fields) => {
@@ -205,17 +203,17 @@ fn prune_nulls(tree: &mut Value) {
     }
 }
 
-/// A step of the way to a value.
+/// An element of a path.
 enum Step {
     Field(String),
     Item(usize),
 }
 
-/// Why a tree cannot be decoded.
+/// A decoding error.
 struct Fault {
-    /// What is wrong; begins with the path of the field at fault.
+    /// The message; begins with the path of the field.
     text: String,
-    /// The path of a field that is not known, if that is what is wrong.
+    /// The path of an unknown field, if that is the error.
     unknown: Option<Vec<Step>>,
 }
 
@@ -227,7 +225,7 @@ fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, Fault> {
         let Some(rest) = reason.strip_prefix("unknown field ") else {
             return Fault { text: format!("{shown}: {reason}"), unknown: None };
         };
-        // serde goes on to list the hundred fields that there are
+        // without the list of known fields that serde appends
         let field = rest.split(", expected").next().unwrap_or(rest).trim_matches('`');
         let parent = shown.strip_suffix(field).unwrap_or(&shown).trim_end_matches('.');
         let dot = if parent.is_empty() { "" } else { "." };
@@ -246,11 +244,11 @@ fn step(segment: &Segment) -> Option<Step> {
     }
 }
 
-/// The typed settings with upstream's defaults where the tree is silent.
+/// The typed settings, with upstream's defaults for missing fields.
 fn complete(mut tree: Value) -> Result<KubeletConfiguration, String> {
     prune_nulls(&mut tree);
     let is_set = |tree: &Value, field: &str| tree.get(field).is_some_and(|value| *value != "0s");
-    // two defaults follow another field, when that one is set
+    // two defaults follow another field
     if !is_set(&tree, "nodeStatusReportFrequency") && is_set(&tree, "nodeStatusUpdateFrequency") {
         tree["nodeStatusReportFrequency"] = tree["nodeStatusUpdateFrequency"].clone();
     }

@@ -1,9 +1,9 @@
-//! Every flag of `kubelet` 1.36 as data: its name, its type and the setting that it is; those of
-//! this daemon alone: `proxy-config`, for kube-proxy in the same process, and
-//! `authorization-strict-streams`; and `pod-infra-container-image` of kubelets before 1.35.
+//! All flags of `kubelet` 1.36 as data: name, type and setting; those of this daemon only:
+//! `proxy-config`, for kube-proxy in the same process, and `authorization-strict-streams`; and
+//! `pod-infra-container-image` of kubelets before 1.35.
 //!
-//! Current limitations: the flags marked `Ignored` are taken and checked but change nothing: those
-//! of the built-in cAdvisor, of log buffering and of a container GC that upstream deprecated.
+//! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
+//! cAdvisor, of log buffering and of a deprecated container GC.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ pub(super) struct KubeletFlags {
 }
 
 impl KubeletFlags {
-    /// The defaults, over these settings.
+    /// The defaults, on top of these settings.
     pub(super) fn over(kubelet: KubeletConfiguration) -> Self {
         Self {
             help: false,
@@ -77,7 +77,7 @@ impl KubeletFlags {
     }
 }
 
-/// A flag whose setting has no place in the configuration file.
+/// A flag without a field in the configuration file.
 const fn own(name: &'static str, target: Target<KubeletFlags>) -> Flag<KubeletFlags> {
     Flag { name, target, deprecated: false }
 }
@@ -87,7 +87,7 @@ const fn twin(name: &'static str, target: Target<KubeletFlags>) -> Flag<KubeletF
     Flag { name, target, deprecated: true }
 }
 
-/// All of them, in the order in which `--help` shows those of a group.
+/// All flags, in the order of `--help` within a group.
 pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("help", Bool(|s| &mut s.help)),
     own("version", Word(|s| &mut s.version)),
@@ -126,10 +126,10 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     ),
     twin("maximum-dead-containers", Int(|s| &mut s.maximum_dead_containers)),
     twin("experimental-mounter-path", Ignored),
-    // gone from kubelets since 1.35, and still in the flags that an older kubeadm has left on a node
+    // removed from kubelets since 1.35, and still set by older kubeadm versions
     own("pod-infra-container-image", Ignored),
     twin("experimental-allocatable-ignore-eviction", Bool(|s| &mut s.allocatable_ignores_eviction)),
-    // twins of configuration fields
+    // flags with a configuration field
     twin("enable-server", Bool(|s| &mut s.kubelet.enable_server)),
     twin("fail-swap-on", Bool(|s| &mut s.kubelet.fail_swap_on)),
     twin("pod-manifest-path", Text(|s| &mut s.kubelet.static_pod_path)),

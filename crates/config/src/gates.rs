@@ -1,13 +1,13 @@
 //! The feature gates of Kubernetes 1.36: their names, defaults and stages, as data.
 //!
-//! Every gate upstream knows is accepted, but for those that ask for a protection which is not in
-//! force here: with them the kubelet does not start.
+//! All upstream gates are accepted, except those that ask for a protection which is not supported: they
+//! prevent the start of the kubelet.
 
 use std::collections::BTreeMap;
 
 use longshore_metrics::{Kind, Labels, Registry, Text};
 
-/// How far a gate has come; `AllAlpha` and `AllBeta` switch by it.
+/// Stage of a gate; `AllAlpha` and `AllBeta` refer to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Alpha,
@@ -17,15 +17,15 @@ enum Stage {
 }
 use Stage::{Alpha, Beta, Deprecated, Ga};
 
-/// What switching a gate does here.
+/// Effect of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// What upstream's documentation says.
+    /// As in upstream's documentation.
     Read,
-    /// Nothing, and nothing that protects depends on it: it is locked, or another program's, or a
-    /// matter of features, compatibility and speed.
+    /// None, and no protection depends on it: it is locked, or of another component, or about features,
+    /// compatibility and performance.
     Unused,
-    /// Nothing, though the gate with this value asks for a protection; and what is not protected.
+    /// None, though the gate with this value asks for a protection; and which one.
     Missing(bool, &'static str),
 }
 use Effect::{Missing, Read, Unused};
@@ -33,12 +33,12 @@ use Effect::{Missing, Read, Unused};
 /// Name, default, stage, whether the default is locked, and the effect.
 type Gate = (&'static str, bool, Stage, bool, Effect);
 
-/// The gates in force: upstream's defaults under what flags and files asked for.
+/// The effective gates: upstream's defaults, overridden by flags and files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FeatureGates(BTreeMap<String, bool>);
 
 impl FeatureGates {
-    /// Takes the requested gates; the error lists every gate that is unknown or locked.
+    /// Applies requested gates; the error lists all unknown or locked ones.
     pub fn new(requested: &BTreeMap<String, bool>) -> Result<Self, Vec<String>> {
         let errors: Vec<String> = requested
             .iter()
@@ -54,7 +54,7 @@ impl FeatureGates {
         if errors.is_empty() { Ok(Self(requested.clone())) } else { Err(errors) }
     }
 
-    /// Whether the gate is on; a name that upstream does not know is off.
+    /// Whether the gate is on; unknown gates are off.
     pub fn enabled(&self, name: &str) -> bool {
         if let Some(&set) = self.0.get(name) {
             return set;
@@ -68,7 +68,7 @@ impl FeatureGates {
         all.copied().filter(|_| !locked).unwrap_or(default)
     }
 
-    /// A line for each gate that asks the kubelet for a protection which is not in force here.
+    /// An error for each gate that asks for an unsupported protection.
     pub(super) fn unprotected(&self) -> Vec<String> {
         let fault = |(name, _, _, _, effect): &Gate| match effect {
             Missing(value, why) if self.enabled(name) == *value => {
@@ -79,8 +79,8 @@ impl FeatureGates {
         GATES.iter().filter_map(fault).collect()
     }
 
-    /// Has `registry` tell of each gate its stage and whether it is on.
-    pub fn tell(&self, registry: &Registry) {
+    /// Registers `kubernetes_feature_enabled`.
+    pub fn register_metrics(&self, registry: &Registry) {
         let gates = self.clone();
         registry.collect(move |text| gates.write(text));
     }
@@ -97,7 +97,7 @@ impl FeatureGates {
 }
 
 impl Stage {
-    /// As metrics have it.
+    /// The label in metrics.
     fn name(self) -> &'static str {
         match self {
             Alpha => "ALPHA",
@@ -362,14 +362,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted_so_that_it_can_be_searched() {
+    fn gate_table_is_sorted() {
         assert!(GATES.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     #[test]
-    fn each_gate_is_told_with_its_stage() {
+    fn gate_metrics_have_the_stage() {
         let (registry, gates) = (Registry::default(), ("MemoryQoS".to_owned(), true));
-        FeatureGates::new(&BTreeMap::from([gates])).unwrap().tell(&registry);
+        FeatureGates::new(&BTreeMap::from([gates])).unwrap().register_metrics(&registry);
         let page = longshore_metrics::parse::parse(&registry.text()).unwrap();
         let name = "kubernetes_feature_enabled";
         assert_eq!(page.families[name].samples.len(), GATES.len());
@@ -383,7 +383,7 @@ mod tests {
         }
     }
 
-    /// The crates that read gates, beside the node's own package.
+    /// The crates that read gates, besides the package of the node.
     const LAYERS: [&str; 9] = [
         "config",
         "client",
@@ -396,7 +396,7 @@ mod tests {
         "kube-proxy",
     ];
 
-    /// The text of every source file of the node but this one, tests apart.
+    /// The text of all other source files of the node, without tests.
     fn sources() -> String {
         fn gather(directory: &std::path::Path, text: &mut String) {
             for entry in std::fs::read_dir(directory).unwrap() {
@@ -422,7 +422,7 @@ mod tests {
 
     /// Finding 6: a gate that is read is marked so, and one that is marked is read.
     #[test]
-    fn gates_have_the_effect_that_the_table_says() {
+    fn gate_effects_match_the_table() {
         let sources = sources();
         for (name, _, _, locked, effect) in GATES {
             let is_named = sources.contains(&format!("\"{name}\""));
@@ -433,7 +433,7 @@ mod tests {
 
     /// Finding 6: a protection that is asked for and not there is refused, however it is asked for.
     #[test]
-    fn a_gate_of_a_protection_that_is_missing_is_refused() {
+    fn gate_of_a_missing_protection_is_rejected() {
         let gates = |name: &str| {
             FeatureGates::new(&BTreeMap::from([(name.to_owned(), true)])).unwrap().unprotected()
         };
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn gates_are_defaults_under_requests() {
+    fn gate_defaults_and_requests() {
         let gate = |name: &str, value| BTreeMap::from([(name.to_owned(), value)]);
         let default = FeatureGates::default();
         assert!(

@@ -1,18 +1,18 @@
-//! The text of `--help`: flags in groups, by what they are.
+//! The text of `--help`: flags in groups.
 
 use std::fmt::Write as _;
 
 use super::flags::KUBELET_FLAGS;
 use super::pflag::Flag;
 
-/// What flags of the node's own do; those of a configuration field are explained with the field.
+/// Descriptions of flags without a configuration field.
 static MEANINGS: &[(&str, &str)] = &[
     ("help", "print this"),
     ("version", "print the version; raw: more of it"),
     ("config", "file with a KubeletConfiguration"),
     ("config-dir", "directory of *.conf files, merged over that of --config in their order"),
     ("kubeconfig", "how to reach the apiserver; without it pods come from files alone"),
-    ("bootstrap-kubeconfig", "how to ask for a first client certificate"),
+    ("bootstrap-kubeconfig", "how to request a first client certificate"),
     ("hostname-override", "the node's name, instead of the host's"),
     ("node-ip", "the node's address, or one of each family with a comma"),
     ("node-labels", "labels of the node when it registers"),
@@ -38,7 +38,7 @@ static MEANINGS: &[(&str, &str)] = &[
     ("log-json-split-stream", "no effect: all goes to stderr"),
 ];
 
-/// The groups, with who belongs to them; a flag is shown in the first that takes it.
+/// The groups and their conditions; a flag is shown in the first one that matches.
 type Group = (&'static str, fn(&FlagOf) -> bool);
 type FlagOf = Flag<super::KubeletFlags>;
 
@@ -52,10 +52,10 @@ static GROUPS: [Group; 5] = [
     ("Node", |_| true),
 ];
 
-/// The order in which groups are shown.
+/// The order of groups.
 const ORDER: [usize; 5] = [4, 1, 2, 3, 0];
 
-/// The flags of another program, as they are in its table.
+/// The flags of another program, as in its table.
 pub(super) fn table<T>(program: &str, about: &str, flags: &[Flag<T>]) -> String {
     let mut text = format!("{about}\n\nUsage:\n  {program} [flags]\n\nFlags:\n");
     for flag in flags {

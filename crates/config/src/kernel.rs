@@ -1,12 +1,12 @@
-//! `protectKernelDefaults`: settings of the kernel that pods and node rely on.
+//! `protectKernelDefaults`: kernel settings that pods and node rely on.
 //!
-//! Current limitations: without that field upstream sets them; here they stay as they are.
+//! Current limitations: without that field, upstream sets them; here they are not changed.
 
 use std::path::Path;
 
 use super::KubeletConfiguration;
 
-/// The settings that upstream's kubelet wants, by their paths under `/proc/sys`.
+/// The required settings, by their paths under `/proc/sys`.
 const WANTED: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
     ("kernel/keys/root_maxkeys", "1000000"),
@@ -16,7 +16,7 @@ const WANTED: [(&str, &str); 6] = [
     ("vm/panic_on_oom", "0"),
 ];
 
-/// A line for each setting of the kernel, under `directory`, that is not as it is to be.
+/// An error for each kernel setting, under `directory`, with a wrong value.
 pub(super) fn faults(settings: &KubeletConfiguration, directory: &Path) -> Vec<String> {
     if !settings.protect_kernel_defaults {
         return Vec::new();
@@ -42,7 +42,7 @@ mod tests {
 
     /// Finding 6: the field was accepted and without effect.
     #[test]
-    fn a_kernel_that_is_set_otherwise_is_refused_if_it_is_to_be_protected() {
+    fn config_protect_kernel_defaults() {
         let directory = tempfile::tempdir().unwrap();
         for (name, value) in WANTED {
             let path = directory.path().join(name);

@@ -1,10 +1,10 @@
-//! The rules that label keys, label values, taints and a node's own labels must keep.
+//! Validation of label keys and values, taints and node labels.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Taint;
 
-/// Labels in Kubernetes' own namespaces that a node may give itself (NodeRestriction agrees).
+/// Labels in Kubernetes namespaces that a node may set on itself, as in NodeRestriction.
 const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -19,10 +19,10 @@ const OWN_LABELS: [&str; 11] = [
     "topology.kubernetes.io/zone",
 ];
 
-/// Namespaces of labels that a node may give itself.
+/// Label namespaces that a node may use.
 const OWN_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Checks `--node-labels`; every fault is one entry of the error.
+/// Validates `--node-labels`; the error has one entry per fault.
 pub(super) fn check_node_labels(labels: &BTreeMap<String, String>) -> Result<(), Vec<String>> {
     let mut errors = Vec::new();
     for (key, value) in labels {
@@ -62,7 +62,7 @@ fn may_label_itself(key: &str) -> bool {
         || OWN_NAMESPACES.iter().any(|parent| is_within(namespace(key), parent))
 }
 
-/// A taint's key, value and effect.
+/// Validates key, value and effect of a taint.
 pub(super) fn check_taint(taint: &Taint) -> Result<(), String> {
     check_key(&taint.key).map_err(|reason| format!("key {:?} {reason}", taint.key))?;
     let value = taint.value.as_deref().unwrap_or_default();
@@ -109,7 +109,7 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
-/// A lower-case DNS subdomain, as object names are.
+/// A lower-case DNS subdomain, as in object names.
 pub(super) fn is_dns_subdomain(text: &str) -> bool {
     let label = |label: &str| {
         !label.is_empty()

@@ -1,6 +1,5 @@
-//! From the command line and the configuration files to one plain [`Config`] that the rest reads.
-//! Flags win over files; everything is checked before anything starts, and all faults are told
-//! together.
+//! Command line and configuration files as one [`Config`]. Flags take precedence over files; everything
+//! is validated before the start, and all errors are reported together.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -40,30 +39,30 @@ pub use self::proxy::banner as proxy_banner;
 pub use self::proxy::{ProxyConfig, ProxyTask};
 pub use self::quantities::Reserved;
 
-/// Why the daemon cannot start.
+/// Errors of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line is not understood.
+    /// Invalid command line.
     #[error("{0}")]
     CommandLine(String),
-    /// A configuration file cannot be used.
+    /// Invalid configuration file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Settings that are well formed but not allowed: one line for each.
+    /// Invalid settings, one line each.
     #[error("invalid configuration:\n  {}", .0.join("\n  "))]
     Invalid(Vec<String>),
 }
 
-/// What the command line asks for.
+/// The requested command.
 #[derive(Debug)]
 pub enum Command {
-    /// Print this text on a line of its own and leave with success.
+    /// Print this text and exit.
     Print(String),
-    /// Write this text to a file and leave.
+    /// Write this text to a file and exit.
     Write {
         /// The file.
         path: PathBuf,
-        /// What is to stand there.
+        /// The content.
         text: String,
     },
     /// Run the kubelet, with kube-proxy beside it if the config has one.
@@ -72,56 +71,56 @@ pub enum Command {
     Proxy(Box<ProxyConfig>, ProxyTask),
 }
 
-/// Everything that is set from outside, checked and complete.
+/// The complete and validated configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The fields of `KubeletConfiguration`, files and flags taken together.
+    /// The fields of `KubeletConfiguration`, from files and flags.
     pub kubelet: KubeletConfiguration,
-    /// The feature gates in force.
+    /// The effective feature gates.
     pub gates: FeatureGates,
     /// The node's name: the host's name in lower case, unless overridden.
     pub node_name: String,
-    /// Addresses from `--node-ip`, at most one of each family; empty: find the host's own.
+    /// Addresses from `--node-ip`, at most one per family; empty: detect them.
     pub node_ips: Vec<IpAddr>,
     /// Labels that self-registration gives the node.
     pub node_labels: BTreeMap<String, String>,
-    /// How to reach the apiserver; `None`: standalone, with pods from files alone.
+    /// Kubeconfig of the apiserver; `None`: standalone mode.
     pub kubeconfig: Option<PathBuf>,
-    /// How to get a first client certificate when `kubeconfig` does not exist.
+    /// Bootstrap kubeconfig, used when `kubeconfig` does not exist.
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Where state lives (`/var/lib/kubelet`).
+    /// The root directory (`/var/lib/kubelet`).
     pub root_dir: PathBuf,
-    /// Where the daemon's own certificates live.
+    /// Directory of the daemon's certificates.
     pub cert_dir: PathBuf,
     /// `external`: a cloud controller completes the node object.
     pub external_cloud: bool,
-    /// Held while the daemon runs, so that there is but one.
+    /// Lock file, for a single instance.
     pub lock_file: Option<PathBuf>,
-    /// Leave when another process wants the lock file.
+    /// Exit on lock contention.
     pub exit_on_lock_contention: bool,
-    /// The cgroup of the container runtime, when its use is to be told apart.
+    /// The cgroup of the container runtime, for separate statistics.
     pub runtime_cgroups: String,
     /// Configuration of the image credential plugins.
     pub image_credential_provider_config: Option<PathBuf>,
-    /// Where those plugins' programs are.
+    /// Directory of the credential plugins.
     pub image_credential_provider_bin_dir: Option<PathBuf>,
-    /// How long a dead container is kept at least.
+    /// Minimum age of dead containers before removal.
     pub minimum_container_ttl: GoDuration,
-    /// How many dead instances are kept of each container.
+    /// Maximum number of dead instances per container.
     pub maximum_dead_containers_per_container: i32,
-    /// How many dead containers are kept in all; negative: any number.
+    /// Maximum number of dead containers; negative: unlimited.
     pub maximum_dead_containers: i32,
-    /// Whether to run something in a pod takes leave to create, whatever the request's method.
+    /// Whether running a command in a pod requires the verb `create`, whatever the HTTP method.
     pub strict_streams: bool,
-    /// Port of cAdvisor's own interface, on the address of the server's; 0 for none.
+    /// Port of the cAdvisor API, on the address of the server; 0: off.
     pub cadvisor_port: i32,
-    /// What is held back from pods.
+    /// Reserved resources.
     pub reserved: Reserved,
-    /// When pods have to go for the node's sake.
+    /// Settings of eviction.
     pub eviction: Eviction,
-    /// Every flag that there is with its value in force, for people to read.
+    /// All flags with their effective values, for display.
     pub flags: BTreeMap<&'static str, String>,
-    /// What works otherwise than its author may think, for a line each in the log.
+    /// Warnings, for the log.
     pub warnings: Vec<String>,
     /// kube-proxy, if it runs in the same process.
     pub proxy: Option<Box<ProxyConfig>>,
@@ -138,7 +137,7 @@ Usage:
   longshore --version
 ";
 
-/// Reads the whole command line, the program's name first, and the files it names.
+/// Parses the command line, including the program name, and the files it refers to.
 pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, ConfigError> {
     let mut args = args.into_iter();
     let program = args.next().unwrap_or_default();
@@ -162,7 +161,7 @@ pub fn from_args(args: impl IntoIterator<Item = String>) -> Result<Command, Conf
     }
 }
 
-/// What a process of the node is.
+/// Roles of a process.
 #[derive(Clone, Copy, PartialEq)]
 enum Roles {
     Kubelet,
@@ -182,7 +181,7 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
         "" | "false" => {}
         "true" | "raw" => return Ok(Command::Print(version_text(&flags.version))),
         other if other.starts_with('v') => {
-            warnings.push(format!("--version={other}: the version that is told cannot be set"));
+            warnings.push(format!("--version={other}: the reported version cannot be set"));
         }
         other => {
             let fault = "must be true, false, raw or a version that begins with v";

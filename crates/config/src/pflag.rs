@@ -1,5 +1,5 @@
-//! The command-line syntax of Kubernetes' daemons: `--flag=value`, `--flag value`, bare `--flag`
-//! for booleans, `-v2`, underscores read as dashes. Knows no flag itself: tables are passed in.
+//! The command-line syntax of Kubernetes components: `--flag=value`, `--flag value`, `--flag` for
+//! booleans, `-v2`, underscores as dashes. The tables of flags are passed in.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Display;
@@ -11,15 +11,15 @@ use super::GoDuration;
 use super::kubelet::MemoryReservation;
 use super::labels;
 
-/// One flag of a table: its name and where its value goes in `T`.
+/// A flag: its name and its target in `T`.
 pub(super) struct Flag<T: 'static> {
     pub(super) name: &'static str,
     pub(super) target: Target<T>,
-    /// The flag still works, but its setting belongs in the configuration file.
+    /// Deprecated: the setting belongs in the configuration file.
     pub(super) deprecated: bool,
 }
 
-/// The type of a flag's value with the place that takes it.
+/// The type of the value and its target.
 pub(super) enum Target<T> {
     Bool(fn(&mut T) -> &mut bool),
     Int(fn(&mut T) -> &mut i32),
@@ -28,20 +28,20 @@ pub(super) enum Target<T> {
     Text(fn(&mut T) -> &mut String),
     Ip(fn(&mut T) -> &mut String),
     Duration(fn(&mut T) -> &mut GoDuration),
-    /// Comma-separated; the first use replaces, later ones add.
+    /// Comma-separated; the first use replaces the default, later ones append.
     List(fn(&mut T) -> &mut Vec<String>),
-    /// Comma-separated pairs around the separator; the first use replaces, later ones add.
+    /// Comma-separated pairs; the first use replaces the default, later ones append.
     Pairs(char, fn(&mut T) -> &mut BTreeMap<String, String>),
     Headers(fn(&mut T) -> &mut BTreeMap<String, Vec<String>>),
-    /// `Gate=true,…`, added to what a file says.
+    /// `Gate=true,…`, merged with the file.
     Gates(fn(&mut T) -> &mut BTreeMap<String, bool>),
     Labels(fn(&mut T) -> &mut BTreeMap<String, String>),
     Taints(fn(&mut T) -> &mut Vec<Taint>),
     ReservedMemory(fn(&mut T) -> &mut Vec<MemoryReservation>),
     Verbosity(fn(&mut T) -> &mut u32),
-    /// `true`, `false` or a word: `--version`, `--version=raw`.
+    /// `true`, `false` or a string: `--version`, `--version=raw`.
     Word(fn(&mut T) -> &mut String),
-    /// Accepted and without effect here.
+    /// Accepted without effect.
     IgnoredBool,
     Ignored,
 }
@@ -51,12 +51,12 @@ impl<T> Target<T> {
         matches!(self, Self::Bool(_) | Self::IgnoredBool | Self::Word(_))
     }
 
-    /// Whether the value changes nothing.
+    /// Whether it has no effect.
     pub(super) fn is_ignored(&self) -> bool {
         matches!(self, Self::Ignored | Self::IgnoredBool)
     }
 
-    /// The word for the type in a usage text.
+    /// The type in the usage text.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Self::Bool(_) | Self::IgnoredBool => "",
@@ -72,14 +72,14 @@ impl<T> Target<T> {
         }
     }
 
-    /// Stores `value`; `first` when the flag was not given before.
+    /// Stores `value`; `first` if the flag was not given before.
     fn set(&self, into: &mut T, value: &str, first: bool) -> Result<(), String> {
         match self {
             Self::Bool(field) => *field(into) = boolean(value)?,
             Self::Int(field) => *field(into) = integer(value)?,
             Self::Long(field) => *field(into) = integer(value)?,
             Self::Float(field) => {
-                *field(into) = value.parse().map_err(|_| format!("{value:?} is no number"))?;
+                *field(into) = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
             }
             Self::Verbosity(field) => *field(into) = integer(value)?,
             Self::Text(field) | Self::Word(field) => *field(into) = value.to_owned(),
@@ -147,7 +147,7 @@ impl<T> Target<T> {
         Ok(())
     }
 
-    /// The value as it is; empty for one that has no effect.
+    /// The current value; empty without effect.
     fn show(&self, from: &mut T) -> String {
         match self {
             Self::Bool(field) => field(from).to_string(),
@@ -189,7 +189,7 @@ impl<T> Target<T> {
     }
 }
 
-/// Every flag of `table` with its value in `from`, in the syntax that sets it.
+/// All flags of `table` with their values in `from`, in command-line syntax.
 pub(super) fn shown<T>(table: &[Flag<T>], from: &mut T) -> BTreeMap<&'static str, String> {
     table.iter().map(|flag| (flag.name, flag.target.show(from))).collect()
 }
@@ -199,13 +199,13 @@ fn joined<K: Display, V: Display>(pairs: &BTreeMap<K, V>, separator: char) -> St
     pairs.collect::<Vec<_>>().join(",")
 }
 
-/// The flags of a command line, matched with their table but not yet stored.
+/// Parsed flags, not stored yet.
 pub(super) struct Parsed<T: 'static> {
     values: Vec<(&'static Flag<T>, String)>,
 }
 
 impl<T> Parsed<T> {
-    /// Matches `args` with `table`; the error tells what is wrong with the command line.
+    /// Parses `args` with `table`.
     pub(super) fn new(table: &'static [Flag<T>], args: &[String]) -> Result<Self, String> {
         let find = |name: &str| table.iter().find(|flag| flag.name == name);
         let mut values = Vec::new();
@@ -248,7 +248,7 @@ impl<T> Parsed<T> {
         Ok(Self { values })
     }
 
-    /// Stores every value in `into`, in the order given.
+    /// Stores all values in `into`, in order.
     pub(super) fn apply(&self, into: &mut T) -> Result<(), String> {
         let mut seen = HashSet::new();
         for (flag, value) in &self.values {
@@ -260,17 +260,17 @@ impl<T> Parsed<T> {
         Ok(())
     }
 
-    /// The given flags that work, but whose setting belongs in the configuration file.
+    /// The given deprecated flags.
     pub(super) fn deprecated(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.given(|flag| flag.deprecated && !flag.target.is_ignored())
     }
 
-    /// The given flags that change nothing.
+    /// The given flags without effect.
     pub(super) fn ignored(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.given(|flag| flag.target.is_ignored())
     }
 
-    /// The names of those that are so, each once.
+    /// The names of matching flags, each once.
     fn given(&self, so: impl Fn(&Flag<T>) -> bool) -> impl Iterator<Item = &'static str> {
         let names = self.values.iter().filter(|(flag, _)| so(flag)).map(|(flag, _)| flag.name);
         names.collect::<BTreeSet<_>>().into_iter()
@@ -296,7 +296,7 @@ fn boolean(value: &str) -> Result<bool, String> {
     }
 }
 
-/// A whole number, decimal or with Go's prefixes (`0x`, `0o`, `0b`).
+/// An integer, decimal or with the prefixes of Go (`0x`, `0o`, `0b`).
 fn integer<N: TryFrom<i64>>(value: &str) -> Result<N, String> {
     let (negative, digits) =
         value.strip_prefix('-').map_or((false, value), |digits| (true, digits));
@@ -306,14 +306,14 @@ fn integer<N: TryFrom<i64>>(value: &str) -> Result<N, String> {
         Some("0b" | "0B") => (2, &digits[2..]),
         _ => (10, digits),
     };
-    // from_str_radix takes a sign of its own, which would make "--5" a number
+    // from_str_radix accepts a sign, which would make "--5" valid
     let number = Some(digits)
         .filter(|digits| digits.starts_with(|c: char| c.is_ascii_alphanumeric()))
         .and_then(|digits| i64::from_str_radix(digits, radix).ok());
     number
         .map(|number| if negative { number.saturating_neg() } else { number })
         .and_then(|number| N::try_from(number).ok())
-        .ok_or_else(|| format!("{value:?} is no number, or out of range"))
+        .ok_or_else(|| format!("{value:?} is not a number, or out of range"))
 }
 
 fn ip(value: &str) -> Result<String, String> {
@@ -323,7 +323,7 @@ fn ip(value: &str) -> Result<String, String> {
     }
 }
 
-/// `key=value:Effect,…`, as kubeadm writes it.
+/// `key=value:Effect,…`, as written by kubeadm.
 fn taints(value: &str) -> Result<Vec<Taint>, String> {
     let mut taints: Vec<Taint> = Vec::new();
     for item in items(value) {
@@ -353,7 +353,7 @@ fn taint(item: &str) -> Result<Taint, String> {
     Ok(taint)
 }
 
-/// `0:memory=1Gi,hugepages-2Mi=64Mi`: what is set aside on one NUMA node.
+/// `0:memory=1Gi,hugepages-2Mi=64Mi`: memory reserved on a NUMA node.
 fn reservation(item: &str) -> Result<MemoryReservation, String> {
     let (node, limits) = item
         .split_once(':')

@@ -1,5 +1,5 @@
-//! What is held back from pods: `kubeReserved` and `systemReserved`, read from their texts once, and
-//! what hard eviction keeps free. All amounts are in thousandths of their unit.
+//! Reserved resources: `kubeReserved`, `systemReserved` and hard eviction thresholds. All quantities are
+//! in thousandths of their unit.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use longshore_topology::CpuSet;
 use super::KubeletConfiguration;
 
 const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
-/// What pods may not use, by resource name.
+/// Reserved resources, by name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reserved {
     kube: BTreeMap<String, i128>,
     system: BTreeMap<String, i128>,
-    /// Where it counts: what hard eviction keeps free.
+    /// Hard eviction thresholds, if they count.
     eviction: BTreeMap<&'static str, Amount>,
 }
 
 impl Reserved {
-    /// Reads the texts of the configuration; the error tells every fault with its field.
+    /// Parses the settings; the error lists every fault with its field.
     pub(super) fn new(
         settings: &KubeletConfiguration,
         thresholds: &[Threshold],
@@ -44,7 +44,7 @@ impl Reserved {
         };
         if !settings.reserved_system_cpus.is_empty() {
             match settings.reserved_system_cpus.parse::<CpuSet>() {
-                // the explicit list stands in for both amounts
+                // the explicit list overrides both
                 Ok(cpus) => {
                     reserved.kube.remove("cpu");
                     reserved.system.insert("cpu".to_owned(), cpus.len() as i128 * 1000);
@@ -55,33 +55,33 @@ impl Reserved {
         if errors.is_empty() { Ok(reserved) } else { Err(errors) }
     }
 
-    /// What is held back for the node's daemons.
+    /// Reserved by `kubeReserved`.
     pub fn kube(&self) -> &BTreeMap<String, i128> {
         &self.kube
     }
 
-    /// What is held back for the system.
+    /// Reserved by `systemReserved`.
     pub fn system(&self) -> &BTreeMap<String, i128> {
         &self.system
     }
 
-    /// What is held back of a resource for both together.
+    /// Sum of both reservations of a resource.
     pub fn held(&self, resource: &str) -> i128 {
         [&self.kube, &self.system].into_iter().filter_map(|amounts| amounts.get(resource)).sum()
     }
 
-    /// What is kept free of `capacity` of a resource for eviction to act in time.
+    /// Hard eviction threshold of a resource with that `capacity`.
     pub fn kept(&self, resource: &str, capacity: i128) -> i128 {
         self.eviction.get(resource).map_or(0, |amount| amount.of(capacity))
     }
 
-    /// What pods may ask for of `capacity` (thousandths) of a resource; never below zero.
+    /// Allocatable part of `capacity` (thousandths) of a resource; at least 0.
     pub fn allocatable(&self, resource: &str, capacity: i128) -> i128 {
         (capacity - self.held(resource) - self.kept(resource, capacity)).max(0)
     }
 }
 
-/// The thousandths of a quantity's text that is zero or more.
+/// Parses a quantity of at least 0, in thousandths.
 pub(super) fn amount(text: &str) -> Option<i128> {
     milli(&Quantity(text.to_owned())).filter(|amount| *amount >= 0)
 }
@@ -100,9 +100,8 @@ fn amounts(
                     RESERVABLE.join(", ")
                 ));
             }
-            None => {
-                errors.push(format!("{field}[{resource}]: {text:?} is no quantity of zero or more"))
-            }
+            None => errors
+                .push(format!("{field}[{resource}]: {text:?} is not a quantity of zero or more")),
             Some(amount) => {
                 amounts.insert(resource.clone(), amount);
             }

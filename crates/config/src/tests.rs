@@ -119,7 +119,7 @@ fn kubelet(args: &[&str]) -> Result<Config, String> {
 }
 
 #[test]
-fn zeroes_that_kubeadm_writes_stand_for_the_defaults() {
+fn config_zero_values_are_defaults() {
     let expected = KubeletConfiguration {
         authentication: Authentication {
             x509: X509Authentication { client_ca_file: "/etc/kubernetes/pki/ca.crt".into() },
@@ -136,7 +136,7 @@ fn zeroes_that_kubeadm_writes_stand_for_the_defaults() {
 }
 
 #[test]
-fn a_hand_made_file_is_read_and_its_relative_paths_are_its_own() {
+fn config_relative_paths_are_resolved() {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "kubelet.yaml", HAND_MADE);
     let mut settings = file::load(Some(&path), None).unwrap().0;
@@ -152,14 +152,14 @@ fn a_hand_made_file_is_read_and_its_relative_paths_are_its_own() {
 }
 
 #[test]
-fn json_is_read_too() {
+fn config_json_is_accepted() {
     let text = r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"KubeletConfiguration","maxPods":7,"syncFrequency":"1m30s"}"#;
     let settings = load_text(text).unwrap();
     assert_eq!((settings.max_pods, settings.sync_frequency), (7, GoDuration::secs(90)));
 }
 
 #[test]
-fn a_file_at_fault_is_refused_with_the_field() {
+fn config_file_errors_name_the_field() {
     for (text, expected) in [
         (String::new(), "the file is empty"),
         ("- a\n- b\n".to_owned(), "expected a KubeletConfiguration object"),
@@ -191,7 +191,7 @@ fn a_file_at_fault_is_refused_with_the_field() {
 }
 
 #[test]
-fn a_bomb_of_aliases_is_refused() {
+fn config_alias_bomb_is_rejected() {
     let mut text = format!("{HEADER}clusterDNS: &a0 [x, x, x, x, x, x, x, x, x]\n");
     for level in 1..12 {
         let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
@@ -201,7 +201,7 @@ fn a_bomb_of_aliases_is_refused() {
 }
 
 #[test]
-fn defaults_that_follow_another_field() {
+fn config_defaults_that_follow_another_field() {
     let settings =
         load_text(&format!("{HEADER}nodeStatusUpdateFrequency: 30s\nmaxParallelImagePulls: 4\n"))
             .unwrap();
@@ -215,7 +215,7 @@ fn defaults_that_follow_another_field() {
 }
 
 #[test]
-fn drop_ins_are_laid_over_the_file_in_order() {
+fn config_drop_ins_are_merged_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let main = write(
         directory.path(),
@@ -246,7 +246,7 @@ fn drop_ins_are_laid_over_the_file_in_order() {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn config_flags_take_precedence_over_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = write(
         directory.path(),
@@ -293,7 +293,7 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
-fn without_a_file_the_old_open_defaults_hold() {
+fn config_defaults_without_a_file() {
     let config = kubelet(&[]).unwrap();
     assert!(
         config.kubelet.authentication.anonymous.enabled
@@ -313,7 +313,7 @@ fn without_a_file_the_old_open_defaults_hold() {
 }
 
 #[test]
-fn eviction_is_read_from_all_its_fields() {
+fn config_eviction_fields_are_parsed() {
     let config = kubelet(&[
         "--eviction-hard=memory.available<100Mi,nodefs.available<10%",
         "--eviction-soft=memory.available<300Mi",
@@ -372,7 +372,7 @@ fn eviction_is_read_from_all_its_fields() {
 }
 
 #[test]
-fn the_program_name_chooses_the_role() {
+fn config_role_follows_the_program_name() {
     for args in [
         &["/usr/bin/kubelet", "--version"][..],
         &["longshore", "kubelet", "--version"],
@@ -424,7 +424,7 @@ fn the_program_name_chooses_the_role() {
 }
 
 #[test]
-fn the_flag_table_names_each_flag_once() {
+fn flag_table_has_no_duplicates() {
     let mut names: Vec<_> = KUBELET_FLAGS.iter().map(|flag| flag.name).collect();
     assert!(names.len() >= 150, "{}", names.len());
     names.sort_unstable();
@@ -432,7 +432,7 @@ fn the_flag_table_names_each_flag_once() {
 }
 
 #[test]
-fn pods_get_what_is_not_held_back() {
+fn config_allocatable_excludes_reservations() {
     let config = kubelet(&[
         "--kube-reserved=cpu=200m,memory=1Gi",
         "--system-reserved=cpu=300m",

@@ -1,5 +1,4 @@
-//! Which settings are out of range or contradict each other. The rules are upstream's; each fault
-//! names its field.
+//! Validation of settings. The rules are upstream's; each error names its field.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -12,7 +11,7 @@ mod garbage;
 
 pub(super) use garbage::container_faults;
 
-/// Gathers faults; each check is one line.
+/// Collects errors.
 struct Faults(Vec<String>);
 
 impl Faults {
@@ -51,7 +50,7 @@ impl Faults {
     }
 }
 
-/// Every fault of `settings` under `gates`, whatever the machine.
+/// All errors of `settings` with `gates`, independent of the machine.
 pub(super) fn faults(settings: &KubeletConfiguration, gates: &FeatureGates) -> Vec<String> {
     let mut faults = Faults(Vec::new());
     numbers(settings, &mut faults);
@@ -124,7 +123,7 @@ fn durations(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
         ),
         None => {}
     }
-    // a timer of no length would spin
+    // an interval of 0 would be a busy loop
     for (field, value) in [
         ("syncFrequency", s.sync_frequency),
         ("fileCheckFrequency", s.file_check_frequency),
@@ -278,7 +277,7 @@ fn memory(s: &KubeletConfiguration, f: &mut Faults) {
                 format!("{field}: must be memory or hugepages-<size>")
             });
             f.unless(quantities::amount(&quantity.0).is_some_and(|amount| amount > 0), || {
-                format!("{field}: {:?} is no quantity greater than zero", quantity.0)
+                format!("{field}: {:?} is not a quantity greater than zero", quantity.0)
             });
             f.unless(seen.insert((reservation.numa_node, kind)), || {
                 format!("{field}: NUMA node {} has it twice", reservation.numa_node)

@@ -1,5 +1,5 @@
-//! What all calls have in common: the deadline, the error's shape, and the
-//! observer that metrics are fed by.
+//! What all calls have in common: deadline, errors, and the observer for
+//! metrics.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,43 +10,43 @@ use tonic::{Request, Response, Status};
 
 use crate::{Error, Result};
 
-/// Is told of each finished call; feeds `kubelet_runtime_operations_*`.
+/// Is called for each finished call; feeds `kubelet_runtime_operations_*`.
 pub trait Observer: Send + Sync {
     /// `operation` is the label that the kubelet's metrics use, such as
     /// `run_podsandbox`. Called on the caller's task: must not block.
     fn observe(&self, operation: &'static str, took: Duration, error: Option<&Error>);
 }
 
-/// One call about to be made.
+/// One call.
 pub(crate) struct Call<'a> {
     pub(crate) rpc: &'static str,
     pub(crate) operation: &'static str,
-    /// None: the call may take as long as it likes.
+    /// `None` for no deadline.
     pub(crate) deadline: Option<Duration>,
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) observer: Option<&'a dyn Observer>,
 }
 
 impl Call<'_> {
-    /// Gives another deadline than the usual.
+    /// Replaces the default deadline.
     pub(crate) fn within(self, deadline: Option<Duration>) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Puts a message in its envelope, with the deadline.
+    /// Creates the request, with the deadline.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
         longshore_grpc::request(message, self.deadline)
     }
 
-    /// Waits for the answer.
-    pub(crate) fn answer<T>(
+    /// Waits for the response.
+    pub(crate) fn response<T>(
         &self,
         sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> impl Future<Output = Result<T>> {
-        let answer = longshore_grpc::answer(self.deadline, sent);
+        let response = longshore_grpc::await_response(self.deadline, sent);
         async move {
             let start = Instant::now();
-            let result = answer
+            let result = response
                 .await
                 .map_err(|failure| Error::from_failure(self.rpc, self.endpoint, failure));
             if let Some(observer) = self.observer {
@@ -56,15 +56,15 @@ impl Call<'_> {
         }
     }
 
-    /// Refuses an answer that lacks what the protocol demands.
-    pub(crate) fn demand(&self, present: bool, field: &'static str) -> Result<()> {
+    /// Checks that a mandatory field is present.
+    pub(crate) fn require(&self, present: bool, field: &'static str) -> Result<()> {
         if present {
             return Ok(());
         }
         Err(Error::Incomplete { call: self.rpc, field })
     }
 
-    /// Unwraps a sub-message that the protocol demands.
+    /// Unwraps a mandatory message.
     pub(crate) fn required<T>(&self, value: Option<T>, field: &'static str) -> Result<T> {
         value.ok_or(Error::Incomplete { call: self.rpc, field })
     }

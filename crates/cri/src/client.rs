@@ -1,6 +1,6 @@
-//! The client itself: its connections, its settings, and the calls about the
-//! runtime as a whole. Calls about pods, containers, images and figures are in
-//! the modules of those names.
+//! The client: connections, settings, and calls about the runtime as a whole.
+//! Calls about pods, containers, images and stats are in the modules of those
+//! names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,25 +20,24 @@ use crate::v1::{
 };
 use crate::{Error, MAX_MESSAGE, Result};
 
-/// The version of the kubelet API that a caller of `Version` names; runtimes
-/// ignore it.
+/// The version of the kubelet API in `Version` requests; runtimes ignore it.
 const KUBELET_API: &str = "0.1.0";
 
-/// How to reach a runtime.
+/// Settings of a client.
 #[derive(Clone)]
 pub struct Options {
-    /// `unix:///run/…`, or the bare path of the socket.
+    /// `unix:///run/…`, or the path of the socket.
     pub runtime_endpoint: String,
-    /// Of the image service, when it is not the runtime's.
+    /// The endpoint of the image service, if it is another one.
     pub image_endpoint: Option<String>,
-    /// How long an ordinary call may take (`runtimeRequestTimeout`).
+    /// The timeout of most calls (`runtimeRequestTimeout`).
     pub request_timeout: Duration,
-    /// Is told of each call.
+    /// Is called for each call.
     pub observer: Option<Arc<dyn Observer>>,
 }
 
 impl Options {
-    /// One socket for all, two minutes for a call, no observer.
+    /// One endpoint for both services, a timeout of two minutes, no observer.
     pub fn new(runtime_endpoint: impl Into<String>) -> Self {
         Self {
             runtime_endpoint: runtime_endpoint.into(),
@@ -51,9 +50,9 @@ impl Options {
 
 /// A client of one container runtime. Clones share its connections.
 ///
-/// Making one does no I/O: it connects with the first call, and again with the
-/// next call after the runtime went away. Dropping the future of a call
-/// cancels the call in the runtime.
+/// It connects with the first call, and reconnects with the next call after the
+/// connection was lost. Dropping the future of a call cancels the call in the
+/// runtime.
 #[derive(Clone)]
 pub struct Runtime(Arc<Inner>);
 
@@ -73,10 +72,10 @@ impl fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    /// A client by these options. Must be made inside a tokio runtime.
+    /// A client with these options. Must be created inside a tokio runtime.
     ///
     /// # Errors
-    /// [`Error::Endpoint`] for an endpoint that is no Unix socket.
+    /// [`Error::Endpoint`] for an endpoint that is not a Unix socket.
     pub fn new(options: Options) -> Result<Self> {
         let runtime_endpoint = Endpoint::parse(&options.runtime_endpoint)?;
         let image_endpoint = match options.image_endpoint.as_deref() {
@@ -99,12 +98,12 @@ impl Runtime {
         })))
     }
 
-    /// Makes sure that both services are there and speak CRI v1. Meant to be
+    /// Checks that both services are available and support CRI v1. Meant to be
     /// called once at the start, and repeated while
     /// [unavailable](Error::is_unavailable).
     ///
     /// # Errors
-    /// [`Error::NoV1`] for a runtime that knows only an older protocol.
+    /// [`Error::NoV1`] for a runtime that supports only an older protocol.
     pub async fn negotiate(&self) -> Result<VersionResponse> {
         let version = self.version().await.map_err(|e| no_v1(e, &self.0.runtime_endpoint))?;
         self.image_fs_info().await.map_err(|e| no_v1(e, &self.0.image_endpoint))?;
@@ -115,34 +114,34 @@ impl Runtime {
     pub async fn version(&self) -> Result<VersionResponse> {
         let call = self.call("Version", "version");
         let request = call.request(VersionRequest { version: KUBELET_API.to_owned() });
-        let version = call.answer(self.runtime().version(request)).await?;
-        call.demand(!version.version.is_empty(), "version")?;
-        call.demand(!version.runtime_name.is_empty(), "runtime_name")?;
-        call.demand(!version.runtime_version.is_empty(), "runtime_version")?;
-        call.demand(!version.runtime_api_version.is_empty(), "runtime_api_version")?;
+        let version = call.response(self.runtime().version(request)).await?;
+        call.require(!version.version.is_empty(), "version")?;
+        call.require(!version.runtime_name.is_empty(), "runtime_name")?;
+        call.require(!version.runtime_version.is_empty(), "runtime_version")?;
+        call.require(!version.runtime_api_version.is_empty(), "runtime_api_version")?;
         Ok(version)
     }
 
     /// The runtime's conditions, handlers and features; `verbose` adds `info`.
-    /// At least two conditions are there: RuntimeReady and NetworkReady.
+    /// At least two conditions are present: RuntimeReady and NetworkReady.
     pub async fn status(&self, verbose: bool) -> Result<StatusResponse> {
         let call = self.call("Status", "status");
         let request = call.request(StatusRequest { verbose });
-        let status = call.answer(self.runtime().status(request)).await?;
+        let status = call.response(self.runtime().status(request)).await?;
         let conditions = status.status.as_ref().map_or(0, |s| s.conditions.len());
-        call.demand(conditions >= 2, "RuntimeReady or NetworkReady condition")?;
+        call.require(conditions >= 2, "RuntimeReady or NetworkReady condition")?;
         Ok(status)
     }
 
-    /// What the runtime was configured with: the cgroup driver. Older runtimes
-    /// answer [unimplemented](Error::is_unimplemented).
+    /// The runtime's configuration: the cgroup driver. Older runtimes return
+    /// [unimplemented](Error::is_unimplemented).
     pub async fn runtime_config(&self) -> Result<RuntimeConfigResponse> {
         let call = self.call("RuntimeConfig", "runtime_config");
         let request = call.request(RuntimeConfigRequest {});
-        call.answer(self.runtime().runtime_config(request)).await
+        call.response(self.runtime().runtime_config(request)).await
     }
 
-    /// Tells the runtime the pod CIDR of this node.
+    /// Sends the pod CIDR of this node to the runtime.
     pub async fn update_runtime_config(&self, pod_cidr: &str) -> Result<()> {
         let call = self.call("UpdateRuntimeConfig", "update_runtime_config");
         let request = call.request(UpdateRuntimeConfigRequest {
@@ -150,24 +149,24 @@ impl Runtime {
                 network_config: Some(NetworkConfig { pod_cidr: pod_cidr.to_owned() }),
             }),
         });
-        call.answer(self.runtime().update_runtime_config(request)).await?;
+        call.response(self.runtime().update_runtime_config(request)).await?;
         Ok(())
     }
 
-    /// What happens to containers, from now on. The stream opens when first
-    /// polled, has no deadline, and ends after an error or when the runtime
-    /// closes it; open another one then. A runtime without events answers
-    /// [unimplemented](Error::is_unimplemented) as the first item.
+    /// Container events from now on. The stream is opened when first polled, has no
+    /// deadline, and ends after an error or when the runtime closes it. A runtime
+    /// without events returns [unimplemented](Error::is_unimplemented) as the first
+    /// item.
     pub fn container_events(
         &self,
     ) -> impl Stream<Item = Result<ContainerEventResponse>> + Send + use<> {
         let runtime = self.clone();
-        // lazy, since a Go server sends not even headers before the first event:
-        // to await the opening would be to await an event
+        // lazy, since a Go server sends no headers before the first event, so that
+        // opening would wait for it
         stream::once(async move {
             let call = runtime.call("GetContainerEvents", "get_container_events").within(None);
             let request = call.request(GetEventsRequest {});
-            let events = call.answer(runtime.runtime().get_container_events(request)).await?;
+            let events = call.response(runtime.runtime().get_container_events(request)).await?;
             let (rpc, endpoint) = (call.rpc, call.endpoint.clone());
             Ok::<_, Error>(
                 events.map_err(move |status| {
@@ -183,7 +182,7 @@ impl Runtime {
         })
     }
 
-    /// A call to the runtime service, with the usual deadline.
+    /// A call to the runtime service, with the default deadline.
     pub(crate) fn call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
         Call {
             rpc,
@@ -194,7 +193,7 @@ impl Runtime {
         }
     }
 
-    /// A call to the image service, with the usual deadline.
+    /// A call to the image service, with the default deadline.
     pub(crate) fn image_call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
         Call { endpoint: &self.0.image_endpoint, ..self.call(rpc, operation) }
     }

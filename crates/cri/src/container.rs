@@ -1,4 +1,4 @@
-//! Calls about containers and the commands in them.
+//! Calls about containers and exec.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::v1::{
 use crate::{Result, Runtime};
 
 impl Runtime {
-    /// Makes a container, without starting it; gives its id. `sandbox_config`
-    /// is the one that the sandbox was run with.
+    /// Creates a container, without starting it; returns its id. `sandbox_config`
+    /// is the config of its sandbox.
     pub async fn create_container(
         &self,
         pod_sandbox_id: &str,
@@ -27,23 +27,23 @@ impl Runtime {
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         });
-        let answer = call.answer(self.runtime().create_container(request)).await?;
-        call.demand(!answer.container_id.is_empty(), "container_id")?;
-        Ok(answer.container_id)
+        let response = call.response(self.runtime().create_container(request)).await?;
+        call.require(!response.container_id.is_empty(), "container_id")?;
+        Ok(response.container_id)
     }
 
     /// Starts a container.
     pub async fn start_container(&self, id: &str) -> Result<()> {
         let call = self.call("StartContainer", "start_container");
         let request = call.request(StartContainerRequest { container_id: id.to_owned() });
-        call.answer(self.runtime().start_container(request)).await?;
+        call.response(self.runtime().start_container(request)).await?;
         Ok(())
     }
 
     /// Sends a container its stop signal, and after `grace` (whole seconds,
-    /// rounded up) SIGKILL. The answer comes when it has stopped, so the call
-    /// may take the grace longer than an ordinary one. Once the container is removed,
-    /// containerd 1.6 answers [not found](crate::Error::is_not_found).
+    /// rounded up) SIGKILL. The response comes when it has stopped, so the deadline
+    /// is extended by `grace`. For a container that was removed, containerd 1.6
+    /// returns [not found](crate::Error::is_not_found).
     pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
         let call = self
             .call("StopContainer", "stop_container")
@@ -52,35 +52,34 @@ impl Runtime {
             container_id: id.to_owned(),
             timeout: whole_seconds(grace),
         });
-        call.answer(self.runtime().stop_container(request)).await?;
+        call.response(self.runtime().stop_container(request)).await?;
         Ok(())
     }
 
-    /// Removes a container, by force if it runs. One that is gone already is
-    /// no error.
+    /// Removes a container, killing it if it runs. A missing one is no error.
     pub async fn remove_container(&self, id: &str) -> Result<()> {
         let call = self.call("RemoveContainer", "remove_container");
         let request = call.request(RemoveContainerRequest { container_id: id.to_owned() });
-        call.answer(self.runtime().remove_container(request)).await?;
+        call.response(self.runtime().remove_container(request)).await?;
         Ok(())
     }
 
-    /// The containers that match; all with no filter.
+    /// The containers that match the filter.
     pub async fn list_containers(&self, filter: Option<ContainerFilter>) -> Result<Vec<Container>> {
         let call = self.call("ListContainers", "list_containers");
         let request = call.request(ListContainersRequest { filter });
-        let answer = call.answer(self.runtime().list_containers(request)).await?;
-        Ok(answer.containers)
+        let response = call.response(self.runtime().list_containers(request)).await?;
+        Ok(response.containers)
     }
 
-    /// How a container stands: id, metadata, creation time and image are
-    /// always there.
+    /// The status of a container: id, metadata, creation time and image are
+    /// always present.
     pub async fn container_status(&self, id: &str) -> Result<ContainerStatus> {
         Ok(self.container_status_of(id, false).await?.0)
     }
 
     /// [`container_status`](Self::container_status), and the pid of the container's first process
-    /// while it runs, from runtimes that tell it. Costs the runtime more.
+    /// while it runs, if the runtime reports it. Costs the runtime more.
     pub async fn container_status_and_pid(
         &self,
         id: &str,
@@ -95,39 +94,39 @@ impl Runtime {
     ) -> Result<(ContainerStatus, Option<i32>)> {
         let call = self.call("ContainerStatus", "container_status");
         let request = call.request(ContainerStatusRequest { container_id: id.to_owned(), verbose });
-        let answer = call.answer(self.runtime().container_status(request)).await?;
-        let status = call.required(answer.status, "status")?;
-        call.demand(!status.id.is_empty(), "status.id")?;
+        let response = call.response(self.runtime().container_status(request)).await?;
+        let status = call.required(response.status, "status")?;
+        call.require(!status.id.is_empty(), "status.id")?;
         let metadata = call.required(status.metadata.as_ref(), "status.metadata")?;
-        call.demand(!metadata.name.is_empty(), "status.metadata.name")?;
-        call.demand(status.created_at != 0, "status.created_at")?;
+        call.require(!metadata.name.is_empty(), "status.metadata.name")?;
+        call.require(status.created_at != 0, "status.created_at")?;
         let image = call.required(status.image.as_ref(), "status.image")?;
-        call.demand(!image.image.is_empty(), "status.image.image")?;
-        call.demand(!status.image_ref.is_empty(), "status.image_ref")?;
-        Ok((status, pid(&answer.info)))
+        call.require(!image.image.is_empty(), "status.image.image")?;
+        call.require(!status.image_ref.is_empty(), "status.image_ref")?;
+        Ok((status, pid(&response.info)))
     }
 
-    /// Changes the limits of a running container.
+    /// Updates the resources of a running container.
     pub async fn update_container_resources(
         &self,
         request: UpdateContainerResourcesRequest,
     ) -> Result<()> {
         let call = self.call("UpdateContainerResources", "update_container");
         let request = call.request(request);
-        call.answer(self.runtime().update_container_resources(request)).await?;
+        call.response(self.runtime().update_container_resources(request)).await?;
         Ok(())
     }
 
-    /// Has the runtime open a container's log file anew, after rotation.
+    /// Reopens a container's log file, after rotation.
     pub async fn reopen_container_log(&self, id: &str) -> Result<()> {
         let call = self.call("ReopenContainerLog", "reopen_container_log");
         let request = call.request(ReopenContainerLogRequest { container_id: id.to_owned() });
-        call.answer(self.runtime().reopen_container_log(request)).await?;
+        call.response(self.runtime().reopen_container_log(request)).await?;
         Ok(())
     }
 
     /// Writes a checkpoint of a container to the archive at `location`, in at
-    /// most `timeout`, or an ordinary call's time if that is longer.
+    /// most `timeout`, or the default timeout if that is longer.
     pub async fn checkpoint_container(
         &self,
         id: &str,
@@ -141,21 +140,21 @@ impl Runtime {
             location: location.to_owned(),
             timeout: whole_seconds(timeout),
         });
-        call.answer(self.runtime().checkpoint_container(request)).await?;
+        call.response(self.runtime().checkpoint_container(request)).await?;
         Ok(())
     }
 
-    /// Runs a command to its end and gives its output and exit code (which may
-    /// well not be 0). After `timeout` (whole seconds, rounded up) the runtime
-    /// ends it, and the answer is [`crate::Error::DeadlineExceeded`] from
-    /// runtimes that say so; without, it may run for ever.
+    /// Runs a command until it exits and returns its output and exit code. After
+    /// `timeout` (whole seconds, rounded up) the runtime kills it and returns
+    /// [`crate::Error::DeadlineExceeded`], if it reports that; without timeout, it
+    /// may run for ever.
     pub async fn exec_sync(
         &self,
         id: &str,
         cmd: Vec<String>,
         timeout: Option<Duration>,
     ) -> Result<ExecSyncResponse> {
-        // the runtime needs some time beyond the command's own, to clean up
+        // the runtime needs more time than the command, to clean up
         let deadline = timeout.map(|t| t.saturating_add(self.request_timeout()));
         let call = self.call("ExecSync", "exec_sync").within(deadline);
         let request = call.request(ExecSyncRequest {
@@ -163,37 +162,36 @@ impl Runtime {
             cmd,
             timeout: timeout.map_or(0, |t| whole_seconds(t).max(1)),
         });
-        call.answer(self.runtime().exec_sync(request)).await
+        call.response(self.runtime().exec_sync(request)).await
     }
 
-    /// The URL of a stream to a new command in a container.
+    /// The streaming URL of a new command in a container.
     pub async fn exec(&self, request: ExecRequest) -> Result<String> {
         let call = self.call("Exec", "exec");
         let request = call.request(request);
-        let answer = call.answer(self.runtime().exec(request)).await?;
-        call.demand(!answer.url.is_empty(), "url")?;
-        Ok(answer.url)
+        let response = call.response(self.runtime().exec(request)).await?;
+        call.require(!response.url.is_empty(), "url")?;
+        Ok(response.url)
     }
 
-    /// The URL of a stream to a container's main process.
+    /// The streaming URL of a container's main process.
     pub async fn attach(&self, request: AttachRequest) -> Result<String> {
         let call = self.call("Attach", "attach");
         let request = call.request(request);
-        let answer = call.answer(self.runtime().attach(request)).await?;
-        call.demand(!answer.url.is_empty(), "url")?;
-        Ok(answer.url)
+        let response = call.response(self.runtime().attach(request)).await?;
+        call.require(!response.url.is_empty(), "url")?;
+        Ok(response.url)
     }
 }
 
-/// Seconds as the protocol counts them; rounded up, since 0 often has a
-/// meaning of its own.
+/// Whole seconds, rounded up, since 0 often has a special meaning.
 fn whole_seconds(duration: Duration) -> i64 {
     let up = u64::from(duration.subsec_nanos() > 0);
     i64::try_from(duration.as_secs().saturating_add(up)).unwrap_or(i64::MAX)
 }
 
-/// The pid that containerd and CRI-O tell in what they add to a status: JSON under the key `info`,
-/// which no specification binds them to.
+/// The pid in the verbose info of containerd and CRI-O: JSON under the key `info`, which is not
+/// part of the CRI specification.
 fn pid(info: &BTreeMap<String, String>) -> Option<i32> {
     #[derive(serde::Deserialize)]
     struct Info {
@@ -208,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pid_is_read_where_it_is_told() {
+    fn pid_from_verbose_info() {
         for (text, expected) in [
             (r#"{"sandboxID":"a","pid":417,"runtimeSpec":{"process":{"pid":5}}}"#, Some(417)),
             (r#"{"pid":0}"#, None),

@@ -1,36 +1,35 @@
-//! Why a call to the runtime gave no answer, told apart as callers need it:
-//! retry (unavailable, deadline), take for done (not found), do without
-//! (unimplemented), or report.
+//! Errors of calls, by what callers do: retry (unavailable, deadline), ignore
+//! (not found), do without (unimplemented), or report.
 
 use longshore_grpc::{Endpoint, Failure, InvalidEndpoint};
 use tonic::Code;
 
-/// A failed call, by the protocol's name of the call.
+/// A failed call, with the name of its RPC.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The configured endpoint cannot be one of a runtime.
+    /// The configured endpoint is invalid.
     #[error("invalid runtime endpoint {endpoint:?}: {reason}")]
     Endpoint {
         /// As configured.
         endpoint: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
-    /// The runtime answered, but not to CRI v1.
-    #[error("the runtime at {endpoint} speaks no CRI v1: {message}")]
+    /// The runtime does not support CRI v1.
+    #[error("the runtime at {endpoint} does not support CRI v1: {message}")]
     NoV1 {
-        /// Where it listens.
+        /// Its endpoint.
         endpoint: String,
-        /// Its answer.
+        /// Its message.
         message: String,
     },
-    /// The runtime could not be reached, went away in the middle of the call,
-    /// or said itself that it is not ready.
+    /// The runtime could not be reached, the connection was lost during the call,
+    /// or the runtime reported that it is not ready.
     #[error("{call}: the runtime at {endpoint} is unavailable: {message}")]
     Unavailable {
         /// The call.
         call: &'static str,
-        /// Where the runtime should listen.
+        /// The endpoint of the runtime.
         endpoint: String,
         /// The cause.
         message: String,
@@ -41,21 +40,21 @@ pub enum Error {
     DeadlineExceeded {
         /// The call.
         call: &'static str,
-        /// Whose deadline.
+        /// The message, of either side.
         message: String,
     },
-    /// The runtime refused or failed.
+    /// The runtime returned an error.
     #[error("{call}: {message} ({code:?})")]
     Status {
         /// The call.
         call: &'static str,
         /// The gRPC code.
         code: Code,
-        /// The runtime's own words.
+        /// The message of the runtime.
         message: String,
     },
-    /// The runtime answered without something that the protocol demands.
-    #[error("{call}: the runtime's answer has no {field}")]
+    /// A mandatory field is missing in the response.
+    #[error("{call}: the response has no {field}")]
     Incomplete {
         /// The call.
         call: &'static str,
@@ -75,7 +74,7 @@ impl Error {
         }
     }
 
-    /// The gRPC code of a call that failed with one.
+    /// The gRPC code, if there is one.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -87,7 +86,7 @@ impl Error {
         }
     }
 
-    /// The error in the words in which users and their tools know it: those of Go's gRPC.
+    /// The error in the format of Go's gRPC, as users and tools know it.
     #[must_use]
     pub fn go_text(&self) -> String {
         let (code, message) = match self {
@@ -100,25 +99,25 @@ impl Error {
         format!("rpc error: code = {code} desc = {message}")
     }
 
-    /// The thing asked for does not exist (any more).
+    /// The object does not exist (any more).
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(Code::NotFound)
     }
 
-    /// The runtime does not know this call.
+    /// The runtime does not implement this call.
     #[must_use]
     pub fn is_unimplemented(&self) -> bool {
         self.code() == Some(Code::Unimplemented)
     }
 
-    /// The runtime is not there; the same call may succeed later.
+    /// The runtime is unavailable; a retry may succeed.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
 
-    /// The call took longer than it may.
+    /// The deadline was exceeded.
     #[must_use]
     pub fn is_deadline_exceeded(&self) -> bool {
         matches!(self, Self::DeadlineExceeded { .. })

@@ -9,29 +9,29 @@ use crate::v1::{
 use crate::{Result, Runtime};
 
 impl Runtime {
-    /// The images that match; all with no filter.
+    /// The images that match the filter.
     pub async fn list_images(&self, filter: Option<ImageFilter>) -> Result<Vec<Image>> {
         let call = self.image_call("ListImages", "list_images");
         let request = call.request(ListImagesRequest { filter });
-        let answer = call.answer(self.images().list_images(request)).await?;
-        Ok(answer.images)
+        let response = call.response(self.images().list_images(request)).await?;
+        Ok(response.images)
     }
 
-    /// The image of this name or id, if the node has it. Its id and size are
-    /// always there.
+    /// The image of this name or id, if it is present. Its id and size are always
+    /// present.
     pub async fn image_status(&self, image: ImageSpec) -> Result<Option<Image>> {
         let call = self.image_call("ImageStatus", "image_status");
         let request = call.request(ImageStatusRequest { image: Some(image), verbose: false });
-        let answer = call.answer(self.images().image_status(request)).await?;
-        if let Some(image) = &answer.image {
-            call.demand(!image.id.is_empty(), "image.id")?;
-            call.demand(image.size != 0, "image.size")?;
+        let response = call.response(self.images().image_status(request)).await?;
+        if let Some(image) = &response.image {
+            call.require(!image.id.is_empty(), "image.id")?;
+            call.require(image.size != 0, "image.size")?;
         }
-        Ok(answer.image)
+        Ok(response.image)
     }
 
-    /// Pulls an image, for as long as it takes; gives the reference to run it
-    /// by. Drop the future to give up.
+    /// Pulls an image, without deadline; returns its reference for container configs.
+    /// Drop the future to cancel.
     pub async fn pull_image(
         &self,
         image: ImageSpec,
@@ -40,28 +40,28 @@ impl Runtime {
     ) -> Result<String> {
         let call = self.image_call("PullImage", "pull_image").within(None);
         let request = call.request(PullImageRequest { image: Some(image), auth, sandbox_config });
-        let answer = call.answer(self.images().pull_image(request)).await?;
-        call.demand(!answer.image_ref.is_empty(), "image_ref")?;
-        Ok(answer.image_ref)
+        let response = call.response(self.images().pull_image(request)).await?;
+        call.require(!response.image_ref.is_empty(), "image_ref")?;
+        Ok(response.image_ref)
     }
 
-    /// Removes an image. One that is gone already is no error.
+    /// Removes an image. A missing one is no error.
     pub async fn remove_image(&self, image: ImageSpec) -> Result<()> {
         let call = self.image_call("RemoveImage", "remove_image");
         let request = call.request(RemoveImageRequest { image: Some(image) });
-        call.answer(self.images().remove_image(request)).await?;
+        call.response(self.images().remove_image(request)).await?;
         Ok(())
     }
 
-    /// The file systems that hold images and containers.
+    /// The file systems of images and writable layers.
     pub async fn image_fs_info(&self) -> Result<ImageFsInfoResponse> {
         let call = self.image_call("ImageFsInfo", "image_fs_info");
         let request = call.request(ImageFsInfoRequest {});
-        call.answer(self.images().image_fs_info(request)).await
+        call.response(self.images().image_fs_info(request)).await
     }
 }
 
-/// Shows who logs in where, and no secret.
+/// Shows user and server, and no secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AuthConfig")

@@ -1,8 +1,7 @@
-//! The Container Runtime Interface, v1: generated types, and [`Runtime`], the
-//! client through which the node asks its container runtime for everything;
-//! and [`serve`], to be such a runtime.
+//! The Container Runtime Interface, v1: generated types, the client
+//! [`Runtime`], and the server [`serve`].
 //!
-//! Current limitations: a list comes in one answer of at most 16 MiB; the
+//! Current limitations: a list must fit into one response of at most 16 MiB; the
 //! `Stream…` forms of the lists (alpha in Kubernetes 1.36) are not used.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
@@ -23,10 +22,10 @@ pub use longshore_grpc::{Code, Server};
 pub use sandbox::SandboxStatus;
 pub use server::serve;
 
-/// The longest message that is accepted, as upstream's.
+/// The limit of messages, as upstream's.
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// What a call gives: its answer, or why there is none.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The messages, clients and server traits generated from `proto/cri`.

@@ -1,5 +1,4 @@
-//! Serves CRI on a Unix socket, for a runtime that we make ourselves (a fake
-//! in a test, another engine behind the same interface).
+//! Serves CRI on a Unix socket, for other runtimes and fakes in tests.
 
 use hyper::Request;
 use hyper::body::Incoming;
@@ -12,8 +11,8 @@ use crate::MAX_MESSAGE;
 use crate::v1::image_service_server::{self, ImageService, ImageServiceServer};
 use crate::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 
-/// Serves on this socket. A method that an implementation leaves out is
-/// answered with Unimplemented.
+/// Serves on this socket. Methods that are not implemented return
+/// Unimplemented.
 pub fn serve(
     listener: UnixListener,
     runtime: impl RuntimeService,

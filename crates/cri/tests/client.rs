@@ -24,7 +24,7 @@ fn client(fake: &Fake) -> Runtime {
 }
 
 #[tokio::test]
-async fn endpoints_are_unix_sockets() {
+async fn endpoint_must_be_a_unix_socket() {
     for good in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
         let runtime = Runtime::new(Options::new(good)).unwrap();
         assert_eq!(format!("{runtime:?}"), "Runtime(unix:///run/a.sock)");
@@ -51,7 +51,7 @@ async fn endpoints_are_unix_sockets() {
 }
 
 #[tokio::test]
-async fn both_services_share_one_connection() {
+async fn client_shares_one_connection_for_both_services() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     assert_eq!(runtime.negotiate().await.unwrap().runtime_name, "fake");
@@ -61,7 +61,7 @@ async fn both_services_share_one_connection() {
 }
 
 #[tokio::test]
-async fn the_image_service_may_be_elsewhere() {
+async fn image_service_endpoint() {
     let (runtimes, images) = (Fake::start(Serve::Runtime).await, Fake::start(Serve::Images).await);
     let runtime = Runtime::new(Options {
         image_endpoint: Some(images.socket().display().to_string()),
@@ -73,19 +73,19 @@ async fn the_image_service_may_be_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_runtime_without_v1_is_refused() {
+async fn runtime_without_v1_is_rejected() {
     for serve in [Serve::Images, Serve::Runtime] {
         let fake = Fake::start(serve).await;
         let error = client(&fake).negotiate().await.unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::NoV1 { .. }), "{text}");
-        assert!(text.contains("speaks no CRI v1"), "{text}");
+        assert!(text.contains("does not support CRI v1"), "{text}");
         assert!(text.contains(fake.socket().to_str().unwrap()), "{text}");
     }
 }
 
 #[tokio::test]
-async fn statuses_become_errors_by_their_code() {
+async fn errors_by_status_code() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     for code in 1..=16 {
@@ -104,17 +104,17 @@ async fn statuses_become_errors_by_their_code() {
 }
 
 #[tokio::test]
-async fn an_answer_must_be_whole() {
+async fn response_must_be_complete() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     let error = runtime.container_status("empty").await.unwrap_err();
-    assert_eq!(error.to_string(), "ContainerStatus: the runtime's answer has no status");
+    assert_eq!(error.to_string(), "ContainerStatus: the response has no status");
     let error = runtime.run_pod_sandbox(PodSandboxConfig::default(), "").await.unwrap_err();
     assert!(error.to_string().contains("no pod_sandbox_id"), "{error}");
 }
 
 #[tokio::test]
-async fn a_call_ends_at_its_deadline_on_both_sides() {
+async fn call_deadline_applies_on_both_sides() {
     let fake = Fake::start(Serve::Both).await;
     let runtime =
         Runtime::new(Options { request_timeout: Duration::from_millis(200), ..options(&fake) })
@@ -122,14 +122,14 @@ async fn a_call_ends_at_its_deadline_on_both_sides() {
     let error = runtime.container_status("hang").await.unwrap_err();
     assert!(error.is_deadline_exceeded(), "{error}");
     fake.cancelled(1).await;
-    // the connection is still good, and the grace adds to the deadline
+    // the connection still works, and the grace period adds to the deadline
     runtime.version().await.unwrap();
     let stop = runtime.stop_container("slow", Duration::from_secs(3));
     stop.await.expect("200 ms and 3 s are enough for 500 ms");
 }
 
 #[tokio::test]
-async fn a_runtime_that_accepts_but_never_speaks_meets_the_deadline() {
+async fn call_deadline_applies_to_a_runtime_that_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("mute.sock");
     let _mute = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -143,7 +143,7 @@ async fn a_runtime_that_accepts_but_never_speaks_meets_the_deadline() {
 }
 
 #[tokio::test]
-async fn each_call_has_the_deadline_it_needs() {
+async fn call_deadlines() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     let _ = runtime.version().await;
@@ -170,7 +170,7 @@ async fn each_call_has_the_deadline_it_needs() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_cancelled_in_the_runtime() {
+async fn call_that_is_dropped_is_cancelled_in_the_runtime() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     let call = runtime.container_status("hang");
@@ -179,7 +179,7 @@ async fn a_dropped_call_is_cancelled_in_the_runtime() {
 }
 
 #[tokio::test]
-async fn an_absent_runtime_is_unavailable_until_it_is_there() {
+async fn runtime_that_is_absent_is_unavailable() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("cri.sock");
     let runtime = Runtime::new(Options::new(socket.display().to_string())).unwrap();
@@ -195,7 +195,7 @@ async fn an_absent_runtime_is_unavailable_until_it_is_there() {
 }
 
 #[tokio::test]
-async fn a_restarted_runtime_is_found_again() {
+async fn client_reconnects_to_a_restarted_runtime() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("cri.sock");
     let runtime = Runtime::new(Options::new(socket.display().to_string())).unwrap();
@@ -208,7 +208,7 @@ async fn a_restarted_runtime_is_found_again() {
         });
         fake.hanging(1).await;
         fake.stop().await;
-        // what was under way fails as unavailable, not with some other code
+        // the pending call fails as unavailable, not with some other code
         let error = pending.await.unwrap().unwrap_err();
         assert!(error.is_unavailable(), "{error}");
         let error = runtime.version().await.unwrap_err();
@@ -217,7 +217,7 @@ async fn a_restarted_runtime_is_found_again() {
 }
 
 #[tokio::test]
-async fn answers_may_have_16_mib() {
+async fn response_size_limit_is_16_mib() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     let mebibytes = |n: usize| Some(ContainerFilter { id: n.to_string(), ..Default::default() });
@@ -229,12 +229,12 @@ async fn answers_may_have_16_mib() {
 }
 
 #[tokio::test]
-async fn events_arrive_as_they_happen() {
+async fn container_events_are_received() {
     let fake = Fake::start(Serve::Both).await;
     let runtime = client(&fake);
     let events = runtime.container_events();
     pin_mut!(events);
-    // nothing happens yet, and the server sends no headers before it does
+    // there is no event yet, and the server sends no headers before one
     assert!(tokio::time::timeout(Duration::from_millis(100), events.next()).await.is_err());
     for kind in
         [ContainerEventType::ContainerStartedEvent, ContainerEventType::ContainerStoppedEvent]
@@ -250,7 +250,7 @@ async fn events_arrive_as_they_happen() {
 }
 
 #[tokio::test]
-async fn a_runtime_without_events_says_so_first() {
+async fn container_events_unimplemented() {
     let fake = Fake::start(Serve::Images).await;
     let events = client(&fake).container_events();
     pin_mut!(events);
@@ -260,7 +260,7 @@ async fn a_runtime_without_events_says_so_first() {
 }
 
 #[tokio::test]
-async fn the_observer_hears_of_each_call() {
+async fn observer_is_called_for_each_call() {
     #[derive(Default)]
     struct Log(Mutex<Vec<(&'static str, bool)>>);
     impl Observer for Log {
@@ -282,7 +282,7 @@ async fn the_observer_hears_of_each_call() {
 }
 
 #[test]
-fn credentials_are_not_shown() {
+fn auth_config_debug_has_no_secrets() {
     let auth = AuthConfig {
         username: "somebody".into(),
         password: "hush1".into(),

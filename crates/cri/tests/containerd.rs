@@ -1,4 +1,4 @@
-//! The client against a real containerd of its own.
+//! The client against a real containerd.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use longshore_cri::v1::ImageSpec;
 use longshore_cri::{Options, Runtime};
 use tempfile::TempDir;
 
-/// A containerd with its own root, state and socket; ended by its pid.
+/// A containerd with its own root, state and socket; killed by its pid.
 struct Containerd {
     dir: PathBuf,
     process: Child,
@@ -53,7 +53,7 @@ state = "{state}"
         Ok(Self { dir: dir.to_owned(), process })
     }
 
-    /// Waits until it speaks CRI.
+    /// Waits until its CRI plugin is ready.
     async fn ready(&mut self, runtime: &Runtime) -> Result<()> {
         for _ in 0..300 {
             match runtime.negotiate().await {
@@ -69,7 +69,7 @@ state = "{state}"
         anyhow::bail!("containerd is not ready after 30 s")
     }
 
-    /// The socket is there before the CRI plugin has read its state.
+    /// The socket exists before the CRI plugin has read its state.
     fn starting(&self, error: &longshore_cri::Error) -> bool {
         error.to_string().contains("not initialized")
     }
@@ -87,7 +87,7 @@ impl Drop for Containerd {
 }
 
 #[tokio::test]
-async fn a_real_containerd_is_understood() -> Result<()> {
+async fn client_works_with_containerd() -> Result<()> {
     let dir = TempDir::new()?;
     let mut containerd = Containerd::start(dir.path())?;
     let runtime = Runtime::new(Options::new(dir.path().join("c.sock").display().to_string()))?;
@@ -130,7 +130,7 @@ async fn a_real_containerd_is_understood() -> Result<()> {
     runtime.remove_pod_sandbox("absent").await?;
     runtime.remove_container("absent").await?;
 
-    // later ones than 1.6 take an unknown id for one that is stopped
+    // versions after 1.6 treat an unknown id as stopped
     for result in [
         runtime.stop_pod_sandbox("absent").await,
         runtime.stop_container("absent", Duration::ZERO).await,
@@ -138,7 +138,7 @@ async fn a_real_containerd_is_understood() -> Result<()> {
         assert!(result.as_ref().err().is_none_or(longshore_cri::Error::is_not_found), "{result:?}");
     }
 
-    // containerd 1.6 has neither
+    // containerd 1.6 implements neither
     match runtime.runtime_config().await {
         Ok(config) => assert!(config.linux.is_some()),
         Err(e) => assert!(e.is_unimplemented(), "{e}"),
@@ -153,7 +153,7 @@ async fn a_real_containerd_is_understood() -> Result<()> {
         }
     }
 
-    // killed, and started again: the same client goes on
+    // killed, and restarted: the same client works
     containerd.kill();
     let error = runtime.version().await.unwrap_err();
     assert!(error.is_unavailable(), "{error:?}");

@@ -1,12 +1,12 @@
-//! How a volume is to be used: from the words of Kubernetes to those of CSI.
+//! Converts access modes of Kubernetes to those of CSI.
 
 use crate::Capabilities;
 use crate::v1::VolumeCapability;
 use crate::v1::volume_capability::access_mode::Mode;
 use crate::v1::volume_capability::{AccessMode, AccessType};
 
-/// The mode for the access mode of a persistent volume, such as `ReadWriteOnce`. Drivers that can
-/// tell one writer from several on a node hear which is meant.
+/// The CSI mode for the access mode of a persistent volume, such as `ReadWriteOnce`, depending on
+/// the capability SINGLE_NODE_MULTI_WRITER.
 #[must_use]
 pub fn access_mode(kubernetes: &str, capabilities: Capabilities) -> Mode {
     match (kubernetes, capabilities.single_node_multi_writer) {
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_writer_is_told_from_several_where_the_driver_can() {
+    fn access_mode_single_node_multi_writer() {
         let plain = Capabilities::default();
         let able = Capabilities { single_node_multi_writer: true, ..plain };
         for (mode, for_plain, for_able) in [

@@ -1,5 +1,4 @@
-//! What all calls have in common: the deadline, the error's shape, and the observer that metrics
-//! are fed by.
+//! Common parts of all calls: the deadline, errors, and the observer for metrics.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,14 +9,14 @@ use tonic::{Request, Response, Status};
 use crate::error::code_name;
 use crate::{Error, Result};
 
-/// Is told of each finished call; feeds `csi_operations_seconds`.
+/// Observes finished calls; for `csi_operations_seconds`.
 pub trait Observer: Send + Sync {
     /// `method` is the path of the call, such as `/csi.v1.Node/NodePublishVolume`; `code` the name
     /// of its gRPC code, `OK` if it succeeded. Called on the caller's task: must not block.
     fn observe(&self, driver: &str, method: &str, took: Duration, code: &str);
 }
 
-/// One call about to be made.
+/// A call.
 pub(crate) struct Call<'a> {
     pub(crate) driver: &'a str,
     pub(crate) service: &'static str,
@@ -27,21 +26,21 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Puts a message in its envelope, with the deadline.
+    /// A request with the deadline.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
         longshore_grpc::request(message, Some(self.deadline))
     }
 
-    /// Waits for the answer.
-    pub(crate) fn answer<T>(
+    /// Waits for the response.
+    pub(crate) fn response<T>(
         &self,
         sent: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> impl Future<Output = Result<T>> {
-        let answer = longshore_grpc::answer(Some(self.deadline), sent);
+        let response = longshore_grpc::await_response(Some(self.deadline), sent);
         async move {
             let start = Instant::now();
-            let answer = answer.await;
-            let result = answer.map_err(|failure| Error::call(self.driver, self.rpc, failure));
+            let response = response.await;
+            let result = response.map_err(|failure| Error::call(self.driver, self.rpc, failure));
             if let Some(observer) = self.observer {
                 let code = result.as_ref().err().and_then(Error::code).unwrap_or(tonic::Code::Ok);
                 let method = format!("/{}/{}", self.service, self.rpc);
@@ -51,8 +50,8 @@ impl Call<'_> {
         }
     }
 
-    /// Refuses an answer that lacks what the protocol demands.
-    pub(crate) fn demand(&self, present: bool, field: &'static str) -> Result<()> {
+    /// An error if a required field is missing.
+    pub(crate) fn require(&self, present: bool, field: &'static str) -> Result<()> {
         if present {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! The client of one driver: its connection, what it can do, and the calls of the node.
+//! The client of a driver: its connection, capabilities, and the calls of the node service.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::v1::{
 };
 use crate::{Error, Result};
 
-/// How to reach a driver.
+/// Options of a client.
 #[derive(Clone)]
 pub struct Options {
     /// `unix:///var/…`, or the bare path of the socket.
     pub endpoint: String,
-    /// How long a call may take.
+    /// Timeout of a call.
     pub timeout: Duration,
-    /// Is told of each call.
+    /// Observes calls.
     pub observer: Option<Arc<dyn Observer>>,
 }
 
@@ -39,27 +39,27 @@ impl Options {
     }
 }
 
-/// What a driver can do on a node, beyond publishing volumes.
+/// The node service capabilities of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// Volumes are staged on the node before they are published to pods.
+    /// STAGE_UNSTAGE_VOLUME.
     pub stage: bool,
-    /// It tells how full volumes are.
+    /// GET_VOLUME_STATS.
     pub stats: bool,
-    /// It makes volumes larger.
+    /// EXPAND_VOLUME.
     pub expand: bool,
-    /// It tells whether volumes are well.
+    /// VOLUME_CONDITION.
     pub condition: bool,
-    /// It tells one writer from several on a node.
+    /// SINGLE_NODE_MULTI_WRITER.
     pub single_node_multi_writer: bool,
-    /// It gives volumes to a group itself.
+    /// VOLUME_MOUNT_GROUP.
     pub mount_group: bool,
 }
 
 impl Capabilities {
-    fn of(told: &[NodeServiceCapability]) -> Self {
+    fn of(reported: &[NodeServiceCapability]) -> Self {
         let has = |wanted: rpc::Type| {
-            told.iter().any(|capability| match &capability.r#type {
+            reported.iter().any(|capability| match &capability.r#type {
                 Some(CapabilityType::Rpc(rpc)) => rpc.r#type() == wanted,
                 None => false,
             })
@@ -75,10 +75,10 @@ impl Capabilities {
     }
 }
 
-/// A client of one driver. Clones share its connection and what is known of it.
+/// A client of a driver. Clones share the connection and the capabilities.
 ///
-/// Making one does no I/O: it connects with the first call, and again with the next call after the
-/// driver went away. Dropping the future of a call cancels the call in the driver.
+/// It connects with the first call, and reconnects with the next call after the driver became
+/// unavailable. Dropping the future of a call cancels the call in the driver.
 #[derive(Clone)]
 pub struct Driver(Arc<Inner>);
 
@@ -121,87 +121,87 @@ impl Driver {
         &self.0.name
     }
 
-    /// What the driver can do; asked once, as it does not change while a driver is registered.
+    /// The driver's capabilities; queried once, as they do not change while a driver is registered.
     pub async fn capabilities(&self) -> Result<Capabilities> {
         let call = self.call("NodeGetCapabilities");
-        let ask = self.0.capabilities.get_or_try_init(async || {
+        let query = self.0.capabilities.get_or_try_init(async || {
             let request = call.request(NodeGetCapabilitiesRequest {});
-            let answer = call.answer(self.node().node_get_capabilities(request)).await?;
-            Ok(Capabilities::of(&answer.capabilities))
+            let response = call.response(self.node().node_get_capabilities(request)).await?;
+            Ok(Capabilities::of(&response.capabilities))
         });
-        // Who waits for another's question to a driver that is stuck waits no longer than it.
-        match timeout(self.0.timeout, ask).await {
+        // The timeout also covers waiting for a concurrent query.
+        match timeout(self.0.timeout, query).await {
             Ok(capabilities) => capabilities.copied(),
             Err(_) => {
-                let failure = Failure::Deadline("no answer in time".to_owned());
+                let failure = Failure::Deadline("no response in time".to_owned());
                 Err(Error::call(self.name(), call.rpc, failure))
             }
         }
     }
 
-    /// What the driver calls this node, how many volumes it can have, and from where.
+    /// The node's ID, attach limit and topology.
     pub async fn info(&self) -> Result<NodeGetInfoResponse> {
         let call = self.call("NodeGetInfo");
         let request = call.request(NodeGetInfoRequest {});
-        let answer = call.answer(self.node().node_get_info(request)).await?;
-        call.demand(!answer.node_id.is_empty(), "node_id")?;
-        Ok(answer)
+        let response = call.response(self.node().node_get_info(request)).await?;
+        call.require(!response.node_id.is_empty(), "node_id")?;
+        Ok(response)
     }
 
-    /// Makes a volume ready on the node.
+    /// Stages a volume.
     pub async fn stage(&self, request: NodeStageVolumeRequest) -> Result<()> {
         let call = self.call("NodeStageVolume");
         let request = call.request(request);
-        call.answer(self.node().node_stage_volume(request)).await.map(drop)
+        call.response(self.node().node_stage_volume(request)).await.map(drop)
     }
 
-    /// Takes that back. A volume that is not staged is no error.
+    /// Unstages a volume; no error if it is not staged.
     pub async fn unstage(&self, volume: &str, staging_path: &str) -> Result<()> {
         let call = self.call("NodeUnstageVolume");
         let request = call.request(NodeUnstageVolumeRequest {
             volume_id: volume.to_owned(),
             staging_target_path: staging_path.to_owned(),
         });
-        call.answer(self.node().node_unstage_volume(request)).await.map(drop)
+        call.response(self.node().node_unstage_volume(request)).await.map(drop)
     }
 
-    /// Makes a volume available to a pod.
+    /// Publishes a volume.
     pub async fn publish(&self, request: NodePublishVolumeRequest) -> Result<()> {
         let call = self.call("NodePublishVolume");
         let request = call.request(request);
-        call.answer(self.node().node_publish_volume(request)).await.map(drop)
+        call.response(self.node().node_publish_volume(request)).await.map(drop)
     }
 
-    /// Takes that back. A volume that is not published there is no error.
+    /// Unpublishes a volume; no error if it is not published.
     pub async fn unpublish(&self, volume: &str, target_path: &str) -> Result<()> {
         let call = self.call("NodeUnpublishVolume");
         let request = call.request(NodeUnpublishVolumeRequest {
             volume_id: volume.to_owned(),
             target_path: target_path.to_owned(),
         });
-        call.answer(self.node().node_unpublish_volume(request)).await.map(drop)
+        call.response(self.node().node_unpublish_volume(request)).await.map(drop)
     }
 
-    /// Makes a volume larger.
+    /// Expands a volume.
     pub async fn expand(
         &self,
         request: NodeExpandVolumeRequest,
     ) -> Result<NodeExpandVolumeResponse> {
         let call = self.call("NodeExpandVolume");
         let request = call.request(request);
-        call.answer(self.node().node_expand_volume(request)).await
+        call.response(self.node().node_expand_volume(request)).await
     }
 
-    /// How full a volume is, and how it is.
+    /// The stats and condition of a volume.
     pub async fn stats(
         &self,
         request: NodeGetVolumeStatsRequest,
     ) -> Result<NodeGetVolumeStatsResponse> {
         let call = self.call("NodeGetVolumeStats");
         let request = call.request(request);
-        let answer = call.answer(self.node().node_get_volume_stats(request)).await?;
-        call.demand(!answer.usage.is_empty(), "usage")?;
-        Ok(answer)
+        let response = call.response(self.node().node_get_volume_stats(request)).await?;
+        call.require(!response.usage.is_empty(), "usage")?;
+        Ok(response)
     }
 
     fn node(&self) -> NodeClient<Channel> {
@@ -220,7 +220,7 @@ impl Driver {
     }
 }
 
-/// Shows which volume is meant, and no secret.
+/// `Debug` without secrets.
 macro_rules! without_secrets {
     ($($request:ident),*) => {$(
         impl fmt::Debug for $request {

@@ -1,36 +1,35 @@
-//! Why a call to a driver gave no answer.
+//! Errors of calls to drivers.
 
 use longshore_grpc::{Failure, InvalidEndpoint};
 use tonic::Code;
 
-/// A failed call, by the driver's name and the protocol's name of the call.
+/// A failed call, with the names of the driver and the call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The socket that a driver named cannot be one.
+    /// The endpoint of a driver is invalid.
     #[error("invalid endpoint of {driver}: {endpoint:?}: {reason}")]
     Endpoint {
         /// The driver's name.
         driver: String,
-        /// As the driver has it.
+        /// The endpoint.
         endpoint: String,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The driver refused or failed, or was not to be reached. In the form in which gRPC's Go
-    /// library puts it, which people look for in events.
+    /// The call failed. The message has the format of gRPC's Go library, as in upstream's events.
     #[error("{driver}: {call}: rpc error: code = {} desc = {message}", code_name(*.code))]
     Call {
-        /// The driver's name, or the socket of one that has yet to tell it.
+        /// The driver's name, or the socket if it is not known yet.
         driver: String,
         /// The call.
         call: &'static str,
         /// The gRPC code.
         code: Code,
-        /// The driver's own words, or the cause on this side.
+        /// The driver's message, or the local cause.
         message: String,
     },
-    /// The driver answered without something that the protocol demands.
-    #[error("{driver}: {call}: the answer has no {field}")]
+    /// A required field is missing in the response.
+    #[error("{driver}: {call}: the response has no {field}")]
     Incomplete {
         /// The driver's name.
         driver: String,
@@ -61,8 +60,8 @@ impl Error {
         }
     }
 
-    /// Whether nothing of the call is under way any more. After the other errors the driver may
-    /// still work on it, and what it has made so far has to be taken back.
+    /// Whether the operation is not in progress any more. After other errors the driver may still
+    /// complete it, so it has to be undone.
     #[must_use]
     pub fn is_final(&self) -> bool {
         !matches!(
@@ -78,7 +77,7 @@ impl Error {
     }
 }
 
-/// A code as Go spells it; metrics and events have it so.
+/// The name of a code as in Go, for metrics and events.
 pub(crate) fn code_name(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),

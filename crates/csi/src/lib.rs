@@ -1,8 +1,8 @@
-//! The Container Storage Interface, v1: generated types; [`Driver`], the client through which the
-//! node asks a driver for everything; [`Plugin`], the client of a socket on which a driver tells
-//! the node of itself; and [`serve_driver`] and [`serve_registration`], to be such a driver.
+//! The Container Storage Interface, v1: generated types; [`Driver`], the client of a driver's node
+//! service; [`Plugin`], the client of a plugin registration socket; and [`serve_driver`] and
+//! [`serve_registration`], the servers.
 //!
-//! Current limitations: the node's side alone; controllers speak with drivers beside them.
+//! Current limitations: the node service only, not the controller service.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -21,7 +21,7 @@ pub use longshore_grpc::{Code, Server};
 pub use plugin::Plugin;
 pub use server::{serve_driver, serve_registration};
 
-/// What a call gives: its answer, or why there is none.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The messages, clients and server traits generated from `proto/csi`.

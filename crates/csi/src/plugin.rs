@@ -1,4 +1,4 @@
-//! The client of a socket on which a plugin tells the node of itself.
+//! The client of a plugin registration socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::registration::registration_server::SERVICE_NAME;
 use crate::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use crate::{Error, Result};
 
-/// How long a plugin may take to say who it is, or to hear what became of it.
+/// Timeout of registration calls.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client of one registration socket.
@@ -34,23 +34,23 @@ impl Plugin {
         Ok(Self { client: RegistrationClient::new(endpoint.channel()), socket })
     }
 
-    /// Who the plugin is.
+    /// The plugin's info.
     pub async fn info(&self) -> Result<PluginInfo> {
         let call = self.call("GetInfo");
         let request = call.request(InfoRequest {});
-        let info = call.answer(self.client.clone().get_info(request)).await?;
-        call.demand(!info.name.is_empty(), "name")?;
+        let info = call.response(self.client.clone().get_info(request)).await?;
+        call.require(!info.name.is_empty(), "name")?;
         Ok(info)
     }
 
-    /// Tells the plugin what became of it; `refusal` says why it is not registered.
+    /// Notifies the plugin of its registration status; `refusal` is the error.
     pub async fn notify(&self, refusal: Option<&str>) -> Result<()> {
         let call = self.call("NotifyRegistrationStatus");
         let request = call.request(RegistrationStatus {
             plugin_registered: refusal.is_none(),
             error: refusal.unwrap_or_default().to_owned(),
         });
-        call.answer(self.client.clone().notify_registration_status(request)).await.map(drop)
+        call.response(self.client.clone().notify_registration_status(request)).await.map(drop)
     }
 
     fn call(&self, rpc: &'static str) -> Call<'_> {

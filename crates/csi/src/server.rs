@@ -1,4 +1,4 @@
-//! Serves what drivers serve, for a driver that we make ourselves (one of a test).
+//! CSI servers, for drivers of tests.
 
 use hyper::Request;
 use hyper::body::Incoming;

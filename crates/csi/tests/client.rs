@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status, async_trait};
 
-/// Answers with the code that a volume's name is; `hang` never.
+/// Responds with the code in the volume's name; never to `hang`.
 #[derive(Clone, Default)]
 struct Fake {
     asked: Arc<AtomicUsize>,
@@ -48,7 +48,7 @@ impl Node for Fake {
         let capabilities = vec![
             able(rpc::Type::ExpandVolume.into()),
             able(rpc::Type::VolumeMountGroup.into()),
-            // Of a driver that is newer than this client, and of one that says nothing.
+            // An unknown capability, and an empty one.
             able(99),
             NodeServiceCapability { r#type: None },
         ];
@@ -87,7 +87,7 @@ fn start() -> (TempDir, Server, Options) {
 }
 
 #[tokio::test]
-async fn errors_name_driver_call_and_status_as_go_does() {
+async fn csi_errors_match_upstream() {
     let (_dir, _server, options) = start();
     let driver = Driver::new("csi.example.com", options).unwrap();
     driver.unpublish("0", "/t").await.unwrap();
@@ -114,13 +114,13 @@ async fn errors_name_driver_call_and_status_as_go_does() {
     let error = driver.unstage("v", "/s").await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unimplemented), "what a driver leaves out");
     let error = driver.info().await.unwrap_err();
-    assert_eq!(error.to_string(), "csi.example.com: NodeGetInfo: the answer has no node_id");
+    assert_eq!(error.to_string(), "csi.example.com: NodeGetInfo: the response has no node_id");
     let error = Driver::new("d", Options::new("tcp://127.0.0.1:1")).unwrap_err();
     assert!(matches!(&error, Error::Endpoint { driver, .. } if driver == "d"), "{error}");
 }
 
 #[tokio::test]
-async fn a_call_ends_in_time_and_one_that_is_away_is_told() {
+async fn csi_call_timeout_and_unavailable_driver() {
     let (dir, server, options) = start();
     let noted = Arc::new(Noted::default());
     let observer: Arc<dyn Observer> = noted.clone();
@@ -133,7 +133,7 @@ async fn a_call_ends_in_time_and_one_that_is_away_is_told() {
     server.stop().await;
     let error = driver.unpublish("0", "/t").await.unwrap_err();
     assert_eq!((error.code(), error.is_final()), (Some(Code::Unavailable), false), "{error}");
-    // It comes back on a socket made anew, and the same client finds it.
+    // It is restarted with a new socket, and the same client reconnects.
     let socket = dir.path().join("csi.sock");
     std::fs::remove_file(&socket).unwrap();
     let fake = Fake::default();
@@ -146,7 +146,7 @@ async fn a_call_ends_in_time_and_one_that_is_away_is_told() {
 }
 
 #[tokio::test]
-async fn what_a_driver_can_do_is_asked_until_it_is_known() {
+async fn csi_capabilities_are_queried_until_known() {
     let (_dir, _server, options) = start();
     let driver = Driver::new("d", options).unwrap();
     assert_eq!(driver.capabilities().await.unwrap_err().code(), Some(Code::Unavailable));
@@ -156,7 +156,7 @@ async fn what_a_driver_can_do_is_asked_until_it_is_known() {
 }
 
 #[test]
-fn secrets_are_not_shown() {
+fn csi_secrets_are_redacted() {
     let secrets = [("password".to_owned(), "hunter2".to_owned())];
     let stage = NodeStageVolumeRequest {
         volume_id: "v".to_owned(),

@@ -1,5 +1,5 @@
 //! The demo pod's life, checked from outside: it becomes Ready, its log comes through the
-//! apiserver, and when deleted it is gone without a trace.
+//! apiserver, and when deleted nothing of it is left.
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -10,7 +10,7 @@ use longshore_testkit::{Host, wait_until};
 
 use crate::progress::Progress;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// What the container `web` says first.
 const GREETING: &str = "hello from hello";
 
@@ -22,7 +22,7 @@ pub(crate) async fn start_pod(progress: Progress, client: &Client, node: &str) -
     let name = pod.name_any();
     let ready = progress.step("demo pod, until it is Ready", async {
         pods.create(&PostParams::default(), &pod).await?;
-        let waited = wait_until(PATIENCE, "the pod to be Ready", async || {
+        let waited = wait_until(TIMEOUT, "the pod to be Ready", async || {
             let pod = pods.get(&name).await?;
             ensure!(is_ready(&pod), "it is {}", describe(&pod));
             Ok(pod)
@@ -38,7 +38,7 @@ pub(crate) async fn check_log(progress: Progress, client: &Client, pod: &Pod) ->
     let name = pod.name_any();
     let checked = progress.step("its log through the apiserver", async {
         let params = LogParams { container: Some("web".into()), ..LogParams::default() };
-        let waited = wait_until(PATIENCE, "the greeting in the log", async || {
+        let waited = wait_until(TIMEOUT, "the greeting in the log", async || {
             let log = pods.logs(&name, &params).await?;
             ensure!(log.lines().any(|line| line == GREETING), "the log is {log:?}");
             Ok(())
@@ -57,17 +57,17 @@ pub(crate) async fn delete_pod(
 ) -> Result<()> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let (name, uid) = (pod.name_any(), pod.uid().context("the pod has no uid")?);
-    let gone = progress.step("deletion, until no trace of it is left", async {
+    let gone = progress.step("deletion, until nothing of it is left", async {
         pods.delete(&name, &DeleteParams::default()).await?;
         let at_apiserver =
-            wait_until(PATIENCE, "the pod to go", async || match pods.get_opt(&name).await? {
+            wait_until(TIMEOUT, "the pod to go", async || match pods.get_opt(&name).await? {
                 None => Ok(()),
                 Some(pod) => bail!("it is {}", describe(&pod)),
             });
         at_apiserver.await?;
-        let on_node = wait_until(PATIENCE, "its traces to go", async || {
-            let traces = host.pod_traces(&uid)?;
-            ensure!(traces.is_empty(), "left are: {}", traces.join(", "));
+        let on_node = wait_until(TIMEOUT, "its leftovers to be removed", async || {
+            let leftovers = host.pod_leftovers(&uid)?;
+            ensure!(leftovers.is_empty(), "left are: {}", leftovers.join(", "));
             Ok(())
         });
         Ok(on_node.await?)

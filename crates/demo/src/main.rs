@@ -1,12 +1,12 @@
 //! `make run`: Longshore on this machine, in a network namespace with a containerd of its own,
 //! with a demo pod and a live view. Takes down everything when it ends.
 //!
-//! Flow: `stack` brings up → `check` starts the pod → `look` reads node, pods and processes →
+//! Flow: `stack` brings up → `check` starts the pod → `inspect` reads node, pods and processes →
 //! `view` makes lines of it → `screen` shows them.
 
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
 mod check;
-mod look;
+mod inspect;
 mod progress;
 mod screen;
 mod stack;
@@ -72,7 +72,7 @@ fn run(progress: Progress, once: bool) -> Result<()> {
                 progress.line(&format!("--- {name}, the end:\n{tail}"));
             }
         }
-        // Both are to be told; the first is why.
+        // Both are reported; the first is the cause.
         match (outcome, stack.take_down(progress).await) {
             (Err(error), Err(down)) => {
                 progress.line(&format!("{down:#}"));

@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::look::{Inspector, Snapshot};
+use crate::inspect::{Inspector, Snapshot};
 use crate::progress::Progress;
 use crate::stack::Stack;
 use crate::view;
@@ -29,7 +29,7 @@ pub(crate) async fn show(
     client: &Client,
     stop: &CancellationToken,
 ) -> Result<()> {
-    let mut looker = Inspector::new(client, &stack.host()?.name());
+    let mut inspector = Inspector::new(client, &stack.host()?.name());
     let mut output = Output::new(progress, stack.kubeconfig()?);
     let mut resized = signal(SignalKind::window_change())?;
     let mut tick = tokio::time::interval(EVERY);
@@ -40,15 +40,15 @@ pub(crate) async fn show(
             _ = resized.recv() => output.redraw(),
             _ = tick.tick() => {
                 let daemons = stack.daemons()?;
-                let looked = stop.run_until_cancelled(looker.look(&daemons)).await;
-                let Some(look) = looked else { return Ok(()) };
-                output.show(look.clone());
+                let sampled = stop.run_until_cancelled(inspector.sample(&daemons)).await;
+                let Some(snapshot) = sampled else { return Ok(()) };
+                output.show(snapshot.clone());
             }
         }
     }
 }
 
-/// Where looks go.
+/// Output of snapshots.
 enum Output {
     Terminal { _screen: Screen, kubeconfig: PathBuf, last: Snapshot },
     Lines { progress: Progress, kubeconfig: PathBuf, seen: HashSet<String> },
@@ -63,22 +63,23 @@ impl Output {
         }
     }
 
-    fn show(&mut self, look: Snapshot) {
+    fn show(&mut self, snapshot: Snapshot) {
         match self {
             Self::Terminal { last, .. } => {
-                *last = look;
+                *last = snapshot;
                 self.redraw();
             }
             Self::Lines { progress, kubeconfig, seen } => {
                 let mut now = HashSet::new();
-                let lines = view::plain(&look).into_iter().chain(view::commands(&look, kubeconfig));
+                let lines =
+                    view::plain(&snapshot).into_iter().chain(view::commands(&snapshot, kubeconfig));
                 for line in lines {
                     if !seen.contains(&line) && !now.contains(&line) {
                         progress.line(&line);
                     }
                     now.insert(line);
                 }
-                // Only the last look's: a state that comes back is news again.
+                // Only the last snapshot's: a state that comes back is news again.
                 *seen = now;
             }
         }

@@ -1,7 +1,7 @@
-//! Makes lines of a look. Pure: the same look and width give the same lines.
+//! Makes lines of a snapshot. Pure: the same snapshot and width give the same lines.
 use std::path::Path;
 
-use crate::look::{EventLook, PodLook, Snapshot};
+use crate::inspect::{EventSample, PodSample, Snapshot};
 
 /// How a piece of text is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,11 +71,16 @@ impl Line {
 }
 
 /// The whole panel, at most `height` lines: what comes last gives way first, but for the foot.
-pub(crate) fn panel(look: &Snapshot, kubeconfig: &Path, width: usize, height: usize) -> Vec<Line> {
-    let foot = foot(look, kubeconfig, width);
-    let mut lines = head(look);
+pub(crate) fn panel(
+    snapshot: &Snapshot,
+    kubeconfig: &Path,
+    width: usize,
+    height: usize,
+) -> Vec<Line> {
+    let foot = foot(snapshot, kubeconfig, width);
+    let mut lines = head(snapshot);
     let room = |lines: &Vec<Line>| height.saturating_sub(lines.len() + foot.len());
-    for section in [table(&look.pods), daemons(look)] {
+    for section in [table(&snapshot.pods), daemons(snapshot)] {
         let room = room(&lines);
         // A blank line, the title and one row at least.
         if room >= 3 {
@@ -86,8 +91,8 @@ pub(crate) fn panel(look: &Snapshot, kubeconfig: &Path, width: usize, height: us
     let room = room(&lines);
     if room >= 3 {
         lines.extend([Line::default(), Line::dim("EVENTS")]);
-        let skip = look.events.len().saturating_sub(room - 2);
-        lines.extend(look.events.iter().skip(skip).map(event));
+        let skip = snapshot.events.len().saturating_sub(room - 2);
+        lines.extend(snapshot.events.iter().skip(skip).map(event));
     }
     lines.extend(foot);
     lines.truncate(height);
@@ -95,28 +100,29 @@ pub(crate) fn panel(look: &Snapshot, kubeconfig: &Path, width: usize, height: us
 }
 
 /// One line per thing, for a log: what is new in it is what changed.
-pub(crate) fn plain(look: &Snapshot) -> Vec<String> {
-    let conditions = look.node.conditions.iter().map(|(kind, status)| format!("{kind}={status}"));
-    let node = format!("node {}: {}", look.node.name, conditions.collect::<Vec<_>>().join(" "));
-    let pods = look.pods.iter().map(|pod| {
-        let PodLook { name, status, ready, containers, restarts, .. } = pod;
+pub(crate) fn plain(snapshot: &Snapshot) -> Vec<String> {
+    let conditions =
+        snapshot.node.conditions.iter().map(|(kind, status)| format!("{kind}={status}"));
+    let node = format!("node {}: {}", snapshot.node.name, conditions.collect::<Vec<_>>().join(" "));
+    let pods = snapshot.pods.iter().map(|pod| {
+        let PodSample { name, status, ready, containers, restarts, .. } = pod;
         let ip = pod.ip.as_deref().unwrap_or("-");
         format!("pod {name}: {status}, {ready}/{containers} ready, {restarts} restarts, ip {ip}")
     });
-    let events = look.events.iter().map(|event| format!("event {}", event.text));
-    let trouble = look.trouble.iter().map(|why| format!("no answer from the apiserver: {why}"));
-    std::iter::once(node).chain(pods).chain(events).chain(trouble).collect()
+    let events = snapshot.events.iter().map(|event| format!("event {}", event.text));
+    let error = snapshot.error.iter().map(|why| format!("no answer from the apiserver: {why}"));
+    std::iter::once(node).chain(pods).chain(events).chain(error).collect()
 }
 
-fn head(look: &Snapshot) -> Vec<Line> {
-    let node = &look.node;
+fn head(snapshot: &Snapshot) -> Vec<Line> {
+    let node = &snapshot.node;
     let ready = node.conditions.iter().any(|(kind, status)| kind == "Ready" && status == "True");
     let (style, word) = if ready { (Style::Good, "Ready") } else { (Style::Bad, "NotReady") };
     let title = Line::default()
         .with(Style::Title, "Longshore")
         .with(Style::Plain, format!("  {}  ", node.name))
         .with(style, word);
-    let title = match &look.trouble {
+    let title = match &snapshot.error {
         Some(why) => title.with(Style::Bad, format!("  no answer from the apiserver: {why}")),
         None => title,
     };
@@ -137,19 +143,19 @@ fn head(look: &Snapshot) -> Vec<Line> {
     ]
 }
 
-fn daemons(look: &Snapshot) -> Vec<Line> {
+fn daemons(snapshot: &Snapshot) -> Vec<Line> {
     let mut lines =
         vec![Line::dim(format!("{:<12}{:>8}{:>8}{:>12}", "DAEMON", "PID", "CPU", "MEMORY"))];
-    lines.extend(look.daemons.iter().map(|daemon| {
-        #[allow(clippy::cast_precision_loss, reason = "a figure to look at")]
+    lines.extend(snapshot.daemons.iter().map(|daemon| {
+        #[allow(clippy::cast_precision_loss, reason = "for display only")]
         let memory = daemon.memory as f64 / f64::from(1 << 20);
-        let figures = format!("{:>8}{:>6.1} %{memory:>8.1} MiB", daemon.pid, daemon.cpu);
-        Line::plain(format!("{:<12}", daemon.name)).with(Style::Plain, figures)
+        let columns = format!("{:>8}{:>6.1} %{memory:>8.1} MiB", daemon.pid, daemon.cpu);
+        Line::plain(format!("{:<12}", daemon.name)).with(Style::Plain, columns)
     }));
     lines
 }
 
-fn table(pods: &[PodLook]) -> Vec<Line> {
+fn table(pods: &[PodSample]) -> Vec<Line> {
     let name = pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0).max(3) + 2;
     let status = pods.iter().map(|pod| pod.status.len()).max().unwrap_or(0).max(6) + 2;
     let rest = |ready: &str, restarts: &str, age: &str, ip: &str| {
@@ -174,22 +180,22 @@ fn table(pods: &[PodLook]) -> Vec<Line> {
     lines
 }
 
-fn event(event: &EventLook) -> Line {
+fn event(event: &EventSample) -> Line {
     let style = if event.warning { Style::Bad } else { Style::Plain };
     Line::dim(format!("{:>5}  ", short(event.age))).with(style, event.text.clone())
 }
 
 /// What a person can type, never cut: a cut command line is worth nothing.
-pub(crate) fn commands(look: &Snapshot, kubeconfig: &Path) -> Vec<String> {
+pub(crate) fn commands(snapshot: &Snapshot, kubeconfig: &Path) -> Vec<String> {
     let kubectl = format!("kubectl --kubeconfig={} get pods -A", kubeconfig.display());
-    let served = look.pods.iter().find_map(|pod| Some((pod.ip.as_ref()?, pod.port?)));
+    let served = snapshot.pods.iter().find_map(|pod| Some((pod.ip.as_ref()?, pod.port?)));
     let curl = served.map(|(ip, port)| format!("curl http://{ip}:{port}/"));
     std::iter::once(kubectl).chain(curl).collect()
 }
 
-fn foot(look: &Snapshot, kubeconfig: &Path, width: usize) -> Vec<Line> {
+fn foot(snapshot: &Snapshot, kubeconfig: &Path, width: usize) -> Vec<Line> {
     let mut lines = vec![Line::default()];
-    for command in commands(look, kubeconfig) {
+    for command in commands(snapshot, kubeconfig) {
         lines.extend(Line::wrapped(Style::Title, &command, width));
     }
     lines.push(Line::dim("Ctrl-C takes everything down."));

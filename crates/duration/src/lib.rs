@@ -9,41 +9,41 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A signed span of time with nanosecond precision: Go's `time.Duration`.
+/// A signed duration with nanosecond precision: `time.Duration` of Go.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(i64);
 
 impl GoDuration {
-    /// No time at all.
+    /// Zero.
     pub const ZERO: Self = Self(0);
 
-    /// That many seconds.
+    /// From seconds.
     pub const fn secs(seconds: i64) -> Self {
         Self(seconds.saturating_mul(1_000_000_000))
     }
 
-    /// That many milliseconds.
+    /// From milliseconds.
     pub const fn millis(milliseconds: i64) -> Self {
         Self(milliseconds.saturating_mul(1_000_000))
     }
 
-    /// That many nanoseconds.
+    /// From nanoseconds.
     pub const fn nanos(nanoseconds: i64) -> Self {
         Self(nanoseconds)
     }
 
-    /// The span in nanoseconds.
+    /// In nanoseconds.
     pub const fn as_nanos(self) -> i64 {
         self.0
     }
 
-    /// The span for timers; a negative one is none at all.
+    /// For timers; negative ones are zero.
     pub const fn get(self) -> Duration {
         Duration::from_nanos(if self.0 > 0 { self.0 as u64 } else { 0 })
     }
 }
 
-/// A text that is no duration.
+/// An invalid duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid duration {0:?}: expected Go syntax such as \"90s\", \"1h30m\" or \"100ms\"")]
 pub struct ParseDurationError(String);
@@ -92,19 +92,19 @@ fn unit_nanos(unit: &str) -> Option<i128> {
     })
 }
 
-/// `number` (digits with at most one point) times `unit`, cut off below a nanosecond.
+/// `number` (digits with at most one point) times `unit`, truncated to nanoseconds.
 fn scaled(number: &str, unit: i128) -> Option<i128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return None;
     }
-    // an i64 of nanoseconds holds 19 digits: more whole digits than that cannot fit
+    // an i64 of nanoseconds has 19 digits: more integer digits overflow
     let whole: i128 = match whole.trim_start_matches('0') {
         "" => 0,
         digits if digits.len() <= 19 => digits.parse().ok()?,
         _ => return None,
     };
-    // an hour has 13 digits of nanoseconds: finer digits than 15 cannot show
+    // an hour has 13 digits of nanoseconds: more than 15 digits have no effect
     let fraction = &fraction[..fraction.len().min(15)];
     let part = match fraction {
         "" => 0,
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_and_prints_as_go_does() {
+    fn duration_parses_and_prints_as_go() {
         for (text, nanos, printed) in [
             ("0", 0, "0s"),
             ("0s", 0, "0s"),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_go_refuses() {
+    fn duration_rejects_what_go_rejects() {
         for text in [
             "",
             "-",

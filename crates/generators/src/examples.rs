@@ -1,4 +1,4 @@
-//! Objects in which every field that anything is computed from has a value.
+//! Objects with values in all fields that are used.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
-//! Random objects for properties: what users, drivers and runtimes send, valid or nearly so, with
-//! numbers and texts at their extremes. An object starts as one in which every field has a value
-//! ([`examples`]); a few of its places are then changed ([`hostile`]).
+//! Random objects for property tests: valid or nearly valid input of users, drivers and runtimes,
+//! with extreme numbers and texts. An object starts with values in all fields ([`examples`]); a few
+//! of them are then mutated ([`hostile`]).
 //!
-//! What comes out is JSON. A test that wants another form decodes it, and passes over what does not
-//! decode: that something is refused is a valid outcome.
+//! The output is JSON. Tests decode it if necessary, and skip what cannot be decoded: rejecting it
+//! is a valid outcome.
 
 #![recursion_limit = "512"]
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 pub mod examples;
 
-/// Numbers at the limits of the types that they are read into.
+/// Numbers at the limits of their types.
 pub const NUMBERS: [i64; 21] = [
     0,
     1,
@@ -111,15 +111,15 @@ pub const TIMES: [&str; 8] = [
     "2262-04-11T23:47:16.854775807Z",
 ];
 
-/// A change of one place of an object.
+/// A mutation of one value of an object.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    place: Index,
-    what: What,
+    index: Index,
+    mutation: Mutation,
 }
 
 #[derive(Clone, Debug)]
-enum What {
+enum Mutation {
     Number(i64),
     Large(u64),
     Float(f64),
@@ -128,19 +128,19 @@ enum What {
     Flag(bool),
     Null,
     Remove,
-    /// The first element of a list so many times.
+    /// Repeats the first element of a list.
     Repeat(usize),
     Empty,
 }
 
-/// Texts at the limits of names, labels and values, also between the bytes of a character.
+/// Texts at the length limits of names, labels and values, also with multi-byte characters.
 pub fn text() -> impl Strategy<Value = String> {
     let lengths =
         prop::sample::select(vec![1_usize, 62, 63, 64, 252, 253, 254, 1023, 1024, 4096, 65_536]);
     let letters = prop::sample::select(vec!["a", "A", ".", "-", "/", "é", "日", "🦀", "0", "$(A)"]);
     let long = (lengths, letters).prop_map(|(length, letter)| {
         let mut text = letter.repeat(length / letter.len() + 1);
-        // a character may lie across the limit
+        // a multi-byte character may cross the limit
         text.truncate(text.floor_char_boundary(length + 1));
         text
     });
@@ -152,22 +152,22 @@ pub fn text() -> impl Strategy<Value = String> {
 }
 
 fn edit() -> impl Strategy<Value = Edit> {
-    let what = prop_oneof![
-        8 => prop::sample::select(NUMBERS.to_vec()).prop_map(What::Number),
-        1 => prop::sample::select(vec![u64::MAX, 1 << 63]).prop_map(What::Large),
-        1 => prop::sample::select(vec![0.5, -0.0, 1e300, -1e300, f64::MIN_POSITIVE]).prop_map(What::Float),
-        8 => text().prop_map(What::Text),
-        4 => prop::sample::select(TIMES.to_vec()).prop_map(What::Time),
-        2 => any::<bool>().prop_map(What::Flag),
-        1 => Just(What::Null),
-        4 => Just(What::Remove),
-        2 => prop::sample::select(vec![2_usize, 3, 17]).prop_map(What::Repeat),
-        1 => Just(What::Empty),
+    let mutation = prop_oneof![
+        8 => prop::sample::select(NUMBERS.to_vec()).prop_map(Mutation::Number),
+        1 => prop::sample::select(vec![u64::MAX, 1 << 63]).prop_map(Mutation::Large),
+        1 => prop::sample::select(vec![0.5, -0.0, 1e300, -1e300, f64::MIN_POSITIVE]).prop_map(Mutation::Float),
+        8 => text().prop_map(Mutation::Text),
+        4 => prop::sample::select(TIMES.to_vec()).prop_map(Mutation::Time),
+        2 => any::<bool>().prop_map(Mutation::Flag),
+        1 => Just(Mutation::Null),
+        4 => Just(Mutation::Remove),
+        2 => prop::sample::select(vec![2_usize, 3, 17]).prop_map(Mutation::Repeat),
+        1 => Just(Mutation::Empty),
     ];
-    (any::<Index>(), what).prop_map(|(place, what)| Edit { place, what })
+    (any::<Index>(), mutation).prop_map(|(index, mutation)| Edit { index, mutation })
 }
 
-/// That object with up to `most` of its places changed.
+/// That object with up to `most` of its values mutated.
 pub fn hostile(example: Value, most: usize) -> impl Strategy<Value = Value> {
     prop::collection::vec(edit(), 0..=most).prop_map(move |edits| {
         let mut object = example.clone();
@@ -176,31 +176,30 @@ pub fn hostile(example: Value, most: usize) -> impl Strategy<Value = Value> {
     })
 }
 
-/// Whether a change leaves the type of a place as it is, which most should: an object that is refused
-/// at once tests little.
-fn suits(value: &Value, what: &What) -> bool {
+/// Whether a mutation keeps the type of the value, so that the object is not rejected at once.
+fn suits(value: &Value, mutation: &Mutation) -> bool {
     let is_time = |text: &str| text.len() > 10 && text.as_bytes()[4] == b'-' && text.contains('T');
-    match (value, what) {
-        (Value::Number(_), What::Number(_) | What::Large(_)) => true,
-        (Value::Number(number), What::Float(_)) => number.is_f64(),
-        (Value::String(text), What::Time(_)) => is_time(text),
-        (Value::String(text), What::Text(_)) => !is_time(text),
-        (Value::Bool(_), What::Flag(_)) => true,
-        (Value::Array(_), What::Repeat(_) | What::Empty) => true,
-        (Value::Object(_), What::Empty) => true,
-        (_, What::Null | What::Remove) => true,
+    match (value, mutation) {
+        (Value::Number(_), Mutation::Number(_) | Mutation::Large(_)) => true,
+        (Value::Number(number), Mutation::Float(_)) => number.is_f64(),
+        (Value::String(text), Mutation::Time(_)) => is_time(text),
+        (Value::String(text), Mutation::Text(_)) => !is_time(text),
+        (Value::Bool(_), Mutation::Flag(_)) => true,
+        (Value::Array(_), Mutation::Repeat(_) | Mutation::Empty) => true,
+        (Value::Object(_), Mutation::Empty) => true,
+        (_, Mutation::Null | Mutation::Remove) => true,
         _ => false,
     }
 }
 
 fn apply(object: &mut Value, edit: Edit) {
-    let mut places = Vec::new();
-    collect(object, &mut String::new(), &edit.what, &mut places);
-    if places.is_empty() {
+    let mut candidates = Vec::new();
+    collect(object, &mut String::new(), &edit.mutation, &mut candidates);
+    if candidates.is_empty() {
         return;
     }
-    let path = edit.place.get(&places).clone();
-    if let What::Remove = edit.what {
+    let path = edit.index.get(&candidates).clone();
+    if let Mutation::Remove = edit.mutation {
         let Some((parent, name)) = path.rsplit_once('/') else { return };
         let name = name.replace("~1", "/").replace("~0", "~");
         match object.pointer_mut(parent) {
@@ -217,15 +216,15 @@ fn apply(object: &mut Value, edit: Edit) {
         return;
     }
     let Some(value) = object.pointer_mut(&path) else { return };
-    *value = match edit.what {
-        What::Number(number) => number.into(),
-        What::Large(number) => number.into(),
-        What::Float(number) => number.into(),
-        What::Text(text) => text.into(),
-        What::Time(time) => time.into(),
-        What::Flag(flag) => flag.into(),
-        What::Null | What::Remove => Value::Null,
-        What::Repeat(times) => match value {
+    *value = match edit.mutation {
+        Mutation::Number(number) => number.into(),
+        Mutation::Large(number) => number.into(),
+        Mutation::Float(number) => number.into(),
+        Mutation::Text(text) => text.into(),
+        Mutation::Time(time) => time.into(),
+        Mutation::Flag(flag) => flag.into(),
+        Mutation::Null | Mutation::Remove => Value::Null,
+        Mutation::Repeat(times) => match value {
             Value::Array(list) => {
                 let first = list.first().cloned();
                 list.extend(first.into_iter().cycle().take(times));
@@ -233,21 +232,21 @@ fn apply(object: &mut Value, edit: Edit) {
             }
             _ => return,
         },
-        What::Empty if value.is_array() => Value::Array(Vec::new()),
-        What::Empty => Value::Object(serde_json::Map::new()),
+        Mutation::Empty if value.is_array() => Value::Array(Vec::new()),
+        Mutation::Empty => Value::Object(serde_json::Map::new()),
     };
 }
 
-/// JSON pointers of all places that a change suits.
-fn collect(value: &Value, path: &mut String, what: &What, places: &mut Vec<String>) {
-    if !path.is_empty() && suits(value, what) {
-        places.push(path.clone());
+/// JSON pointers of all values that a mutation can be applied to.
+fn collect(value: &Value, path: &mut String, mutation: &Mutation, candidates: &mut Vec<String>) {
+    if !path.is_empty() && suits(value, mutation) {
+        candidates.push(path.clone());
     }
     let length = path.len();
     let mut below = |name: &str, value: &Value| {
         path.push('/');
         path.push_str(&name.replace('~', "~0").replace('/', "~1"));
-        collect(value, path, what, places);
+        collect(value, path, mutation, candidates);
         path.truncate(length);
     };
     match value {

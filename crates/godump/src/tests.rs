@@ -8,7 +8,7 @@ use super::*;
 
 /// What upstream makes of these texts: as it keeps them, and as it keeps them for a resource.
 #[test]
-fn quantities_are_upstreams() {
+fn quantities_print_as_upstream() {
     for line in include_str!("testdata/quantities.txt").lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let quantity = Quantity::parse(fields[0]);
@@ -25,7 +25,7 @@ fn quantities_are_upstreams() {
 
 /// As upstream's `dump.ForHash` prints such a value.
 #[test]
-fn maps_are_sorted_as_their_keys_are() {
+fn maps_are_sorted_by_printed_key() {
     let types = Types::parse(
         "t.T\n  Small map[string]int small\n  Numbers map[int]*t.U\nt.U\n  Size uint64\n",
     );

@@ -1,4 +1,4 @@
-//! What all calls have in common: the deadline, kept on both sides.
+//! Deadlines of calls, applied on both sides.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,41 +7,40 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use crate::Failure;
-use crate::failure::NO_ANSWER;
+use crate::failure::DEADLINE_MESSAGE;
 
-/// A deadline beyond any use, yet one that both gRPC and tokio can count.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+/// A deadline that is long enough, and that both gRPC and tokio can represent.
+const MAX_DEADLINE: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Puts a message in its envelope. The deadline goes along, so that the peer stops working on what
-/// nobody waits for.
+/// Creates a request. The deadline is sent along, so that the peer can cancel the work.
 pub fn request<M>(message: M, deadline: Option<Duration>) -> Request<M> {
     let mut request = Request::new(message);
     if let Some(deadline) = deadline {
-        request.set_timeout(deadline.min(LONGEST));
+        request.set_timeout(deadline.min(MAX_DEADLINE));
     }
     request
 }
 
-/// Waits for the answer to a call, for that long at most; `None`: as long as it takes.
+/// Waits for the response to a call, for that long at most; `None`: without a timeout.
 ///
 /// # Errors
-/// Why there is none.
-pub fn answer<T>(
+/// When the call fails.
+pub fn await_response<T>(
     deadline: Option<Duration>,
     sent: impl Future<Output = Result<Response<T>, Status>>,
 ) -> impl Future<Output = Result<T, Failure>> {
-    // What tonic keeps of a call is large, and would be a part of every future that makes one.
+    // The future of a call in tonic is large, and would be part of every future that makes a call.
     let sent = Box::pin(sent);
     async move {
-        let answer = match deadline {
+        let response = match deadline {
             None => sent.await,
-            // The peer may be too stuck even to accept a connection.
-            Some(deadline) => match timeout(deadline.min(LONGEST), sent).await {
-                Ok(answer) => answer,
-                Err(_) => return Err(Failure::Deadline(NO_ANSWER.to_owned())),
+            // The peer may hang without accepting a connection.
+            Some(deadline) => match timeout(deadline.min(MAX_DEADLINE), sent).await {
+                Ok(response) => response,
+                Err(_) => return Err(Failure::Deadline(DEADLINE_MESSAGE.to_owned())),
             },
         };
-        answer.map(Response::into_inner).map_err(|status| Failure::of(&status))
+        response.map(Response::into_inner).map_err(|status| Failure::of(&status))
     }
 }
 
@@ -50,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_makes_futures_around_it_no_larger() {
+    fn call_future_is_small() {
         let large = async {
             let message = [1u8; 64 << 10];
             std::future::ready(()).await;
             Ok::<_, Status>(Response::new(message[0]))
         };
         assert!(size_of_val(&large) >= 64 << 10);
-        let answer = answer(Some(Duration::from_secs(1)), large);
-        assert!(size_of_val(&answer) < 1024, "{} bytes", size_of_val(&answer));
+        let response = await_response(Some(Duration::from_secs(1)), large);
+        assert!(size_of_val(&response) < 1024, "{} bytes", size_of_val(&response));
     }
 }

@@ -1,4 +1,4 @@
-//! Where a peer listens, and the lazy HTTP/2 connection to it.
+//! Endpoints of peers, and lazy HTTP/2 connections to them.
 
 use std::fmt;
 use std::io;
@@ -10,54 +10,54 @@ use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::transport::Endpoint as Http;
 
-/// `sun_path` without its closing NUL; a longer path cannot be connected to.
-const LONGEST_PATH: usize = 107;
+/// The limit of `sun_path` without its terminating NUL.
+const MAX_PATH: usize = 107;
 
 /// A Unix socket, cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(Arc<Path>);
 
-/// What cannot be the address of a Unix socket.
+/// An invalid endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{endpoint:?}: {reason}")]
 pub struct InvalidEndpoint {
     /// As configured.
     pub endpoint: String,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: &'static str,
 }
 
 impl Endpoint {
-    /// Takes `unix:///run/x.sock`, `unix:/run/x.sock` or `/run/x.sock`.
+    /// Parses `unix:///run/x.sock`, `unix:/run/x.sock` or `/run/x.sock`.
     ///
     /// # Errors
-    /// When it is none of these.
+    /// For any other text.
     pub fn parse(endpoint: &str) -> Result<Self, InvalidEndpoint> {
-        let refuse = |reason| Err(InvalidEndpoint { endpoint: endpoint.to_owned(), reason });
+        let invalid = |reason| Err(InvalidEndpoint { endpoint: endpoint.to_owned(), reason });
         let path = match endpoint.split_once(':') {
             Some(("unix", rest)) => rest.strip_prefix("//").unwrap_or(rest),
             Some((scheme, _)) if !scheme.contains('/') => {
-                return refuse("only unix:// sockets are supported");
+                return invalid("only unix:// sockets are supported");
             }
             _ => endpoint,
         };
         if path.is_empty() {
-            return refuse("no path of a socket");
+            return invalid("no path");
         }
         if !path.starts_with('/') {
-            return refuse("the path of the socket is not absolute");
+            return invalid("the path is not absolute");
         }
         if path.contains('\0') {
-            return refuse("a NUL byte in the path of the socket");
+            return invalid("a NUL byte in the path");
         }
-        if path.len() > LONGEST_PATH {
-            return refuse("the path of the socket is longer than 107 bytes");
+        if path.len() > MAX_PATH {
+            return invalid("the path is longer than 107 bytes");
         }
         Ok(Self(PathBuf::from(path).into()))
     }
 
-    /// A channel that connects with the first call, and anew with the next call after a connection
-    /// broke. Must be made inside a tokio runtime.
+    /// A channel that connects with the first call, and reconnects with the next call after the
+    /// connection was lost. Must be created inside a tokio runtime.
     #[must_use]
     pub fn channel(&self) -> Channel {
         let endpoint = self.clone();
@@ -70,7 +70,7 @@ impl Endpoint {
                 }
             }
         };
-        // servers written in Go refuse a socket path for an authority
+        // servers written in Go reject a socket path as authority
         Http::from_static("http://localhost")
             .connect_with_connector_lazy(tower::service_fn(connect))
     }

@@ -1,31 +1,31 @@
-//! Why a call gave no answer, told apart as callers need it.
+//! Failures of calls, by what callers do.
 
 use std::error::Error as _;
 
 use tonic::{Code, Status};
 
-/// Said when the deadline passed on this side.
-pub(crate) const NO_ANSWER: &str = "no answer in time";
+/// The message if the deadline passed on this side.
+pub(crate) const DEADLINE_MESSAGE: &str = "no response in time";
 
-/// Why a call failed, with the peer's words or those of the system.
+/// Why a call failed, with the message of the peer or the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// The peer could not be reached, went away in the middle of the call, or said itself that it
-    /// is not ready.
+    /// The peer could not be reached, the connection was lost during the call, or the peer reported
+    /// that it is not ready.
     Unavailable(String),
     /// The deadline passed, here or at the peer. Whether the call had an effect is unknown.
     Deadline(String),
-    /// The peer refused or failed.
+    /// The peer returned an error.
     Status(Code, String),
 }
 
 impl Failure {
-    /// What a status tells.
+    /// The failure of a status.
     #[must_use]
     pub fn of(status: &Status) -> Self {
         let said = || status.message().to_owned();
         match (Cause::of(status), status.code()) {
-            (Cause::Deadline, _) => Self::Deadline(NO_ANSWER.to_owned()),
+            (Cause::Deadline, _) => Self::Deadline(DEADLINE_MESSAGE.to_owned()),
             (Cause::Transport(message), _) => Self::Unavailable(message),
             (Cause::Answer, Code::DeadlineExceeded) => Self::Deadline(said()),
             (Cause::Answer, Code::Unavailable) => Self::Unavailable(said()),
@@ -33,7 +33,7 @@ impl Failure {
         }
     }
 
-    /// The gRPC code that tells it.
+    /// The gRPC code of the failure.
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
@@ -43,7 +43,7 @@ impl Failure {
         }
     }
 
-    /// What was said.
+    /// The message.
     #[must_use]
     pub fn into_message(self) -> String {
         let (Self::Unavailable(message) | Self::Deadline(message) | Self::Status(_, message)) =
@@ -52,9 +52,9 @@ impl Failure {
     }
 }
 
-/// Where a status was made. One that the peer sent has no source; for those made on this side,
-/// tonic picks codes that vary with how exactly the connection broke (Unknown, Cancelled,
-/// Internal), which is why the source decides and not the code.
+/// The origin of a status. One that the peer sent has no source; for those created on this side,
+/// tonic uses codes that vary with how exactly the connection broke (Unknown, Cancelled, Internal),
+/// which is why the source decides and not the code.
 enum Cause {
     Answer,
     Deadline,

@@ -1,6 +1,5 @@
-//! gRPC over Unix sockets, as a node speaks it with what runs beside it: where a peer listens
-//! ([`Endpoint`]), calls with a deadline ([`request`], [`answer`]), why one failed ([`Failure`]),
-//! and a [`Server`], to be such a peer. What is said over it is the business of the crates above.
+//! gRPC over Unix sockets: endpoints ([`Endpoint`]), calls with a deadline ([`request`],
+//! [`await_response`]), their failures ([`Failure`]), and a [`Server`].
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -9,7 +8,7 @@ mod endpoint;
 mod failure;
 mod server;
 
-pub use call::{answer, request};
+pub use call::{await_response, request};
 pub use endpoint::{Endpoint, InvalidEndpoint};
 pub use failure::Failure;
 pub use server::{Server, service_of};

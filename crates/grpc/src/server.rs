@@ -1,5 +1,4 @@
-//! Serves gRPC on a Unix socket, for a peer that we make ourselves (a fake in a test, another engine
-//! behind the same interface).
+//! Serves gRPC on a Unix socket, for other peers and fakes in tests.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A running server; ends, with all its connections, when dropped.
+/// A running server; it and its connections end when it is dropped.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
@@ -29,11 +28,11 @@ impl Server {
         B::Error: Into<BoxError>,
     {
         Self(tokio::spawn(async move {
-            // owned by this task, so that its end is theirs
+            // owned by this task, so that they end with it
             let mut connections = JoinSet::new();
             loop {
                 let Ok((stream, _)) = listener.accept().await else {
-                    // out of file descriptors, most likely: some will be freed
+                    // most likely too many open files: some will be closed
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 };
@@ -46,8 +45,8 @@ impl Server {
         }))
     }
 
-    /// Breaks all connections, and returns when the listener is closed. The
-    /// socket's file stays.
+    /// Closes all connections, and returns when the listener is closed. The
+    /// socket's file is kept.
     pub async fn stop(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
@@ -60,7 +59,7 @@ impl Drop for Server {
     }
 }
 
-/// The service's part of `/service/Method`.
+/// The service of the path `/service/Method`.
 #[must_use]
 pub fn service_of(path: &str) -> &str {
     let path = path.strip_prefix('/').unwrap_or(path);

@@ -1,6 +1,6 @@
-//! The way of kube-proxy to the apiserver: a kubeconfig, `--master`, or the service account of its pod.
+//! The client of kube-proxy: from a kubeconfig, `--master`, or the service account of its pod.
 //!
-//! Current limitations: `contentType` is JSON, whatever is asked for.
+//! Current limitations: `contentType` is always JSON.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::Uri;
 use kube::Client;
 use longshore_client as client;
-use longshore_client::{ClientError, Limits, Way};
+use longshore_client::{ClientError, ConfigSource, Limits};
 use longshore_config::ProxyConfig;
 use longshore_metrics::RestClient;
 
@@ -24,7 +24,7 @@ pub enum Error {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The address of the apiserver is none.
-    #[error("--master: {0:?} is no address of an apiserver")]
+    #[error("--master: {0:?} is not the address of an apiserver")]
     Master(String),
 }
 
@@ -35,26 +35,26 @@ pub(super) fn kubeconfig(config: &ProxyConfig) -> Option<&Path> {
 }
 
 /// A client as the settings have it. Nothing is sent yet.
-pub(super) async fn connect(config: &ProxyConfig, told: RestClient) -> Result<Client, Error> {
+pub(super) async fn connect(config: &ProxyConfig, metrics: RestClient) -> Result<Client, Error> {
     let connection = &config.settings.client_connection;
     // part of a request a second is one; a negative number is no limit
     #[allow(clippy::cast_possible_truncation, reason = "it saturates")]
     let qps = connection.qps.max(0.0).ceil() as i32;
     let limits = Limits { component: COMPONENT, qps, burst: connection.burst, timeout: TIMEOUT };
-    Ok(client::connect(&way(config)?.into(), limits, told).await?)
+    Ok(client::connect(&config_source(config)?.into(), limits, metrics).await?)
 }
 
-fn way(config: &ProxyConfig) -> Result<Way, Error> {
+fn config_source(config: &ProxyConfig) -> Result<ConfigSource, Error> {
     let master = config.master.as_deref().map(address).transpose()?;
     Ok(match (kubeconfig(config).map(Path::to_owned), master) {
-        (Some(path), None) => Way::Kubeconfig(path),
-        (Some(kubeconfig), Some(master)) => Way::Redirected { kubeconfig, master },
-        (None, Some(master)) => Way::Master(master),
-        (None, None) => Way::Pod,
+        (Some(path), None) => ConfigSource::Kubeconfig(path),
+        (Some(kubeconfig), Some(master)) => ConfigSource::Redirected { kubeconfig, master },
+        (None, Some(master)) => ConfigSource::Master(master),
+        (None, None) => ConfigSource::Pod,
     })
 }
 
-/// The URL of a server; one without a scheme is asked in clear, as upstream has it.
+/// The URL of a server; one without a scheme is `http`, as upstream.
 fn address(master: &str) -> Result<String, Error> {
     let url = if master.contains("://") { master.to_owned() } else { format!("http://{master}") };
     let whole = |uri: &Uri| {

@@ -1,10 +1,10 @@
-//! What follows the services of one family: rules, or relays with rules that lead to them.
+//! The proxier of one family: rules, or relays with rules that redirect to them.
 
 use std::collections::BTreeMap;
 
 use longshore_proxy::Family;
+use longshore_proxy::bounded_frequency::Reason;
 use longshore_proxy::model::{HealthCheck, ServiceName, Tracker};
-use longshore_proxy::pacer::Reason;
 use longshore_proxy::proxier::{Failed, Proxier, Synced};
 use longshore_proxy::render::Settings;
 use longshore_proxy::userspace::Relays;
@@ -25,7 +25,7 @@ impl Engine {
         }
     }
 
-    /// Told whenever there is something to sync.
+    /// Notified whenever there is something to sync.
     pub(super) fn changes(&self) -> &Notify {
         match self {
             Self::IpTables(proxier) => proxier.changes(),
@@ -33,7 +33,7 @@ impl Engine {
         }
     }
 
-    /// Tells of an event; whether there is something to do.
+    /// Applies an event; returns whether there is something to sync.
     pub(super) fn update(&self, event: impl FnOnce(&mut Tracker) -> bool) -> bool {
         match self {
             Self::IpTables(proxier) => proxier.update(event),
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Somebody flushed tables.
+    /// Tables were flushed.
     pub(super) fn resync(&self) {
         match self {
             Self::IpTables(proxier) => proxier.resync(),

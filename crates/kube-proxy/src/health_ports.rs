@@ -1,4 +1,4 @@
-//! The health-check ports of services: load balancers ask there whether this node has endpoints.
+//! The health-check node ports of services.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -95,7 +95,7 @@ impl HealthPorts {
         let (health, of, name) = (self.health.clone(), Arc::clone(&check), service.clone());
         let answer = any(async move || {
             let check = *of.lock().unwrap_or_else(PoisonError::into_inner);
-            respond(health.look(|health, now| health.service(&name, check, now)))
+            respond(health.with(|health, now| health.service(&name, check, now)))
         });
         let router = Router::new().route("/", answer.clone()).route("/{*path}", answer);
         let task = tokio::spawn(serve_plain(listener, router)).abort_handle();

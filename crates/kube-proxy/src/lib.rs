@@ -40,14 +40,14 @@ const COMPONENT: &str = "kube-proxy";
 /// How long the last events may take.
 const DRAIN: Duration = Duration::from_secs(5);
 /// The pause before a proxy that failed beside the kubelet begins again.
-const PAUSE: Duration = Duration::from_secs(10);
-/// How often the configuration file is looked at.
-const LOOK: Duration = Duration::from_secs(10);
+const BACKOFF: Duration = Duration::from_secs(10);
+/// How often the configuration file is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why kube-proxy cannot start, or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The way to the apiserver is not known.
+    /// There is no configuration of the apiserver.
     #[error(transparent)]
     Client(#[from] client::Error),
     /// iptables cannot be used.
@@ -60,10 +60,10 @@ pub enum Error {
     #[error(transparent)]
     NoPodCidrs(#[from] own_node::NoPodCidrs),
     /// The family of the node's address cannot be served.
-    #[error("the node's address is of {0}, for which the kernel has no tables")]
+    #[error("the node's address is of {0}, which the kernel's iptables does not support")]
     Family(longshore_proxy::Family),
-    /// All ranges that tell local traffic are of the other family.
-    #[error("{what} is of the other family than the node, which is of {primary} alone")]
+    /// All ranges for the detection of local traffic are of the other family.
+    #[error("{what} is not of {primary}, the only family of the node")]
     OtherFamily {
         /// The setting.
         what: &'static str,
@@ -74,11 +74,11 @@ pub enum Error {
     #[error(transparent)]
     Port(#[from] server::Error),
     /// The configuration is another one now.
-    #[error("{0} has changed: the proxy is to be started again with it")]
+    #[error("{0} has changed: the proxy must be restarted")]
     Changed(String),
 }
 
-/// Runs kube-proxy in a process of its own until told to stop, or does what else it is started for.
+/// Runs kube-proxy in a process of its own until it is stopped, or the operation of its flags.
 pub async fn run(
     config: ProxyConfig,
     task: ProxyTask,
@@ -91,7 +91,7 @@ pub async fn run(
     let metrics = Metrics::new(&config.gates);
     let client = client::connect(&config, metrics.rest_client.clone()).await?;
     longshore_machine::process::set_oom_score(config.settings.oom_score_adj);
-    let work = async {
+    let run_proxy = async {
         match (&config.file, task) {
             (_, ProxyTask::Init) => serve(&config, &metrics, client, true).await,
             (None, _) => serve(&config, &metrics, client, false).await,
@@ -102,15 +102,15 @@ pub async fn run(
         }
     };
     tokio::select! {
-        result = work => result,
+        result = run_proxy => result,
         () = stop.cancelled() => {
-            info!("kube-proxy stops; its rules stay");
+            info!("kube-proxy stopped; its rules remain");
             Ok(())
         }
     }
 }
 
-/// Runs kube-proxy in the kubelet's process until dropped, by the kubelet's way to the apiserver
+/// Runs kube-proxy in the kubelet's process until dropped, with the kubelet's client of the apiserver
 /// unless its own kubeconfig is another. However it fails, the kubelet goes on, and it begins again.
 pub async fn beside_kubelet(
     config: ProxyConfig,
@@ -135,9 +135,9 @@ pub async fn beside_kubelet(
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
-            error!(%error, again = ?PAUSE, "kube-proxy failed");
+            error!(%error, again = ?BACKOFF, "kube-proxy failed");
         }
-        sleep(PAUSE).await;
+        sleep(BACKOFF).await;
     }
 }
 
@@ -154,15 +154,15 @@ async fn serve(
         Recorder::start_as(COMPONENT, Some(client.clone()), &config.node_name);
     let (sender, node) = watch::channel(None);
     let following = watches::node(client.clone(), &config.node_name, sender);
-    let work = async {
+    let run_proxy = async {
         let parts = start::set_up(config, node, &recorder).await?;
         if init {
             return Ok(());
         }
-        sync::work(config, metrics, client.clone(), parts, &recorder).await
+        sync::run_proxy(config, metrics, client.clone(), parts, &recorder).await
     };
     let result = tokio::select! {
-        result = work => result,
+        result = run_proxy => result,
         // the apiserver has no nodes, which cannot be
         () = following => Ok(()),
     };
@@ -176,7 +176,7 @@ async fn changed(file: &Path) {
     let read = || std::fs::read(file).ok();
     let begun = read();
     loop {
-        sleep(LOOK).await;
+        sleep(CHECK_INTERVAL).await;
         // one that is not there is about to be put there again
         let now = read();
         if now.is_some() && now != begun {

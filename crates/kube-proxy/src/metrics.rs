@@ -1,4 +1,4 @@
-//! What kube-proxy tells on its own port, under upstream's names.
+//! The metrics of kube-proxy's own port, under upstream's names.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_config::FeatureGates;
 use longshore_metrics::{
     Buckets, Counter, Family as Series, Gauge, Healthchecks, Histogram, Kind, Labels, Registry,
-    RestClient, Version, tell_version, watch_process,
+    RestClient, Version, register_process_metrics, register_version,
 };
 use longshore_proxy::Family;
 use longshore_proxy::accounting;
@@ -77,7 +77,7 @@ impl Packets {
         packets
     }
 
-    /// Reads them; one that the kernel does not have is not told of.
+    /// Reads them; one that the kernel does not have is left out.
     pub(super) async fn read(&self) {
         for ((counter, ..), value) in PACKETS.iter().zip(&*self.0) {
             let packets = accounting::packets(counter).await.unwrap_or_default();
@@ -96,12 +96,12 @@ pub(super) enum Changed {
 impl Metrics {
     pub(super) fn new(gates: &FeatureGates) -> Self {
         let registry = Registry::default();
-        gates.tell(&registry);
+        gates.register_metrics(&registry);
         let slis = Registry::default();
-        watch_process(&registry, tokio::runtime::Handle::current());
+        register_process_metrics(&registry, tokio::runtime::Handle::current());
         let platform = format!("linux/{}", go_arch());
         let version = Version { kubernetes: KUBERNETES_VERSION, commit: "", platform: &platform };
-        tell_version(&registry, version);
+        register_version(&registry, version);
         let durations = || Buckets::exponential(0.001, 2.0, 15);
         let duration = |name, help| registry.histograms(name, help, FAMILY, durations());
         Self {
@@ -204,7 +204,7 @@ impl Metrics {
         }
     }
 
-    /// Something changed that asks for a sync of some families.
+    /// Something changed that requires a sync of some families.
     pub(super) fn changed(&self, what: Changed, families: impl IntoIterator<Item = Family>) {
         let (total, pending) = match what {
             Changed::Service => (&self.service_changes, &self.service_pending),
@@ -219,7 +219,7 @@ impl Metrics {
     }
 
     /// A sync takes what has changed so far.
-    pub(super) fn begins(&self) {
+    pub(super) fn sync_started(&self) {
         self.endpoint_pending.set(0.0);
         self.service_pending.set(0.0);
     }
@@ -254,8 +254,8 @@ impl Metrics {
         }
     }
 
-    /// `/healthz` or `/livez` of the proxy was asked for and answered with that status.
-    pub(super) fn asked(&self, endpoint: &'static str, status: u16) {
+    /// A request for `/healthz` or `/livez` of the proxy was answered with that status.
+    pub(super) fn health_request(&self, endpoint: &'static str, status: u16) {
         let answers = if endpoint == "livez" { &self.livez } else { &self.healthz };
         answers.with([&status.to_string()]).inc();
         self.checks.checked("proxy", endpoint, status == 200);

@@ -41,11 +41,11 @@ pub(super) struct OwnNode {
 impl OwnNode {
     /// Reads the object. `bind` (`bindAddress`), unless it is any address, counts more.
     pub(super) fn read(node: Option<&Node>, bind: &str) -> Self {
-        let told = node.map(addresses).unwrap_or_default();
+        let ips = node.map(addresses).unwrap_or_default();
         let bind: Option<IpAddr> = bind.parse().ok().filter(|ip: &IpAddr| !ip.is_unspecified());
-        let primary = bind.or(told.first().copied()).map_or(Family::V4, Family::of);
+        let primary = bind.or(ips.first().copied()).map_or(Family::V4, Family::of);
         let of = |family, loopback: &[u8]| {
-            let ours = bind.iter().chain(&told).find(|ip| Family::of(**ip) == family);
+            let ours = bind.iter().chain(&ips).find(|ip| Family::of(**ip) == family);
             ours.copied().unwrap_or_else(|| match loopback {
                 [] => IpAddr::from([127, 0, 0, 1]),
                 _ => IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]),
@@ -71,7 +71,7 @@ fn addresses(node: &Node) -> Vec<IpAddr> {
     ours.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// Waits until the object says what the settings need.
+/// Waits until the object has what the settings need.
 pub(super) async fn wait(
     node: &mut watch::Receiver<Option<Node>>,
     name: &str,
@@ -82,13 +82,13 @@ pub(super) async fn wait(
     if !bound {
         let known = |node: &Option<Node>| node.as_ref().is_some_and(|it| !addresses(it).is_empty());
         if timeout(ADDRESSES, node.wait_for(known)).await.is_err() {
-            warn!(name, "the node's address is not known, loopback is taken: set bindAddress");
+            warn!(name, "the node's address is unknown, using loopback: set bindAddress");
         }
     }
     if settings.detect_local_mode == LocalMode::NodeCidr {
         let known = |node: &Option<Node>| !OwnNode::read(node.as_ref(), bind).pod_cidrs.is_empty();
         if !known(&node.borrow()) {
-            info!(name, "waiting for the ranges of the node's pods");
+            info!(name, "waiting for the node's pod CIDRs");
         }
         if !matches!(timeout(POD_CIDRS, node.wait_for(known)).await, Ok(Ok(_))) {
             return Err(NoPodCidrs { node: name.to_owned() });
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ranges_of_pods_are_waited_for() {
+    async fn pod_cidrs_are_awaited() {
         let settings = KubeProxyConfiguration {
             detect_local_mode: LocalMode::NodeCidr,
             ..KubeProxyConfiguration::default()

@@ -1,5 +1,5 @@
-//! kube-proxy's own ports: 10256 for those who ask about its health, 10249 for its metrics.
-//! Only what stands here is served; all else, `/debug` too, is 404.
+//! kube-proxy's own ports: 10256 for health checks, 10249 for metrics.
+//! Only these paths are served; all else, `/debug` too, is 404.
 //!
 //! Current limitations: `enableProfiling` serves nothing more: Go's profiles are not to be had.
 
@@ -16,7 +16,7 @@ use longshore_base::connections;
 use longshore_config::ProxyConfig;
 use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
-use longshore_proxy::health::{Answer, Health, Moment};
+use longshore_proxy::health::{Health, HealthResponse, Time};
 use longshore_server::{Zpages, serve_plain};
 use serde_json::json;
 use tracing::{info, warn};
@@ -38,7 +38,7 @@ const ZPAGES: Zpages = Zpages {
     ],
 };
 /// The pause before a port that is taken is tried again.
-const PAUSE: Duration = Duration::from_secs(5);
+const BACKOFF: Duration = Duration::from_secs(5);
 const NO_SNIFF: (HeaderName, &str) = (header::X_CONTENT_TYPE_OPTIONS, "nosniff");
 
 /// A port cannot be opened, and `bindAddressHardFail` is set.
@@ -67,7 +67,7 @@ impl std::fmt::Display for Port {
     }
 }
 
-/// The health that all look at.
+/// The health state, shared.
 #[derive(Debug, Clone)]
 pub(super) struct SharedHealth(Arc<Mutex<Health>>);
 
@@ -76,13 +76,13 @@ impl SharedHealth {
         Self(Arc::new(Mutex::new(health)))
     }
 
-    pub(super) fn look<T>(&self, look: impl FnOnce(&mut Health, Moment) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), Moment::now())
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Health, Time) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), Time::now())
     }
 }
 
 /// An answer as axum has it.
-pub(super) fn respond(answer: Answer) -> Response {
+pub(super) fn respond(answer: HealthResponse) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     let mut response = (status, answer.body).into_response();
     for (name, value) in answer.headers {
@@ -94,13 +94,13 @@ pub(super) fn respond(answer: Answer) -> Response {
     response
 }
 
-/// `/healthz` for load balancers, `/livez` for who would start the proxy again.
+/// `/healthz` for load balancers, `/livez` for liveness probes.
 pub(super) fn health_routes(health: &SharedHealth, metrics: &Metrics) -> Router {
-    let route = |endpoint: &'static str, answer: fn(&Health, Moment) -> Answer| {
+    let route = |endpoint: &'static str, answer: fn(&Health, Time) -> HealthResponse| {
         let (health, metrics) = (health.clone(), metrics.clone());
         get(async move || {
-            let answer = health.look(|health, now| answer(health, now));
-            metrics.asked(endpoint, answer.status);
+            let answer = health.with(|health, now| answer(health, now));
+            metrics.health_request(endpoint, answer.status);
             respond(answer)
         })
     };
@@ -109,7 +109,7 @@ pub(super) fn health_routes(health: &SharedHealth, metrics: &Metrics) -> Router 
         .route("/livez", route("livez", Health::livez))
 }
 
-/// The metrics, and what else tells of the process.
+/// Metrics, configuration and other endpoints about the process.
 pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router {
     let slis = {
         let slis = metrics.slis.clone();
@@ -163,8 +163,8 @@ pub(super) async fn serve(what: Port, address: &str, router: Router, hard: bool)
             }
             Err(source) if hard => return Error { what, address: address.to_owned(), source },
             Err(error) => {
-                warn!(address, %error, "{what} cannot listen, trying again");
-                tokio::time::sleep(PAUSE).await;
+                warn!(address, %error, "{what} cannot listen, retrying");
+                tokio::time::sleep(BACKOFF).await;
             }
         }
     }

@@ -10,7 +10,7 @@ use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_config::ProxyConfig;
 use longshore_proxy::Family;
 use longshore_proxy::accounting;
-use longshore_proxy::apply::{self, Backend, Iptables, Leftovers, Limits};
+use longshore_proxy::apply::{self, Backend, CleanupMode, Iptables, Limits};
 use longshore_proxy::config::{KubeProxyConfiguration, LocalMode, Machine, Mode};
 use longshore_proxy::model::{self, Tracker};
 use longshore_proxy::proxier::Proxier;
@@ -59,7 +59,9 @@ pub(super) async fn set_up(
                 warn!(%family, %error, "no iptables");
                 return Err(Error::Family(family));
             }
-            Err(error) => info!(%family, %error, "no iptables: services of one family are served"),
+            Err(error) => {
+                info!(%family, %error, "no iptables for this family: only services of the other family are served")
+            }
         }
     }
     check_families(settings, &own, families.len() == 1)?;
@@ -73,14 +75,14 @@ pub(super) async fn set_up(
     let mut engines = Vec::new();
     for iptables in families {
         if let Err(error) = apply::cleanup_nftables(iptables.family()).await {
-            warn!(family = %iptables.family(), %error, "rules of nftables mode are left");
+            warn!(family = %iptables.family(), %error, "cannot remove rules of nftables mode");
         }
         let other = match settings.mode {
-            Mode::Userspace => Leftovers::IpTables,
-            _ => Leftovers::Userspace,
+            Mode::Userspace => CleanupMode::IpTables,
+            _ => CleanupMode::Userspace,
         };
         if let Err(error) = apply::cleanup_mode(&iptables, other).await {
-            warn!(family = %iptables.family(), %error, "rules of another mode are left");
+            warn!(family = %iptables.family(), %error, "cannot remove rules of another mode");
         }
         engines.push((engine(config, &machine, &own, iptables.clone()), iptables));
     }
@@ -91,7 +93,7 @@ pub(super) async fn set_up(
 pub(super) fn follow_node(machine: &mut Machine, settings: &KubeProxyConfiguration, own: &OwnNode) {
     machine.node_ips.clone_from(&own.ips);
     machine.pod_cidrs.clone_from(&own.pod_cidrs);
-    // Asked for only where it matters.
+    // Checked only where it matters.
     if !settings.node_port_addresses.is_empty() {
         machine.addresses = longshore_machine::addresses::host_addresses();
     }
@@ -121,7 +123,7 @@ fn relay_settings(settings: &KubeProxyConfiguration, rules: &Settings) -> usersp
     userspace::Settings { ports, ..userspace::Settings::new(listen, rules.node_ip) }
 }
 
-/// A container may not be let to: then it is told, and whoever gave it the settings set them.
+/// A container may not be allowed to: then that is logged, and the settings have to be made outside.
 fn set_conntrack(
     sysctls: &Sysctls,
     settings: &KubeProxyConfiguration,
@@ -136,8 +138,8 @@ fn set_conntrack(
     let refused = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem];
     match &error {
         sysctl::Error::Write { source, .. } if refused.contains(&source.kind()) => {
-            warn!(%error, "connection tracking stays as it is");
-            let message = format!("connection tracking stays as it is: {error}");
+            warn!(%error, "cannot configure connection tracking");
+            let message = format!("cannot configure connection tracking: {error}");
             let about = node_reference(node);
             recorder.event(about, EventType::Warning, "ReadOnlySysFS", &message);
             Ok(())
@@ -146,7 +148,7 @@ fn set_conntrack(
     }
 }
 
-/// Ranges that are all of the wrong family would make all traffic look foreign.
+/// Ranges that are all of the wrong family would make all traffic external.
 fn check_families(
     settings: &KubeProxyConfiguration,
     own: &OwnNode,

@@ -1,5 +1,5 @@
-//! The work: watches tell the engines, each engine is synced at its pace, and what came of it goes
-//! to health, metrics and events.
+//! The main loop: watches update the engines, each engine is synced at its own frequency, and the
+//! results go to health, metrics and events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use kube::Client;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_config::ProxyConfig;
 use longshore_proxy::apply;
+use longshore_proxy::bounded_frequency::{self, Periods, Reason};
 use longshore_proxy::config::Machine;
-use longshore_proxy::health::{Health, Moment};
+use longshore_proxy::health::{Health, Time};
 use longshore_proxy::model::{Tracker, Warning};
-use longshore_proxy::pacer::{self, Periods, Reason};
 use longshore_proxy::proxier::Failed;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -26,7 +26,7 @@ use super::metrics::{Changed, Metrics};
 use super::own_node::OwnNode;
 use super::server::{self, Port, SharedHealth};
 use super::start::{Parts, follow_node};
-use super::watches::{self, Listener, Tell};
+use super::watches::{self, Listener, Update};
 
 /// The pause after a first failure.
 const RETRY: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ struct Proxy<'a> {
 }
 
 /// Works until a port that must be open cannot be.
-pub(super) async fn work(
+pub(super) async fn run_proxy(
     config: &Arc<ProxyConfig>,
     metrics: &Metrics,
     client: Client,
@@ -54,7 +54,7 @@ pub(super) async fn work(
     let Parts { node, machine, engines } = parts;
     let (engines, tables): (Vec<_>, Vec<_>) = engines.into_iter().unzip();
     let families = engines.iter().map(Engine::family);
-    let health = SharedHealth::new(Health::new(max.saturating_mul(2), families, Moment::now()));
+    let health = SharedHealth::new(Health::new(max.saturating_mul(2), families, Time::now()));
     let machine = Mutex::new(machine);
     let proxy = Proxy { config, engines, machine, node, health, metrics, recorder };
 
@@ -62,10 +62,10 @@ pub(super) async fn work(
     let (listed_endpoints, mut endpoints) = watch::channel(false);
     let periods = Periods { min, max, retry: RETRY };
     let follow = async {
-        // What is not told yet would have its rules removed.
+        // Rules of objects that are not listed yet would be removed.
         let _ = services.wait_for(|listed| *listed).await;
         let _ = endpoints.wait_for(|listed| *listed).await;
-        info!("services and endpoints are known");
+        info!("services and endpoints are synced");
         let about = node_reference(&config.node_name);
         recorder.event(about, EventType::Normal, "Starting", "Starting kube-proxy.");
         let syncs = proxy.engines.iter().map(|engine| proxy.follow(engine, periods).boxed());
@@ -84,23 +84,23 @@ pub(super) async fn work(
 }
 
 impl Listener for Proxy<'_> {
-    fn service(&self, event: Tell<'_>) {
-        self.tell(Changed::Service, event);
+    fn service(&self, event: Update<'_>) {
+        self.update(Changed::Service, event);
     }
 
-    fn endpoints(&self, event: Tell<'_>) {
-        self.tell(Changed::Endpoints, event);
+    fn endpoints(&self, event: Update<'_>) {
+        self.update(Changed::Endpoints, event);
     }
 }
 
 impl Proxy<'_> {
-    fn tell(&self, what: Changed, event: Tell<'_>) {
+    fn update(&self, what: Changed, event: Update<'_>) {
         let changed = |engine: &&Engine| engine.update(|tracker: &mut Tracker| event(tracker));
         let changed: Vec<_> = self.engines.iter().filter(changed).map(Engine::family).collect();
         if changed.is_empty() {
             return;
         }
-        self.health.look(|health, now| {
+        self.health.with(|health, now| {
             changed.iter().for_each(|family| health.queued(*family, now));
         });
         self.metrics.changed(what, changed);
@@ -126,11 +126,11 @@ impl Proxy<'_> {
         error
     }
 
-    /// Syncs an engine at its pace.
+    /// Syncs an engine.
     async fn follow(&self, engine: &Engine, periods: Periods) {
         let ports = Mutex::new(HealthPorts::new(self.health.clone()));
         let sync = |reason| self.sync(engine, &ports, reason).boxed();
-        pacer::run(engine.family().as_str(), periods, engine.changes(), sync).await;
+        bounded_frequency::run(engine.family().as_str(), periods, engine.changes(), sync).await;
     }
 
     async fn sync(
@@ -140,7 +140,7 @@ impl Proxy<'_> {
         reason: Reason,
     ) -> Result<(), Failed> {
         self.follow_machine();
-        self.metrics.begins();
+        self.metrics.sync_started();
         let synced = match engine.sync(reason).await {
             Ok(synced) => synced,
             Err(failed) => {
@@ -149,7 +149,7 @@ impl Proxy<'_> {
             }
         };
         self.metrics.synced(&synced);
-        self.health.look(|health, now| health.updated(synced.family, synced.began, now));
+        self.health.with(|health, now| health.updated(synced.family, synced.began, now));
         synced.warnings.iter().for_each(|warning| self.warn(warning));
         let settings = {
             let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,7 +160,7 @@ impl Proxy<'_> {
             ports.set(&engine.health_checks(), &settings)
         };
         for error in errors {
-            warn!(%error, "no health checks");
+            warn!(%error, "cannot serve health checks");
             let about = reference("Service", &error.service.namespace, &error.service.name);
             let reason = "FailedToStartServiceHealthcheck";
             self.recorder.event(about, EventType::Warning, reason, &error.to_string());
@@ -194,14 +194,14 @@ impl Proxy<'_> {
         }
     }
 
-    /// Tells what depends on the node's object of its changes.
+    /// Applies changes of the node's object.
     async fn follow_node(&self) {
         let mut node = self.node.clone();
         node.mark_changed();
         while node.changed().await.is_ok() {
             let zone = {
                 let node = node.borrow_and_update();
-                self.health.look(|health, _| health.set_node(node.as_ref()));
+                self.health.with(|health, _| health.set_node(node.as_ref()));
                 OwnNode::read(node.as_ref(), &self.config.settings.bind_address).zone
             };
             for engine in &self.engines {

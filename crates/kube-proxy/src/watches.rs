@@ -1,6 +1,6 @@
-//! What the apiserver has, told as it changes: services, slices of their endpoints (endpoints where
-//! there are no slices), and the node's own object. Objects are looked at one by one and not kept.
-//! Of one that cannot be decoded, what was known before stays in force.
+//! Watches of services, endpoint slices (endpoints where there are no slices), and the node's own
+//! object. Objects are processed one by one and not kept. If one cannot be decoded, its last version
+//! stays in force.
 //!
 //! `configSyncPeriod` has nothing to do here: a watch that misses something begins with a new list.
 
@@ -21,24 +21,25 @@ use tracing::{info, warn};
 
 /// Objects of one answer, where the apiserver does not send a list as a stream.
 const PAGE: u32 = 500;
-/// Services that somebody else serves are not ours.
+/// Services of other proxies are ignored.
 const NOT_ANOTHERS: &str = "!service.kubernetes.io/service-proxy-name";
 /// Headless services have no rules.
 const WITH_ADDRESS: &str = "spec.clusterIP!=None";
 const NOT_HEADLESS: &str = "!service.kubernetes.io/headless";
 
-/// An event of a list or a watch, for one tracker; the answer is whether there is something to do.
-pub(super) type Tell<'a> = &'a (dyn Fn(&mut Tracker) -> bool + Sync);
+/// An event of a list or a watch, to be applied to a tracker; returns whether there is something to
+/// sync.
+pub(super) type Update<'a> = &'a (dyn Fn(&mut Tracker) -> bool + Sync);
 
-/// What the watches of services are told to.
+/// Receives the events of the watches.
 pub(super) trait Listener: Sync {
     /// A service changed, or a list of them begins or ends.
-    fn service(&self, event: Tell<'_>);
+    fn service(&self, event: Update<'_>);
     /// Endpoints changed, or a list of them begins or ends.
-    fn endpoints(&self, event: Tell<'_>);
+    fn endpoints(&self, event: Update<'_>);
 }
 
-/// Tells of services until dropped; `listed` is set when all are told for the first time.
+/// Watches services until dropped; `listed` is set after the first complete list.
 pub(super) async fn services(client: Client, to: &dyn Listener, listed: watch::Sender<bool>) {
     let config = watcher::Config::default().labels(NOT_ANOTHERS).fields(WITH_ADDRESS);
     let mut reports = Reports::default();
@@ -69,7 +70,7 @@ pub(super) async fn services(client: Client, to: &dyn Listener, listed: watch::S
     follow(Api::all(client), &config, "services", each).await;
 }
 
-/// Tells of endpoints until dropped; `listed` is set when all are told for the first time.
+/// Watches endpoints until dropped; `listed` is set after the first complete list.
 pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::Sender<bool>) {
     let begin = || {
         to.endpoints(&|tracker| {
@@ -101,7 +102,7 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
         }
     };
     follow(Api::all(client.clone()), &config, "endpoint slices", each).await;
-    info!("the apiserver has no endpoint slices: endpoints are followed in their place");
+    info!("the apiserver has no endpoint slices: watching endpoints instead");
     let mut reports = Reports::default();
     let each = |event: Event<Item<Endpoints>>| match event {
         Event::Init => begin(),
@@ -124,7 +125,7 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
     follow(Api::all(client), &config, "endpoints", each).await;
 }
 
-/// Tells of the node's own object until dropped; none while there is none.
+/// Watches the node's own object until dropped; none while there is none.
 pub(super) async fn node(client: Client, name: &str, known: watch::Sender<Option<Node>>) {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut listed = false;
@@ -145,7 +146,7 @@ pub(super) async fn node(client: Client, name: &str, known: watch::Sender<Option
         Event::InitDone if listed => {}
         Event::InitDone | Event::Delete(_) => {
             if known.send_replace(None).is_some() {
-                warn!(name, "the node's object is gone");
+                warn!(name, "the Node object was deleted");
             }
         }
     };
@@ -156,7 +157,7 @@ fn name(metadata: &ObjectMeta) -> Option<ServiceName> {
     Some(ServiceName::new(metadata.namespace.as_deref()?, metadata.name.as_deref()?))
 }
 
-/// Tells of each event; ends only when the apiserver has no such kind of object.
+/// Watches a kind of object; ends only when the apiserver does not have it.
 async fn follow<K>(
     api: Api<Item<K>>,
     config: &watcher::Config,
@@ -189,9 +190,9 @@ async fn follow<K>(
                     // Older apiservers do not know it, or have it switched off.
                     Some(400 | 422) if streaming => break,
                     _ => {
-                        // Told once for each outage.
+                        // Logged once for each outage.
                         if !failing {
-                            warn!(%error, "{what} cannot be watched, trying again");
+                            warn!(%error, "cannot watch {what}, retrying");
                         }
                         failing = true;
                     }
@@ -248,11 +249,11 @@ mod tests {
     }
 
     impl Listener for One {
-        fn service(&self, event: Tell<'_>) {
+        fn service(&self, event: Update<'_>) {
             event(&mut self.tracker());
         }
 
-        fn endpoints(&self, event: Tell<'_>) {
+        fn endpoints(&self, event: Update<'_>) {
             event(&mut self.tracker());
         }
     }
@@ -265,7 +266,7 @@ mod tests {
 
     /// Finding 13: one bad service or slice kept all others from their rules.
     #[tokio::test]
-    async fn what_cannot_be_decoded_leaves_the_others() {
+    async fn undecodable_service_leaves_the_others() {
         let spec = r#""spec":{"clusterIP":"10.0.0.7","ports":[{"port":1,"name":"p"}]}"#;
         let rest = r#""addressType":"IPv4","endpoints":[{"addresses":["10.1.0.1"]}],"ports":[{"name":"p","port":1}]"#;
         let label = r#","labels":{"kubernetes.io/service-name":"a"}"#;

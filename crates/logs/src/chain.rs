@@ -1,5 +1,5 @@
-//! The files of a log in the order in which they were written, as far as they are yet to be read.
-//! Rotations add to its end; files that are in it are held open, so none of them is missed.
+//! The files of a log in order, as far as they are not read yet. Rotations append to it; its files are
+//! held open, so that none is missed.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -9,22 +9,22 @@ use std::time::Instant;
 use super::files::{Files, Rotated};
 use super::segment::{Identity, Segment};
 
-/// So many files may wait for one who follows.
+/// Maximum number of unread files of a follower.
 pub(super) const MOST_SEGMENTS: usize = 64;
 
 pub(super) struct Chain {
     log: PathBuf,
     pub(super) segments: VecDeque<Segment>,
-    /// The greatest stamp of those that are, or were, in the chain.
+    /// The newest timestamp of rotated files in the chain so far.
     newest_stamp: Option<String>,
-    /// The last of them, if it is the log itself as far as is known.
+    /// The last file, if it is the active log as far as is known.
     tip: Option<Identity>,
-    /// How many may wait to be read; `None` while the log is being opened.
+    /// Maximum number of unread files; `None` while the log is being opened.
     most: Option<usize>,
 }
 
 impl Chain {
-    /// All that there is of a log.
+    /// All files of a log.
     pub(super) fn open(log: &Path) -> io::Result<Self> {
         let mut chain = Self {
             log: log.to_owned(),
@@ -38,27 +38,28 @@ impl Chain {
         Ok(chain)
     }
 
-    /// Adds what rotations have made since. Cheap enough for each hint that one has happened.
+    /// Adds files of new rotations. Cheap enough to call for each notification.
     ///
     /// # Errors
-    /// When a file cannot be opened, or too many are waiting to be read.
+    /// If a file cannot be opened, or too many are unread.
     pub(super) fn extend(&mut self) -> io::Result<()> {
         loop {
-            // opened before the list is made: what the list does not show has not been put away
+            // opened before listing: what is not listed has not been rotated
             let current = match Segment::open(&self.log, None) {
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 current => Some(current?),
             };
             let current_id = current.as_ref().map(|current| current.identity);
-            let mut put_away = false;
+            let mut current_rotated = false;
             for rotated in Files::list(&self.log)?.rotated {
                 if self.newest_stamp.as_ref().is_some_and(|newest| *newest >= rotated.stamp) {
                     continue;
                 }
                 let Some(segment) = open(&self.log, &rotated)? else { continue };
-                put_away |= current_id == Some(segment.identity);
-                // Stamps only grow, so that the first new one is of the file which was the log when
-                // it was opened. A packed one is another file with the same content.
+                current_rotated |= current_id == Some(segment.identity);
+                // timestamps are monotonic, so the first new one belongs to the file that was the
+                // active log when it was opened. A compressed one is another file with the same
+                // content.
                 let tip = self.tip.take();
                 let is_tip = tip.is_some_and(|tip| rotated.packed || tip == segment.identity);
                 self.newest_stamp = Some(rotated.stamp);
@@ -67,8 +68,8 @@ impl Chain {
                     None => self.push(segment)?,
                 }
             }
-            if put_away {
-                continue; // there is a newer log, or there will be
+            if current_rotated {
+                continue; // there is a newer log, or will be
             }
             let Some(current) = current.filter(|current| self.tip != Some(current.identity)) else {
                 return Ok(());
@@ -95,7 +96,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The runtime has closed the file that was put away with that stamp.
+    /// The runtime has closed the file that was rotated with that timestamp.
     pub(super) fn close(&mut self, stamp: &str) {
         let closed = self.segments.iter_mut().find(|s| s.stamp.as_deref() == Some(stamp));
         if let Some(closed) = closed {
@@ -103,8 +104,8 @@ impl Chain {
         }
     }
 
-    /// Goes on to the next file, the first being read to its end; whether there is one. While the
-    /// log is `live`, the end of a file may not be its last.
+    /// Goes on to the next file after the first was read to its end; returns whether there is one.
+    /// While the log is `live`, data may still be appended.
     pub(super) fn advance(&mut self, live: bool) -> bool {
         let has_next = self.segments.len() > 1;
         let is_complete = !live || self.next_at().is_none();
@@ -114,7 +115,7 @@ impl Chain {
         has_next && is_complete
     }
 
-    /// When the next file may be gone on to, if that is a matter of time.
+    /// When the next file may be read, if that depends on time.
     pub(super) fn next_at(&self) -> Option<Instant> {
         match (self.segments.front(), self.segments.len()) {
             (Some(first), 2..) => first.complete_at(),
@@ -123,9 +124,9 @@ impl Chain {
     }
 }
 
-/// `None` if it is gone.
+/// `None` if it was removed.
 fn open(log: &Path, rotated: &Rotated) -> io::Result<Option<Segment>> {
-    // it may have been packed since it was listed
+    // it may have been compressed since it was listed
     let packed = Rotated { packed: true, ..rotated.clone() };
     for rotated in [rotated, &packed] {
         match Segment::open(log, Some(rotated)) {

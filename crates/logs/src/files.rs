@@ -1,4 +1,4 @@
-//! The files of a log besides the one that is written: what they are called, and their order.
+//! Names and order of the rotated files of a log.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 use jiff::civil::DateTime;
 use jiff::{Span, Zoned};
 
-/// The time of a rotation in the name of the file that it put away.
+/// The timestamp in the name of a rotated file.
 const STAMP: &str = "%Y%m%d-%H%M%S";
 /// Its length.
 const STAMP_LENGTH: usize = 15;
-/// What is packed.
+/// Suffix of compressed files.
 const PACKED: &str = ".gz";
-/// What is being packed.
+/// Suffix of files being compressed.
 const DRAFT: &str = ".tmp";
 
-/// A file that rotation has put away.
+/// A rotated file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rotated {
-    /// The time in its name; a later rotation has a greater one.
+    /// The timestamp of its name, monotonic.
     pub(super) stamp: String,
-    /// Whether it is packed.
+    /// Whether it is compressed.
     pub(super) packed: bool,
 }
 
@@ -33,24 +33,24 @@ impl Rotated {
     }
 }
 
-/// What a directory has of a log.
+/// The files of a log in its directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Files {
-    /// Oldest first, one for each stamp.
+    /// Rotated files, oldest first, one per timestamp.
     pub(super) rotated: Vec<Rotated>,
-    /// What a rotation that was interrupted has left: drafts, and what has been packed already.
+    /// Leftovers of an interrupted rotation.
     pub(super) leftovers: Vec<PathBuf>,
 }
 
 impl Files {
-    /// What there is of this log; it need not be there itself.
+    /// Lists the files of a log, which may not exist itself.
     pub(super) fn list(log: &Path) -> io::Result<Self> {
         let (Some(dir), Some(base)) = (log.parent(), log.file_name()) else {
             return Ok(Self::default());
         };
         let mut files = Self::default();
         let entries = match fs::read_dir(dir) {
-            // the pod is gone
+            // the pod was removed
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
             entries => entries?,
         };
@@ -63,7 +63,7 @@ impl Files {
             }
         }
         files.rotated.sort();
-        // of two with one stamp the second is packed, and whole, for it was a draft before
+        // of two with the same timestamp, the second is compressed and complete
         files.rotated.dedup_by(|second, first| {
             let twins = first.stamp == second.stamp;
             if twins {
@@ -76,17 +76,17 @@ impl Files {
     }
 }
 
-/// What a name in the directory of a log says.
+/// A parsed file name in the directory of a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
-    /// The log itself.
+    /// The active log.
     Log,
     Rotated(Rotated),
     Draft,
 }
 
 impl Name {
-    /// `None` for what is not of the log `base`.
+    /// `None` for files of other logs than `base`.
     pub(super) fn parse(name: &[u8], base: &[u8]) -> Option<Self> {
         let rest = name.strip_prefix(base)?;
         if rest.is_empty() {
@@ -107,7 +107,7 @@ impl Name {
     }
 }
 
-/// The stamp of a rotation that happens at `now`: later than all before it, whatever clocks do.
+/// The timestamp of a rotation at `now`: later than all before, whatever the clock.
 pub(super) fn next_stamp(now: &Zoned, newest: Option<&Rotated>) -> String {
     let stamp = now.strftime(STAMP).to_string();
     match newest {
@@ -120,7 +120,7 @@ pub(super) fn next_stamp(now: &Zoned, newest: Option<&Rotated>) -> String {
     }
 }
 
-/// Where a file is packed, before it is whole.
+/// The temporary file of a compression.
 pub(super) fn draft(file: &Path) -> PathBuf {
     append(file, DRAFT)
 }

@@ -1,5 +1,5 @@
-//! Sends a log to somebody who reads it as fast as he can or likes: its end, or on and on until the
-//! container has ended and its last line is read.
+//! Sends a log to a reader of any speed: its end, or until the container has exited and its last line
+//! is read.
 //!
 //! Files are read on threads that may block, a step at a time; a reader who is slow holds up a task,
 //! a step's output and the files that rotation takes away meanwhile.
@@ -19,24 +19,24 @@ use super::read::{Reader, Step};
 use super::watch::{Awaited, Seen, Watch};
 use super::{Error, Options};
 
-/// Lines that come one by one, but in quick succession, are sent together.
+/// Lines in quick succession are sent together.
 const PACE: Duration = Duration::from_millis(10);
-/// How long a runtime may take to write the last of what a container has said.
+/// How long the runtime may take to write the last output of a container.
 const LAST_WORDS: Duration = Duration::from_millis(50);
 
-/// What is sent: pieces of a log, or why there are no more of them.
+/// Chunks of a log, or an error.
 pub(crate) type Output = mpsc::Sender<io::Result<Bytes>>;
 
-/// A log opened at the place where reading begins.
+/// An opened log at the position of the first line to send.
 pub struct Log {
     reader: Box<Reader>,
     /// `None`: it is not followed.
     watch: Option<Watch>,
 }
 
-/// Why reading ended before the log did.
+/// Why reading ended before the end of the log.
 enum Stop {
-    /// The reader is gone, or has all that he asked for.
+    /// The reader is gone, or has all requested bytes.
     Done,
     Failed(io::Error),
 }
@@ -48,10 +48,10 @@ impl From<io::Error> for Stop {
 }
 
 impl Log {
-    /// Opens the log where what `options` ask for begins.
+    /// Opens the log at the position given by `options`.
     ///
     /// # Errors
-    /// When there is none, not even a rotated one, or it cannot be read.
+    /// If there is none, not even a rotated one, or it cannot be read.
     pub async fn open(path: &Path, options: &Options) -> Result<Self, Error> {
         let (path, options) = (path.to_owned(), options.clone());
         let failed = |source| Error::Open { path: path.clone(), source };
@@ -63,7 +63,7 @@ impl Log {
         opened.map_err(failed)?
     }
 
-    /// Sends the log; one that is followed until `ended` is, or nobody reads it any more.
+    /// Sends the log; a followed one until `ended` resolves or the reader is gone.
     pub async fn send(self, ended: impl Future<Output = ()>, output: Output) {
         let sent = match self.watch {
             Some(watch) => Follow { reader: self.reader, watch, output: &output }.run(ended).await,
@@ -78,7 +78,7 @@ impl Log {
 
 fn open(path: &Path, options: &Options) -> Result<Log, Error> {
     let log = resolve(path)?;
-    // watched before the first look, so that no change falls between them
+    // watched before the first read, so that no change is missed
     let watch = options.follow.then(|| Watch::new(&log));
     match Reader::open(&log, options) {
         Ok(Some(reader)) => Ok(Log { reader: Box::new(reader), watch }),
@@ -87,8 +87,8 @@ fn open(path: &Path, options: &Options) -> Result<Log, Error> {
     }
 }
 
-/// Where a log is; a link is followed now, for rotation happens where it points. The log itself may
-/// not be there: it has just been put away, and the runtime has yet to make a new one.
+/// The path of a log with links resolved, as rotation happens at the target. The log may not exist
+/// during a rotation.
 fn resolve(path: &Path) -> Result<PathBuf, Error> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(missing(path));
@@ -106,7 +106,7 @@ fn missing(path: &Path) -> Error {
     Error::Resolve { path: path.to_owned(), missing: part.display().to_string(), source }
 }
 
-/// Reads a step where it may block.
+/// Reads a chunk on a blocking thread.
 async fn step(mut reader: Box<Reader>) -> Result<(Box<Reader>, Step), Stop> {
     let step = move || {
         let step = reader.step();
@@ -115,7 +115,7 @@ async fn step(mut reader: Box<Reader>) -> Result<(Box<Reader>, Step), Stop> {
     Ok(panics::blocking(step).await.map_err(io::Error::other)??)
 }
 
-/// Sends what is there, to its end.
+/// Sends the log to its end.
 async fn send_all(mut reader: Box<Reader>, output: &Output) -> Result<Box<Reader>, Stop> {
     loop {
         let (next, step) = step(reader).await?;
@@ -169,7 +169,7 @@ impl Follow<'_> {
         send_all(self.reader, self.output).await.map(drop)
     }
 
-    /// Sends what there is that has not been sent.
+    /// Sends new data.
     async fn send_new(mut self) -> Result<Self, Stop> {
         loop {
             let (reader, step) = step(self.reader).await?;
@@ -185,7 +185,7 @@ impl Follow<'_> {
         }
     }
 
-    /// Sends a piece. While nobody takes it, rotations are still seen, so that no file is missed.
+    /// Sends a chunk. Rotations are handled meanwhile, so that no file is missed.
     async fn put(&mut self, bytes: Bytes) -> Result<(), Stop> {
         if bytes.is_empty() {
             return Ok(());
@@ -209,7 +209,7 @@ impl Follow<'_> {
 
     async fn take(&mut self, seen: Seen) -> Result<(), Stop> {
         if seen.rotated {
-            // a few calls on a small directory, once in a rotation
+            // a few calls on a small directory, once per rotation
             self.reader.rotated(&seen.closed)?;
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! The formats of logs. CRI's: `<time> <stdout|stderr> <F|P> <text>` on each line, where `P` says
-//! that the text goes on in the next line. Docker's: a JSON object on each line.
+//! Log formats. CRI: `<time> <stdout|stderr> <F|P> <text>` per line, where `P` means that the text
+//! continues in the next line. Docker: a JSON object per line.
 //!
-//! The parser takes bytes as they come. Of a line in CRI's format it holds on to no more than the
-//! head, however long the text is; of one in Docker's to all of it, up to a bound.
+//! The parser takes chunks of bytes. Of CRI lines it buffers only the head; of Docker lines all of it,
+//! up to a limit.
 
 mod json;
 
@@ -10,14 +10,14 @@ use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::temporal::DateTimeParser;
 use memchr::memchr;
 
-/// Longer than any head that a runtime writes.
+/// Maximum length of a CRI head.
 const MAX_HEAD: usize = 256;
-/// Longer than any line of Docker's: 16 KiB of text, of which each byte takes at most six.
+/// Maximum length of a Docker line: 16 KiB of text, each byte with up to six characters.
 const MAX_JSON: usize = 256 * 1024;
 
 static TIMES: DateTimeParser = DateTimeParser::new();
 
-/// Where the container wrote a line.
+/// Stream of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -40,15 +40,15 @@ impl Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head<'a> {
     pub(super) time: Timestamp,
-    /// The time as it is written.
+    /// The time as written.
     pub(super) written: &'a [u8],
     pub(super) stream: Stream,
-    /// The text goes on in the next line.
+    /// The text continues in the next line.
     pub(super) partial: bool,
 }
 
 impl<'a> Head<'a> {
-    /// `None` if it is not understood.
+    /// `None` if it is invalid.
     pub(super) fn new(written: &'a [u8], stream: &[u8], partial: bool) -> Option<Self> {
         let (stream, time) = (Stream::named(stream)?, TIMES.parse_timestamp(written).ok()?);
         Some(Self { time, written, stream, partial })
@@ -62,8 +62,7 @@ impl<'a> Head<'a> {
         Self::new(time, stream, partial)
     }
 
-    /// Writes the time with all nine digits of its second, so that lines align, and with the offset
-    /// that it has.
+    /// Writes the time with nine digits of the second, so that lines align, and with its offset.
     pub(super) fn put_time(&self, out: &mut Vec<u8>) {
         const SECONDS: usize = "2006-01-02T15:04:05".len();
         const DIGITS: usize = 9;
@@ -80,7 +79,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// A part of a log: one head, its text in any number of pieces, and its end.
+/// A part of a log: a head, its text in chunks, and its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     Head(Head<'a>),
@@ -89,11 +88,11 @@ pub(super) enum Part<'a> {
     End,
 }
 
-/// Takes a log apart. Lines that are none of a format are passed over.
+/// Splits a log into parts. Invalid lines are skipped.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     state: State,
-    /// The beginning of a head, or of a line of JSON.
+    /// The beginning of a head, or of a JSON line.
     held: Vec<u8>,
 }
 
@@ -103,12 +102,12 @@ enum State {
     Head,
     Text,
     Json,
-    /// To the end of a line that is not understood.
+    /// Skipping an invalid line.
     Skip,
 }
 
 impl Parser {
-    /// Takes the next bytes; `take` is given the parts and may end it all by an error.
+    /// Parses the next bytes; `take` gets the parts and may stop by an error.
     pub(super) fn feed<E>(
         &mut self,
         mut bytes: &[u8],
@@ -129,7 +128,7 @@ impl Parser {
         Ok(())
     }
 
-    /// The file ends here, and what comes next begins a line: one that was cut off ends.
+    /// The file ends here: ends an incomplete line.
     pub(super) fn cut<E>(
         &mut self,
         mut take: impl FnMut(Part<'_>) -> Result<(), E>,
@@ -142,7 +141,7 @@ impl Parser {
         }
     }
 
-    /// How much is held back, in bytes.
+    /// Number of buffered bytes.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.held.capacity()
@@ -165,7 +164,7 @@ impl Parser {
             self.held.extend_from_slice(head);
             return Ok(rest);
         }
-        // most heads lie in one piece, and need not be copied
+        // most heads are in one chunk, and need not be copied
         let joined = (!self.held.is_empty()).then(|| {
             let mut joined = std::mem::take(&mut self.held);
             joined.extend_from_slice(head);
@@ -247,7 +246,7 @@ enum Ended {
     No,
 }
 
-/// How many bytes belong to the head, and how it ended.
+/// Number of bytes of the head, and how it ended.
 fn head_end(bytes: &[u8], mut missing_spaces: usize) -> (usize, Ended) {
     for (at, byte) in bytes.iter().enumerate().take(MAX_HEAD + 1) {
         match byte {
@@ -264,7 +263,7 @@ fn head_end(bytes: &[u8], mut missing_spaces: usize) -> (usize, Ended) {
     (bytes.len().min(MAX_HEAD + 1), Ended::No)
 }
 
-/// A line without its newline, and what follows it; `None` if it does not end here.
+/// A line without its newline, and the rest; `None` if it does not end here.
 fn line(bytes: &[u8]) -> (&[u8], Option<&[u8]>) {
     match memchr(b'\n', bytes) {
         Some(end) => (&bytes[..end], Some(&bytes[end + 1..])),

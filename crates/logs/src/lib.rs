@@ -1,12 +1,11 @@
-//! The logs of containers: files that a runtime writes, and that this node rotates and reads back.
+//! Container logs: files written by the runtime, which the node rotates and reads.
 //!
-//! `<restarts>.log` is written; rotation puts it away as `<restarts>.log.<time>`, and packs all but
-//! the newest of those as `<restarts>.log.<time>.gz`. Together, oldest first, they are one log:
-//! [`Log`] reads it for the server, over all its files and across rotations that happen meanwhile;
-//! [`tail`] its end for the status of a container; [`rotation`] keeps it small.
+//! The runtime writes `<restarts>.log`; rotation renames it to `<restarts>.log.<time>`, and compresses
+//! all but the newest of those to `<restarts>.log.<time>.gz`. [`Log`] reads all of them in order, also
+//! during rotations; [`tail`] reads the end for container statuses; [`rotation`] bounds the size.
 //!
-//! Current limitations: who follows a log and takes nothing for 64 rotations is cut off, since files
-//! that are removed already take space for as long as he holds them.
+//! Current limitations: a reader that reads nothing for 64 rotations is disconnected, since removed
+//! files take space while it holds them.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -31,24 +30,24 @@ pub use format::Stream;
 use k8s_openapi::jiff::Timestamp;
 pub use read::tail;
 
-/// Which part of a log is read, and how its lines look.
+/// Options of reading a log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Go on as the container writes.
+    /// Follow the log.
     pub follow: bool,
-    /// Each line with its time.
+    /// Prefix lines with their time.
     pub timestamps: bool,
-    /// Nothing older.
+    /// Only lines since then.
     pub since: Option<Timestamp>,
-    /// Only so many last lines, as the runtime wrote them.
+    /// Only that number of last lines.
     pub tail: Option<u64>,
-    /// Only so many bytes.
+    /// Only that number of bytes.
     pub limit: Option<u64>,
     /// Only that stream.
     pub stream: Option<Stream>,
 }
 
-/// Why a log cannot be read; worded as upstream does, for these texts are users' answers.
+/// Errors of reading a log, worded as upstream's, as users see them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is none.
@@ -56,7 +55,7 @@ pub enum Error {
     Resolve {
         /// The log.
         path: PathBuf,
-        /// The part of its path that is not there.
+        /// The part of its path that does not exist.
         missing: String,
         /// The cause.
         source: io::Error,
@@ -71,7 +70,7 @@ pub enum Error {
     },
 }
 
-/// An error of the kernel's as Go has it: in lower case, and without its number.
+/// An operating system error in the format of Go: lower case, without the number.
 fn go_text(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split_once(" (os error").map_or(text.as_str(), |(text, _)| text);

@@ -1,28 +1,28 @@
-//! Which lines of a log pass, and how they look.
+//! Filters and formats the lines of a log.
 
 use super::Options;
 use super::format::{Head, Part, Stream};
 use k8s_openapi::jiff::Timestamp;
 
-/// As many bytes as were asked for have passed.
+/// The requested number of bytes is reached.
 pub(super) struct Full;
 
 pub(super) struct Lines {
     timestamps: bool,
     since: Option<Timestamp>,
     stream: Option<Stream>,
-    /// How many bytes may pass yet.
+    /// Remaining bytes.
     left: u64,
     line: Line,
-    /// The next text begins a line of the container's.
+    /// The next text starts a line.
     new_line: bool,
 }
 
-/// What becomes of the line being read.
+/// State of the current line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Line {
     Dropped,
-    /// It passes; whether the container's line goes on after it.
+    /// It is sent; whether the line of the container continues after it.
     Kept {
         partial: bool,
     },
@@ -40,7 +40,7 @@ impl Lines {
         }
     }
 
-    /// Adds to `out` what is to be sent of a part.
+    /// Appends the output of a part to `out`.
     pub(super) fn take(&mut self, part: Part<'_>, out: &mut Vec<u8>) -> Result<(), Full> {
         match (part, self.line) {
             (Part::Head(head), _) => self.head(&head, out),
@@ -77,7 +77,7 @@ impl Lines {
         self.count(out, before)
     }
 
-    /// Counts what was added, and takes back what is too much of it.
+    /// Counts appended bytes, and truncates at the limit.
     fn count(&mut self, out: &mut Vec<u8>, before: usize) -> Result<(), Full> {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         out.truncate(before.saturating_add(left));

@@ -1,5 +1,4 @@
-//! Reads a log, a piece at a time, where it may block. Memory is bounded by a block and what
-//! becomes of it.
+//! Reads a log in chunks, blocking. Memory is bounded by a block and its output.
 
 use std::io;
 use std::path::Path;
@@ -14,30 +13,30 @@ use super::format::Parser;
 use super::lines::{Full, Lines};
 
 const BLOCK: usize = 64 * 1024;
-/// So many blocks are read at once of which nothing passes.
+/// Maximum number of blocks without output that are read at once.
 const FRUITLESS: usize = 32;
 
 pub(super) struct Reader {
     chain: Chain,
     parser: Parser,
     lines: Lines,
-    /// There may be more at the end of the last file later.
+    /// Data may still be appended to the last file.
     live: bool,
 }
 
-/// What came of reading on.
+/// Result of a read.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// This passes; it may be nothing, and there may be more.
+    /// Output, possibly empty; there may be more.
     Data(Bytes),
-    /// This is the end of what was asked for.
+    /// The end of the requested part.
     Last(Bytes),
-    /// There is no more now.
+    /// No more data now.
     Idle,
 }
 
 impl Reader {
-    /// Opens the log where what `options` ask for begins. `None`: there is no such log.
+    /// Opens the log at the position given by `options`. `None`: there is no such log.
     pub(super) fn open(log: &Path, options: &Options) -> io::Result<Option<Self>> {
         let mut chain = Chain::open(log)?;
         let Some(last) = chain.segments.back_mut() else { return Ok(None) };
@@ -53,7 +52,7 @@ impl Reader {
         }))
     }
 
-    /// Reads on until something passes.
+    /// Reads until there is output.
     pub(super) fn step(&mut self) -> io::Result<Step> {
         let mut block = vec![0; BLOCK];
         let mut out = Vec::new();
@@ -66,7 +65,7 @@ impl Reader {
                     out.reserve(count);
                     self.parser.feed(&block[..count], |part| self.lines.take(part, &mut out))
                 }
-                // what can be read of the others is worth more than nothing
+                // an error in one file does not prevent reading the others
                 Err(error) if self.chain.segments.len() > 1 => {
                     debug!(%error, "a rotated log is damaged");
                     self.chain.segments.pop_front();
@@ -83,34 +82,34 @@ impl Reader {
         Ok(Step::Data(out.into()))
     }
 
-    /// What comes next is in another file.
+    /// Goes on to the next file.
     fn cut(&mut self, out: &mut Vec<u8>) -> Result<(), Full> {
         self.parser.cut(|part| self.lines.take(part, out))
     }
 
-    /// Takes in that the log may have been rotated, and which files the runtime has closed.
+    /// Handles rotations, and files that the runtime has closed.
     pub(super) fn rotated(&mut self, closed: &[String]) -> io::Result<()> {
         self.chain.extend()?;
         closed.iter().for_each(|stamp| self.chain.close(stamp));
         Ok(())
     }
 
-    /// When there may be more without anything happening.
+    /// When there may be more data without a notification.
     pub(super) fn again_at(&self) -> Option<Instant> {
         self.chain.next_at()
     }
 
-    /// The container has ended: what is there is all.
+    /// The container has exited: no more data follows.
     pub(super) fn ended(&mut self) {
         self.live = false;
     }
 }
 
-/// The end of a log: of its last `lines`, at most so many bytes. Empty where there is no log.
+/// The end of a log: at most that number of bytes of its last `lines`. Empty without a log.
 /// Blocks.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn tail(log: &Path, lines: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let options = Options { tail: Some(lines), ..Options::default() };
     let mut end = Vec::new();

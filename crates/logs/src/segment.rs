@@ -1,4 +1,4 @@
-//! One file of a log, held open: it may be renamed, packed or removed meanwhile.
+//! One open file of a log, which may be renamed, compressed or removed meanwhile.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Read};
@@ -11,11 +11,11 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::files::Rotated;
 
-/// How long a runtime that has opened a new log may say nothing in the old one before it is taken
-/// to have left it, should it not be seen to close it.
+/// How long the runtime may be silent in an old file, after it has opened a new one, before the old one
+/// is considered closed.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
-/// Which file it is, whatever its name.
+/// Identity of a file, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
@@ -30,17 +30,17 @@ impl From<&Metadata> for Identity {
 
 pub(super) struct Segment {
     pub(super) identity: Identity,
-    /// `None` while it is written, as far as is known.
+    /// `None` for the active log.
     pub(super) stamp: Option<String>,
     file: Arc<File>,
     content: Content,
     /// Where reading stops.
     pub(super) end: u64,
-    /// Since when another has taken its place.
+    /// Since when it is replaced.
     superseded: Option<Instant>,
-    /// The last time that something new was seen in it.
+    /// When data was last appended.
     touched: Instant,
-    /// The runtime will not write to it any more.
+    /// The runtime has closed it.
     closed: bool,
 }
 
@@ -49,17 +49,17 @@ enum Content {
     Packed(Box<Unpacked>),
 }
 
-/// What comes out of a packed file.
+/// Reader of a compressed file.
 pub(super) type Unpacked = BufReader<MultiGzDecoder<BufReader<At>>>;
 
 impl Segment {
-    /// The log itself, or what was put away as `rotated`.
+    /// The active log, or a rotated file.
     pub(super) fn open(log: &Path, rotated: Option<&Rotated>) -> io::Result<Self> {
         let path = rotated.map(|rotated| rotated.path(log));
         let file = Arc::new(File::open(path.as_deref().unwrap_or(log))?);
         let metadata = file.metadata()?;
         let packed = rotated.is_some_and(|rotated| rotated.packed);
-        // what was put away long ago is not written any more
+        // files rotated long ago are closed
         let age = metadata.modified().ok().filter(|_| rotated.is_some());
         let age = age.and_then(|modified| modified.elapsed().ok()).unwrap_or_default();
         let now = Instant::now();
@@ -79,7 +79,7 @@ impl Segment {
         })
     }
 
-    /// Reads on into `buffer`, at most that much. 0: there is no more now.
+    /// Reads into `buffer`, up to that number of bytes. 0: no more data now.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = match &mut self.content {
             Content::Packed(unpacked) => unpacked.read(buffer)?,
@@ -87,7 +87,7 @@ impl Segment {
                 let left = usize::try_from(self.end.saturating_sub(at.at)).unwrap_or(usize::MAX);
                 let most = buffer.len().min(left);
                 match at.read(&mut buffer[..most])? {
-                    // cut short in place, as some programs rotate: what is there now is new
+                    // truncated in place, as some programs rotate: reads from its start
                     0 if most > 0 && self.file.metadata()?.len() < at.at => {
                         at.at = 0;
                         at.read(&mut buffer[..most])?
@@ -102,7 +102,7 @@ impl Segment {
         Ok(count)
     }
 
-    /// The file for a look that does not move the place at which it is read.
+    /// The file, for reads that do not move its position.
     pub(super) fn look(&self) -> SegmentReader {
         match self.content {
             Content::Plain(_) => SegmentReader::Plain(At { file: self.file.clone(), at: 0 }),
@@ -110,14 +110,14 @@ impl Segment {
         }
     }
 
-    /// Reading goes on at that place of a plain file.
+    /// Continues at that position of a plain file.
     pub(super) fn seek(&mut self, place: u64) {
         if let Content::Plain(at) = &mut self.content {
             at.at = place;
         }
     }
 
-    /// What comes out of it, if it is packed: reading goes on where this is left.
+    /// The reader of a compressed file.
     pub(super) fn unpacked(&mut self) -> Option<&mut Unpacked> {
         match &mut self.content {
             Content::Packed(unpacked) => Some(unpacked),
@@ -125,7 +125,7 @@ impl Segment {
         }
     }
 
-    /// Reading ends at what is there now: a container that writes fast cannot make it endless.
+    /// Limits reading to the current size: a fast writer cannot make it endless.
     pub(super) fn end_here(&mut self) -> io::Result<()> {
         self.end = self.file.metadata()?.len();
         Ok(())
@@ -139,7 +139,7 @@ impl Segment {
         self.closed = true;
     }
 
-    /// When its end is the end of what it will ever have; `None`: it is.
+    /// When it is considered complete; `None`: it is.
     pub(super) fn complete_at(&self) -> Option<Instant> {
         if self.closed {
             return None;
@@ -153,7 +153,7 @@ fn unpack(file: &Arc<File>) -> Unpacked {
     BufReader::new(MultiGzDecoder::new(BufReader::new(At { file: file.clone(), at: 0 })))
 }
 
-/// A segment's content from its beginning.
+/// The content of a segment from its beginning.
 pub(super) enum SegmentReader {
     Plain(At),
     Packed(Box<Unpacked>),
@@ -168,7 +168,7 @@ impl Read for SegmentReader {
     }
 }
 
-/// A place in a file of its own, of however many share the file.
+/// A position of its own in a shared file.
 pub(super) struct At {
     pub(super) file: Arc<File>,
     pub(super) at: u64,

@@ -1,5 +1,5 @@
-//! Where reading begins: the last so many lines, or what is not too old, are looked for from the
-//! newest file backwards, so that no older file is read in vain.
+//! Finds where reading starts, for the last lines or a time: backwards from the newest file, so that
+//! older files are not read in vain.
 
 use std::io::{self, BufRead, Read};
 use std::os::unix::fs::FileExt;
@@ -13,13 +13,13 @@ use super::format::{Parser, Part};
 use super::segment::{At, Segment, SegmentReader};
 
 const BLOCK: usize = 64 * 1024;
-/// How much of a file is looked at for its first time; what is not understood may come first.
+/// How much of a file is searched for its first time.
 const FIRST_LINES: u64 = 64 * 1024;
-/// By how much times in a log may be out of order: its two streams are written independently.
+/// How far times in a log may be out of order, as its two streams are written independently.
 const DISORDER: SignedDuration = SignedDuration::from_secs(1);
 
 impl Chain {
-    /// Moves to where what `options` ask for begins.
+    /// Moves to the position given by `options`.
     pub(super) fn seek(&mut self, options: &Options) -> io::Result<()> {
         if let Some(since) = options.since {
             self.skip_older(since);
@@ -30,7 +30,7 @@ impl Chain {
         }
     }
 
-    /// Leaves out the files that end before that time, as those after them begin before it.
+    /// Skips files that end before that time.
     fn skip_older(&mut self, since: Timestamp) {
         let begins_before = |segment: &Segment| {
             let first = first_time(segment.look());
@@ -50,7 +50,7 @@ impl Chain {
                     segment.seek(tail.start);
                     tail.lines
                 }
-                // what is damaged has as many lines as can be read
+                // of a damaged file, the lines that can be read count
                 SegmentReader::Packed(mut unpacked) => {
                     let there = skip_lines(&mut unpacked, u64::MAX);
                     if let Some(unpacked) = segment.unpacked() {
@@ -72,7 +72,7 @@ impl Chain {
 /// The time of the first line; `None` if there is none at the beginning.
 fn first_time(log: SegmentReader) -> Option<Timestamp> {
     let mut first = Vec::new();
-    // of what is damaged, as much as can be read
+    // of a damaged file, as much as can be read
     let _ = log.take(FIRST_LINES).read_to_end(&mut first);
     let found = Parser::default().feed(&first, |part| match part {
         Part::Head(head) => Err(head.time),
@@ -83,12 +83,11 @@ fn first_time(log: SegmentReader) -> Option<Timestamp> {
 
 struct Tail {
     start: u64,
-    /// How many lines there are from there on.
+    /// Number of lines from there on.
     lines: u64,
 }
 
-/// Where the last so many lines before `end` begin, found backwards. A line that has no end yet
-/// comes on top of them.
+/// The position of the last lines before `end`, found backwards. An incomplete line is not counted.
 fn plain_tail(log: &At, end: u64, lines: u64) -> io::Result<Tail> {
     let mut block = vec![0; BLOCK];
     let mut right = log.file.metadata()?.len().min(end);
@@ -98,7 +97,7 @@ fn plain_tail(log: &At, end: u64, lines: u64) -> io::Result<Tail> {
         let length = usize::try_from(right.saturating_sub(left)).unwrap_or(BLOCK);
         log.file.read_exact_at(&mut block[..length], left)?;
         for at in memrchr_iter(b'\n', &block[..length]) {
-            // the newline before the wanted lines: one more than there are lines
+            // the newline before the wanted lines: one more than lines
             if seen == lines {
                 return Ok(Tail { start: left.saturating_add(at as u64).saturating_add(1), lines });
             }
@@ -109,7 +108,7 @@ fn plain_tail(log: &At, end: u64, lines: u64) -> io::Result<Tail> {
     Ok(Tail { start: 0, lines: seen })
 }
 
-/// Reads over so many lines; gives how many there were.
+/// Skips lines; returns how many there were.
 fn skip_lines(log: &mut impl BufRead, lines: u64) -> u64 {
     let mut seen = 0;
     while seen < lines {

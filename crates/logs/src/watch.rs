@@ -1,4 +1,4 @@
-//! Waits for something to happen to a log: the kernel tells, nothing is polled.
+//! Watches a log with inotify, without polling.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,37 +11,37 @@ use tracing::debug;
 
 use super::files::{Name, Rotated};
 
-/// How often a log is looked at where the kernel has no watch left to give.
+/// Poll interval without inotify watches.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// New lines, and rotations.
+    /// Data and rotations.
     Lines,
-    /// Rotations alone, as lines are there that nobody takes.
+    /// Only rotations, while the reader is slow.
     Rotations,
 }
 
 /// What has happened.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// The log may be another file.
+    /// The log may have been rotated.
     pub(super) rotated: bool,
-    /// The stamps of files that the runtime has closed.
+    /// Timestamps of files that the runtime has closed.
     pub(super) closed: Vec<String>,
 }
 
 pub(super) struct Watch {
     directory: PathBuf,
     name: OsString,
-    /// `None`: time alone gives hints.
+    /// `None`: only polling.
     events: Option<EventStream<[u8; 1024]>>,
     awaited: Option<Awaited>,
 }
 
 impl Watch {
-    /// Watches this log from now on: what happens before [`Watch::next`] is called is not missed.
+    /// Watches the log from now on: nothing before [`Watch::next`] is missed.
     pub(super) fn new(log: &Path) -> Self {
         let events = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
         let mut watch = Self {
@@ -54,13 +54,13 @@ impl Watch {
         watch
     }
 
-    /// Says what is waited for from now on. What has happened before may not be told.
+    /// Sets what is waited for. Earlier events may be lost.
     pub(super) fn expect(&mut self, awaited: Awaited) {
         let Some(events) = self.events.as_ref().filter(|_| self.awaited != Some(awaited)) else {
             return;
         };
-        // Of the directory, for a rotated log is another file in it. Of a file that is closed after
-        // its renaming, the runtime has let go.
+        // Of the directory, as a rotated log is another file in it. A file that is closed after its
+        // renaming is complete.
         let rotations = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
         let mask = match awaited {
             Awaited::Lines => rotations | WatchMask::MODIFY,
@@ -77,12 +77,12 @@ impl Watch {
         self.events = None;
     }
 
-    /// Waits for the next thing to happen; gives all that has.
+    /// Waits for the next change; returns all changes so far.
     pub(super) async fn next(&mut self) -> Seen {
         let mut seen = Seen::default();
-        let mut told = false;
+        let mut notified = false;
         while let Some(events) = &mut self.events {
-            let event = match told {
+            let event = match notified {
                 false => events.next().await,
                 true => match events.next().now_or_never() {
                     None => return seen,
@@ -93,13 +93,13 @@ impl Watch {
                 Some(Ok(event)) => {
                     let name = event.name.as_deref().unwrap_or_default();
                     let name = Name::parse(name.as_encoded_bytes(), self.name.as_encoded_bytes());
-                    told |= seen.take(event.mask, name);
+                    notified |= seen.take(event.mask, name);
                 }
                 Some(Err(error)) => self.give_up(&error),
                 None => self.give_up(&io::ErrorKind::UnexpectedEof.into()),
             }
         }
-        if !told {
+        if !notified {
             tokio::time::sleep(LOOK).await;
         }
         Seen { rotated: true, ..seen }
@@ -107,7 +107,7 @@ impl Watch {
 }
 
 impl Seen {
-    /// Whether an event matters.
+    /// Whether an event is relevant.
     fn take(&mut self, mask: EventMask, name: Option<Name>) -> bool {
         if mask.contains(EventMask::Q_OVERFLOW) {
             self.rotated = true;

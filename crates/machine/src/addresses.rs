@@ -1,4 +1,4 @@
-//! The node's own addresses: those of `--node-ip`, or one found on the host.
+//! Node addresses: of `--node-ip`, or detected.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// How long the look-up of the node's own name may take.
+/// Timeout of the lookup of the node name.
 const LOOKUP: Duration = Duration::from_secs(2);
 
-/// Why the node has no address to tell.
+/// Errors of address detection.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// An address of `--node-ip` cannot be a node's.
+    /// An address of `--node-ip` is not usable.
     #[error(
         "node IP {0} cannot be a node's address: it is loopback, multicast, link-local or unspecified"
     )]
     Unusable(IpAddr),
-    /// An address of `--node-ip` is on no interface.
+    /// An address of `--node-ip` is on no interface of this host.
     #[error("node IP {0} not found in the host's network interfaces")]
     Absent(IpAddr),
-    /// No interface has an address that the node could have.
+    /// No interface has a usable address.
     #[error(
         "can't get ip address of node {0}: no default route, and no interface with a global address"
     )]
@@ -34,10 +34,10 @@ struct Local {
     ip: IpAddr,
 }
 
-/// The node's addresses, the preferred one first; at most one of each family.
+/// The node's addresses, the preferred one first; at most one per family.
 ///
-/// Without a configured address it is what the node's name resolves to, if that is this host, or
-/// else the address of the interface that has the default route.
+/// Without `--node-ip`, the address of the node name, if it is on this host, or else the address of the
+/// interface with the default route.
 pub async fn resolve(configured: &[IpAddr], node_name: &str) -> Result<Vec<IpAddr>, AddressError> {
     let local = local_addresses();
     if configured.iter().any(|ip| !ip.is_unspecified()) {
@@ -58,13 +58,13 @@ pub async fn resolve(configured: &[IpAddr], node_name: &str) -> Result<Vec<IpAdd
         .ok_or_else(|| AddressError::None(node_name.to_owned()))
 }
 
-/// Whether all of them are on this host's interfaces.
+/// Whether all of them are on interfaces of this host.
 pub fn are_local(ips: &[IpAddr]) -> bool {
     let local = local_addresses();
     ips.iter().all(|ip| check(*ip, &local).is_ok())
 }
 
-/// All addresses of this host's interfaces that are up.
+/// All addresses of interfaces that are up.
 pub fn host_addresses() -> Vec<IpAddr> {
     local_addresses().into_iter().map(|address| address.ip).collect()
 }
@@ -91,7 +91,7 @@ fn preferred(ips: &[IpAddr], v4: bool) -> Option<IpAddr> {
     ips.iter().find(|ip| ip.is_ipv4() == v4).or_else(|| ips.first()).copied()
 }
 
-/// The address of the first interface with a default route, of the preferred family if it can be.
+/// The address of the first interface with a default route, of the preferred family if possible.
 fn by_route(local: &[Local], interfaces: &[String], v4: bool) -> Option<IpAddr> {
     let ips: Vec<IpAddr> = interfaces
         .iter()
@@ -102,7 +102,7 @@ fn by_route(local: &[Local], interfaces: &[String], v4: bool) -> Option<IpAddr> 
     preferred(&ips, v4)
 }
 
-/// The interfaces of the default routes: the best of IPv4 first, then those of IPv6.
+/// Interfaces with a default route: the best of IPv4 first, then those of IPv6.
 fn default_interfaces() -> Vec<String> {
     let mut routes = procfs::net::route().unwrap_or_default();
     routes.retain(|route| {
@@ -113,7 +113,7 @@ fn default_interfaces() -> Vec<String> {
     routes.into_iter().map(|route| route.iface).chain(default_interfaces_v6(&v6)).collect()
 }
 
-/// From the kernel's table: destination, its prefix length, six more columns, flags, interface.
+/// Format of the kernel: destination, prefix length, six more columns, flags, interface.
 fn default_interfaces_v6(table: &str) -> Vec<String> {
     const REJECT: u32 = 0x200;
     let default = |line: &str| {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_address_must_be_this_hosts() {
+    fn node_ip_must_be_on_this_host() {
         let check = |ip: &str| check(ip.parse().unwrap(), &local());
         assert_eq!(check("10.0.0.5"), Ok(()));
         assert!(matches!(check("10.0.0.6"), Err(AddressError::Absent(_))));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interface_of_the_default_route_gives_the_address() {
+    fn node_ip_defaults_to_the_default_route() {
         let by_route = |interfaces: &[&str], v4| {
             let interfaces: Vec<String> =
                 interfaces.iter().map(|name| (*name).to_owned()).collect();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn default_routes_of_ipv6_are_found() {
+    fn node_ip_default_routes_of_ipv6() {
         let zero = "00000000000000000000000000000000";
         let table = format!(
             "fd000000000000000000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001 eth9\n\

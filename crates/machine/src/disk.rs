@@ -1,24 +1,24 @@
-//! How much file systems have, and how much of it is in use.
+//! Capacity and usage of file systems.
 
 use std::io;
 use std::path::Path;
 
 use rustix::fs::statvfs;
 
-/// How much a file system has.
+/// Capacity and usage of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
     /// Its device.
     pub device: u64,
-    /// Bytes in all.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes that are left for those who are not root.
+    /// Bytes available to unprivileged users.
     pub available: u64,
-    /// Bytes that are in use.
+    /// Used bytes.
     pub used: u64,
-    /// Inodes in all; 0 where they are not counted.
+    /// Inodes; 0 if unlimited.
     pub inodes: u64,
-    /// Inodes that are left.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
@@ -41,7 +41,7 @@ impl FileSystem {
     }
 }
 
-/// Bytes of the file system that holds `path`, or the nearest directory above it that exists.
+/// Capacity of the file system of `path`, or of its nearest existing parent.
 pub fn disk_capacity(path: &Path) -> Option<u64> {
     let existing = path.ancestors().find(|path| path.exists())?;
     Some(FileSystem::of(existing).ok()?.capacity)

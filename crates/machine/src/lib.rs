@@ -1,6 +1,5 @@
-//! Facts about this machine: what does not change while it runs ([`Machine`]), its addresses
-//! ([`addresses`]), its file systems ([`FileSystem`]) and its version of cgroups
-//! ([`cgroup`]); and the OOM score of this process ([`process`]).
+//! Facts about this machine: constant ones ([`Machine`]), its addresses ([`addresses`]), file systems
+//! ([`FileSystem`]) and cgroup version ([`cgroup`]); and the OOM score of this process ([`process`]).
 
 pub mod addresses;
 pub mod cgroup;

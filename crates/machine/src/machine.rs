@@ -1,4 +1,4 @@
-//! Facts about this machine, from /proc and /sys: read once, but for what can change.
+//! Facts about this machine from /proc and /sys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,31 +6,31 @@ use std::path::{Path, PathBuf};
 use longshore_topology::CpuSet;
 use procfs::Current;
 
-/// What does not change while the daemon runs.
+/// Facts that do not change at run time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Machine {
-    /// CPUs that are online.
+    /// Online CPUs.
     pub cpus: u64,
     /// Memory in bytes.
     pub memory: u64,
     /// Swap in bytes.
     pub swap: u64,
-    /// Pages set aside: the size of one in bytes and how many there are.
+    /// Reserved huge pages: size in bytes and number.
     pub hugepages: Vec<(u64, u64)>,
-    /// The installation's identity.
+    /// The machine id.
     pub machine_id: String,
-    /// The hardware's identity, or the installation's where the hardware has none.
+    /// The system UUID, or the machine id without one.
     pub system_uuid: String,
-    /// The identity of this boot.
+    /// The boot id.
     pub boot_id: String,
-    /// The kernel's release.
+    /// The kernel release.
     pub kernel: String,
-    /// The name of the operating system's release.
+    /// The OS image name.
     pub os_image: String,
 }
 
 impl Machine {
-    /// Reads them; what the machine does not tell is empty or zero.
+    /// Reads them; unknown values are empty or zero.
     pub fn read() -> Self {
         let memory = procfs::Meminfo::current().ok();
         let machine_id = first_line(&["/etc/machine-id", "/var/lib/dbus/machine-id"]);
@@ -56,7 +56,7 @@ impl Machine {
     }
 }
 
-/// The CPUs that are online, if the kernel tells.
+/// The online CPUs, if known.
 pub fn online_cpus() -> Option<CpuSet> {
     let cpus: CpuSet = first_line(&["/sys/devices/system/cpu/online"]).parse().ok()?;
     (!cpus.is_empty()).then_some(cpus)
@@ -96,7 +96,7 @@ mod tests {
     use crate::disk_capacity;
 
     #[test]
-    fn this_machine_is_known() {
+    fn machine_facts_are_read() {
         let machine = Machine::read();
         assert!(machine.cpus >= 1 && machine.memory > 64 << 20, "{machine:?}");
         assert!(!machine.boot_id.is_empty() && !machine.kernel.contains('\n'));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_release_is_read_with_and_without_quotes() {
+    fn machine_os_release_is_parsed() {
         assert_eq!(
             os_image("A=1\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n"),
             "Debian GNU/Linux 12 (bookworm)"

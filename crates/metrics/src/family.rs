@@ -1,4 +1,4 @@
-//! A family: series of one name, told apart by the values of its labels.
+//! A family: series of one name with different label values.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,7 +8,7 @@ use crate::value::Metric;
 
 /// Series of one name with `N` labels each. Clones lead to the same series.
 ///
-/// The callers see to it that a label has few values: nothing that comes from outside unread.
+/// Callers must keep the number of label values small.
 #[derive(Debug)]
 pub struct Family<M: Metric, const N: usize>(Arc<Inner<M, N>>);
 
@@ -44,8 +44,7 @@ impl<M: Metric, const N: usize> Family<M, N> {
         Self(Arc::new(Inner { name, help, labels, shape, series: RwLock::default() }))
     }
 
-    /// The series with these values, in the order of the labels; it begins when it is first asked
-    /// for, and is on the page from then on.
+    /// The series with these label values; created on first use.
     pub fn with(&self, values: [&str; N]) -> M {
         let found = {
             let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +66,7 @@ impl<M: Metric, const N: usize> Family<M, N> {
         }
     }
 
-    /// Takes the series with these values off the page.
+    /// Removes the series with these label values.
     pub fn remove(&self, values: [&str; N]) {
         let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
         if let Ok(at) = find(&series, values) {
@@ -75,7 +74,7 @@ impl<M: Metric, const N: usize> Family<M, N> {
         }
     }
 
-    /// Takes all series off the page but those whose values please `keep`.
+    /// Removes all series whose label values do not match `keep`.
     pub fn retain(&self, mut keep: impl FnMut(&[Box<str>; N]) -> bool) {
         let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
         series.retain(|one| keep(&one.values));
@@ -89,7 +88,7 @@ fn find<M, const N: usize>(series: &[Series<M, N>], values: [&str; N]) -> Result
     })
 }
 
-/// What a registry knows of a family.
+/// A family, as the registry sees it.
 pub(crate) trait Page: Send + Sync {
     fn name(&self) -> &'static str;
     fn write(&self, text: &mut Text);

@@ -1,15 +1,13 @@
-//! What a daemon counts and measures, and how Prometheus reads it.
+//! Metrics in the Prometheus text format.
 //!
-//! A part of the daemon asks a [`Registry`] for its families once, keeps the handles, and updates
-//! them where the fact happens; an update is an atomic operation, and a look-up for those with
-//! labels. What something else knows already is not copied: a closure given to
-//! [`Registry::collect`] writes it when somebody scrapes. [`Registry::text`] is the page.
+//! A component registers its families with a [`Registry`] once, keeps the handles, and updates them; an
+//! update is an atomic operation, with a look-up for labels. Values that are known elsewhere are written
+//! at each scrape by a closure given to [`Registry::collect`]. [`Registry::text`] is the page.
 //!
-//! It is own code because the two libraries there are do not fit: `prometheus-client` writes
-//! OpenMetrics alone, which gives every counter the suffix `_total`, and Kubernetes has counters
-//! without; `prometheus` keeps series by a hash of their labels that may collide, makes objects of
-//! all series before it writes them, which is too much for a container's figures, and has had few
-//! hands of late.
+//! The existing libraries do not fit: `prometheus-client` writes only OpenMetrics, which gives every
+//! counter the suffix `_total`, and Kubernetes has counters without; `prometheus` identifies series by a
+//! hash of their labels that may collide, and builds objects of all series for each page, which is
+//! too expensive for container metrics.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -26,8 +24,8 @@ mod text;
 mod value;
 
 pub use family::Family;
-pub use process::{watch_process, watch_start};
+pub use process::{register_process_metrics, register_start_time};
 pub use registry::Registry;
-pub use standard::{Healthchecks, RestClient, Version, tell_version};
-pub use text::{CONTENT_TYPE, Kind, Labels, Moment, Samples, Text};
+pub use standard::{Healthchecks, RestClient, Version, register_version};
+pub use text::{CONTENT_TYPE, Kind, Labels, SampleTime, Samples, Text};
 pub use value::{Buckets, Counter, Gauge, Histogram, Metric};

@@ -12,7 +12,7 @@ use self::line::Line;
 /// What a sample is labelled with.
 pub type LabelMap = BTreeMap<String, String>;
 
-/// What is wrong with a page.
+/// Error in a page.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct ParseError {
@@ -31,7 +31,7 @@ pub struct Sample {
     pub labels: LabelMap,
     /// The value.
     pub value: f64,
-    /// In milliseconds since 1970, where it is told.
+    /// SampleTime in milliseconds, if there is one.
     pub at: Option<i64>,
 }
 

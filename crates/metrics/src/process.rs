@@ -1,4 +1,4 @@
-//! What every daemon tells of itself, under the names that all Prometheus clients use.
+//! Process metrics, under the names of Prometheus clients.
 
 use procfs::process::{Process, Stat};
 use rustix::process::{Resource, getrlimit};
@@ -7,12 +7,11 @@ use tokio::runtime::Handle;
 use crate::Registry;
 use crate::text::{Kind, Labels, Text};
 
-/// Has `registry` tell of this process (`process_*`), and of the tasks of its tokio runtime as
-/// `go_goroutines`: what dashboards have a panel for, and the nearest thing to it here.
-pub fn watch_process(registry: &Registry, runtime: Handle) {
-    watch_start(registry);
+/// Registers `process_*`, and the number of tokio tasks as `go_goroutines`, which dashboards show.
+pub fn register_process_metrics(registry: &Registry, runtime: Handle) {
+    register_start_time(registry);
     registry.collect(move |text| {
-        // what cannot be read now is not told now
+        // what cannot be read is left out
         if let Ok(own) = Process::myself() {
             if let Ok(stat) = own.stat() {
                 usage(text, &stat);
@@ -37,8 +36,8 @@ pub fn watch_process(registry: &Registry, runtime: Handle) {
     });
 }
 
-/// Has `registry` tell when this process began, and no more of it.
-pub fn watch_start(registry: &Registry) {
+/// Registers `process_start_time_seconds`.
+pub fn register_start_time(registry: &Registry) {
     let started = Process::myself().and_then(|own| own.stat()).ok().and_then(|stat| start(&stat));
     let Some(started) = started else { return };
     registry.collect(move |text| {
@@ -62,8 +61,8 @@ fn usage(text: &mut Text, stat: &Stat) {
     one(text, "process_virtual_memory_max_bytes", help, Kind::Gauge, space);
 }
 
-/// Bytes of IP that this network namespace has received and sent: the kernel does not tell those of
-/// a process, and other clients have these under its name.
+/// IP bytes received and sent in this network namespace, as in other clients: the kernel has no counters
+/// per process.
 fn octets() -> Option<(f64, f64)> {
     octets_of(&std::fs::read_to_string("/proc/self/net/netstat").ok()?)
 }
@@ -84,7 +83,7 @@ fn start(stat: &Stat) -> Option<f64> {
     Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// No limit is the greatest there can be, as in other clients.
+/// Unlimited is the maximum, as in other clients.
 fn limit(limit: Option<u64>) -> f64 {
     limit.unwrap_or(u64::MAX) as f64
 }
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traffic_is_found_by_its_name() {
+    fn process_network_bytes_are_parsed() {
         let table = "TcpExt: SyncookiesSent InOctets\nTcpExt: 1 2\n\
                      IpExt: InNoRoutes InOctets OutOctets\nIpExt: 0 1234 99\n";
         assert_eq!(octets_of(table), Some((1234.0, 99.0)));

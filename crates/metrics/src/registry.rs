@@ -1,4 +1,4 @@
-//! All that one endpoint tells.
+//! The registry of the metrics of one endpoint.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use crate::family::{Family, Page};
 use crate::text::Text;
 use crate::value::{Buckets, Counter, Gauge, Histogram, Metric};
 
-/// Families, and what is asked when somebody scrapes. Clones are the same registry.
+/// Families and collectors. Clones are the same registry.
 ///
 /// A name is registered once in a registry.
 #[derive(Clone, Default)]
@@ -18,7 +18,7 @@ pub struct Registry(Arc<Inner>);
 struct Inner {
     pages: Mutex<Vec<Box<dyn Page>>>,
     collectors: Mutex<Vec<Collector>>,
-    /// How long the last page was: the next will be about that long.
+    /// Size of the last page, to allocate the next.
     length: AtomicUsize,
 }
 
@@ -78,13 +78,12 @@ impl Registry {
         self.register(Family::new(name, help, labels, buckets))
     }
 
-    /// Has `collector` write, at each scrape, what is known without being counted. It must be
-    /// quick, and its families must have no other source.
+    /// Calls `collector` at each scrape. It must be fast, and its families must have no other source.
     pub fn collect(&self, collector: impl Fn(&mut Text) + Send + Sync + 'static) {
         locked(&self.0.collectors).push(Box::new(collector));
     }
 
-    /// The page: families in the order of their names, then what collectors write.
+    /// The page: families ordered by name, then the collectors.
     pub fn text(&self) -> String {
         let expected = self.0.length.load(Ordering::Relaxed);
         let mut text = Text::with_capacity(expected + expected / 8);
@@ -101,10 +100,10 @@ impl Registry {
 
     fn register<M: Metric, const N: usize>(&self, family: Family<M, N>) -> Family<M, N> {
         let mut pages = locked(&self.0.pages);
-        let place = pages.binary_search_by_key(&family.name(), |page| page.name());
-        debug_assert!(place.is_err(), "{} is registered twice", family.name());
-        if let Err(place) = place {
-            pages.insert(place, Box::new(family.clone()));
+        let index = pages.binary_search_by_key(&family.name(), |page| page.name());
+        debug_assert!(index.is_err(), "{} is registered twice", family.name());
+        if let Err(index) = index {
+            pages.insert(index, Box::new(family.clone()));
         }
         family
     }

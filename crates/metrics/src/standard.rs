@@ -1,4 +1,4 @@
-//! What all components of Kubernetes tell under the same names.
+//! Metrics that all components of Kubernetes have in common.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ pub struct Version<'a> {
     pub platform: &'a str,
 }
 
-/// Tells the version, as `kubernetes_build_info`.
-pub fn tell_version(registry: &Registry, version: Version<'_>) {
+/// Registers `kubernetes_build_info`.
+pub fn register_version(registry: &Registry, version: Version<'_>) {
     let (major, rest) =
         version.kubernetes.trim_start_matches('v').split_once('.').unwrap_or_default();
     let (minor, _) = rest.split_once('.').unwrap_or((rest, ""));
@@ -33,13 +33,15 @@ pub fn tell_version(registry: &Registry, version: Version<'_>) {
         "minor",
         "platform",
     ];
-    let help = "Always 1; the labels tell the version this is compatible with, and the build.";
+    let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git \
+         tree state, build date, Go version, and compiler from which Kubernetes was built, and \
+         platform on which it is running.";
     let values =
         ["", "rustc", version.commit, "", version.kubernetes, "", major, minor, version.platform];
     registry.gauges("kubernetes_build_info", help, labels).with(values).set(1.0);
 }
 
-/// What the clients of an apiserver did: `rest_client_*`.
+/// Metrics of apiserver clients: `rest_client_*`.
 #[derive(Debug, Clone)]
 pub struct RestClient {
     requests: Family<Counter, 3>,
@@ -91,8 +93,7 @@ impl RestClient {
         }
     }
 
-    /// A request is done: its method, the `host:port` it went to, the status of the answer (`None`
-    /// when there was none), and how long it took until that came.
+    /// A request has finished: method, `host:port`, status code (`None` without a response), and latency.
     pub fn request(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
         let code = status.map(|status| status.to_string());
         self.requests.with([code.as_deref().unwrap_or("<error>"), method, host]).inc();
@@ -104,18 +105,18 @@ impl RestClient {
         self.sent.with([method, host]).observe(bytes as f64);
     }
 
-    /// An answer of that size came, and is at its end.
+    /// A response of that size was received.
     pub fn answered(&self, method: &str, host: &str, bytes: usize) {
         self.answered.with([method, host]).observe(bytes as f64);
     }
 
-    /// A request has waited that long for its turn before it was sent.
+    /// A request was delayed by the rate limiter.
     pub fn waited(&self, method: &str, host: &str, waited: Duration) {
         self.waited.with([method, host]).took(waited);
     }
 }
 
-/// What a component's own health checks found: the page `/metrics/slis`.
+/// Results of health checks: the page `/metrics/slis`.
 #[derive(Debug, Clone)]
 pub struct Healthchecks {
     last: Family<Gauge, 2>,

@@ -13,7 +13,7 @@ fn read(registry: &Registry) -> Page {
 }
 
 #[test]
-fn the_page_is_as_the_format_has_it() {
+fn metrics_text_format() {
     let registry = Registry::default();
     registry.gauge("b", "a \"quote\", a \\ and\na line").set(-1.5);
     let runs = registry.counters("a_total", "of runs", ["kind", "code"]);
@@ -46,7 +46,7 @@ c_seconds_count 4
 }
 
 #[test]
-fn series_leave_and_begin_anew() {
+fn metrics_series_are_removed_and_restarted() {
     let registry = Registry::default();
     let family = registry.counters("a", "", ["pod", "result"]);
     let kept = family.with(["p", "ok"]);
@@ -64,12 +64,12 @@ fn series_leave_and_begin_anew() {
 }
 
 #[test]
-fn collectors_write_with_times() {
+fn metrics_collectors_write_timestamps() {
     let registry = Registry::default();
     registry.collect(|text| {
         let labels = Labels::new(&[("pod", "p")]);
         let mut samples = text.family("x_bytes", "of x", Kind::Gauge);
-        samples.add_at(&labels, 1e18, &Moment::of_millis(1_700_000_000_123));
+        samples.add_at(&labels, 1e18, &SampleTime::of_millis(1_700_000_000_123));
         samples.add_of(&labels, &[("device", "d")], f64::INFINITY, None);
         text.family("y", "nothing", Kind::Counter);
     });
@@ -80,7 +80,7 @@ fn collectors_write_with_times() {
 }
 
 #[test]
-fn a_family_goes_on_in_the_next_piece() {
+fn metrics_family_continues_in_the_next_chunk() {
     let piece = |begun: bool, count: u32| {
         let mut text = Text::new();
         let mut samples = text.family("x", "of x", Kind::Gauge).continued(begun);
@@ -95,7 +95,7 @@ fn a_family_goes_on_in_the_next_piece() {
 }
 
 #[test]
-fn nothing_is_lost_between_threads() {
+fn metrics_updates_are_atomic() {
     let registry = Registry::default();
     let family = registry.histograms("h", "", ["by"], Buckets::linear(1.0, 1.0, 3));
     let gauge = registry.gauge("g", "");
@@ -117,17 +117,20 @@ fn nothing_is_lost_between_threads() {
 }
 
 #[test]
-fn bounds_are_what_they_are_called() {
+fn metrics_bucket_bounds_match_labels() {
     assert_eq!(Buckets::exponential(1.0, 2.0, 4), Buckets::of(&[1.0, 2.0, 4.0, 8.0]));
     let both = Buckets::linear(1.0, 1.0, 2).then(&Buckets::exponential(4.0, 4.0, 2));
     assert_eq!(both, Buckets::of(&[1.0, 2.0, 4.0, 16.0]));
 }
 
 #[tokio::test]
-async fn the_process_tells_of_itself() {
+async fn process_metrics_are_written() {
     let registry = Registry::default();
-    watch_process(&registry, tokio::runtime::Handle::current());
-    tell_version(&registry, Version { kubernetes: "v1.36.1", commit: "", platform: "linux/amd64" });
+    register_process_metrics(&registry, tokio::runtime::Handle::current());
+    register_version(
+        &registry,
+        Version { kubernetes: "v1.36.1", commit: "", platform: "linux/amd64" },
+    );
     let rest = RestClient::new(&registry);
     rest.request("GET", "h:6443", Some(200), Duration::from_millis(30));
     rest.request("GET", "h:6443", None, Duration::from_secs(90));
@@ -157,7 +160,7 @@ async fn the_process_tells_of_itself() {
 }
 
 #[test]
-fn the_reader_is_strict() {
+fn metrics_parser_is_strict() {
     for (page, complaint) in [
         ("a 1\n", "no family"),
         ("# TYPE a gauge\na 1", "no end"),
@@ -199,7 +202,7 @@ fn the_reader_is_strict() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn metrics_text_round_trip(
         series in proptest::collection::btree_map((".*", ".*"), any::<f64>(), 0..20),
         help in "[^ ]*",
     ) {
@@ -230,7 +233,7 @@ proptest! {
     /// Finding 1: whatever is counted and measured, and whatever it is labelled with, the page can
     /// be read.
     #[test]
-    fn extremes_of_figures_make_a_page(
+    fn extremes_of_values_make_a_page(
         labels in proptest::collection::vec((text(), text()), 1..4),
         values in proptest::collection::vec(value(), 0..12),
         counts in proptest::collection::vec(
@@ -257,8 +260,8 @@ proptest! {
         registry.collect(move |text| {
             let labels = Labels::new(&[("one", one.as_str())]);
             let mut samples = text.family("d", &help, Kind::Gauge);
-            samples.add_at(&labels, last.unwrap_or(0.0), &Moment::of_millis(at));
-            samples.add_of(&labels, &[("two", &two)], 1.0, Some(&Moment::of_millis(at)));
+            samples.add_at(&labels, last.unwrap_or(0.0), &SampleTime::of_millis(at));
+            samples.add_of(&labels, &[("two", &two)], 1.0, Some(&SampleTime::of_millis(at)));
         });
         let text = registry.text();
         let page = parse(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;

@@ -6,19 +6,19 @@ use std::fmt::Write;
 /// The `Content-Type` of a page in this format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a family's samples are.
+/// Type of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows, until the daemon starts again.
+    /// Monotonic.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// How many observations fell below each of a row of bounds, their sum and number.
+    /// Observations in buckets, with sum and count.
     Histogram,
 }
 
 impl Kind {
-    /// The format's word.
+    /// Name in the format.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -56,11 +56,11 @@ impl Labels {
     }
 }
 
-/// A moment as the format has it, to the end of a line, for as many samples as were read then.
+/// A formatted timestamp, for several samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moment(String);
+pub struct SampleTime(String);
 
-impl Moment {
+impl SampleTime {
     /// So many milliseconds since 1970.
     pub fn of_millis(millis: i64) -> Self {
         Self(format!(" {millis}\n"))
@@ -83,7 +83,7 @@ impl Text {
     }
 
     /// Begins a family; all of its samples must follow before the next begins, and a name comes
-    /// once on a page. A family that gets no sample leaves no trace.
+    /// once on a page. A family without samples is not written.
     pub fn family<'a>(&'a mut self, name: &'a str, help: &'a str, kind: Kind) -> Samples<'a> {
         Samples { text: &mut self.0, name, help, kind, begun: false }
     }
@@ -136,24 +136,24 @@ impl Samples<'_> {
         self.text.len()
     }
 
-    /// One sample of now.
+    /// One sample without a timestamp.
     pub fn add(&mut self, labels: &Labels, value: f64) {
         self.line("", labels, &[], value, None);
     }
 
-    /// One sample of a moment in the past.
-    pub fn add_at(&mut self, labels: &Labels, value: f64, at: &Moment) {
+    /// One sample with a timestamp.
+    pub fn add_at(&mut self, labels: &Labels, value: f64, at: &SampleTime) {
         self.line("", labels, &[], value, Some(at));
     }
 
-    /// One sample with more labels than those that others share with it, of now or of a moment in the
-    /// past.
+    /// One sample with more labels than those that others share with it, with or without a
+    /// timestamp.
     pub fn add_of(
         &mut self,
         labels: &Labels,
         more: &[(&str, &str)],
         value: f64,
-        at: Option<&Moment>,
+        at: Option<&SampleTime>,
     ) {
         self.line("", labels, more, value, at);
     }
@@ -181,7 +181,7 @@ impl Samples<'_> {
         labels: &Labels,
         more: &[(&str, &str)],
         value: f64,
-        at: Option<&Moment>,
+        at: Option<&SampleTime>,
     ) {
         if !self.begun {
             self.begun = true;
@@ -194,7 +194,7 @@ impl Samples<'_> {
         more.iter().for_each(|(name, value)| pair(self.text, labelled, name, value));
         self.text.push_str(if self.text.len() > labelled { "} " } else { " " });
         number(self.text, value);
-        self.text.push_str(at.map_or("\n", |Moment(at)| at));
+        self.text.push_str(at.map_or("\n", |SampleTime(at)| at));
     }
 
     fn begin(&mut self) {

@@ -1,5 +1,4 @@
-//! What a series holds: a counter, a gauge or a histogram, as atomics. Handles are cheap to clone,
-//! and all of them lead to the same value.
+//! Counters, gauges and histograms as atomics. Clones share the value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use crate::text::{Kind, Labels, Samples, number};
 
-/// What can be a series of a family.
+/// Value of a series.
 pub trait Metric: fmt::Debug + Clone + Send + Sync + 'static {
     /// What all series of a family have in common.
     type Shape: fmt::Debug + Clone + Send + Sync;
@@ -23,22 +22,22 @@ pub trait Metric: fmt::Debug + Clone + Send + Sync + 'static {
     fn write(&self, labels: &Labels, samples: &mut Samples<'_>);
 }
 
-/// A number of things that happened.
+/// A counter.
 #[derive(Debug, Clone, Default)]
 pub struct Counter(Arc<AtomicU64>);
 
 impl Counter {
-    /// One more.
+    /// Increments it.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// That many more.
+    /// Adds to it.
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many there were.
+    /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -58,22 +57,22 @@ impl Metric for Counter {
     }
 }
 
-/// A number that is what it is now.
+/// A gauge.
 #[derive(Debug, Clone, Default)]
 pub struct Gauge(Arc<Float>);
 
 impl Gauge {
-    /// It is that much now.
+    /// Sets it.
     pub fn set(&self, value: f64) {
         self.0.0.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// That much more, or less.
+    /// Adds a positive or negative difference.
     pub fn add(&self, difference: f64) {
         self.0.add(difference);
     }
 
-    /// How much it is.
+    /// Its value.
     pub fn get(&self) -> f64 {
         self.0.get()
     }
@@ -93,7 +92,7 @@ impl Metric for Gauge {
     }
 }
 
-/// How observations, mostly durations in seconds, are distributed.
+/// A histogram.
 #[derive(Debug, Clone)]
 pub struct Histogram(Arc<Distribution>);
 
@@ -106,7 +105,7 @@ struct Distribution {
 }
 
 impl Histogram {
-    /// Takes in a value; one that is no number is left out, as no bucket has it.
+    /// Observes a value; NaN is ignored.
     pub fn observe(&self, value: f64) {
         if value.is_nan() {
             return;
@@ -118,17 +117,17 @@ impl Histogram {
         }
     }
 
-    /// Takes in a duration, in seconds.
+    /// Observes a duration in seconds.
     pub fn took(&self, duration: Duration) {
         self.observe(duration.as_secs_f64());
     }
 
-    /// How many values were taken in.
+    /// Number of observations.
     pub fn count(&self) -> u64 {
         self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// The sum of the values.
+    /// Sum of observations.
     pub fn sum(&self) -> f64 {
         self.0.sum.get()
     }

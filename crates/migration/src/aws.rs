@@ -1,7 +1,7 @@
 //! Disks of AWS. Their ids come bare, or as `aws://zone/vol-…` with or without the zone.
 
 use crate::Error;
-use crate::kind::{Described, Given, Kind};
+use crate::kind::{CsiVolume, InTreeVolume, Kind};
 use crate::topology::Topology;
 
 pub(crate) const KIND: Kind = Kind {
@@ -10,15 +10,15 @@ pub(crate) const KIND: Kind = Kind {
     driver: "ebs.csi.aws.com",
     id: "volumeID",
     topology: Topology::Zone("topology.ebs.csi.aws.com/zone"),
-    adapt,
+    translate,
 };
 
-fn adapt(given: &Given<'_>, described: &mut Described) -> Result<(), Error> {
-    described.handle = bare(given.text(KIND.id))?.to_owned();
-    if given.is_inline() {
-        described.name = format!("{}-{}", KIND.driver, described.handle);
+fn translate(in_tree: &InTreeVolume<'_>, csi_volume: &mut CsiVolume) -> Result<(), Error> {
+    csi_volume.handle = bare(in_tree.text(KIND.id))?.to_owned();
+    if in_tree.is_inline() {
+        csi_volume.name = format!("{}-{}", KIND.driver, csi_volume.handle);
     }
-    described.attribute("partition", &given.partition().to_string());
+    csi_volume.attribute("partition", &in_tree.partition().to_string());
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Disks of Azure: managed ones alone. A volume that does not say what it is, is managed.
 
 use crate::Error;
-use crate::kind::{Described, Given, Kind};
+use crate::kind::{CsiVolume, InTreeVolume, Kind};
 use crate::topology::Topology;
 
 pub(crate) const KIND: Kind = Kind {
@@ -10,25 +10,26 @@ pub(crate) const KIND: Kind = Kind {
     driver: "disk.csi.azure.com",
     id: "diskURI",
     topology: Topology::None,
-    adapt,
+    translate,
 };
 
 const MANAGED: &str = "Managed";
 
-fn adapt(given: &Given<'_>, described: &mut Described) -> Result<(), Error> {
-    let kind = given.given("kind").unwrap_or(MANAGED);
+fn translate(in_tree: &InTreeVolume<'_>, csi_volume: &mut CsiVolume) -> Result<(), Error> {
+    let kind = in_tree.optional("kind").unwrap_or(MANAGED);
     if !kind.eq_ignore_ascii_case(MANAGED) {
         return Err(Error::AzureDiskKind(kind.to_owned()));
     }
-    described.attribute("kind", MANAGED);
-    let caching = given.given("cachingMode").filter(|mode| !given.is_inline() || !mode.is_empty());
-    for (name, value) in [("cachingMode", caching), ("fsType", given.given("fsType"))] {
+    csi_volume.attribute("kind", MANAGED);
+    let caching =
+        in_tree.optional("cachingMode").filter(|mode| !in_tree.is_inline() || !mode.is_empty());
+    for (name, value) in [("cachingMode", caching), ("fsType", in_tree.optional("fsType"))] {
         if let Some(value) = value {
-            described.attribute(name, value);
+            csi_volume.attribute(name, value);
         }
     }
-    if given.is_inline() {
-        described.name.clone_from(&described.handle);
+    if in_tree.is_inline() {
+        csi_volume.name.clone_from(&csi_volume.handle);
     }
     Ok(())
 }

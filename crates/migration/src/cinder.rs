@@ -9,5 +9,5 @@ pub(crate) const KIND: Kind = Kind {
     driver: "cinder.csi.openstack.org",
     id: "volumeID",
     topology: Topology::Zone("topology.cinder.csi.openstack.org/zone"),
-    adapt: |_, _| Ok(()),
+    translate: |_, _| Ok(()),
 };

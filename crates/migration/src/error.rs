@@ -19,7 +19,7 @@ pub enum Error {
     /// A disk of Azure that is a blob in a storage account.
     #[error("kind({0}) is not supported in csi migration")]
     AzureDiskKind(String),
-    /// Nobody says in which namespace the secret of a share is.
+    /// The namespace of the secret of a share is not given.
     #[error("could not find a secret namespace in PersistentVolumeSource or ClaimRef")]
     NoSecretNamespace,
     /// A zone of GCE whose name does not say where it is.

@@ -1,4 +1,4 @@
-//! Disks of GCE. The driver knows them by project and zone, which nobody says here: the project it
+//! Disks of GCE. The driver knows them by project and zone, which are not given here: the project it
 //! finds by itself, and the zone too where the volume has no label of it.
 
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::kind::{
-    Described, Found, Given, Kind, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE,
+    CsiVolume, Found, InTreeVolume, Kind, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE,
 };
 use crate::topology::{BETA, CURRENT, Topology, zones};
 use crate::values::text;
@@ -18,33 +18,34 @@ pub(crate) const KIND: Kind = Kind {
     driver: "pd.csi.storage.gke.io",
     id: "pdName",
     topology: Topology::Zone("topology.gke.io/zone"),
-    adapt,
+    translate,
 };
 
 const UNKNOWN: &str = "UNSPECIFIED";
 
-fn adapt(given: &Given<'_>, described: &mut Described) -> Result<(), Error> {
-    let place = match given.found {
+fn translate(in_tree: &InTreeVolume<'_>, csi_volume: &mut CsiVolume) -> Result<(), Error> {
+    let zone_or_region = match in_tree.found {
         Found::Persistent(volume) => {
-            described.access_modes = attachable(&described.access_modes);
-            place(volume)?
+            csi_volume.access_modes = attachable(&csi_volume.access_modes);
+            zone_or_region(volume)?
         }
         Found::Inline { .. } => {
-            if given.read_only() {
-                described.read_by_many();
+            if in_tree.read_only() {
+                csi_volume.read_by_many();
             }
             format!("zones/{UNKNOWN}")
         }
     };
-    described.handle = format!("projects/{UNKNOWN}/{place}/disks/{}", given.text(KIND.id));
-    let partition = given.partition();
+    csi_volume.handle =
+        format!("projects/{UNKNOWN}/{zone_or_region}/disks/{}", in_tree.text(KIND.id));
+    let partition = in_tree.partition();
     let partition = if partition == 0 { String::new() } else { partition.to_string() };
-    described.attribute("partition", &partition);
+    csi_volume.attribute("partition", &partition);
     Ok(())
 }
 
 /// Where a volume is, as its labels say: in a zone, or in several of a region.
-fn place(volume: &Value) -> Result<String, Error> {
+fn zone_or_region(volume: &Value) -> Result<String, Error> {
     let label = |key: &str| text(&volume["metadata"]["labels"][key]);
     let named = Some(label(BETA.zone)).filter(|zones| !zones.is_empty());
     match zones(named.unwrap_or_else(|| label(CURRENT.zone))).collect::<Vec<_>>()[..] {

@@ -20,17 +20,17 @@ pub(crate) struct Kind {
     /// The field of the source that says which volume it is.
     pub(crate) id: &'static str,
     pub(crate) topology: Topology,
-    /// Puts right what is not with this kind as it is with most.
-    pub(crate) adapt: fn(&Given<'_>, &mut Described) -> Result<(), Error>,
+    /// Translates what is special to this kind.
+    pub(crate) translate: fn(&InTreeVolume<'_>, &mut CsiVolume) -> Result<(), Error>,
 }
 
-/// A source and where it was found.
-pub(crate) struct Given<'a> {
+/// The in-tree source of a volume.
+pub(crate) struct InTreeVolume<'a> {
     source: &'a Value,
     pub(crate) found: &'a Found<'a>,
 }
 
-/// What has the source.
+/// The object that has the source.
 pub(crate) enum Found<'a> {
     /// A PersistentVolume.
     Persistent(&'a Value),
@@ -38,8 +38,8 @@ pub(crate) enum Found<'a> {
     Inline { name: &'a str, namespace: &'a str },
 }
 
-/// A volume as its driver knows it.
-pub(crate) struct Described {
+/// The CSI volume that replaces it.
+pub(crate) struct CsiVolume {
     /// The name of the PersistentVolume, or that it would have.
     pub(crate) name: String,
     pub(crate) handle: String,
@@ -53,20 +53,20 @@ pub(crate) struct Described {
 }
 
 impl Kind {
-    pub(crate) fn describe(&self, source: &Value, found: &Found<'_>) -> Result<Described, Error> {
-        let given = Given { source, found };
-        let handle = given.text(self.id);
+    pub(crate) fn describe(&self, source: &Value, found: &Found<'_>) -> Result<CsiVolume, Error> {
+        let in_tree = InTreeVolume { source, found };
+        let handle = in_tree.text(self.id);
         if handle.is_empty() {
             return Err(Error::NoVolume { kind: self.field, field: self.id });
         }
-        let mut described = Described {
+        let mut csi_volume = CsiVolume {
             name: match found {
                 Found::Persistent(volume) => text(&volume["metadata"]["name"]).to_owned(),
                 Found::Inline { .. } => format!("{}-{handle}", self.driver),
             },
             handle: handle.to_owned(),
-            read_only: given.read_only(),
-            fs_type: given.text("fsType").to_owned(),
+            read_only: in_tree.read_only(),
+            fs_type: in_tree.text("fsType").to_owned(),
             attributes: Map::new(),
             secrets: Vec::new(),
             access_modes: match found {
@@ -74,19 +74,19 @@ impl Kind {
                 Found::Inline { .. } => vec![READ_WRITE_ONCE.to_owned()],
             },
         };
-        (self.adapt)(&given, &mut described)?;
-        Ok(described)
+        (self.translate)(&in_tree, &mut csi_volume)?;
+        Ok(csi_volume)
     }
 }
 
-impl<'a> Given<'a> {
+impl<'a> InTreeVolume<'a> {
     /// A text in the source, empty if it is absent.
     pub(crate) fn text(&self, field: &str) -> &'a str {
         text(&self.source[field])
     }
 
     /// A text in the source.
-    pub(crate) fn given(&self, field: &str) -> Option<&'a str> {
+    pub(crate) fn optional(&self, field: &str) -> Option<&'a str> {
         self.source[field].as_str()
     }
 
@@ -104,7 +104,7 @@ impl<'a> Given<'a> {
     }
 }
 
-impl Described {
+impl CsiVolume {
     pub(crate) fn attribute(&mut self, name: &str, value: &str) {
         self.attributes.insert(name.to_owned(), value.into());
     }

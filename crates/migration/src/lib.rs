@@ -44,32 +44,32 @@ pub fn plugins() -> impl Iterator<Item = &'static str> {
 /// kind.
 pub fn persistent(volume: &Value) -> Result<Option<Value>, Error> {
     let Some((kind, source)) = kind_of(&volume["spec"]) else { return Ok(None) };
-    let described = kind.describe(source, &Found::Persistent(volume))?;
+    let csi_volume = kind.describe(source, &Found::Persistent(volume))?;
     let mut translated = volume.clone();
     if let Some(spec) = translated["spec"].as_object_mut() {
         spec.remove(kind.field);
-        spec.insert("csi".to_owned(), described.csi(kind.driver));
-        if !described.access_modes.is_empty() {
-            spec.insert("accessModes".to_owned(), json!(described.access_modes));
+        spec.insert("csi".to_owned(), csi_volume.csi(kind.driver));
+        if !csi_volume.access_modes.is_empty() {
+            spec.insert("accessModes".to_owned(), json!(csi_volume.access_modes));
         }
     }
     kind.topology.apply(&mut translated);
     Ok(Some(translated))
 }
 
-/// The PersistentVolume that a volume of a pod in that namespace stands for, if it is of one of
+/// The PersistentVolume of an inline volume of a pod in that namespace, if it is of one of
 /// these kinds: its name is the same wherever a pod describes the same volume.
 pub fn inline(volume: &Value, namespace: &str) -> Result<Option<Value>, Error> {
     let Some((kind, source)) = kind_of(volume) else { return Ok(None) };
     let name = volume["name"].as_str().unwrap_or_default();
-    let described = kind.describe(source, &Found::Inline { name, namespace })?;
+    let csi_volume = kind.describe(source, &Found::Inline { name, namespace })?;
     Ok(Some(json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": described.name},
+        "metadata": {"name": csi_volume.name},
         "spec": {
-            "csi": described.csi(kind.driver),
-            "accessModes": described.access_modes,
+            "csi": csi_volume.csi(kind.driver),
+            "accessModes": csi_volume.access_modes,
             "volumeMode": "Filesystem",
         },
     })))

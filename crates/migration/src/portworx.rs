@@ -1,7 +1,7 @@
-//! Volumes of Portworx. The secret that the driver wants for all it does is in annotations.
+//! Volumes of Portworx. The driver's secret is in annotations.
 
 use crate::Error;
-use crate::kind::{Described, Found, Given, Kind, secret};
+use crate::kind::{CsiVolume, Found, InTreeVolume, Kind, secret};
 use crate::topology::Topology;
 
 pub(crate) const KIND: Kind = Kind {
@@ -10,7 +10,7 @@ pub(crate) const KIND: Kind = Kind {
     driver: "pxd.portworx.com",
     id: "volumeID",
     topology: Topology::None,
-    adapt,
+    translate,
 };
 
 const SECRET_NAME: &str = "openstorage.io/auth-secret-name";
@@ -23,18 +23,18 @@ const SECRETS: [&str; 5] = [
     "nodeExpandSecretRef",
 ];
 
-fn adapt(given: &Given<'_>, described: &mut Described) -> Result<(), Error> {
-    // Who may write is told by access modes alone.
-    described.read_only = false;
-    match given.found {
-        Found::Inline { .. } if given.read_only() => described.read_by_many(),
+fn translate(in_tree: &InTreeVolume<'_>, csi_volume: &mut CsiVolume) -> Result<(), Error> {
+    // Only access modes say who may write.
+    csi_volume.read_only = false;
+    match in_tree.found {
+        Found::Inline { .. } if in_tree.read_only() => csi_volume.read_by_many(),
         Found::Inline { .. } => {}
         Found::Persistent(volume) => {
             let annotation = |key: &str| volume["metadata"]["annotations"][key].as_str();
             let named = annotation(SECRET_NAME).zip(annotation(SECRET_NAMESPACE));
             let reference = named.map(|(name, namespace)| secret(name, namespace));
             let all = SECRETS.iter().copied().zip(reference.into_iter().cycle());
-            described.secrets.extend(all);
+            csi_volume.secrets.extend(all);
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::values::{strings, text};
 
-/// The labels by which nodes and volumes tell where they are.
+/// The topology labels of nodes and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Labels {
     pub(crate) zone: &'static str,
@@ -22,7 +22,7 @@ pub(crate) const BETA: Labels = Labels {
     region: "failure-domain.beta.kubernetes.io/region",
 };
 
-/// How a driver tells where its volumes can be used.
+/// The topology of a driver's volumes.
 pub(crate) enum Topology {
     /// As the volume itself does.
     None,

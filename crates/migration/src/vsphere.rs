@@ -1,7 +1,7 @@
 //! Disks of vSphere, known by their path in a datastore.
 
 use crate::Error;
-use crate::kind::{Described, Given, Kind};
+use crate::kind::{CsiVolume, InTreeVolume, Kind};
 use crate::topology::Topology;
 
 pub(crate) const KIND: Kind = Kind {
@@ -13,13 +13,13 @@ pub(crate) const KIND: Kind = Kind {
         zone: "topology.csi.vmware.com/zone",
         region: "topology.csi.vmware.com/region",
     },
-    adapt,
+    translate,
 };
 
-fn adapt(given: &Given<'_>, described: &mut Described) -> Result<(), Error> {
-    let policy = given.text("storagePolicyName");
+fn translate(in_tree: &InTreeVolume<'_>, csi_volume: &mut CsiVolume) -> Result<(), Error> {
+    let policy = in_tree.text("storagePolicyName");
     if !policy.is_empty() {
-        described.attribute("storagepolicyname", policy);
+        csi_volume.attribute("storagepolicyname", policy);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pure: questions to the kernel over netlink, and its answers. Attributes go as they are: the crates
+//! Pure: netlink requests to the kernel, and its replies. Attributes are written by hand: the crates
 //! for netfilter and for network devices have no way to write one that nests others unless they know
 //! it, and know nothing of conntrack's filter or of the statistics of all devices at once.
 
@@ -11,25 +11,25 @@ use netlink_packet_core::{
     NlasIterator,
 };
 
-/// Flags of questions, which tell where their answers end.
+/// Flags of requests, which mark where their replies end.
 pub use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP};
 
-/// Bytes for answers: the most that the kernel gives in one go.
+/// The buffer size for replies: the most that the kernel sends in one datagram.
 pub const BUFFER: usize = 32 << 10;
 /// The header of a message.
 const HEADER: usize = 16;
 
-/// An attribute of a question: its kind and what it holds.
+/// An attribute of a request: its type and its payload.
 #[derive(Debug)]
 pub enum Attribute {
-    /// As it is.
+    /// Bytes.
     Bytes(u16, Vec<u8>),
     /// Attributes.
     Nest(u16, Vec<Self>),
 }
 
 impl Attribute {
-    /// With the zero at the end that the kernel wants.
+    /// With the terminating zero that the kernel expects.
     pub fn text(kind: u16, text: &str) -> Self {
         Self::Bytes(kind, text.bytes().chain([0]).collect())
     }
@@ -60,11 +60,11 @@ impl Nla for Attribute {
     }
 }
 
-/// What goes before the attributes, by the family of the message.
+/// The family-specific header before the attributes.
 pub type Subheader<const N: usize> = [u8; N];
 
-/// A question of that type, with the number that its answers will have.
-pub fn question<const N: usize>(
+/// A request of that type, with the sequence number of its replies.
+pub fn request<const N: usize>(
     kind: u16,
     flags: u16,
     sequence: u32,
@@ -83,10 +83,10 @@ pub fn question<const N: usize>(
     bytes
 }
 
-/// Passes what is in one datagram of answers to the question with that number on: subheaders of `N`
-/// bytes and attributes. Whether the last one was among them; the kernel's refusal is an error with its
-/// number.
-pub fn answers<const N: usize>(
+/// Passes on the replies with that sequence number in one datagram: subheaders of `N` bytes and
+/// attributes. Returns whether the last one was among them; the kernel's errors are errors with their
+/// errno.
+pub fn replies<const N: usize>(
     mut bytes: &[u8],
     sequence: u32,
     each: &mut impl FnMut(&Subheader<N>, &[u8]),
@@ -101,7 +101,7 @@ pub fn answers<const N: usize>(
         }
         let payload = message.payload();
         match message.message_type() {
-            NLMSG_DONE | NLMSG_ERROR => return verdict(payload).map(|()| true),
+            NLMSG_DONE | NLMSG_ERROR => return ack_result(payload).map(|()| true),
             _ => {
                 let (subheader, attributes) =
                     payload.split_first_chunk().ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -112,8 +112,8 @@ pub fn answers<const N: usize>(
     Ok(false)
 }
 
-/// How it went: 0, or an error number below it.
-fn verdict(payload: &[u8]) -> io::Result<()> {
+/// The result in an ack: 0 or a negative errno.
+fn ack_result(payload: &[u8]) -> io::Result<()> {
     match payload.first_chunk().map(|code| i32::from_ne_bytes(*code)) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(code.saturating_neg())),
         Some(_) => Ok(()),
@@ -121,7 +121,7 @@ fn verdict(payload: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The attributes of an answer, or in an attribute of it, up to the first that is none.
+/// The attributes of a reply or of a nested attribute, up to the first invalid one.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(|it| {
         let it = it.ok()?;
@@ -130,7 +130,7 @@ pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// What the first attribute of that kind holds.
+/// The payload of the first attribute of that type.
 pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(it, _)| *it == kind).map(|(_, value)| value)
 }

@@ -1,4 +1,4 @@
-//! Delays that double with each failure of the same thing, and are forgotten after a quiet time.
+//! Exponential backoff by key, which is reset after a time without failures.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 pub const RESTART_BASE: SignedDuration = SignedDuration::from_secs(10);
 /// Longest delay before a container is started again, unless the node's config says otherwise.
 pub const RESTART_MAX: SignedDuration = SignedDuration::from_secs(300);
-/// A container that ran this long starts afresh, whatever the longest delay is.
+/// A container that ran this long has its backoff reset, whatever the longest delay is.
 const RESTART_RESET: SignedDuration = SignedDuration::from_secs(600);
 
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ struct Entry {
     touched: Timestamp,
 }
 
-/// The delays of a set of things, by key.
+/// Backoff entries by key.
 #[derive(Clone, Debug)]
 pub struct Backoff<K> {
     base: SignedDuration,
@@ -27,12 +27,12 @@ pub struct Backoff<K> {
 }
 
 impl<K: Hash + Eq + Clone> Backoff<K> {
-    /// Delays from `base`, doubling up to `max`.
+    /// Delays start with `base` and double up to `max`.
     pub fn new(base: SignedDuration, max: SignedDuration) -> Self {
         Self { base: base.min(max), max, entries: HashMap::new() }
     }
 
-    /// Until when the thing has to wait, if it failed at `failed`; `None` if it need not (any more).
+    /// Until when to back off after a failure at `failed`; `None` if the time is over.
     pub fn waits_until(&self, key: &K, failed: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let entry = self.entries.get(key)?;
         if self.is_stale(entry, failed) {
@@ -42,13 +42,13 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
         (now < until).then_some(until)
     }
 
-    /// The delay that is in force for the thing.
+    /// The current delay.
     pub fn delay(&self, key: &K) -> SignedDuration {
         self.entries.get(key).map_or(self.base, |entry| entry.delay)
     }
 
-    /// Note a new try at `now`, after a failure at `failed`: if that fails too, the thing waits
-    /// twice as long. The time spent waiting for the try is no quiet time.
+    /// Note a retry at `now`, after a failure at `failed`: if that fails too, the delay doubles.
+    /// The backoff itself does not count as time without failures.
     pub fn next(&mut self, key: &K, failed: Timestamp, now: Timestamp) {
         let delay = match self.entries.get(key) {
             Some(entry) if !self.is_stale(entry, failed) => {
@@ -59,7 +59,7 @@ impl<K: Hash + Eq + Clone> Backoff<K> {
         self.entries.insert(key.clone(), Entry { delay, touched: now });
     }
 
-    /// Forget the things for which `keep` is false.
+    /// Remove the entries for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&K) -> bool) {
         self.entries.retain(|key, _| keep(key));
     }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn doubles_up_to_the_maximum_and_resets_after_a_quiet_time() {
+    fn backoff_doubles_up_to_the_maximum_and_resets() {
         let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
         assert_eq!(
             backoff.waits_until(&"c", at(0), at(0)),
@@ -104,16 +104,16 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_try_is_no_quiet_time() {
+    fn backoff_time_does_not_count_as_quiet_time() {
         let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
         (0..6).for_each(|_| backoff.next(&"c", at(0), at(0)));
-        // It ran for eight minutes, and then waited for five.
+        // It ran for eight minutes, and then backed off for five.
         backoff.next(&"c", at(480), at(780));
         assert_eq!(backoff.delay(&"c"), RESTART_MAX);
     }
 
     #[test]
-    fn a_base_above_the_maximum_is_the_maximum() {
+    fn backoff_base_is_capped_at_the_maximum() {
         let mut backoff = Backoff::new(RESTART_BASE, SignedDuration::from_secs(2));
         backoff.next(&1, at(0), at(0));
         assert_eq!(backoff.delay(&1), SignedDuration::from_secs(2));

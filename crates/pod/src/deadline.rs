@@ -5,22 +5,24 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use crate::status::Verdict;
 
-/// How a pod stands to its deadline.
+/// Whether a pod has exceeded its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// It has none, or has not started.
     None,
-    /// It will be over then.
+    /// It will be exceeded then.
     Due(Timestamp),
-    /// It is over, and the pod with it.
+    /// It is exceeded; the pod has failed.
     Over(Verdict),
 }
 
-/// How the pod stands to its deadline. `told` is the status told last, for its start time.
-pub fn deadline(pod: &Pod, told: &PodStatus, now: Timestamp) -> Deadline {
+/// Whether the pod has exceeded its deadline. `last_status` has its start time.
+pub fn deadline(pod: &Pod, last_status: &PodStatus, now: Timestamp) -> Deadline {
     let seconds = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
-    let (Some(seconds), Some(start)) = (seconds, &told.start_time) else { return Deadline::None };
-    // The start is told in whole seconds: the pod may have begun up to one later.
+    let (Some(seconds), Some(start)) = (seconds, &last_status.start_time) else {
+        return Deadline::None;
+    };
+    // The start time is in whole seconds: the pod may have started up to one later.
     let allowed = SignedDuration::from_secs(seconds).saturating_add(SignedDuration::from_secs(1));
     let due = start.0.checked_add(allowed).unwrap_or(Timestamp::MAX);
     match now < due {
@@ -46,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_over_when_its_time_is() {
+    fn active_deadline_fails_the_pod() {
         let pod = |deadline| -> Pod {
             let spec = json!({"activeDeadlineSeconds": deadline, "containers": []});
             serde_json::from_value(json!({"spec": spec})).unwrap()

@@ -1,5 +1,5 @@
 //! The downward API: a pod's own fields and resources as text, for environment variables and for
-//! volumes. What the object cannot know (addresses, the node's allocatable) is passed in.
+//! volumes. What the object does not have (addresses, the node's allocatable) is passed in.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::{qos, spec};
 /// Why a field or resource has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The path names no field of the downward API.
+    /// The path is no field of the downward API.
     #[error("unsupported fieldPath: {0}")]
     UnsupportedField(String),
     /// `path['key']` on a field that is no map.
@@ -25,16 +25,16 @@ pub enum Error {
     /// The node does not know its own address yet.
     #[error("no address of the node is known yet")]
     NoHostAddress,
-    /// The resource is none of those that the downward API shows.
+    /// The resource is not one of the downward API.
     #[error("unsupported container resource : {0}")]
     UnsupportedResource(String),
     /// The selector names a container that the pod does not have.
     #[error("container {0} not found")]
     NoContainer(String),
-    /// The divisor is no positive quantity.
+    /// The divisor is not a positive quantity.
     #[error("invalid divisor {divisor:?} of container resource {resource}")]
     InvalidDivisor {
-        /// The resource that was asked for.
+        /// The requested resource.
         resource: String,
         /// The divisor as written.
         divisor: String,
@@ -74,12 +74,12 @@ pub fn field_ref_value<'a>(
     Ok(value.into())
 }
 
-/// The value of a `fieldRef` in a volume, which knows the pod's metadata alone.
+/// The value of a `fieldRef` in a volume, which can refer to metadata only.
 pub fn metadata_value<'a>(pod: &'a Pod, path: &str) -> Result<Cow<'a, str>, Error> {
     let metadata = &pod.metadata;
     if let Some((map, key)) = split_subscript(path) {
         let (map, valid) = match map {
-            // Annotation keys are told apart by case but checked without it, as the apiserver does.
+            // Annotation keys are case-sensitive but checked in lower case, as the apiserver does.
             "metadata.annotations" => {
                 (&metadata.annotations, is_qualified_name(&key.to_lowercase()))
             }

@@ -1,16 +1,16 @@
 //! `$(NAME)` references in commands, arguments, environment values and sub-paths.
 
-/// An expanded text would be longer than what takes it.
+/// The expanded text exceeds its limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is longer than {limit} bytes once its references are expanded")]
 pub struct TooLong {
-    /// The most bytes that it may have.
+    /// The maximum (bytes).
     pub limit: usize,
 }
 
-/// Replace each `$(NAME)` by what `lookup` gives; an unknown name stays as it is, and `$$` is a
-/// dollar sign that starts no reference. The result has at most `limit` bytes: variables that refer
-/// to each other twice each would double it with each of them.
+/// Replace each `$(NAME)` by what `lookup` gives; an unknown name stays as it is, and `$$` is an
+/// escaped dollar sign. The result has at most `limit` bytes: with variables that refer to each
+/// other twice, it could double with each of them.
 pub fn expand<'a>(
     input: &str,
     limit: usize,
@@ -18,7 +18,7 @@ pub fn expand<'a>(
 ) -> Result<String, TooLong> {
     let mut output = Bounded { text: String::new(), limit };
     let mut rest = input;
-    // Looked for once: a text may hold many beginnings and no end.
+    // Computed once: a text may have many `$(` and no `)`.
     let last_end = input.rfind(')').map_or(0, |at| at + 1);
     let end_of_ends = input.len() - last_end;
     while let Some(at) = rest.find('$') {
@@ -68,7 +68,7 @@ mod tests {
     use super::{TooLong, expand};
 
     #[test]
-    fn references_escapes_and_leftovers() {
+    fn expansion_of_references_and_escapes() {
         let lookup = |name: &str| match name {
             "A" => Some("a"),
             "DOLLAR" => Some("$(A)"),
@@ -94,7 +94,7 @@ mod tests {
 
     /// Finding 13: variables that each refer twice to the next one doubled without a bound.
     #[test]
-    fn a_result_is_bounded() {
+    fn expansion_is_limited_in_length() {
         let lookup = |name: &str| (name == "A").then_some("12345");
         assert_eq!(expand("$(A)$(A)", 10, lookup).as_deref(), Ok("1234512345"));
         for (input, fits) in [
@@ -119,9 +119,9 @@ mod tests {
         assert_eq!((doubled, value.len()), (Some(TooLong { limit }), limit));
     }
 
-    /// Finding 14: each `$(` looked for its end in all that follows.
+    /// Finding 14: each `$(` searched all the rest for its end.
     #[test]
-    fn beginnings_without_an_end_cost_nothing() {
+    fn expansion_of_unterminated_references_is_linear() {
         let text = "$(".repeat(1 << 20);
         assert_eq!(expand(&text, text.len(), |_| None), Ok(text.clone()));
         let text = format!("$(A){text}");
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_without_dollars_is_kept(text in "[^$]*") {
+        fn expansion_keeps_text_without_references(text in "[^$]*") {
             prop_assert_eq!(expand(&text, text.len(), |_| Some("x")), Ok(text));
         }
     }

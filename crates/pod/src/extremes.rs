@@ -1,5 +1,5 @@
-//! Hostile pods, nodes and answers of runtimes through every function of this crate. Tests run with
-//! overflow checks, so a sum that would wrap in a release ends them too.
+//! Hostile pods, nodes and runtime responses through every function of this crate. Tests run with
+//! overflow checks, so a sum that would wrap in a release build fails them too.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,12 +11,16 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use proptest::prelude::*;
 
-use crate::admission::{self, Abilities, AdmissionContext, Ledger, NodeView, Reservation, Sysctls};
+use crate::admission::{
+    self, AdmissionContext, Ledger, NodeCapabilities, NodeView, Reservation, Sysctls,
+};
 use crate::backoff::{Backoff, RESTART_BASE, RESTART_MAX};
-use crate::eviction::{self, Layout, NodePressure, Observation, Observations, Signal, Texts};
+use crate::eviction::{
+    self, Layout, NodePressure, Observation, Observations, Signal, ThresholdConfig,
+};
 use crate::observed::{self, Enforced, ObservedPod, Sandbox, State, User};
 use crate::plan::{Inputs, backoff_key, plan, restarts_all};
-use crate::probes::{Finding, ProbeKind, ProbeResults};
+use crate::probes::{ProbeKind, ProbeResult, ProbeResults};
 use crate::resize::{self, PodResources, Rules};
 use crate::spec::Gates;
 use crate::status::{self, Context, Verdict};
@@ -49,7 +53,7 @@ fn size() -> impl Strategy<Value = u64> {
     prop::sample::select(vec![0, 1, 1 << 20, i64::MAX as u64, u64::MAX - 1, u64::MAX])
 }
 
-/// Of what does not decode, the example: that it is refused is as well.
+/// The example pod for what does not decode, which is a valid result as well.
 fn any_pod() -> impl Strategy<Value = Pod> {
     hostile(examples::pod(), 12).prop_map(|pod| {
         let pod = serde_json::from_value(pod);
@@ -137,7 +141,7 @@ fn any_usage() -> impl Strategy<Value = PodUsage> {
     (size(), size(), space(), space(), space(), space()).prop_map(
         |(number, limit, rootfs, logs, volume, own)| {
             let memory = Memory { working_set: number, limit: Some(limit), ..Memory::default() };
-            let figures = CgroupUsage {
+            let cgroup = CgroupUsage {
                 cpu: Some(number),
                 memory: Some(memory),
                 swap: Some(number),
@@ -145,12 +149,12 @@ fn any_usage() -> impl Strategy<Value = PodUsage> {
             };
             let container = |name: &str| ContainerUsage {
                 name: name.to_owned(),
-                figures,
+                cgroup,
                 rootfs: Some(rootfs),
                 logs: Some(logs),
             };
             PodUsage {
-                figures,
+                cgroup,
                 containers: vec![container("main"), container("second")],
                 volumes: [("scratch".to_owned(), volume), ("memory".to_owned(), volume)].into(),
                 own,
@@ -162,13 +166,13 @@ fn any_usage() -> impl Strategy<Value = PodUsage> {
 proptest! {
     /// Finding 1.
     #[test]
-    fn extremes_of_pods_are_planned_and_told(
+    fn extremes_of_pods_are_planned_and_reported(
         pod in any_pod(),
         observed in any_observation(),
         now in time(),
         before in time(),
         (base, max) in (number(), number()),
-        (finding, is_over) in (any::<bool>(), any::<bool>()),
+        (probe_succeeds, is_over) in (any::<bool>(), any::<bool>()),
     ) {
         let mut backoff = Backoff::new(RESTART_BASE, RESTART_MAX);
         let mut odd = Backoff::new(SignedDuration::from_secs(base), SignedDuration::from_secs(max));
@@ -184,17 +188,17 @@ proptest! {
                 hash::container_hash(container);
                 spec::restarts(pod_spec, kind, container, base as i32, Gates::default());
             }
-            resources::told(pod_spec, finding);
+            resources::status_resources(pod_spec, probe_succeeds);
             resources::net_requests(pod_spec);
             resources::net_limits(pod_spec);
             termination::order(pod_spec);
             restarts_all(pod_spec, &observed, Gates::default());
         }
         for run in &observed.containers {
-            probes.set(&run.id, ProbeKind::Liveness, if finding { Finding::Success } else { Finding::Failure });
+            probes.set(&run.id, ProbeKind::Liveness, if probe_succeeds { ProbeResult::Success } else { ProbeResult::Failure });
         }
         let actuated = pod.spec.as_ref().map_or_else(PodResources::default, |pod_spec| {
-            PodResources::asked(pod_spec, Gates::default())
+            PodResources::requested(pod_spec, Gates::default())
         });
         let starting = HashSet::new();
         for backoff in [&backoff, &odd] {
@@ -208,7 +212,7 @@ proptest! {
             };
             plan(&pod, &observed, inputs).wake_at();
         }
-        let (pending, resizing) = status::resize_told(&pod.status.clone().unwrap_or_default());
+        let (pending, resizing) = status::resize_status(&pod.status.clone().unwrap_or_default());
         let context = Context {
             probes: &probes,
             terminal: is_over,
@@ -219,20 +223,20 @@ proptest! {
             resizing: resizing.as_ref(),
             ..Context::default()
         };
-        let told = pod.status.clone().unwrap_or_default();
-        let first = status::status(&pod, &observed, &told, &context, before);
+        let last_status = pod.status.clone().unwrap_or_default();
+        let first = status::status(&pod, &observed, &last_status, &context, before);
         let second = status::status(&pod, &observed, &first, &context, now);
         serde_json::to_vec(&second).unwrap();
         deadline::deadline(&pod, &second, now);
         deadline::deadline(&pod, &PodStatus::default(), before);
         status::rejected(&pod, &Verdict::failed("r", "m"), now);
-        admission::turn(&pod);
+        admission::admission_order(&pod);
         admission::was_admitted(&pod);
         qos::class(&pod);
     }
 
     #[test]
-    fn extremes_of_pods_are_taken_in_or_refused(
+    fn extremes_of_pods_are_admitted_or_rejected(
         pod in any_pod(),
         others in prop::collection::vec(any_pod(), 0..4),
         node in any_node(),
@@ -240,7 +244,7 @@ proptest! {
     ) {
         let mut ledger = Ledger::default();
         let tickets: Vec<_> = others.iter().map(|pod| ledger.enter(Reservation::new(pod))).collect();
-        let abilities = Abilities {
+        let capabilities = NodeCapabilities {
             sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
             app_armor: false,
             supplemental_groups_policy: false,
@@ -250,14 +254,14 @@ proptest! {
         let view = NodeView::new(&node, &node);
         let (memory, disk, pid) = pressure;
         let pressure = NodePressure { memory, disk, pid };
-        let terms = AdmissionContext { abilities: &abilities, node: &view, ledger: &ledger, pressure };
+        let terms = AdmissionContext { capabilities: &capabilities, node: &view, ledger: &ledger, pressure };
         admission::decide(&pod, &terms, |_| Ok(()));
         let mut critical = pod.clone();
         if let Some(spec) = &mut critical.spec {
             spec.priority = Some(2_000_001_000);
         }
         admission::decide(&critical, &terms, |_| Ok(()));
-        admission::refuses_resize(&pod, &terms);
+        admission::check_resize(&pod, &terms);
         tickets.into_iter().for_each(|ticket| drop(ledger.release(ticket)));
         let rules = Rules { limited_swap: true, static_cpus: true, static_memory: true, pod_level: true };
         for other in &others {
@@ -312,7 +316,7 @@ proptest! {
             SIGNALS.iter().map(|signal| (signal.as_str().to_owned(), value.clone())).collect()
         };
         let spans = SIGNALS.iter().map(|signal| (signal.as_str().to_owned(), Duration::from_secs(seconds)));
-        let texts = Texts {
+        let texts = ThresholdConfig {
             hard: &texts(&values[0]),
             soft: &texts(&values[1]),
             soft_grace: &spans.collect(),
@@ -322,14 +326,14 @@ proptest! {
         if due.is_empty() {
             let hard = BTreeMap::from([("memory.available".to_owned(), "5%".to_owned())]);
             let none = BTreeMap::new();
-            let texts = Texts { hard: &hard, soft: &none, soft_grace: &BTreeMap::new(), minimum_reclaim: &texts.minimum_reclaim.clone() };
+            let texts = ThresholdConfig { hard: &hard, soft: &none, soft_grace: &BTreeMap::new(), minimum_reclaim: &texts.minimum_reclaim.clone() };
             due = eviction::thresholds(texts, false).unwrap_or_default();
         }
         let mut tracker = eviction::Tracker::new(due.clone(), Duration::from_secs(seconds));
         let now = Instant::now();
-        tracker.take(&observations, now);
-        tracker.take(&observations, now.checked_add(Duration::from_secs(after)).unwrap_or(now));
-        tracker.take(&observations, now);
+        tracker.evaluate(&observations, now);
+        tracker.evaluate(&observations, now.checked_add(Duration::from_secs(after)).unwrap_or(now));
+        tracker.evaluate(&observations, now);
         for threshold in &due {
             let _ = threshold.headroom(&observations);
         }
@@ -341,7 +345,7 @@ proptest! {
             for signal in SIGNALS {
                 eviction::rank(&mut candidates, signal, layout);
                 for candidate in &candidates {
-                    eviction::explain(signal.resource(), *candidate, &due, &observations);
+                    eviction::eviction_message(signal.resource(), *candidate, &due, &observations);
                 }
             }
             for (pod, usage) in &pods {

@@ -1,7 +1,7 @@
-//! The hash by which a kubelet knows that a running container is still the one its pod asks for.
+//! The hash that shows whether a running container still matches its spec.
 //!
 //! The value is stored in the container's annotations, so it must be upstream's to the bit: a
-//! different one would restart every pod when a node changes hands.
+//! different one would restart every container when a node changes from one kubelet to the other.
 
 use std::fmt::Write;
 
@@ -32,7 +32,7 @@ mod tests {
 
     /// Values computed by upstream's own function.
     #[test]
-    fn hashes_are_upstreams() {
+    fn container_hash_equals_upstream() {
         for (name, image, expected) in [
             ("web", "registry.k8s.io/pause:3.10", 0x4f3b_3ba7),
             ("a", "busybox", 0x5264_866e),

@@ -1,5 +1,5 @@
-//! The labels and annotations by which a container is known again. They are upstream's: a node
-//! that changes hands must find its containers.
+//! The labels and annotations of containers and sandboxes. They are upstream's, so that containers
+//! are found when a node changes from one kubelet to the other.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub const HASH: &str = "io.kubernetes.container.hash";
 /// Annotation: restart count, decimal.
 pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Annotation: where the container writes its last words.
+/// Annotation: the path of the termination message.
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 /// Annotation: `File` or `FallbackToLogsOnError`.
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
@@ -52,7 +52,7 @@ fn identity(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
-/// Annotations of a container: what must be known of it once its pod's spec is gone.
+/// Annotations of a container: what must be known of it once the pod's object is gone.
 pub fn container_annotations(
     pod: &Pod,
     container: &Container,

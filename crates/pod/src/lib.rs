@@ -1,6 +1,6 @@
-//! The pure half of the node: from what a pod asks for and what the runtime shows, to what is to
-//! be done ([`plan`]) and what is to be told ([`status`]). No I/O, no client, and no clock but the
-//! one passed in.
+//! The pure half of the node: from a pod's spec and the runtime's state to the actions to take
+//! ([`plan`]) and the status to report ([`status`]). No I/O, no client, and no clock but the one
+//! passed in.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

@@ -1,4 +1,4 @@
-//! What the runtime shows of one pod. Owned by the daemon's `observe` room; everybody else reads.
+//! The state of one pod in the runtime. Written by the daemon's `observe` module; all others read.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -15,8 +15,8 @@ pub struct ObservedPod {
     pub sandboxes: Vec<Sandbox>,
     /// Containers, newest first.
     pub containers: Vec<Container>,
-    /// Whether the runtime has something of the pod that could not be looked at yet. What is not
-    /// seen must not be started a second time.
+    /// Whether a sandbox or container of the pod could not be inspected yet. What is not seen must
+    /// not be started a second time.
     pub partial: bool,
 }
 
@@ -25,11 +25,11 @@ pub struct ObservedPod {
 pub struct Sandbox {
     /// The runtime's id.
     pub id: String,
-    /// Which try this sandbox is, from 0.
+    /// The attempt, from 0.
     pub attempt: u32,
-    /// Whether the sandbox (its network namespace and pause process) stands.
+    /// Whether the sandbox (its network namespace and pause process) is ready.
     pub ready: bool,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
     /// The pod's addresses, primary first; empty on the host's network.
     pub ips: Vec<String>,
@@ -38,57 +38,57 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Where its containers are reached: its own address or, on the host's network, the host's.
-    /// "" if it has none.
+    /// The address of its containers: its own or, on the host's network, the host's. "" if it has
+    /// none.
     pub fn address<'a>(&'a self, host_ips: &'a [String]) -> &'a str {
         let ips = if self.host_network { host_ips } else { &self.ips };
         ips.first().map(String::as_str).unwrap_or_default()
     }
 }
 
-/// A container of the pod, in whichever state.
+/// A container of the pod, in any state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// The runtime's id.
     pub id: String,
     /// The container's name in the spec.
     pub name: String,
-    /// The sandbox that it runs in.
+    /// The sandbox it belongs to.
     pub sandbox_id: String,
-    /// Restart count at the time that it was made.
+    /// Restart count at its creation.
     pub restart_count: u32,
-    /// Hash of the spec that it was made from, if it is known.
+    /// Hash of the spec it was created from, if it is known.
     pub hash: Option<u64>,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
     /// Image as the pod named it.
     pub image: String,
     /// Digested image reference, or the image's id.
     pub image_ref: String,
-    /// File that its output goes to.
+    /// Log file.
     pub log_path: String,
-    /// Whom its first process runs as, if the runtime says.
+    /// User of its first process, if the runtime reports it.
     pub user: Option<User>,
-    /// The signal that stops it, such as `SIGTERM`, if the runtime says.
+    /// Stop signal, such as `SIGTERM`, if the runtime reports it.
     pub stop_signal: Option<String>,
-    /// What the runtime says that it runs with, if it says so.
+    /// Resources in force, if the runtime reports them.
     pub resources: Option<Enforced>,
-    /// What it does.
+    /// Its state.
     pub state: State,
 }
 
-/// What a runtime enforces for a container, as far as it says.
+/// Resources that a runtime enforces for a container, as far as it reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforced {
-    /// CPU that it asks for, in thousandths.
+    /// CPU request, in millicores.
     pub cpu_request: Option<i64>,
-    /// CPU at most, in thousandths.
+    /// CPU limit, in millicores.
     pub cpu_limit: Option<i64>,
-    /// Memory at most, in bytes.
+    /// Memory limit, in bytes.
     pub memory_limit: Option<i64>,
 }
 
-/// Whom a process runs as.
+/// The user of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// User id.
@@ -99,21 +99,21 @@ pub struct User {
     pub groups: Vec<i64>,
 }
 
-/// What a container does.
+/// State of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Made, not started.
+    /// Created, not started.
     Created,
     /// Running.
     Running {
-        /// Since when.
+        /// Start time.
         started_at: Timestamp,
     },
     /// Ended.
     Exited {
-        /// When it started; `None` if it never did.
+        /// Start time; `None` if it never started.
         started_at: Option<Timestamp>,
-        /// When it ended.
+        /// Time of its end.
         finished_at: Timestamp,
         /// Its exit code; 128 + n for signal n.
         exit_code: i32,
@@ -122,17 +122,17 @@ pub enum State {
         /// The termination message.
         message: String,
     },
-    /// The runtime does not know.
+    /// Unknown to the runtime.
     Unknown,
 }
 
 impl Container {
-    /// Whether the container runs.
+    /// Whether the container is running.
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running { .. })
     }
 
-    /// Its exit code, if it has ended.
+    /// Its exit code, if it has exited.
     pub fn exit_code(&self) -> Option<i32> {
         match self.state {
             State::Exited { exit_code, .. } => Some(exit_code),
@@ -140,17 +140,17 @@ impl Container {
         }
     }
 
-    /// Whether it has ended as it should. One that ran out of memory has not, whatever its code.
+    /// Whether it has succeeded. An OOM-killed one has not, whatever its exit code.
     pub fn has_succeeded(&self) -> bool {
         matches!(&self.state, State::Exited { exit_code: 0, reason, .. } if reason != "OOMKilled")
     }
 
-    /// Whether any of its processes may still run.
+    /// Whether any of its processes may still be running.
     pub fn may_run(&self) -> bool {
         matches!(self.state, State::Running { .. } | State::Unknown)
     }
 
-    /// When it ended, if it has.
+    /// When it exited, if it has.
     pub fn finished_at(&self) -> Option<Timestamp> {
         match self.state {
             State::Exited { finished_at, .. } => Some(finished_at),
@@ -165,18 +165,18 @@ impl ObservedPod {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// The newest sandbox that stands.
+    /// The newest sandbox that is ready.
     pub fn ready_sandbox(&self) -> Option<&Sandbox> {
         self.sandboxes.iter().find(|sandbox| sandbox.ready)
     }
 
-    /// Whether any process of the pod may still run.
+    /// Whether any process of the pod may still be running.
     pub fn is_active(&self) -> bool {
         self.containers.iter().any(Container::may_run)
             || self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
-    /// Whether the runtime holds nothing of the pod.
+    /// Whether the runtime has nothing of the pod.
     pub fn is_gone(&self) -> bool {
         self.containers.is_empty() && self.sandboxes.is_empty()
     }

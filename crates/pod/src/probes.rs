@@ -1,23 +1,23 @@
-//! What the probes of a pod's containers have found. Owned by the daemon's `probes` room; plan and
-//! status read.
+//! Probe results of a pod's containers. Written by the daemon's `probes` module; plan and status
+//! read.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
 
-/// Which probe of a container.
+/// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeKind {
-    /// Holds back the others until the container is up.
+    /// Disables the others until it succeeds.
     Startup,
-    /// Whether the container may be sent work.
+    /// Whether the container may receive traffic.
     Readiness,
-    /// Whether the container still works; one that does not is restarted.
+    /// Whether the container works; it is restarted if not.
     Liveness,
 }
 
 impl ProbeKind {
-    /// Its name as events and metrics give it.
+    /// Its name in events and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             ProbeKind::Startup => "Startup",
@@ -27,29 +27,29 @@ impl ProbeKind {
     }
 }
 
-/// What a probe has found, its thresholds counted in.
+/// The result of a probe, with its thresholds applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Finding {
-    /// Nothing yet.
+pub enum ProbeResult {
+    /// No result yet.
     #[default]
     Unknown,
-    /// All is well.
+    /// The probe succeeds.
     Success,
-    /// It is not.
+    /// The probe fails.
     Failure,
 }
 
-/// What is known of one run of a container.
+/// The results for one run of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Probed {
-    startup: Finding,
-    readiness: Finding,
-    liveness: Finding,
+struct ContainerResults {
+    startup: ProbeResult,
+    readiness: ProbeResult,
+    liveness: ProbeResult,
 }
 
-/// What the probes of one pod have found, by the runtime's id of the container that was probed.
+/// The probe results of one pod, by container id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ProbeResults(BTreeMap<String, Probed>);
+pub struct ProbeResults(BTreeMap<String, ContainerResults>);
 
 impl Default for &ProbeResults {
     fn default() -> Self {
@@ -59,46 +59,47 @@ impl Default for &ProbeResults {
 }
 
 impl ProbeResults {
-    /// Note what a probe has found. Tells whether that is news.
-    pub fn set(&mut self, id: &str, kind: ProbeKind, finding: Finding) -> bool {
-        let probed = self.0.entry(id.to_owned()).or_default();
+    /// Set the result of a probe, and return whether it has changed.
+    pub fn set(&mut self, id: &str, kind: ProbeKind, result: ProbeResult) -> bool {
+        let results = self.0.entry(id.to_owned()).or_default();
         let slot = match kind {
-            ProbeKind::Startup => &mut probed.startup,
-            ProbeKind::Readiness => &mut probed.readiness,
-            ProbeKind::Liveness => &mut probed.liveness,
+            ProbeKind::Startup => &mut results.startup,
+            ProbeKind::Readiness => &mut results.readiness,
+            ProbeKind::Liveness => &mut results.liveness,
         };
-        std::mem::replace(slot, finding) != finding
+        std::mem::replace(slot, result) != result
     }
 
-    /// What a probe has found.
-    pub fn get(&self, id: &str, kind: ProbeKind) -> Finding {
-        let probed = self.0.get(id).copied().unwrap_or_default();
+    /// The result of a probe.
+    pub fn get(&self, id: &str, kind: ProbeKind) -> ProbeResult {
+        let results = self.0.get(id).copied().unwrap_or_default();
         match kind {
-            ProbeKind::Startup => probed.startup,
-            ProbeKind::Readiness => probed.readiness,
-            ProbeKind::Liveness => probed.liveness,
+            ProbeKind::Startup => results.startup,
+            ProbeKind::Readiness => results.readiness,
+            ProbeKind::Liveness => results.liveness,
         }
     }
 
-    /// Forget the runs for which `keep` is false.
+    /// Remove the runs for which `keep` is false.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         self.0.retain(|id, _| keep(id));
     }
 
-    /// Whether that run of the container is up: its startup probe, if it has one, has succeeded.
+    /// Whether that run of the container is started: its startup probe, if it has one, succeeded.
     pub fn is_started(&self, container: &Container, id: &str) -> bool {
-        container.startup_probe.is_none() || self.get(id, ProbeKind::Startup) == Finding::Success
+        container.startup_probe.is_none()
+            || self.get(id, ProbeKind::Startup) == ProbeResult::Success
     }
 
-    /// The probe that asks for that run of the container to be ended, if one does.
+    /// The failed startup or liveness probe because of which that run has to be killed, if any.
     pub fn failing(&self, container: &Container, id: &str) -> Option<ProbeKind> {
-        let asked = [
+        let probes = [
             (ProbeKind::Liveness, container.liveness_probe.is_some()),
             (ProbeKind::Startup, container.startup_probe.is_some()),
         ];
-        asked
+        probes
             .into_iter()
-            .find(|(kind, is_there)| *is_there && self.get(id, *kind) == Finding::Failure)
+            .find(|(kind, is_defined)| *is_defined && self.get(id, *kind) == ProbeResult::Failure)
             .map(|(kind, _)| kind)
     }
 }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 pub use crate::quantity::{limits, milli, milli_of, requests, units_of};
 use crate::{resources, spec};
 
-/// How well a pod's resources are guaranteed.
+/// The QoS class of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QosClass {
     /// Every container has CPU and memory limits, and its requests equal them.
@@ -32,8 +32,8 @@ impl QosClass {
 
 type List = BTreeMap<String, Quantity>;
 
-/// Whether a container may swap on a node that lets pods: nothing of pods that must not slow down,
-/// and of containers that say exactly what they need or nothing at all.
+/// Whether a container may use swap under `LimitedSwap`: not in critical pods, and only in
+/// burstable pods if its memory request differs from its limit.
 pub fn may_swap(pod: &Pod, container: &Container) -> bool {
     let amount = |list| units_of(list, "memory");
     !spec::is_critical(pod)
@@ -41,8 +41,8 @@ pub fn may_swap(pod: &Pod, container: &Container) -> bool {
         && amount(requests(container)) != amount(limits(container))
 }
 
-/// The class of a pod: the one that its status already tells (it never changes), or the one that
-/// follows from its resources.
+/// The class of a pod: the one in its status (it never changes), or the one that follows from its
+/// resources.
 pub fn class(pod: &Pod) -> QosClass {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some("Guaranteed") => return QosClass::Guaranteed,
@@ -63,7 +63,7 @@ pub fn class(pod: &Pod) -> QosClass {
         for resource in ["cpu", "memory"] {
             let (request, limit) = (milli_of(requests, resource), milli_of(limits, resource));
             any |= request > 0 || limit > 0;
-            // A request that is left out follows its limit.
+            // A request that is not set equals the limit.
             let request = if request == 0 { limit } else { request };
             guaranteed &= limit > 0 && request == limit;
         }
@@ -77,8 +77,8 @@ pub fn class(pod: &Pod) -> QosClass {
 
 /// The `oom_score_adj` of a container on a node with that much memory (bytes).
 ///
-/// A burstable container that stays within its request is to outlive those that do not: the more
-/// of the node's memory it asks for, the lower its score.
+/// A burstable container that stays within its request should outlive those that do not: the higher
+/// its share of the node's memory, the lower its score.
 pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
     const GUARANTEED: i64 = -997;
     const BEST_EFFORT: i64 = 1000;
@@ -92,21 +92,21 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, memory_capacity: i64) -> 
         QosClass::Burstable => {}
     }
     let request = |container| i128::from(units_of(requests(container), "memory"));
-    let mut asked = request(container);
+    let mut requested = request(container);
     let is_sidecar = spec::is_sidecar(container)
         && spec::init_containers(pod_spec).iter().any(|init| init.name == container.name);
     if is_sidecar {
-        // It is to go no sooner than those it serves.
-        asked = asked.max(pod_spec.containers.iter().map(request).min().unwrap_or(0));
+        // A sidecar is killed no sooner than the regular containers.
+        requested = requested.max(pod_spec.containers.iter().map(request).min().unwrap_or(0));
     }
-    asked += share_of_pod_level(pod_spec);
-    let score = 1000 - 1000 * asked / i128::from(memory_capacity.max(1));
+    requested += share_of_pod_level(pod_spec);
+    let score = 1000 - 1000 * requested / i128::from(memory_capacity.max(1));
     // Never below what is kept for guaranteed pods, never equal to best effort.
     let score = score.clamp(1000 + i128::from(GUARANTEED), i128::from(BEST_EFFORT) - 1);
     i64::try_from(score).unwrap_or(BEST_EFFORT - 1)
 }
 
-/// Memory that the pod requests above what its containers do, in equal parts for each (bytes).
+/// The part of the pod-level memory request above those of its containers, per container (bytes).
 fn share_of_pod_level(pod_spec: &PodSpec) -> i128 {
     let own = pod_spec.resources.as_ref().and_then(|own| own.requests.as_ref());
     let whole = i128::from(units_of(own, "memory"));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burstable_container_is_safe_by_the_memory_that_it_asks_for() {
+    fn oom_score_of_burstable_containers_follows_memory_requests() {
         for (request, expected) in [
             ("0", 999),
             ("1Ki", 999),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn other_classes_have_fixed_scores() {
+    fn oom_score_of_guaranteed_and_best_effort_is_fixed() {
         let exact = json!({"cpu": "1", "memory": "1Gi"});
         let guaranteed = pod(json!({"containers": [
             {"name": "c", "resources": {"requests": exact, "limits": exact}},
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_node_needs_is_spared() {
+    fn oom_score_of_critical_pods() {
         for (class, priority, source, expected) in [
             ("system-node-critical", 2_000_001_000, "api", -997),
             ("system-cluster-critical", 2_000_000_000, "api", 1000),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_goes_no_sooner_than_those_it_serves() {
+    fn oom_score_of_a_sidecar_is_not_above_regular_containers() {
         for (sidecar, regular, expected) in [
             ("1Gi", ["2Gi", "3Gi"], 800),
             ("4Gi", ["2Gi", "3Gi"], 600),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_pod_as_a_whole_is_shared_out() {
+    fn oom_score_shares_pod_level_memory() {
         let pod = pod(json!({
             "resources": {"requests": {"memory": "5Gi"}},
             "containers": [container("a", "1Gi"), container("b", "0")],

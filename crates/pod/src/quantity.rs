@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 type List = BTreeMap<String, Quantity>;
 
-/// A quantity in thousandths of its unit; `None` if it is no quantity.
+/// A quantity in thousandths of its unit; `None` if it is invalid.
 ///
 /// The format is Kubernetes' own: a decimal number with a binary (`Ki`…), decimal (`k`, `m`…) or
 /// exponent (`e3`) suffix. Fractions of a thousandth are rounded up, as upstream does.
@@ -56,17 +56,17 @@ pub fn milli(quantity: &Quantity) -> Option<i128> {
     denominator =
         denominator.checked_mul(10i128.checked_pow(u32::try_from(fraction.len()).ok()?)?)?;
     let rounded = numerator.checked_add(denominator - 1)? / denominator;
-    // As upstream caps it; sums of such amounts cannot overflow.
+    // Capped as upstream does it; sums of such amounts cannot overflow.
     let rounded = rounded.min(i128::from(i64::MAX) * 1000);
     Some(if negative { rounded.saturating_neg() } else { rounded })
 }
 
-/// A resource of a list in thousandths, 0 if it is absent.
+/// A resource of a list in thousandths, 0 if it is not listed.
 pub fn milli_of(list: Option<&List>, resource: &str) -> i128 {
     list.and_then(|list| list.get(resource)).and_then(milli).unwrap_or(0)
 }
 
-/// A resource of a list in whole units (rounded up), 0 if it is absent.
+/// A resource of a list in whole units (rounded up), 0 if it is not listed.
 pub fn units_of(list: Option<&List>, resource: &str) -> i64 {
     i64::try_from((milli_of(list, resource) + 999).div_euclid(1000)).unwrap_or(i64::MAX)
 }

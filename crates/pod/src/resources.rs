@@ -1,4 +1,4 @@
-//! What a pod asks for as a whole, as its status tells it.
+//! Resource requests and limits of a pod.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::spec::{self, ContainerKind};
 /// Amounts by the resource's name.
 pub type List = BTreeMap<String, Quantity>;
 
-/// Up to this many thousandths of a CPU, the kernel makes no difference.
+/// CPU amounts up to this (millicores) are the same to the kernel.
 const LEAST_CPU: i128 = 2;
 
-/// What the pod requests: its own amounts, or what its containers do at their peak, and the
-/// overhead of its sandbox.
+/// The pod's requests: pod-level ones, or the peak of its containers' requests, and the pod's
+/// overhead.
 pub fn requests(pod_spec: &PodSpec) -> List {
     let mut total = net_requests(pod_spec);
     for (name, amount) in pod_spec.overhead.iter().flatten() {
@@ -31,13 +31,13 @@ pub fn net_requests(pod_spec: &PodSpec) -> List {
     total
 }
 
-/// What the pod's containers request at their peak.
+/// The peak of the requests of the pod's containers.
 pub(crate) fn container_requests(pod_spec: &PodSpec) -> List {
     peak(pod_spec, quantity::requests)
 }
 
-/// What the pod may use at most, summed up as [`requests`] are. A limit that only some containers
-/// have is among them, though nothing enforces it for the pod: [`is_limited`].
+/// The pod's limits, summed up like [`requests`]. A limit that only some containers have is listed,
+/// though it is not enforced for the pod: see [`is_limited`].
 pub fn limits(pod_spec: &PodSpec) -> List {
     let mut total = net_limits(pod_spec);
     for (name, amount) in pod_spec.overhead.iter().flatten() {
@@ -55,15 +55,15 @@ pub fn net_limits(pod_spec: &PodSpec) -> List {
     total
 }
 
-/// Whether the pod as a whole has a limit of that resource: by its own amounts, or because at no
-/// time a container without one runs.
+/// Whether the pod as a whole has a limit of that resource: a pod-level one, or because no
+/// container without one runs at any time.
 pub fn is_limited(pod_spec: &PodSpec, resource: &str) -> bool {
     let limit_of = |container| quantity::milli_of(quantity::limits(container), resource);
     let own_limits = pod_spec.resources.as_ref().and_then(|own| own.limits.as_ref());
     if quantity::milli_of(own_limits, resource) > 0 {
         return true;
     }
-    // An init container counts together with the sidecars before it, as it does in the peak.
+    // An init container runs together with the sidecars before it.
     let mut sidecars = 0;
     let init_limited = spec::init_containers(pod_spec).iter().all(|container| {
         let limit = limit_of(container);
@@ -75,9 +75,9 @@ pub fn is_limited(pod_spec: &PodSpec, resource: &str) -> bool {
     init_limited && pod_spec.containers.iter().all(|container| limit_of(container) > 0)
 }
 
-/// The `resources` of a pod's status: before it runs, all that it asks for; once it does, what is
-/// enforced for it.
-pub fn told(pod_spec: &PodSpec, runs: bool) -> ResourceRequirements {
+/// The `resources` of a pod's status: before it runs, all requests and limits; then what is
+/// enforced.
+pub fn status_resources(pod_spec: &PodSpec, runs: bool) -> ResourceRequirements {
     let (mut all_requests, mut all_limits) = (requests(pod_spec), limits(pod_spec));
     let own_resources = pod_spec.resources.clone().unwrap_or_default();
     if runs {
@@ -104,7 +104,7 @@ fn all_limit(pod_spec: &PodSpec, resource: &str) -> bool {
     spec::containers(pod_spec).all(|(_, c)| quantity::milli_of(quantity::limits(c), resource) > 0)
 }
 
-/// What stands in the pod's own `resources` and may stand there.
+/// The supported resources in the pod-level `resources`.
 fn own(pod_spec: &PodSpec, list: fn(&ResourceRequirements) -> Option<&List>) -> List {
     let list = pod_spec.resources.as_ref().and_then(list);
     let supported = |name: &str| matches!(name, "cpu" | "memory") || name.starts_with("hugepages-");
@@ -112,11 +112,11 @@ fn own(pod_spec: &PodSpec, list: fn(&ResourceRequirements) -> Option<&List>) -> 
     own.map(|(name, amount)| (name.clone(), amount.clone())).collect()
 }
 
-/// The most that containers ask for at one time: sidecars and regular containers together, or an
+/// The maximum that containers need at one time: sidecars and regular containers together, or an
 /// init container with the sidecars before it.
 fn peak(pod_spec: &PodSpec, list: fn(&Container) -> Option<&List>) -> List {
     let (mut together, mut sidecars, mut init) = (List::new(), List::new(), List::new());
-    // Regular containers first: sums take the notation of their first term.
+    // Regular containers first: sums take the format of their first term.
     for container in &pod_spec.containers {
         add_all(&mut together, list(container));
     }
@@ -161,7 +161,7 @@ fn raise(total: &mut List, other: &mut List) {
     }
 }
 
-/// The sum in the notation of the first term that is not zero.
+/// The sum in the format of the first term that is not zero.
 fn sum(a: &Quantity, b: &Quantity) -> Quantity {
     match (milli(a), milli(b)) {
         (Some(0), _) => b.clone(),
@@ -170,7 +170,7 @@ fn sum(a: &Quantity, b: &Quantity) -> Quantity {
     }
 }
 
-/// A quantity in its canonical notation, such as `1Gi` for `1024Mi`; as it stands if it is none.
+/// A quantity in its canonical form, such as `1Gi` for `1024Mi`; unchanged if it is invalid.
 pub fn canonical(quantity: &Quantity) -> String {
     milli(quantity).map_or_else(|| quantity.0.clone(), |milli| format(milli, is_binary(quantity)))
 }
@@ -180,7 +180,7 @@ pub fn is_binary(quantity: &Quantity) -> bool {
     quantity.0.ends_with('i')
 }
 
-/// Thousandths in the canonical notation of quantities; `binary` says which suffixes it takes.
+/// Thousandths as a canonical quantity; `binary` selects the suffixes.
 pub fn format(milli: i128, binary: bool) -> String {
     const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     const DECIMAL: [&str; 8] = ["m", "", "k", "M", "G", "T", "P", "E"];
@@ -212,7 +212,7 @@ mod tests {
         serde_json::from_value(spec).unwrap()
     }
 
-    fn asks(requests: Value, limits: Value) -> Value {
+    fn with_resources(requests: Value, limits: Value) -> Value {
         json!({"name": "c", "resources": {"requests": requests, "limits": limits}})
     }
 
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_written_as_upstream_writes_them() {
+    fn quantity_sums_are_formatted_as_upstream() {
         for (a, b, expected) in [
             ("100m", "150m", "250m"),
             ("500m", "1500m", "2"),
@@ -241,19 +241,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_asks_for_its_peak_and_its_overhead() {
-        let mut sidecar = asks(json!({"cpu": "100m"}), json!({}));
+    fn pod_requests_are_the_peak_plus_overhead() {
+        let mut sidecar = with_resources(json!({"cpu": "100m"}), json!({}));
         sidecar["restartPolicy"] = json!("Always");
         let pod_spec = pod(json!({
             "overhead": {"cpu": "10m"},
             "initContainers": [
-                asks(json!({"cpu": "300m"}), json!({"memory": "1Gi"})),
+                with_resources(json!({"cpu": "300m"}), json!({"memory": "1Gi"})),
                 sidecar,
-                asks(json!({"cpu": "500m", "memory": "10Mi"}), json!({})),
+                with_resources(json!({"cpu": "500m", "memory": "10Mi"}), json!({})),
             ],
             "containers": [
-                asks(json!({"cpu": "200m", "memory": "64Mi"}), json!({"cpu": "1"})),
-                asks(json!({"cpu": "100m", "memory": "64Mi"}), json!({})),
+                with_resources(json!({"cpu": "200m", "memory": "64Mi"}), json!({"cpu": "1"})),
+                with_resources(json!({"cpu": "100m", "memory": "64Mi"}), json!({})),
             ],
         }));
         assert_eq!(show(&requests(&pod_spec)), "cpu=610m memory=128Mi");
@@ -261,18 +261,18 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_own_amounts_come_first() {
+    fn pod_level_resources_take_precedence() {
         let pod_spec = pod(json!({
             "resources": {"requests": {"cpu": "2", "example.com/x": "1"}, "limits": {"memory": "1Gi"}},
-            "containers": [asks(json!({"cpu": "200m", "memory": "64Mi"}), json!({"cpu": "1"}))],
+            "containers": [with_resources(json!({"cpu": "200m", "memory": "64Mi"}), json!({"cpu": "1"}))],
         }));
         assert_eq!(show(&requests(&pod_spec)), "cpu=2 memory=64Mi");
         assert_eq!(show(&limits(&pod_spec)), "cpu=1 memory=1Gi");
     }
 
     #[test]
-    fn a_pod_is_limited_if_at_no_time_something_without_limit_runs() {
-        let limited = |limits: Value| asks(json!({}), limits);
+    fn pod_is_limited_if_all_containers_have_limits() {
+        let limited = |limits: Value| with_resources(json!({}), limits);
         let sidecar = |limits: Value| {
             let mut sidecar = limited(limits);
             sidecar["restartPolicy"] = json!("Always");
@@ -296,21 +296,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_runs_tells_what_is_enforced() {
-        let show_told = |pod_spec: &PodSpec, runs| {
-            let told = told(pod_spec, runs);
+    fn status_resources_of_a_running_pod_are_those_enforced() {
+        let show_status = |pod_spec: &PodSpec, runs| {
+            let resources = status_resources(pod_spec, runs);
             let list = |list: Option<List>| show(&list.unwrap_or_default());
-            (list(told.requests), list(told.limits))
+            (list(resources.requests), list(resources.limits))
         };
         let half = pod(json!({"containers": [
-            asks(json!({"cpu": "1m", "memory": "1Mi", "ephemeral-storage": "1Gi"}), json!({"cpu": "1", "memory": "2Mi"})),
-            asks(json!({}), json!({"memory": "2Mi"})),
+            with_resources(json!({"cpu": "1m", "memory": "1Mi", "ephemeral-storage": "1Gi"}), json!({"cpu": "1", "memory": "2Mi"})),
+            with_resources(json!({}), json!({"memory": "2Mi"})),
         ]}));
-        let (requests, limits) = show_told(&half, false);
+        let (requests, limits) = show_status(&half, false);
         assert_eq!(requests, "cpu=1m ephemeral-storage=1Gi memory=1Mi");
         assert_eq!(limits, "cpu=1 memory=4Mi");
-        assert_eq!(show_told(&half, true), ("memory=1Mi".to_owned(), "memory=4Mi".to_owned()));
+        assert_eq!(show_status(&half, true), ("memory=1Mi".to_owned(), "memory=4Mi".to_owned()));
         let nothing = pod(json!({"containers": [{"name": "c"}]}));
-        assert_eq!(told(&nothing, true), ResourceRequirements::default());
+        assert_eq!(status_resources(&nothing, true), ResourceRequirements::default());
     }
 }

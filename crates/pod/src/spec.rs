@@ -1,26 +1,26 @@
-//! Questions about a pod's spec that several rooms ask.
+//! Helpers for the spec and metadata of pods.
 
 use std::borrow::Cow;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
 
-/// Annotation that says where the node learnt of a pod: `file`, `http` or `api`.
+/// Annotation: the source of a pod: `file`, `http` or `api`.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// Annotation of a mirror pod: the hash of the static pod that it mirrors.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Annotation of a static pod: the hash of its manifest.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
-/// Annotation of a static pod whose manifest gives its UID: the hash of what else it says.
+/// Annotation of a static pod whose manifest has a UID: the hash of the rest of its content.
 pub const CONTENT_ANNOTATION: &str = "longshore/config.content";
 /// Annotation of a static pod: when the node first saw it.
 pub const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
-/// Pods of this priority and above are the system's.
+/// Pods of this priority and above are system critical.
 const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 
-/// Grace of a pod that does not say (seconds).
+/// Default termination grace period (seconds).
 const DEFAULT_TERMINATION_GRACE: i64 = 30;
 
-/// Which list of the spec a container stands in.
+/// The list of the spec that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerKind {
     /// `initContainers` without `restartPolicy: Always`.
@@ -48,13 +48,13 @@ pub fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or_default()
 }
 
-/// The pod as logs and messages name it: `name_namespace(uid)`.
+/// The pod in logs and messages: `name_namespace(uid)`.
 pub fn describe(pod: &Pod) -> String {
     format!("{}_{}({})", name(pod), namespace(pod), uid(pod))
 }
 
-/// The seconds that the pod's containers may take to stop: those of its deletion, or else its own;
-/// at least 1, as a forced end still sends the stop signal.
+/// The termination grace period in seconds: that of the deletion, or else the pod's own; at least
+/// 1, as a forced deletion still sends the stop signal.
 pub fn termination_grace_seconds(pod: &Pod) -> i64 {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(own);
@@ -71,7 +71,7 @@ pub fn is_static(pod: &Pod) -> bool {
     annotation(pod, SOURCE_ANNOTATION).is_some_and(|source| source != "api")
 }
 
-/// Whether the object is the apiserver's mirror of a static pod.
+/// Whether the object is the mirror pod of a static pod.
 pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR_ANNOTATION).is_some()
 }
@@ -81,13 +81,12 @@ pub fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
 }
 
-/// Whether the node or its cluster cannot do without the pod: a static pod, which nobody would
-/// bring back, its mirror, or one of a system's priority.
+/// Whether the pod is critical: a static pod, its mirror pod, or one of a system priority.
 pub fn is_critical(pod: &Pod) -> bool {
     is_static(pod) || is_mirror(pod) || priority(pod) >= SYSTEM_CRITICAL
 }
 
-/// Whether the node cannot do without the pod.
+/// Whether the pod is critical for the node.
 pub fn is_node_critical(pod: &Pod) -> bool {
     let class = pod.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
     class == Some("system-node-critical") && is_critical(pod)
@@ -122,7 +121,7 @@ pub fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerKind, &Conta
     init.chain(spec.containers.iter().map(|container| (ContainerKind::Regular, container)))
 }
 
-/// The container of that name, whichever list it stands in.
+/// The container of that name, in any list.
 pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, Cow<'a, Container>)> {
     let pod_spec = pod.spec.as_ref()?;
     let declared = containers(pod_spec).find(|(_, container)| container.name == name);
@@ -132,8 +131,8 @@ pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<(ContainerKind, Cow<'a,
     })
 }
 
-/// Whether some container of the spec mounts the volume or has it as a device. A spec without
-/// containers does not say, and may use all.
+/// Whether a container of the spec mounts the volume or has it as a device; true for a spec without
+/// containers.
 pub fn uses_volume(spec: &PodSpec, volume: &str) -> bool {
     let lasting = containers(spec).map(|(_, c)| (&c.volume_mounts, &c.volume_devices));
     let ephemeral = ephemeral_containers(spec).iter();
@@ -151,7 +150,7 @@ pub fn ephemeral_containers(spec: &PodSpec) -> &[EphemeralContainer] {
     spec.ephemeral_containers.as_deref().unwrap_or_default()
 }
 
-/// An ephemeral container in the words of any other: all it has more is its target.
+/// An ephemeral container as a container; its target is lost.
 pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
     let own = ephemeral.clone();
     Container {
@@ -183,7 +182,7 @@ pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
     }
 }
 
-/// The path of a container's field in the pod, as events name it.
+/// The path of a container's field in the pod, as in events.
 pub fn field_path(kind: ContainerKind, name: &str) -> String {
     match kind {
         ContainerKind::Init | ContainerKind::Sidecar => format!("spec.initContainers{{{name}}}"),
@@ -192,16 +191,16 @@ pub fn field_path(kind: ContainerKind, name: &str) -> String {
     }
 }
 
-/// Feature gates that change what is done for a pod; by default as Kubernetes 1.36 has them.
+/// Feature gates that change how pods are handled; by default as in Kubernetes 1.36.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gates {
     /// `ContainerRestartRules`: containers have restart policies and rules of their own.
     pub container_restart_rules: bool,
-    /// `RestartAllContainersOnContainerExits`: a rule may ask for all containers to run again.
+    /// `RestartAllContainersOnContainerExits`: a rule may restart all containers.
     pub restart_all_containers: bool,
-    /// `ContainerStopSignals`: the signal that stops a container is told.
+    /// `ContainerStopSignals`: the stop signal is reported in the status.
     pub container_stop_signals: bool,
-    /// `InPlacePodLevelResourcesVerticalScaling`: what a pod asks for as a whole can be resized.
+    /// `InPlacePodLevelResourcesVerticalScaling`: pod-level resources can be resized.
     pub resize_pods: bool,
     /// `InPlacePodVerticalScalingInitContainers`: init containers can be resized.
     pub resize_init_containers: bool,
@@ -219,8 +218,8 @@ impl Default for Gates {
     }
 }
 
-/// Whether a container that ended with `exit_code` is to run again under the policies of its pod.
-/// An init container that succeeded has done its work, whatever this says.
+/// Whether a container that exited with `exit_code` is restarted under its policies and rules. An
+/// init container that succeeded is done, whatever this returns.
 pub fn restarts(
     spec: &PodSpec,
     kind: ContainerKind,
@@ -243,9 +242,9 @@ pub fn restarts(
     }
 }
 
-/// Whether a container that is stopped because it does not work is to run again. Rules have no say,
-/// for they judge exit codes, and it has none of its own.
-pub fn survives_a_kill(
+/// Whether a container that is killed because it does not work is restarted. Rules do not apply, as
+/// they match exit codes, and it has none of its own.
+pub fn restarts_after_kill(
     spec: &PodSpec,
     kind: ContainerKind,
     container: &Container,
@@ -254,12 +253,12 @@ pub fn survives_a_kill(
     kind == ContainerKind::Sidecar || restart_policy(spec, container, gates) != "Never"
 }
 
-/// Whether a rule of the container has all containers of its pod run again after that exit code.
+/// Whether a rule of the container restarts all containers of its pod after that exit code.
 pub fn restarts_all(container: &Container, exit_code: i32) -> bool {
     restart_rule(container, exit_code) == Some(RESTART_ALL)
 }
 
-/// Whether some end of some container would have all of them run again.
+/// Whether some exit of some container restarts all of them.
 pub fn may_restart_all(spec: &PodSpec) -> bool {
     let mut rules = containers(spec).flat_map(|(_, c)| c.restart_policy_rules.iter().flatten());
     rules.any(|rule| rule.action == RESTART_ALL)

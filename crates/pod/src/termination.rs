@@ -1,4 +1,4 @@
-//! In which order the containers of a pod that ends are stopped.
+//! The order in which the containers of a terminating pod are stopped.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::spec;
 
-/// For each container that has to wait for its turn, the containers that must have ended before it
-/// is sent its stop signal. All others are stopped at once.
+/// For each container that has to wait, the containers that must have exited before it is sent its
+/// stop signal. All others are stopped at once.
 ///
-/// Sidecars outlive the regular containers, and stop in the reverse order of their start. A
-/// container that does not run holds nobody up, and the grace that the wait took is spent: with
-/// none left, nobody waits. preStop hooks run before the wait.
+/// Sidecars are stopped after the regular containers, in the reverse order of their start. A
+/// container that is not running delays no other, and the wait counts as part of the grace period:
+/// when that is over, nothing waits. preStop hooks run before the wait.
 pub fn order(pod_spec: &PodSpec) -> BTreeMap<&str, Vec<&str>> {
     let mut earlier: Vec<&str> =
         pod_spec.containers.iter().map(|container| container.name.as_str()).collect();
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sidecars_stop_last_and_in_reverse() {
+    fn termination_order_stops_sidecars_last_and_in_reverse() {
         let pod_spec: PodSpec = serde_json::from_value(json!({
             "initContainers": [
                 {"name": "s1", "restartPolicy": "Always"},
@@ -47,6 +47,6 @@ mod tests {
         let order = order(&pod_spec);
         assert_eq!(order.get("s2"), Some(&vec!["a", "b"]));
         assert_eq!(order.get("s1"), Some(&vec!["a", "b", "s2"]));
-        assert_eq!(order.len(), 2, "nobody else waits");
+        assert_eq!(order.len(), 2, "no other container waits");
     }
 }

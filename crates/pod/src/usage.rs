@@ -1,17 +1,17 @@
-//! What a pod uses, as the daemon's `stats` room has measured it. Plain data: eviction ranks by it,
-//! and the server shows it. What could not be measured is `None` or absent.
+//! Resource usage of a pod, as measured by the daemon's `stats` module. Plain data: eviction ranks
+//! by it, and the server reports it. What could not be measured is `None` or absent.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
-/// A part of a file system.
+/// Disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes of disk, holes not counted.
+    /// Allocated bytes.
     pub bytes: u64,
-    /// Files and directories, one with several names once.
+    /// Inodes; hard links count once.
     pub inodes: u64,
 }
 
@@ -25,64 +25,64 @@ impl AddAssign for Space {
 /// Memory of a cgroup, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// All that is charged to it.
+    /// All memory that is charged to it.
     pub usage: u64,
-    /// What of it the kernel cannot just drop: all but inactive file pages.
+    /// Working set: usage without inactive file pages.
     pub working_set: u64,
     /// Anonymous memory.
     pub rss: u64,
-    /// What it may use at most; `None`: all there is.
+    /// Limit, if there is one.
     pub limit: Option<u64>,
 }
 
 impl Memory {
-    /// What is left below the limit.
+    /// Limit less working set.
     pub fn available(&self) -> Option<u64> {
         self.limit.map(|limit| limit.saturating_sub(self.working_set))
     }
 }
 
-/// What the processes of a cgroup use.
+/// Resource usage of the processes of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CgroupUsage {
-    /// CPU time since it was made, in nanoseconds.
+    /// CPU time since its creation, in nanoseconds.
     pub cpu: Option<u64>,
     /// Memory.
     pub memory: Option<Memory>,
-    /// Bytes in swap.
+    /// Bytes of swap.
     pub swap: Option<u64>,
     /// Processes and threads.
     pub tasks: Option<u64>,
 }
 
-/// What a container that runs uses.
+/// Resource usage of a running container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerUsage {
     /// Its name in the spec.
     pub name: String,
-    /// What its processes use.
-    pub figures: CgroupUsage,
-    /// What it has written over its image.
+    /// Usage of its processes.
+    pub cgroup: CgroupUsage,
+    /// Usage of its writable layer.
     pub rootfs: Option<Space>,
-    /// Its logs.
+    /// Usage of its logs.
     pub logs: Option<Space>,
 }
 
-/// What a pod uses.
+/// Resource usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodUsage {
-    /// What its processes use.
-    pub figures: CgroupUsage,
-    /// Its containers that run.
+    /// Usage of its processes.
+    pub cgroup: CgroupUsage,
+    /// Its running containers.
     pub containers: Vec<ContainerUsage>,
-    /// The volumes that the node keeps for it, by name.
+    /// Its local volumes, by name.
     pub volumes: BTreeMap<String, Space>,
     /// Files that the node keeps for the pod as a whole, such as its `etc-hosts`.
     pub own: Space,
 }
 
 impl PodUsage {
-    /// All of the node's storage that goes with the pod.
+    /// All ephemeral storage of the pod.
     pub fn ephemeral_storage(&self, pod: &Pod) -> Space {
         let mut total = self.own;
         for container in &self.containers {
@@ -105,7 +105,7 @@ impl PodUsage {
     }
 }
 
-/// Whether a volume takes of the node's own disk.
+/// Whether a volume is on the node's disk.
 pub fn is_on_disk(volume: &Volume) -> bool {
     let empty_dir = volume.empty_dir.as_ref();
     let on_disk = |medium: Option<&str>| medium.unwrap_or_default().is_empty();

@@ -1,5 +1,5 @@
-//! What pods should run on the node and what does run: where desired pods come from ([`sources`]),
-//! what should run ([`desired`]), and what is observed of the runtime ([`observe`]).
+//! Desired and observed state of pods: the sources of pods ([`sources`]), the pods that should run
+//! ([`desired`]), and the state of the runtime ([`observe`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

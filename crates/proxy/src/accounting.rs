@@ -22,7 +22,7 @@ const GET: u16 = ACCOUNTING | 1;
 const NAME: u16 = 1;
 const PACKETS: u16 = 2;
 
-/// Makes the counters that are not there yet, in this network namespace, and tells which are.
+/// Creates the missing counters in this network namespace, and returns those that exist.
 pub async fn ensure() -> Accounting {
     let mut accounting = Accounting::default();
     for (name, there) in [
@@ -31,7 +31,7 @@ pub async fn ensure() -> Accounting {
     ] {
         match make(name).await {
             Ok(()) => *there = true,
-            Err(error) => tracing::info!(counter = name, %error, "packets are not counted"),
+            Err(error) => tracing::info!(counter = name, %error, "cannot count packets"),
         }
     }
     accounting
@@ -44,7 +44,7 @@ pub async fn packets(name: &str) -> io::Result<Option<u64>> {
         let value = attribute(answer, PACKETS);
         packets = value.and_then(|it| it.try_into().ok()).map(u64::from_be_bytes);
     };
-    match ask(GET, 0, name, each).await {
+    match request(GET, 0, name, each).await {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(None),
         answered => answered.map(|()| packets),
     }
@@ -54,7 +54,7 @@ async fn make(name: &str) -> io::Result<()> {
     if packets(name).await?.is_some() {
         return Ok(());
     }
-    match ask(NEW, NLM_F_CREATE, name, |_| ()).await {
+    match request(NEW, NLM_F_CREATE, name, |_| ()).await {
         // The other family's engine, or another program, was first.
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::BUSY | Errno::EXIST)) => {
             Ok(())
@@ -63,8 +63,8 @@ async fn make(name: &str) -> io::Result<()> {
     }
 }
 
-async fn ask(message: u16, flags: u16, name: &str, each: impl FnMut(&[u8])) -> io::Result<()> {
-    let question = [Attribute::text(NAME, name)];
+async fn request(message: u16, flags: u16, name: &str, each: impl FnMut(&[u8])) -> io::Result<()> {
+    let request = [Attribute::text(NAME, name)];
     // Counters are of no family.
-    Netfilter::open()?.ask(Family::V4, message, NLM_F_ACK | flags, &question, each).await
+    Netfilter::open()?.request(Family::V4, message, NLM_F_ACK | flags, &request, each).await
 }

@@ -1,9 +1,9 @@
-//! A question to netfilter over netlink and the kernel's answers, for `conntrack`, for
-//! `accounting` and for the look-out of `apply`.
+//! Requests to netfilter over netlink and the kernel's replies, for `conntrack`, for
+//! `accounting` and for the flush detection of `apply`.
 
 use std::io;
 
-use longshore_netlink::{Attribute, BUFFER, NLM_F_ACK, Subheader, answers, question};
+use longshore_netlink::{Attribute, BUFFER, NLM_F_ACK, Subheader, replies, request};
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
 use crate::Family;
@@ -19,7 +19,7 @@ pub(crate) const NFTABLES: u16 = 10 << 8;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 
-/// A socket for questions. When a question was given up, its answers are passed over.
+/// A socket for requests. Replies to abandoned requests are skipped.
 pub(crate) struct Netfilter {
     socket: TokioSocket,
     buffer: Vec<u8>,
@@ -35,20 +35,20 @@ impl Netfilter {
         Ok(Self { socket, buffer: Vec::with_capacity(BUFFER), sequence: 0 })
     }
 
-    /// Ask, with `NLM_F_DUMP` or `NLM_F_ACK` among the flags (they tell where answers end), and
+    /// Ask, with `NLM_F_DUMP` or `NLM_F_ACK` among the flags (they mark where replies end), and
     /// see the attributes of each answer. The kernel's refusal is an error with its number.
-    pub(crate) async fn ask(
+    pub(crate) async fn request(
         &mut self,
         family: Family,
         message: u16,
         flags: u16,
-        question: &[Attribute],
+        request: &[Attribute],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
-        let bytes = self.message(Some(family), message, flags, 0, question);
+        let bytes = self.message(Some(family), message, flags, 0, request);
         self.socket.send(&bytes).await?;
-        self.answers(&mut each).await
+        self.replies(&mut each).await
     }
 
     /// Have nftables make one change, which it takes in a transaction alone. The kernel's refusal
@@ -59,7 +59,7 @@ impl Netfilter {
         message: u16,
         change: &[Attribute],
     ) -> io::Result<()> {
-        // All with one number: who may not change anything is told so of the first.
+        // All with one sequence number: the error for lack of permission comes with the first.
         self.sequence = self.sequence.wrapping_add(1);
         let subsystem = NFTABLES >> 8;
         let bytes = [
@@ -69,7 +69,7 @@ impl Netfilter {
         ]
         .concat();
         self.socket.send(&bytes).await?;
-        self.answers(&mut |_| ()).await
+        self.replies(&mut |_| ()).await
     }
 
     /// A message with the number of now.
@@ -87,23 +87,23 @@ impl Netfilter {
             Some(Family::V6) => 10,
         };
         let [high, low] = resource.to_be_bytes();
-        question(message, flags, self.sequence, [family, 0, high, low], attributes)
+        request(message, flags, self.sequence, [family, 0, high, low], attributes)
     }
 
-    /// Sees the answers to what has the number of now.
-    async fn answers(&mut self, each: &mut impl FnMut(&[u8])) -> io::Result<()> {
+    /// Reads the replies with the current sequence number.
+    async fn replies(&mut self, each: &mut impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             self.buffer.clear();
             self.socket.recv(&mut self.buffer).await?;
             let mut each = |_: &Subheader<4>, attributes: &[u8]| each(attributes);
-            if answers(&self.buffer, self.sequence, &mut each)? {
+            if replies(&self.buffer, self.sequence, &mut each)? {
                 return Ok(());
             }
         }
     }
 }
 
-/// Word from a multicast group of netfilter that something changed. What, is not told: who hears
+/// A notification from a multicast group of netfilter that something changed, without what: who hears
 /// of a change looks.
 pub(crate) struct Changes(TokioSocket);
 

@@ -14,7 +14,7 @@ pub const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 /// Packets out of window pass: those that are invalid need not be dropped then.
 pub const BE_LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// More entries than this cost memory that nobody expects of many cores.
+/// More entries than this would cost unexpected memory on many cores.
 const MOST: u32 = 1 << 20;
 /// Entries a bucket of the hash table, at most.
 const DEPTH: u32 = 4;
@@ -111,7 +111,7 @@ impl Sysctls {
 
     /// Give it a value, unless it has it; whether it had.
     pub fn ensure(&self, name: &str, value: u32) -> Result<bool, Error> {
-        // What cannot be read is told when it cannot be written either.
+        // What cannot be read is reported when it cannot be written either.
         if self.get(name).is_ok_and(|it| it == value) {
             return Ok(true);
         }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_grows_with_cpus_between_bounds() {
+    fn conntrack_max_follows_cpus_within_bounds() {
         for (max_per_core, min, cpus, max) in [
             (0, 0, 4, None),
             (0, 131_072, 4, None),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_is_set_and_nothing_else() {
+    fn sysctl_only_configured_values_are_set() {
         let max = "net/netfilter/nf_conntrack_max";
         let files = Files::new(&[("hashsize", "16384\n"), (max, "65536\n")]);
         let config = Conntrack {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_right_is_not_written() {
+    fn sysctl_correct_value_is_not_written() {
         let files = Files::new(&[("one", "1\n"), ("two", "many\n")]);
         let sysctls = files.sysctls();
         assert!(sysctls.ensure("one", 1).unwrap());

@@ -81,7 +81,7 @@ fn chains_and_rules_come_and_go() {
 }
 
 #[test]
-fn a_restore_is_all_or_nothing_and_its_fault_is_named() {
+fn apply_restore_is_atomic_and_reports_the_line() {
     in_netns(async || {
         for (variant, name) in VARIANTS {
             let it = iptables(variant).await;
@@ -111,7 +111,7 @@ fn a_restore_is_all_or_nothing_and_its_fault_is_named() {
 }
 
 #[test]
-fn a_big_restore_goes_through() {
+fn apply_large_restore() {
     in_netns(async || {
         for (variant, _) in VARIANTS {
             let it = iptables(variant).await;
@@ -136,7 +136,7 @@ fn a_big_restore_goes_through() {
 }
 
 #[test]
-fn the_variant_in_use_is_found_and_nothing_made() {
+fn iptables_variant_detection_changes_nothing() {
     let detected = async || Backend::detect(Limits::default()).await.unwrap().variant;
     in_netns(async || {
         assert_eq!(detected().await, Variant::Nft);
@@ -159,8 +159,8 @@ fn the_variant_in_use_is_found_and_nothing_made() {
 
 /// Runs the watch while the test flushes; how long it took to notice each.
 async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<Duration> {
-    let told = Cell::new(0);
-    let watching = watch(it, CANARY, interval, || told.set(told.get() + 1));
+    let reported = Cell::new(0);
+    let watching = watch(it, CANARY, interval, || reported.set(reported.get() + 1));
     let test = async {
         for table in Table::ALL {
             while !it.has_chain(table, CANARY).await.unwrap() {
@@ -169,7 +169,7 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
         }
         let mut times = Vec::new();
         for flush in flushes {
-            let before = told.get();
+            let before = reported.get();
             // Changes that take nothing of ours away say nothing.
             it.restore("*nat\n:KUBE-A - [0:0]\n-A KUBE-A -j RETURN\nCOMMIT\n", false)
                 .await
@@ -180,14 +180,14 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
                 .await
                 .unwrap();
             sleep(Duration::from_millis(100)).await;
-            assert_eq!(told.get(), before, "before {flush}");
+            assert_eq!(reported.get(), before, "before {flush}");
             sh(flush);
-            times.push(eventually(flush, || told.get() > before).await);
+            times.push(eventually(flush, || reported.get() > before).await);
             // By then canaries are up again.
             for table in Table::ALL {
                 assert!(it.has_chain(table, CANARY).await.unwrap(), "after {flush}");
             }
-            // A flush in several commands may be told more than once.
+            // A flush in several commands may be reported more than once.
             sleep(Duration::from_millis(100)).await;
         }
         times
@@ -199,7 +199,7 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
 }
 
 #[test]
-fn a_flush_is_noticed_at_once_by_nft() {
+fn flush_detection_nft_is_immediate() {
     in_netns(async || {
         for (family, iptables) in [(Family::V4, "iptables-nft"), (Family::V6, "ip6tables-nft")] {
             let it = backend(Variant::Nft).await.family(family);
@@ -220,7 +220,7 @@ fn a_flush_is_noticed_at_once_by_nft() {
 }
 
 #[test]
-fn a_flush_is_noticed_soon_by_legacy() {
+fn flush_detection_legacy_polls() {
     in_netns(async || {
         let it = iptables(Variant::Legacy).await;
         let flushes = ["iptables-legacy -t mangle -X".into()];
@@ -234,18 +234,19 @@ fn a_flush_is_noticed_soon_by_legacy() {
 }
 
 #[test]
-fn a_flush_while_the_lock_is_held_is_not_missed() {
+fn flush_detection_while_the_lock_is_held() {
     in_netns(async || {
         let limits = Limits { lock: Duration::from_secs(1), ..Limits::default() };
         let it = Backend::of(Variant::Legacy, limits).await.unwrap().family(Family::V4);
-        let told = Cell::new(0);
-        let watching = watch(&it, CANARY, Duration::from_millis(200), || told.set(told.get() + 1));
+        let flushes = Cell::new(0);
+        let watching =
+            watch(&it, CANARY, Duration::from_millis(200), || flushes.set(flushes.get() + 1));
         let test = async {
             sleep(Duration::from_millis(500)).await;
             // As a firewall that holds the lock for itself and its own commands: longer than we wait.
             sh("flock /run/xtables.lock sleep 2");
             sh("iptables-legacy -t nat -X");
-            eventually("the flush is told", || told.get() == 1).await;
+            eventually("the flush is reported", || flushes.get() == 1).await;
         };
         tokio::select! { () = watching => {}, () = test => {} }
     });
@@ -280,7 +281,7 @@ impl Drop for Lock {
 }
 
 #[test]
-fn the_lock_is_waited_for() {
+fn xtables_lock_is_waited_for() {
     in_netns(async || {
         let it = iptables(Variant::Legacy).await;
         let lock = Lock::take(1.5);
@@ -298,7 +299,7 @@ fn the_lock_is_waited_for() {
 }
 
 #[test]
-fn who_holds_the_lock_too_long_is_named() {
+fn xtables_lock_holder_is_logged() {
     in_netns(async || {
         let limits = Limits { lock: Duration::from_secs(2), ..Limits::default() };
         let it = Backend::of(Variant::Legacy, limits).await.unwrap().family(Family::V4);
@@ -318,7 +319,7 @@ fn who_holds_the_lock_too_long_is_named() {
 }
 
 #[test]
-fn a_command_that_hangs_is_ended() {
+fn apply_command_timeout() {
     in_netns(async || {
         let limits = Limits { command: Duration::from_millis(200), ..Limits::default() };
         let it = Backend::of(Variant::Legacy, limits).await.unwrap().family(Family::V4);
@@ -332,7 +333,7 @@ fn a_command_that_hangs_is_ended() {
 }
 
 #[test]
-fn cleanup_leaves_what_is_not_ours() {
+fn cleanup_keeps_foreign_rules() {
     in_netns(async || {
         let everything = |it: &str| sh(&format!("{it}-save | grep -v '^#' | sed 's/ \\[.*//'"));
         let mut before = Vec::new();
@@ -381,7 +382,7 @@ fn cleanup_leaves_what_is_not_ours() {
 }
 
 #[test]
-fn cleanup_makes_nothing() {
+fn cleanup_creates_nothing() {
     in_netns(async || {
         cleanup(Limits::default()).await.unwrap();
         assert_eq!(sh("nft list ruleset; cat /proc/thread-self/net/ip_tables_names"), "");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{in_netns, sh};
 use longshore_proxy::Family;
-use longshore_proxy::conntrack::{Entry, Facts, UdpPort, delete, entries, reconcile};
+use longshore_proxy::conntrack::{Entry, StaleFlows, UdpPort, delete, entries, reconcile};
 
 const ADDRESSES: &str = "
     for i in 1 2; do ip addr add 10.0.0.$i/32 dev lo; ip addr add fd00::$i/128 dev lo nodad; done
@@ -65,7 +65,12 @@ fn service(address: &str, endpoints: &[&str]) -> UdpPort {
     }
 }
 
-fn stale_flows_move(family: Family, iptables: &str, service_ip: &str, ips: [&str; 2]) {
+fn conntrack_stale_flows_are_deleted(
+    family: Family,
+    iptables: &str,
+    service_ip: &str,
+    ips: [&str; 2],
+) {
     let host = |ip: &str, port: u16| SocketAddr::new(ip.parse().unwrap(), port).to_string();
     let (front, ends) = (host(service_ip, 53), ips.map(|ip| host(ip, 5353)));
     in_netns(async || {
@@ -89,17 +94,17 @@ fn stale_flows_move(family: Family, iptables: &str, service_ip: &str, ips: [&str
         assert_eq!(to, HashSet::from([front.clone(), ends[1].clone()]));
 
         // Good flows are kept.
-        let facts = Facts::new([service(service_ip, &[&ends[0], &ends[1]])], []);
-        assert_eq!(reconcile(family, &facts).await.unwrap(), 0);
+        let filter = StaleFlows::new([service(service_ip, &[&ends[0], &ends[1]])], []);
+        assert_eq!(reconcile(family, &filter).await.unwrap(), 0);
         assert_eq!(all(family).await.len(), 3);
 
         // The endpoint is replaced: rules alone do not move the flow, the reconciler does.
         dnat(&ends[1]);
         assert!(!flows(&one, &front, &second));
-        let facts = Facts::new([service(service_ip, &[&ends[1]])], []);
-        assert_eq!(reconcile(family, &facts).await.unwrap(), 2);
+        let filter = StaleFlows::new([service(service_ip, &[&ends[1]])], []);
+        assert_eq!(reconcile(family, &filter).await.unwrap(), 2);
         assert!(flows(&one, &front, &second));
-        assert_eq!(reconcile(family, &facts).await.unwrap(), 0);
+        assert_eq!(reconcile(family, &filter).await.unwrap(), 0);
         assert_eq!(all(family).await.len(), 2);
 
         // The last endpoint is gone: the client gets to know by the reject.
@@ -107,8 +112,8 @@ fn stale_flows_move(family: Family, iptables: &str, service_ip: &str, ips: [&str
             "{iptables} -t nat -F KUBE-SVC
              {iptables} -A OUTPUT -p udp -d {service_ip} -j REJECT"
         ));
-        let facts = Facts::new([service(service_ip, &[])], []);
-        assert_eq!(reconcile(family, &facts).await.unwrap(), 1);
+        let filter = StaleFlows::new([service(service_ip, &[])], []);
+        assert_eq!(reconcile(family, &filter).await.unwrap(), 1);
         one.connect(&front).unwrap();
         let _ = one.send(b"ask");
         assert!(one.send(b"ask").is_err(), "the flow is not rejected");
@@ -124,17 +129,22 @@ fn stale_flows_move(family: Family, iptables: &str, service_ip: &str, ips: [&str
 }
 
 #[test]
-fn stale_flows_move_ipv4() {
-    stale_flows_move(Family::V4, "iptables", "10.96.0.10", ["10.0.0.1", "10.0.0.2"]);
+fn conntrack_stale_flows_are_deleted_ipv4() {
+    conntrack_stale_flows_are_deleted(
+        Family::V4,
+        "iptables",
+        "10.96.0.10",
+        ["10.0.0.1", "10.0.0.2"],
+    );
 }
 
 #[test]
-fn stale_flows_move_ipv6() {
-    stale_flows_move(Family::V6, "ip6tables", "fd96::10", ["fd00::1", "fd00::2"]);
+fn conntrack_stale_flows_are_deleted_ipv6() {
+    conntrack_stale_flows_are_deleted(Family::V6, "ip6tables", "fd96::10", ["fd00::1", "fd00::2"]);
 }
 
 #[test]
-fn only_udp_of_the_family_is_told_and_an_entry_is_deleted_by_its_id() {
+fn conntrack_lists_udp_of_the_family_and_deletes_by_id() {
     in_netns(async || {
         set_up();
         // Without a rule that needs it nothing is tracked.
@@ -167,7 +177,7 @@ fn only_udp_of_the_family_is_told_and_an_entry_is_deleted_by_its_id() {
 }
 
 #[test]
-fn a_big_table_is_read_whole() {
+fn apply_reads_a_large_table() {
     in_netns(async || {
         set_up();
         sh("sysctl -qw net.ipv4.ip_local_port_range='1024 65000'");
@@ -180,9 +190,9 @@ fn a_big_table_is_read_whole() {
             client.send_to(b"ask", SocketAddr::new(front, 53)).unwrap();
         }
         assert_eq!(all(Family::V4).await.len(), usize::from(FLOWS));
-        let facts = Facts::new([service("10.96.0.10", &["10.0.0.9:53"])], []);
+        let filter = StaleFlows::new([service("10.96.0.10", &["10.0.0.9:53"])], []);
         let start = std::time::Instant::now();
-        assert_eq!(reconcile(Family::V4, &facts).await.unwrap(), usize::from(FLOWS));
+        assert_eq!(reconcile(Family::V4, &filter).await.unwrap(), usize::from(FLOWS));
         println!("{FLOWS} flows removed in {:?}", start.elapsed());
         let start = std::time::Instant::now();
         assert_eq!(all(Family::V4).await, []);

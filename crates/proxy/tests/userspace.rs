@@ -197,7 +197,7 @@ fn relay(
 }
 
 #[test]
-fn much_goes_through_in_both_directions_at_once() {
+fn userspace_tcp_transfers_in_both_directions() {
     in_netns(async || {
         let echo = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = echo.local_addr().unwrap();
@@ -221,7 +221,7 @@ fn much_goes_through_in_both_directions_at_once() {
 }
 
 #[test]
-fn an_endpoint_that_refuses_is_passed_over_and_none_resets() {
+fn userspace_tcp_retries_other_endpoints() {
     in_netns(async || {
         let (here, _) = tcp_server("127.0.0.1:0").await;
         let gone = at([127, 0, 0, 1], 9);
@@ -251,7 +251,7 @@ fn an_endpoint_that_refuses_is_passed_over_and_none_resets() {
 }
 
 #[test]
-fn a_client_keeps_its_endpoint_by_its_address() {
+fn userspace_session_affinity_by_client_address() {
     in_netns(async || {
         sh(HOST);
         let (one, _) = tcp_server("10.1.0.1:8080").await;
@@ -283,7 +283,7 @@ fn a_client_keeps_its_endpoint_by_its_address() {
 }
 
 #[test]
-fn connections_outlive_their_service_but_not_the_proxy() {
+fn userspace_connections_outlive_their_service() {
     in_netns(async || {
         let (here, _) = tcp_server("127.0.0.1:0").await;
         let (mut it, port, front) = relay(Protocol::Tcp, &[here], |_, _| {});
@@ -307,7 +307,7 @@ fn connections_outlive_their_service_but_not_the_proxy() {
 }
 
 #[test]
-fn sessions_are_bounded() {
+fn userspace_udp_sessions_are_bounded() {
     in_netns(async || {
         let (here, _) = tcp_server("127.0.0.1:0").await;
         let (_it, _, front) = relay(Protocol::Tcp, &[here], |settings, _| settings.sessions = 2);
@@ -334,7 +334,7 @@ fn sessions_are_bounded() {
 }
 
 #[test]
-fn a_udp_client_keeps_its_endpoint_until_it_is_silent() {
+fn userspace_udp_session_lasts_until_idle() {
     in_netns(async || {
         sh(HOST);
         let (one, _) = udp_server("10.1.0.1:5353").await;
@@ -370,7 +370,7 @@ fn a_udp_client_keeps_its_endpoint_until_it_is_silent() {
 }
 
 #[test]
-fn many_clients_of_udp_are_served() {
+fn userspace_udp_many_clients() {
     in_netns(async || {
         let (here, _) = udp_server("127.0.0.1:0").await;
         let (_it, _, front) = relay(Protocol::Udp, &[here], |_, _| {});

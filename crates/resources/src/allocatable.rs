@@ -1,5 +1,5 @@
-//! What of the node is for its pods: capacity less what is held back for the system, for the
-//! node's daemons, and for eviction to act in time. Pure, but for reading the machine's capacity.
+//! Node Allocatable: capacity minus kube and system reservations and hard eviction thresholds.
+//! Pure, except for reading the machine's capacity.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::hugepages;
 /// Amounts by resource, in thousandths of the unit.
 pub type Amounts = BTreeMap<String, i128>;
 
-/// What the machine has, and the disk for pods (bytes) if that counts.
+/// The machine's capacity, with the disk for pods (bytes) if local storage is managed.
 pub fn capacity(machine: &Machine, disk: Option<u64>) -> Amounts {
     let whole = |amount: u64| i128::from(amount) * 1000;
     let mut capacity = Amounts::from([
@@ -27,7 +27,7 @@ pub fn capacity(machine: &Machine, disk: Option<u64>) -> Amounts {
     capacity
 }
 
-/// What of a capacity pods may ask for.
+/// The allocatable part of a capacity.
 pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     let amounts = capacity.iter();
     let mut amounts: Amounts = amounts
@@ -41,15 +41,15 @@ pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     amounts
 }
 
-/// What of a capacity pods may use: as long as it is there, what is kept for eviction too.
+/// The part of a capacity that pods may use: includes what is reserved for eviction.
 pub fn usable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     let amounts = capacity.iter();
     amounts.map(|(name, amount)| (name.clone(), (amount - reserved.held(name)).max(0))).collect()
 }
 
-/// Whether more is held back of something than there is: a fault for each.
-pub fn faults(capacity: &Amounts, reserved: &Reserved) -> Vec<String> {
-    let too_much = capacity.iter().filter_map(|(resource, amount)| {
+/// Checks that reservations do not exceed the capacity; an error for each resource.
+pub fn validate(capacity: &Amounts, reserved: &Reserved) -> Vec<String> {
+    let exceeded = capacity.iter().filter_map(|(resource, amount)| {
         let (held, kept) = (reserved.held(resource), reserved.kept(resource, *amount));
         if held + kept <= *amount {
             return None;
@@ -67,10 +67,10 @@ pub fn faults(capacity: &Amounts, reserved: &Reserved) -> Vec<String> {
             text(resource, *amount),
         ))
     });
-    too_much.collect()
+    exceeded.collect()
 }
 
-/// An amount as people write it: CPU in thousandths, all else in whole units.
+/// An amount as a quantity: CPU in thousandths, all else in whole units.
 pub fn text(resource: &str, milli: i128) -> String {
     match resource {
         "cpu" => format!("{milli}m"),
@@ -78,7 +78,7 @@ pub fn text(resource: &str, milli: i128) -> String {
     }
 }
 
-/// Such amounts as the limits of a cgroup.
+/// Amounts as the limits of a cgroup.
 pub fn limits(amounts: &Amounts) -> Limits {
     let whole = |resource: &str| {
         let milli = amounts.get(resource)?;
@@ -95,12 +95,12 @@ pub fn limits(amounts: &Amounts) -> Limits {
     }
 }
 
-/// Of such amounts, the limits that slow down and do not end what goes beyond them.
+/// The limits for compressible resources only.
 pub fn compressible(amounts: &Amounts) -> Limits {
     Limits { shares: amounts.get("cpu").map(|milli| shares(*milli)), ..Limits::default() }
 }
 
-/// How many processes and threads the machine can have.
+/// The machine's limit of processes and threads.
 pub fn pids() -> Option<u64> {
     let files = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
     let read = |file| std::fs::read_to_string(file).ok()?.trim().parse().ok();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_not_for_pods() {
+    fn allocatable_excludes_reservations() {
         let reserved = reserved(&[
             "--kube-reserved=cpu=500m,memory=1Gi",
             "--system-reserved=cpu=250m,memory=512Mi,ephemeral-storage=10Gi",
@@ -152,7 +152,7 @@ mod tests {
             (65 * GIB * 1000, 90 * GIB * 1000)
         );
         assert_eq!(ask["hugepages-2Mi"], GIB * 1000);
-        assert!(faults(&machine(), &reserved).is_empty());
+        assert!(validate(&machine(), &reserved).is_empty());
         let limits = limits(&use_);
         assert_eq!(limits.shares, Some(3328));
         assert_eq!(limits.memory, Some(Max::At(13 << 29)));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_cannot_be_held_back() {
+    fn allocatable_reservation_exceeds_capacity() {
         for (flags, field, resource) in [
             (vec!["--kube-reserved=cpu=5"], "kubeReserved: ", "cpu"),
             (vec!["--system-reserved=memory=9Gi"], "systemReserved, evictionHard: ", "memory"),
@@ -177,16 +177,16 @@ mod tests {
                 "ephemeral-storage",
             ),
         ] {
-            let faults = faults(&machine(), &reserved(&flags));
-            assert_eq!(faults.len(), 1, "{flags:?}: {faults:?}");
+            let validate = validate(&machine(), &reserved(&flags));
+            assert_eq!(validate.len(), 1, "{flags:?}: {validate:?}");
             let expected = format!("{field}resource {resource:?} has a reservation of");
-            assert!(faults[0].starts_with(&expected), "{faults:?}");
+            assert!(validate[0].starts_with(&expected), "{validate:?}");
         }
-        assert!(faults(&machine(), &reserved(&["--kube-reserved=cpu=4"])).is_empty());
+        assert!(validate(&machine(), &reserved(&["--kube-reserved=cpu=4"])).is_empty());
     }
 
     #[test]
-    fn this_machine_can_have_processes() {
+    fn allocatable_pid_limit_of_this_machine() {
         assert!(pids().unwrap() > 300);
     }
 }

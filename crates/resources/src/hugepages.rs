@@ -1,4 +1,4 @@
-//! The sizes of huge pages that the machine has, and their names in the kernel's cgroup files.
+//! Huge page sizes of the machine, and their names in cgroup files.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

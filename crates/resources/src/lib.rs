@@ -1,4 +1,4 @@
-//! What the node gives its pods, by the kernel's means.
+//! Cgroups, resource managers, swap and statistics of the node.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

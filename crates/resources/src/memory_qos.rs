@@ -1,5 +1,5 @@
-//! The feature `MemoryQoS` for containers: memory that the kernel keeps for them, and a point from
-//! which on it slows them down. On cgroup v2 alone.
+//! The feature `MemoryQoS` for containers: `memory.min`/`memory.low` and `memory.high`. On cgroup
+//! v2 only.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use longshore_pod::qos::{self, QosClass, units_of};
 /// How memory of containers is protected and throttled.
 #[derive(Clone, Debug)]
 pub struct MemoryQos {
-    /// Whether what they request is protected.
+    /// Whether memory requests are protected.
     pub tiered: bool,
-    /// Where between request and limit throttling begins, from 0 to 1.
+    /// The position of `memory.high` between request and limit, from 0 to 1.
     pub throttling_factor: f64,
-    /// Bytes that stand for the limit of those that have none.
+    /// Bytes used as the limit of containers without one.
     pub allocatable: i64,
 }
 
@@ -31,7 +31,7 @@ impl MemoryQos {
                 set("memory.low", 0);
             }
         }
-        // One that may use exactly what it requests is not slowed down on the way.
+        // No throttling if the limit equals the request.
         if request == limit {
             return;
         }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn throttling_begins_between_request_and_limit() {
+    fn memory_qos_memory_high() {
         let page = i64::try_from(rustix::param::page_size()).unwrap();
         let pages = |count: i64| (count * page).to_string();
         // What is requested and may be used at most, in pages; 0 for nothing said.

@@ -1,5 +1,5 @@
-//! The node's resources at its start, in order: what cannot be is refused, pods get their tree, and
-//! what is held back from them is enforced.
+//! Sets up the node's resources at the start: validates the configuration, creates the cgroups of
+//! pods, and enforces Node Allocatable.
 
 use std::future::Future;
 use std::time::Duration;
@@ -16,43 +16,42 @@ use super::allocatable::{self, Amounts};
 use super::cgroups::{self, Cgroups, Driver, Limits, MemoryReserve, Mismatch, Policy, Protection};
 use super::swap;
 
-/// When limits that the kernel did not take are tried again.
+/// Retry interval for limits that the kernel rejected.
 const RETRY: Duration = Duration::from_secs(60);
 const ENFORCED: &str = "NodeAllocatableEnforced";
 const NOT_ENFORCED: &str = "FailedNodeAllocatableEnforcement";
-/// Upstream's words.
-const V1_IS_OLD: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed \
+/// Upstream's message.
+const CGROUP_V1_DEPRECATED: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed \
      in a future release. Please migrate to cgroup v2. More information at \
      https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
-const SWAP_IS_NOT_SAFE: &str = "The tmpfs noswap option is not supported. Memory-backed volumes \
+const TMPFS_NOSWAP_UNSUPPORTED: &str = "The tmpfs noswap option is not supported. Memory-backed volumes \
      (e.g. secrets, emptyDirs, etc.) might be swapped to disk and should no longer be considered \
      secure.";
 
-/// Why the node's resources cannot be managed as the config says.
+/// Why the node's resources cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is swap, and there must be none.
+    /// Swap is on, and `failSwapOn` is set.
     #[error(
         "failSwapOn: running with swap on is not supported, please disable swap or set failSwapOn \
          to false"
     )]
     SwapOn,
-    /// More is held back than there is: a line for each resource.
+    /// Reservations exceed the capacity: one message per resource.
     #[error("invalid Node Allocatable configuration: {}", .0.join("; "))]
     Reserved(Vec<String>),
-    /// The runtime and the config do not agree.
+    /// The cgroup drivers of the runtime and the config differ.
     #[error(transparent)]
     Driver(#[from] Mismatch),
-    /// The cgroups of pods cannot be made.
+    /// The cgroups of pods cannot be created.
     #[error(transparent)]
     Cgroup(#[from] cgroups::Error),
-    /// What is reserved cannot be enforced on its cgroup.
+    /// Reservations cannot be enforced on their cgroup.
     #[error("{0}")]
     Enforce(String),
 }
 
-/// Set up the cgroups of pods. The future enforces what all pods together may use, as soon as the
-/// kernel lets it.
+/// Set up the cgroups of pods. The future enforces the limits of all pods, with retries.
 pub async fn start(
     config: &Config,
     machine: &Machine,
@@ -61,23 +60,23 @@ pub async fn start(
     registry: &Registry,
 ) -> Result<(Cgroups, impl Future<Output = ()> + use<>), Error> {
     let kubelet = &config.kubelet;
-    let told = Told { recorder: recorder.clone(), node: config.node_name.clone() };
-    check_swap(config, &told)?;
+    let events = NodeEvents { recorder: recorder.clone(), node: config.node_name.clone() };
+    check_swap(config, &events)?;
     let disk = disk_capacity(&config.root_dir).filter(|_| kubelet.local_storage_capacity_isolation);
     let mut capacity = allocatable::capacity(machine, disk);
     capacity.extend(allocatable::pids().map(|pids| ("pid".to_owned(), i128::from(pids) * 1000)));
-    let faults = allocatable::faults(&capacity, &config.reserved);
-    if !faults.is_empty() {
-        return Err(Error::Reserved(faults));
+    let errors = allocatable::validate(&capacity, &config.reserved);
+    if !errors.is_empty() {
+        return Err(Error::Reserved(errors));
     }
     let configured = Driver::named(&kubelet.cgroup_driver);
     let driver = cgroups::choose_driver(runtime, configured, registry).await?;
     let policy = policy(config, &capacity);
     let cgroups = Cgroups::setup(driver, &kubelet.cgroup_root, policy, registry).await?;
     if !cgroups.is_unified() {
-        told.warning("CgroupV1", V1_IS_OLD);
+        events.warning("CgroupV1", CGROUP_V1_DEPRECATED);
     }
-    enforce_reserved(config, &cgroups, &told).await?;
+    enforce_reserved(config, &cgroups, &events).await?;
     let enforces = kubelet.cgroups_per_qos
         && kubelet.enforce_node_allocatable.iter().any(|level| level == "pods");
     let amounts = match enforces {
@@ -85,16 +84,16 @@ pub async fn start(
         false => capacity,
     };
     let limits = allocatable::limits(&amounts);
-    Ok((cgroups.clone(), enforce(cgroups, limits, told)))
+    Ok((cgroups.clone(), enforce(cgroups, limits, events)))
 }
 
-/// Where the node's own events go.
-struct Told {
+/// Records events about the node.
+struct NodeEvents {
     recorder: Recorder,
     node: String,
 }
 
-impl Told {
+impl NodeEvents {
     fn warning(&self, reason: &str, message: &str) {
         warn!(reason, "{message}");
         self.recorder.event(node_reference(&self.node), EventType::Warning, reason, message);
@@ -105,12 +104,14 @@ impl Told {
     }
 }
 
-fn check_swap(config: &Config, told: &Told) -> Result<(), Error> {
+fn check_swap(config: &Config, events: &NodeEvents) -> Result<(), Error> {
     match (swap::is_on(), config.kubelet.fail_swap_on) {
         (false, _) => {}
         (true, true) => return Err(Error::SwapOn),
-        (true, false) if swap::tmpfs_can_stay(&config.root_dir) => {}
-        (true, false) => told.warning("PossibleMemoryBackedVolumesOnDisk", SWAP_IS_NOT_SAFE),
+        (true, false) if swap::supports_tmpfs_noswap(&config.root_dir) => {}
+        (true, false) => {
+            events.warning("PossibleMemoryBackedVolumesOnDisk", TMPFS_NOSWAP_UNSUPPORTED)
+        }
     }
     Ok(())
 }
@@ -137,28 +138,31 @@ fn policy(config: &Config, capacity: &Amounts) -> Policy {
     }
 }
 
-/// Have the system and the node's daemons keep to what is reserved for them, where the config asks
-/// for that.
-async fn enforce_reserved(config: &Config, cgroups: &Cgroups, told: &Told) -> Result<(), Error> {
+/// Enforces system and kube reservations on their cgroups, as configured.
+async fn enforce_reserved(
+    config: &Config,
+    cgroups: &Cgroups,
+    events: &NodeEvents,
+) -> Result<(), Error> {
     let kubelet = &config.kubelet;
     let (system, kube) = (&kubelet.system_reserved_cgroup, &kubelet.kube_reserved_cgroup);
-    let protects = config.gates.enabled("MemoryQoS");
+    let memory_qos = config.gates.enabled("MemoryQoS");
     for level in &kubelet.enforce_node_allocatable {
-        let whole = level.strip_suffix("-compressible");
-        let (field, cgroup, owner, amounts) = match whole.unwrap_or(level) {
+        let base_level = level.strip_suffix("-compressible");
+        let (field, cgroup, owner, amounts) = match base_level.unwrap_or(level) {
             "system-reserved" => {
                 ("systemReservedCgroup", system, "System", config.reserved.system())
             }
             "kube-reserved" => ("kubeReservedCgroup", kube, "Kube", config.reserved.kube()),
             _ => continue,
         };
-        let compressible = whole.is_some();
+        let compressible = base_level.is_some();
         let limits = match compressible {
             true => allocatable::compressible(amounts),
             false => {
                 let limits = allocatable::limits(amounts);
                 let memory_min = match limits.memory {
-                    Some(cgroups::Max::At(bytes)) if protects => Some(bytes),
+                    Some(cgroups::Max::At(bytes)) if memory_qos => Some(bytes),
                     _ => None,
                 };
                 Limits { memory_min, ..limits }
@@ -170,22 +174,21 @@ async fn enforce_reserved(config: &Config, cgroups: &Cgroups, told: &Told) -> Re
             let message = format!(
                 "Failed to enforce {owner} Reserved{kind} Cgroup Limits on {cgroup:?}: {why}"
             );
-            told.warning(NOT_ENFORCED, &message);
+            events.warning(NOT_ENFORCED, &message);
             return Err(Error::Enforce(message));
         }
         let message =
             format!("Updated limits on {} reserved cgroup {cgroup}", owner.to_lowercase());
-        told.normal(ENFORCED, &message);
+        events.normal(ENFORCED, &message);
     }
     Ok(())
 }
 
-/// Give all pods together their limits. What they use already may stand against that, until some
-/// are evicted.
-async fn enforce(cgroups: Cgroups, limits: Limits, told: Told) {
+/// Sets the limits of the cgroup of all pods. The kernel may reject them until pods are evicted.
+async fn enforce(cgroups: Cgroups, limits: Limits, events: NodeEvents) {
     while let Err(error) = cgroups.limit(limits.clone()).await {
-        told.warning(NOT_ENFORCED, &format!("Failed to update Node Allocatable Limits: {error}"));
+        events.warning(NOT_ENFORCED, &format!("Failed to update Node Allocatable Limits: {error}"));
         tokio::time::sleep(RETRY).await;
     }
-    told.normal(ENFORCED, "Updated Node Allocatable limit across pods");
+    events.normal(ENFORCED, "Updated Node Allocatable limit across pods");
 }

@@ -1,4 +1,4 @@
-//! Swap: whether the node may have any, and how much of it a container gets.
+//! Swap limits of containers.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use tracing::debug;
 
 use super::cgroups::Cgroups;
 
-/// From this kernel on, tmpfs can be told not to swap.
+/// The first kernel whose tmpfs supports `noswap`.
 const NOSWAP_KERNEL: (u8, u8) = (6, 4);
 
-/// How containers get swap.
+/// The swap behavior.
 #[derive(Clone, Debug, Default)]
 pub struct Swap {
-    /// Whether the kernel counts swap by cgroup.
+    /// Whether swap accounting is available.
     controller: bool,
     unified: bool,
     limited: bool,
@@ -28,11 +28,11 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// As the config says, on this machine.
+    /// The swap behavior of the config, on this machine.
     pub fn new(settings: &KubeletConfiguration, machine: &Machine, cgroups: &Cgroups) -> Self {
         let bytes = |amount| i64::try_from(amount).unwrap_or(i64::MAX);
         Self {
-            controller: cgroups.count_swap(),
+            controller: cgroups.counts_swap(),
             unified: cgroups.is_unified(),
             limited: settings.memory_swap.swap_behavior == "LimitedSwap",
             memory: bytes(machine.memory),
@@ -40,11 +40,11 @@ impl Swap {
         }
     }
 
-    /// Set what a container may swap. Without limit of memory there is none of swap on v1.
+    /// Sets the swap limit of a container. On v1 there is none without a memory limit.
     pub fn apply(&self, pod: &Pod, container: &Container, resources: &mut LinuxContainerResources) {
         match (self.controller, self.unified) {
             (false, _) => {}
-            // Memory and swap together are no more than memory alone.
+            // No swap: memory and swap together are limited to the memory limit.
             (true, false) => {
                 resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
             }
@@ -55,7 +55,7 @@ impl Swap {
         }
     }
 
-    /// A container's part of the swap: as large as its part of the memory.
+    /// A container's swap limit, proportional to its memory request.
     fn limit(&self, pod: &Pod, container: &Container) -> i64 {
         let request = units_of(qos::requests(container), "memory");
         let swaps =
@@ -67,19 +67,18 @@ impl Swap {
     }
 }
 
-/// Whether the machine swaps.
+/// Whether swap is on.
 pub fn is_on() -> bool {
-    // Below the head of the table, a line for each place to swap to.
+    // A header, then one line for each swap area.
     std::fs::read_to_string("/proc/swaps").is_ok_and(|table| table.trim().lines().count() > 1)
 }
 
-/// Whether volumes in memory can be kept out of swap. Tried out below `dir` where the kernel's
-/// version does not tell. May block.
-pub fn tmpfs_can_stay(dir: &Path) -> bool {
+/// Whether tmpfs supports `noswap`. Tried below `dir` with older kernels. May block.
+pub fn supports_tmpfs_noswap(dir: &Path) -> bool {
     let users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let all_users = ["0", "0", "4294967295"];
     if !users.is_empty() && !users.split_whitespace().eq(all_users) {
-        debug!("in a user namespace, tmpfs cannot be told not to swap");
+        debug!("tmpfs noswap is not supported in a user namespace");
         return false;
     }
     match procfs::sys::kernel::Version::current() {
@@ -90,7 +89,7 @@ pub fn tmpfs_can_stay(dir: &Path) -> bool {
 
 fn try_noswap(dir: &Path) -> bool {
     if let Err(error) = std::fs::create_dir_all(dir) {
-        debug!(%error, "no place to try out tmpfs without swap");
+        debug!(%error, "failed to create a directory to test tmpfs noswap");
         return false;
     }
     let mounted = mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some("noswap"));
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burstable_container_swaps_by_its_part_of_the_memory() {
+    fn swap_limit_is_proportional_to_the_memory_request() {
         for (priority, own, other, expected) in [
             (0, ("100Mi", "200Mi"), ("", ""), 50 * MIB),
             (0, ("100Mi", ""), ("", ""), 50 * MIB),
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn without_limited_swap_there_is_none() {
+    fn swap_limit_without_limited_swap() {
         let pod = pod(0, json!([container("100Mi", "200Mi")]));
         let v2 = applied(&swap(false, true), &pod);
         assert_eq!(v2.unified["memory.swap.max"], "0");

@@ -1,8 +1,8 @@
-//! The container that a pod asks for, in the runtime's words.
+//! The CRI config of a container.
 
 use std::path::{Path, PathBuf};
 
-use crate::arguments::expanded_words;
+use crate::arguments::expanded_arguments;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_cri::v1;
 use longshore_pod::labels;
@@ -11,7 +11,7 @@ use super::env::Environment;
 use super::security::ImageUser;
 use super::{Error, Settings, resources, security};
 
-/// What a container's config is made of besides the pod.
+/// What the config of a container depends on besides the pod.
 pub(super) struct Inputs<'a> {
     pub settings: &'a Settings,
     pub pod: &'a Pod,
@@ -22,7 +22,7 @@ pub(super) struct Inputs<'a> {
     pub environment: Environment,
     pub mounts: Vec<v1::Mount>,
     pub devices: Vec<v1::Device>,
-    /// Groups that the pod's volumes bring along.
+    /// Supplemental groups of the pod's volumes.
     pub groups: Vec<i64>,
     pub namespaces: v1::NamespaceOption,
 }
@@ -31,9 +31,9 @@ pub(super) struct Inputs<'a> {
 pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
     let Inputs { settings, pod, container, restart_count, .. } = inputs;
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
-    let expanded = |what, words: &Option<Vec<String>>| {
-        let words = words.as_deref().unwrap_or_default();
-        expanded_words(what, words, |name| inputs.environment.get(name))
+    let expanded = |what, arguments: &Option<Vec<String>>| {
+        let arguments = arguments.as_deref().unwrap_or_default();
+        expanded_arguments(what, arguments, |name| inputs.environment.get(name))
     };
     let command = expanded("command", &container.command)?;
     let args = expanded("args", &container.args)?;
@@ -81,15 +81,15 @@ pub(super) fn config(inputs: Inputs<'_>) -> Result<v1::ContainerConfig, Error> {
     })
 }
 
-/// The signal that the container names, if the node lets it.
+/// The container's stop signal, if the feature is enabled.
 fn stop_signal(settings: &Settings, container: &Container) -> v1::Signal {
     let named = container.lifecycle.as_ref().and_then(|own| own.stop_signal.as_deref());
     let known = named.filter(|_| settings.stop_signals).and_then(v1::Signal::from_str_name);
     known.unwrap_or_default()
 }
 
-/// Restart count to go on from when the runtime knows of no earlier run, as after a lost disk:
-/// one more than the newest log, so that no log is written over.
+/// The restart count if the runtime has no earlier run, as after a lost disk: one more than that of
+/// the newest log, so that no log is overwritten.
 pub(super) fn restart_count_from_logs(dir: &Path) -> u32 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     entries
@@ -101,7 +101,7 @@ pub(super) fn restart_count_from_logs(dir: &Path) -> u32 {
         .map_or(0, |newest| newest.saturating_add(1))
 }
 
-/// The name by which older log collectors find a container's log.
+/// The symlink by which older log collectors find a container's log.
 pub(super) fn legacy_log_link(namespace: &str, pod: &str, container: &str, id: &str) -> PathBuf {
     const NAME_MAX: usize = 251; // 255 less ".log"
     let mut name = format!("{pod}_{namespace}_{container}-{id}");

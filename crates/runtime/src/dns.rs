@@ -12,24 +12,24 @@ use super::{Error, Settings};
 
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
-/// Of one search path, and of the whole line.
+/// Limits of one search path, and of the whole line.
 const MAX_SEARCH: usize = 253;
 const MAX_SEARCH_LINE: usize = 2048;
 
-/// What stands against giving a pod what it asks for: reason and message of an event.
+/// Why the DNS config is not what the pod requests: reason and message of an event.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
+pub(super) struct DnsWarning {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// What the pod's `resolv.conf` is made of, and what had to be left out of it.
+/// The pod's resolver config, and events about what had to be left out.
 pub(super) fn config(
     settings: &Settings,
     pod: &Pod,
-) -> Result<(v1::DnsConfig, Vec<Complaint>), Error> {
+) -> Result<(v1::DnsConfig, Vec<DnsWarning>), Error> {
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
-    let mut complaints = Vec::new();
+    let mut warnings = Vec::new();
     let wants_cluster = match pod_spec.dns_policy.as_deref() {
         Some("None" | "Default") => false,
         Some("ClusterFirstWithHostNet") => true,
@@ -53,11 +53,11 @@ pub(super) fn config(
         }
         _ => {
             if wants_cluster {
-                complaints.push(no_cluster_dns(pod));
+                warnings.push(no_cluster_dns(pod));
             }
             let mut config = of_host(settings)?;
             if settings.resolv_conf.is_none() {
-                // Whoever names no server gets one on its own machine, as resolvers do it.
+                // Without a name server, resolvers use the local machine.
                 let local = |ip: &String| if ip.contains(':') { "::1" } else { "127.0.0.1" };
                 config.servers = settings.host_ips.iter().map(local).map(str::to_owned).collect();
                 if config.servers.is_empty() {
@@ -80,17 +80,17 @@ pub(super) fn config(
         dedup(&mut config.servers);
         dedup(&mut config.searches);
     }
-    complaints.extend(fit(&mut config));
-    Ok((config, complaints))
+    warnings.extend(fit(&mut config));
+    Ok((config, warnings))
 }
 
-fn no_cluster_dns(pod: &Pod) -> Complaint {
+fn no_cluster_dns(pod: &Pod) -> DnsWarning {
     let message = format!(
         "pod: {:?}. kubelet does not have ClusterDNS IP configured and cannot create Pod using \
          \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
         longshore_pod::spec::describe(pod)
     );
-    Complaint { reason: "MissingClusterDNS", message }
+    DnsWarning { reason: "MissingClusterDNS", message }
 }
 
 fn of_host(settings: &Settings) -> Result<v1::DnsConfig, Error> {
@@ -106,17 +106,17 @@ fn read(path: &Path) -> Result<v1::DnsConfig, Error> {
 fn parse(text: &str) -> v1::DnsConfig {
     let mut config = v1::DnsConfig::default();
     for line in text.lines() {
-        let mut words = line.split_whitespace();
-        match words.next() {
-            Some("nameserver") => config.servers.extend(words.next().map(str::to_owned)),
+        let mut fields = line.split_whitespace();
+        match fields.next() {
+            Some("nameserver") => config.servers.extend(fields.next().map(str::to_owned)),
             // The last search line wins.
             Some("search") => {
-                config.searches = words
+                config.searches = fields
                     .filter(|domain| *domain != ".")
                     .map(|domain| domain.strip_suffix('.').unwrap_or(domain).to_owned())
                     .collect();
             }
-            Some("options") => config.options.extend(words.map(str::to_owned)),
+            Some("options") => config.options.extend(fields.map(str::to_owned)),
             _ => {}
         }
     }
@@ -124,7 +124,7 @@ fn parse(text: &str) -> v1::DnsConfig {
     config
 }
 
-/// Of options of one name, the last, in the place of the first.
+/// Removes duplicate options: the last value, in the place of the first.
 fn unique(options: impl IntoIterator<Item = String>) -> Vec<String> {
     let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
     let mut places = HashMap::new();
@@ -146,20 +146,20 @@ fn dedup(list: &mut Vec<String>) {
     list.retain(|item| seen.insert(item.clone()));
 }
 
-/// Cut to what resolvers read, and tell what was cut.
-fn fit(config: &mut v1::DnsConfig) -> Vec<Complaint> {
-    let complaint = |what: &str, kept: &[String]| Complaint {
+/// Truncates the config to the limits of resolvers, and reports what was cut.
+fn fit(config: &mut v1::DnsConfig) -> Vec<DnsWarning> {
+    let warning = |what: &str, kept: &[String]| DnsWarning {
         reason: "DNSConfigForming",
         message: format!("{what} line is: {}", kept.join(" ")),
     };
-    let mut complaints = Vec::new();
+    let mut warnings = Vec::new();
     if config.servers.len() > MAX_SERVERS {
         config.servers.truncate(MAX_SERVERS);
         let what = "Nameserver limits were exceeded, some nameservers have been omitted, the \
                     applied nameserver";
-        complaints.push(complaint(what, &config.servers));
+        warnings.push(warning(what, &config.servers));
     }
-    let asked = config.searches.len();
+    let requested = config.searches.len();
     config.searches.truncate(MAX_SEARCHES);
     config.searches.retain(|domain| domain.len() <= MAX_SEARCH);
     let mut line = 0;
@@ -169,12 +169,12 @@ fn fit(config: &mut v1::DnsConfig) -> Vec<Complaint> {
     });
     let fitting = fitting.count();
     config.searches.truncate(fitting);
-    if config.searches.len() < asked {
+    if config.searches.len() < requested {
         let what = "Search Line limits were exceeded, some search paths have been omitted, the \
                     applied search";
-        complaints.push(complaint(what, &config.searches));
+        warnings.push(warning(what, &config.searches));
     }
-    complaints
+    warnings
 }
 
 #[cfg(test)]
@@ -186,7 +186,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn the_last_search_line_and_the_last_value_of_an_option_win() {
+    fn dns_last_search_line_and_option_win() {
         let config = parse(
             "# a comment\nnameserver 10.0.0.1\nnameserver\nsearch a.\nsearch b.example. . c\noptions ndots:2 rotate\noptions ndots:5\n",
         );
@@ -196,13 +196,13 @@ mod tests {
     }
 
     fn lines(settings: &Settings, spec: Value) -> (String, Vec<&'static str>) {
-        let (config, complaints) = config(settings, &fixture::pod(spec)).unwrap();
+        let (config, warnings) = config(settings, &fixture::pod(spec)).unwrap();
         let lines = [config.servers, config.searches, config.options].map(|list| list.join(" "));
-        (lines.join(" | "), complaints.into_iter().map(|complaint| complaint.reason).collect())
+        (lines.join(" | "), warnings.into_iter().map(|warning| warning.reason).collect())
     }
 
     #[test]
-    fn each_policy_has_its_servers() {
+    fn dns_policies() {
         let dir = tempfile::tempdir().unwrap();
         let resolv_conf = dir.path().join("resolv.conf");
         std::fs::write(&resolv_conf, "nameserver 9.9.9.9\nsearch lan\noptions rotate\n").unwrap();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_resolvers_do_not_read_is_left_out_and_told() {
+    fn dns_limits_are_applied_and_reported() {
         let dir = tempfile::tempdir().unwrap();
         let settings = fixture::settings(dir.path());
         let searches = |count: usize, length: usize| -> Vec<String> {
@@ -248,20 +248,20 @@ mod tests {
             let nameservers: Vec<String> = nameservers.collect();
             let own = json!({"nameservers": nameservers, "searches": searches});
             let spec = json!({"dnsPolicy": "None", "dnsConfig": own});
-            let (config, complaints) = config(&settings, &fixture::pod(spec)).unwrap();
-            (config.servers.len(), config.searches.len(), complaints)
+            let (config, warnings) = config(&settings, &fixture::pod(spec)).unwrap();
+            (config.servers.len(), config.searches.len(), warnings)
         };
         assert_eq!(kept(3, searches(32, 63)), (3, 32, vec![]));
-        let (servers, _, complaints) = kept(4, vec![]);
+        let (servers, _, warnings) = kept(4, vec![]);
         assert_eq!(servers, 3);
         assert_eq!(
-            complaints[0].message,
+            warnings[0].message,
             "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: 1.1.1.0 1.1.1.1 1.1.1.2"
         );
         for (count, length, expected) in [(33, 10, 32), (9, 253, 8), (2, 254, 0)] {
-            let (_, found, complaints) = kept(0, searches(count, length));
-            assert_eq!((found, complaints.len()), (expected, 1), "{count} of {length}");
-            assert!(complaints[0].message.starts_with("Search Line limits were exceeded, "));
+            let (_, found, warnings) = kept(0, searches(count, length));
+            assert_eq!((found, warnings.len()), (expected, 1), "{count} of {length}");
+            assert!(warnings[0].message.starts_with("Search Line limits were exceeded, "));
         }
     }
 }

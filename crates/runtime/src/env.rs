@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::arguments::{MAX_TOTAL, TooLong, expanded, max_word};
+use crate::arguments::{MAX_TOTAL, TooLong, expanded, max_argument};
 use crate::services::Variables;
 use k8s_openapi::api::core::v1::{Container, EnvVarSource, FileKeySelector, Pod};
 use longshore_pod::downward::{self, Addresses};
@@ -12,27 +12,28 @@ use longshore_volumes::PodMounts;
 
 use super::{Error, PodRuntime, env_file};
 
-/// Names and values: the container's own variables, each name once, over those of services.
+/// Names and values: the container's own variables, which override those of services.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     own: Vec<(String, Vec<u8>)>,
-    /// Where a name is in `own`.
-    places: HashMap<String, usize>,
+    /// The index of a name in `own`.
+    indexes: HashMap<String, usize>,
     /// The bytes in `own`.
     size: usize,
     services: Variables,
 }
 
 impl Environment {
-    /// The value of a variable, if it has one that is text.
+    /// The value of a variable, if it is valid UTF-8.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        match self.places.get(name) {
+        match self.indexes.get(name) {
             Some(at) => std::str::from_utf8(&self.own[*at].1).ok(),
             None => self.services.get(name).map(String::as_str),
         }
     }
 
-    /// The variables: the own ones in the order in which they were first set, then services'.
+    /// The variables: the own ones in the order in which they were first set, then those of
+    /// services.
     pub(super) fn into_inner(self) -> impl Iterator<Item = (String, Vec<u8>)> {
         let Self { own, mut services, .. } = self;
         own.iter().for_each(|(name, _)| drop(services.remove(name)));
@@ -41,14 +42,14 @@ impl Environment {
     }
 
     fn set(&mut self, name: String, value: Vec<u8>) -> Result<(), Error> {
-        if name.len() + value.len() >= max_word() {
-            let limit = max_word();
+        if name.len() + value.len() >= max_argument() {
+            let limit = max_argument();
             let name = &name[..name.floor_char_boundary(256)];
             let message = format!("environment variable {name:?} is longer than {limit} bytes");
             return Err(TooLong(message).into());
         }
         self.size += name.len() + value.len() + 2;
-        match self.places.entry(name) {
+        match self.indexes.entry(name) {
             Entry::Occupied(place) => {
                 let (name, known) = &mut self.own[*place.get()];
                 self.size -= name.len() + known.len() + 2;
@@ -66,7 +67,7 @@ impl Environment {
     }
 }
 
-/// What a container's environment is made of.
+/// The sources of a container's environment.
 pub(super) struct Sources<'a> {
     pub runtime: &'a PodRuntime,
     pub pod: &'a Pod,
@@ -76,7 +77,7 @@ pub(super) struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// The variables of the container: those of whole objects first, then its own, each of which
+    /// The variables of the container: those of `envFrom` first, then those of `env`, each of which
     /// may refer to earlier ones and to those of services.
     pub(super) async fn environment(&self) -> Result<Environment, Error> {
         let services = self.runtime.services.variables(self.pod).await?;
@@ -104,13 +105,13 @@ impl Sources<'_> {
             let prefix = source.prefix.as_deref().unwrap_or_default();
             if let Some(reference) = &source.config_map_ref {
                 let found = objects.config_map(namespace, &reference.name).await;
-                let found = forgive(reference.optional, found)?;
+                let found = optional(reference.optional, found)?;
                 for (key, value) in found.iter().flat_map(|map| map.data.iter().flatten()) {
                     environment.set(format!("{prefix}{key}"), value.clone().into_bytes())?;
                 }
             } else if let Some(reference) = &source.secret_ref {
                 let found = objects.secret(namespace, &reference.name).await;
-                let found = forgive(reference.optional, found)?;
+                let found = optional(reference.optional, found)?;
                 for (key, value) in found.iter().flat_map(|secret| secret.data.iter().flatten()) {
                     environment.set(format!("{prefix}{key}"), value.0.clone())?;
                 }
@@ -119,7 +120,7 @@ impl Sources<'_> {
         Ok(())
     }
 
-    /// The value that a source gives; `None` if it may be absent, and is.
+    /// The value of a source; `None` if it is optional and missing.
     async fn value_from(&self, source: &EnvVarSource) -> Result<Option<Vec<u8>>, Error> {
         let settings = &self.runtime.settings;
         let (objects, namespace) = (&self.runtime.objects, spec::namespace(self.pod));
@@ -145,13 +146,13 @@ impl Sources<'_> {
             Ok(Some(value.into_bytes()))
         } else if let Some(selector) = &source.config_map_key_ref {
             let found = objects.config_map(namespace, &selector.name).await;
-            let found = forgive(selector.optional, found)?;
+            let found = optional(selector.optional, found)?;
             let value = found.and_then(|map| map.data.as_ref()?.get(&selector.key).cloned());
             let value = value.map(String::into_bytes);
             required(value, selector.optional, "ConfigMap", &selector.name, &selector.key)
         } else if let Some(selector) = &source.secret_key_ref {
             let found = objects.secret(namespace, &selector.name).await;
-            let found = forgive(selector.optional, found)?;
+            let found = optional(selector.optional, found)?;
             let value =
                 found.and_then(|secret| Some(secret.data.as_ref()?.get(&selector.key)?.0.clone()));
             required(value, selector.optional, "Secret", &selector.name, &selector.key)
@@ -172,8 +173,8 @@ impl Sources<'_> {
             env_file::value(&content, key)
         });
         let value = value.map_err(|error| {
-            // The pod may name any path: what stands there is not for it to learn.
-            tracing::warn!(pod = spec::name(self.pod), path, %error, "environment file not read");
+            // The pod may name any path: its content must not be revealed.
+            tracing::warn!(pod = spec::name(self.pod), path, %error, "cannot read environment file");
             Error::EnvFile
         })?;
         match value {
@@ -184,8 +185,8 @@ impl Sources<'_> {
     }
 }
 
-/// An object that need not be there and is not there is no error.
-fn forgive<T>(
+/// A missing optional object is no error.
+fn optional<T>(
     optional: Option<bool>,
     result: Result<T, longshore_client::objects::Error>,
 ) -> Result<Option<T>, Error> {
@@ -201,9 +202,9 @@ fn forgive<T>(
 mod tests {
     use super::*;
 
-    /// Finding 14: each name was looked for in all that were set before.
+    /// Finding 14: each name was searched for in all that were set before.
     #[test]
-    fn many_variables_are_set_and_found() {
+    fn env_handles_many_variables() {
         let mut environment = Environment::default();
         for round in 0..2 {
             for index in 0..100_000 {
@@ -215,16 +216,16 @@ mod tests {
         assert_eq!(environment.into_inner().count(), 100_000);
     }
 
-    /// Finding 13: what a program can have is bounded, however it is made up.
+    /// Finding 13: the environment of a program is limited, whatever it consists of.
     #[test]
-    fn variables_are_bounded() {
+    fn environment_variables_are_limited() {
         let mut environment = Environment::default();
-        let value = vec![b'x'; max_word() / 2];
-        let error = environment.set("A".repeat(max_word() / 2 + 2), value.clone()).unwrap_err();
-        let expected = format!("is longer than {} bytes", max_word());
+        let value = vec![b'x'; max_argument() / 2];
+        let error = environment.set("A".repeat(max_argument() / 2 + 2), value.clone()).unwrap_err();
+        let expected = format!("is longer than {} bytes", max_argument());
         assert!(error.to_string().ends_with(&expected), "{error}");
         let mut set = |name: String| environment.set(name, value.clone()).is_ok();
-        // The same name again takes no more room.
+        // Setting the same name again adds nothing.
         assert!((0..1000).all(|_| set("A".to_owned())));
         assert!(!(0..1000).all(|index| set(format!("A{index}"))));
     }

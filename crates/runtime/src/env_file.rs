@@ -1,10 +1,10 @@
-//! Files of variables: `NAME='value'` in single quotes, over as many lines as it takes, and
-//! comments. The strict subset of a shell's language that Kubernetes reads.
+//! Environment files: `NAME='value'` in single quotes, possibly over several lines, and comments:
+//! the strict subset of shell syntax that Kubernetes supports.
 
-/// The longest file that is read, in bytes.
+/// The limit of the file's size, in bytes.
 pub(super) const MAX_SIZE: usize = 1 << 20;
 
-/// Why a file gives no value.
+/// Why a file has no value.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(transparent)]
@@ -15,7 +15,7 @@ pub(super) enum Error {
     Format { line: usize, what: &'static str },
 }
 
-/// The first value of a name that is not empty; lines behind it are not looked at.
+/// The first non-empty value of a name; lines after it are not parsed.
 pub(super) fn value(text: &str, name: &str) -> Result<Option<String>, Error> {
     let blank = [' ', '\t'];
     let mut lines = text.lines().enumerate();
@@ -32,7 +32,7 @@ pub(super) fn value(text: &str, name: &str) -> Result<Option<String>, Error> {
         if found.ends_with(blank) {
             return Err(format("whitespace before '=' is not allowed"));
         }
-        // As in a shell, a blank ends an assignment of nothing.
+        // As in a shell, a blank ends an empty value.
         if rest.starts_with(blank) {
             if found == name {
                 return Ok(None);
@@ -66,7 +66,7 @@ mod tests {
     use super::value;
 
     #[test]
-    fn values_are_quoted_and_may_have_lines() {
+    fn env_file_values_are_quoted_and_may_span_lines() {
         for (text, expected) in [
             ("A='1'", Ok(Some("1"))),
             ("# no\n\n \tA='1' # one\nbroken", Ok(Some("1"))),

@@ -1,4 +1,4 @@
-//! Pods and settings for the tests of this room.
+//! Pods and settings for the tests of this crate.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ pub(super) fn settings(dir: &Path) -> Settings {
         user_ids: Ids::of_node(65536, 1).unwrap(),
         swap: Swap::default(),
         memory_qos: None,
-        // Nothing is made where there are no levels, so nothing is waited for.
+        // Without QoS cgroups, the setup does not wait for anything.
         cgroups: futures::executor::block_on(Cgroups::setup(
             Driver::Cgroupfs,
             "/",

@@ -12,12 +12,12 @@ use tracing::debug;
 use super::{PodRuntime, StartError};
 use crate::handlers::{HookError, Target};
 
-/// The least that a container is given to stop, whatever its hook has left.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
+/// The minimum grace period of a container, whatever its hook has left.
+const MIN_GRACE: Duration = Duration::from_secs(2);
 
 impl PodRuntime {
-    /// Run the postStart hook of a container that was just started, if it has one. It may take as
-    /// long as it likes. A container whose hook fails is stopped, after its preStop hook.
+    /// Run the postStart hook of a container that was just started, if it has one, without timeout.
+    /// A container whose hook fails is stopped, after its preStop hook.
     pub async fn post_start(
         &self,
         pod: &Pod,
@@ -32,25 +32,25 @@ impl PodRuntime {
         };
         let target = Target { container, id, ip: sandbox.address(&self.settings.host_ips) };
         let Err(error) = self.hook(pod, target, hook).await else { return Ok(()) };
-        let say = |warning, reason: &str, message: &str| {
+        let record = |warning, reason: &str, message: &str| {
             self.pod_events.container(pod, kind, &container.name, warning, reason, message);
         };
-        // Events are read by more people than the pod is: what the hook said is not for them.
-        say(true, "FailedPostStartHook", "PostStartHook failed");
-        say(false, "Killing", "FailedPostStartHook");
+        // Events can be read by more users than the pod: the error of the hook is left out.
+        record(true, "FailedPostStartHook", "PostStartHook failed");
+        record(false, "Killing", "FailedPostStartHook");
         let grace = grace(pod);
-        let left = grace.saturating_sub(self.last_words(pod, kind, target, grace).await);
+        let left = grace.saturating_sub(self.run_pre_stop(pod, kind, target, grace).await);
         let stopped =
-            self.stop_container(spec::uid(pod), id, &sandbox.id, left.max(LEAST_GRACE)).await;
+            self.stop_container(spec::uid(pod), id, &sandbox.id, left.max(MIN_GRACE)).await;
         if let Err(error) = stopped {
-            debug!(pod = describe(pod), id, %error, "not stopped after its postStart hook failed");
+            debug!(pod = describe(pod), id, %error, "cannot stop a container after its postStart hook failed");
         }
         Err(StartError::new("PostStartHookError", error.to_string()))
     }
 
     /// Run the preStop hook of a container, if it has one, for `grace` at most, and not at all
-    /// without grace. Gives what is left of the grace, which may be nothing: that a container gets
-    /// a least time all the same is its caller's business. Failures are told, and change nothing.
+    /// without grace period. Returns the rest of the grace period, which may be zero: callers apply
+    /// the minimum. Failures are reported as events.
     pub async fn pre_stop(
         &self,
         pod: &Pod,
@@ -58,16 +58,16 @@ impl PodRuntime {
         grace: Duration,
     ) -> Duration {
         let Some((kind, container)) = spec::container(pod, &run.name) else { return grace };
-        let seen = self.observer.pod(spec::uid(pod)).unwrap_or_default();
-        let sandbox = seen.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
+        let observed = self.observer.pod(spec::uid(pod)).unwrap_or_default();
+        let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
         let host_ips = &self.settings.host_ips;
         let ip = sandbox.map(|sandbox| sandbox.address(host_ips)).unwrap_or_default();
         let target = Target { container: &container, id: &run.id, ip };
-        grace.saturating_sub(self.last_words(pod, kind, target, grace).await)
+        grace.saturating_sub(self.run_pre_stop(pod, kind, target, grace).await)
     }
 
-    /// The preStop hook; gives how long it took.
-    async fn last_words(
+    /// Run the preStop hook; returns how long it took.
+    async fn run_pre_stop(
         &self,
         pod: &Pod,
         kind: ContainerKind,
@@ -78,7 +78,7 @@ impl PodRuntime {
         let hook = lifecycle.and_then(|hooks| hooks.pre_stop.as_ref());
         let Some(hook) = hook.filter(|_| !grace.is_zero()) else { return Duration::ZERO };
         let start = Instant::now();
-        // One that runs out of time is cut off, which is a failure as well.
+        // A hook that times out has failed as well.
         let ended = timeout(grace, self.hook(pod, target, hook)).await;
         if ended.is_err() && hook.sleep.is_some() {
             self.metrics.sleeps_cut_short.inc();
@@ -112,7 +112,7 @@ impl PodRuntime {
     }
 }
 
-/// The grace of a container that is stopped while its pod goes on.
+/// The grace period of a container that is stopped while its pod goes on.
 fn grace(pod: &Pod) -> Duration {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(0);

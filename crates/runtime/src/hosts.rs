@@ -32,7 +32,7 @@ pub(super) fn hostname_and_domain(
     Ok((hostname, domain))
 }
 
-/// The name that the kernel is told.
+/// The host name that is set in the kernel.
 pub(super) fn kernel_hostname(settings: &Settings, pod: &Pod) -> Result<String, Error> {
     let (hostname, domain) = hostname_and_domain(settings, pod)?;
     let wants_fqdn = pod.spec.as_ref().and_then(|spec| spec.set_hostname_as_fqdn).unwrap_or(false);
@@ -48,7 +48,7 @@ pub(super) fn kernel_hostname(settings: &Settings, pod: &Pod) -> Result<String, 
 
 fn truncated(hostname: &str) -> Result<String, Error> {
     let cut: String = hostname.chars().take(HOSTNAME_MAX).collect();
-    // A host name must not end in a dash or a dot, which the cut may have laid bare.
+    // A host name must not end in a dash or a dot, at which it may have been cut.
     let trimmed = match cut.len() < hostname.len() {
         true => cut.trim_end_matches(['-', '.']),
         false => &cut,
@@ -59,8 +59,8 @@ fn truncated(hostname: &str) -> Result<String, Error> {
     }
 }
 
-/// Write the pod's hosts file, and tell where it is. The node's own file is the base of a pod on
-/// the node's network. `None` for a pod that has no address yet.
+/// Write the pod's hosts file, and return its path. For a pod on the host's network, it starts with
+/// the node's own file. `None` for a pod that has no address yet.
 pub(super) async fn write(
     settings: &Settings,
     pod: &Pod,
@@ -86,7 +86,7 @@ pub(super) async fn write(
     text.push_str(&entries(aliases.unwrap_or_default()));
     let path = settings.pod_dir(pod).join("etc-hosts");
     tokio::fs::write(&path, text).await.map_err(at(&path))?;
-    // Every user of the pod reads it, whatever the daemon's umask.
+    // All users in the pod can read it, whatever the daemon's umask.
     let mode = std::fs::Permissions::from_mode(0o644);
     tokio::fs::set_permissions(&path, mode).await.map_err(at(&path))?;
     Ok(Some(path))
@@ -133,7 +133,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn each_alias_has_a_line() {
+    fn host_aliases_have_one_line_each() {
         let alias = |ip: &str, names: &[&str]| HostAlias {
             ip: ip.to_owned(),
             hostnames: Some(names.iter().map(|name| (*name).to_owned()).collect()),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_called_as_it_asks() {
+    fn hostname_and_domain_of_a_pod() {
         let settings = fixture::settings(Path::new("/"));
         let long = "a".repeat(64);
         for (spec, expected) in [
@@ -177,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_without_a_dangling_dash() {
+    fn hostname_is_truncated() {
         let long = format!("{}-tail", "a".repeat(62));
         assert_eq!(truncated(&long).ok(), Some("a".repeat(62)));
         assert!(truncated(&"-".repeat(70)).is_err());
     }
 
     #[test]
-    fn the_pod_finds_itself_by_both_names() {
+    fn hosts_file_has_hostname_and_fqdn() {
         let text = managed("web", "sub.ns.svc.cluster.local", &["10.0.0.5".to_owned()]);
         assert!(text.ends_with("10.0.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"), "{text}");
     }

@@ -1,5 +1,5 @@
-//! What keeps a pod apart from the node, and its containers from each other: the runtime's handler
-//! and the namespaces.
+//! Isolation of a pod from the node, and of its containers from each other: the runtime handler and
+//! the namespaces.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use longshore_cri::v1;
@@ -7,20 +7,20 @@ use longshore_pod::spec::{self, ContainerKind};
 
 use super::{Error, PodRuntime};
 
-/// How a pod is kept apart.
+/// The isolation of a pod.
 pub(super) struct Isolation {
-    /// The runtime's handler; empty for its default.
+    /// The runtime handler; empty for the default.
     pub handler: String,
-    /// The namespaces of the sandbox, and of its containers.
+    /// The namespaces of the sandbox and of its containers.
     pub namespaces: v1::NamespaceOption,
 }
 
 impl PodRuntime {
-    /// How a pod is to be kept apart. Its directory is there. The error says what the pod asks for
-    /// and would not get.
+    /// The isolation of a pod, whose directory exists. An error if the pod requests something that
+    /// is not supported.
     pub(super) async fn isolation(&self, pod: &Pod) -> Result<Isolation, Error> {
         let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
-        refuse_dynamic_resources(pod, pod_spec)?;
+        reject_resource_claims(pod, pod_spec)?;
         let handler = match pod_spec.runtime_class_name.as_deref().unwrap_or_default() {
             "" => String::new(),
             class => self.objects.runtime_class(class).await?.handler.clone(),
@@ -28,7 +28,7 @@ impl PodRuntime {
         let mut namespaces = namespaces(pod_spec);
         namespaces.userns_options = Some(match pod_spec.host_users {
             Some(false) => {
-                self.demand_user_namespaces(&handler).await?;
+                self.require_user_namespaces(&handler).await?;
                 self.user_namespaces.of_pod(spec::uid(pod))?
             }
             _ => v1::UserNamespace {
@@ -39,7 +39,7 @@ impl PodRuntime {
         Ok(Isolation { handler, namespaces })
     }
 
-    /// The namespaces of a container: its pod's, but for an ephemeral one that looks into another.
+    /// The namespaces of a container: its pod's, or the target's for an ephemeral container.
     pub(super) fn container_namespaces(
         &self,
         pod: &Pod,
@@ -64,36 +64,37 @@ impl PodRuntime {
         Ok(namespaces)
     }
 
-    async fn demand_user_namespaces(&self, handler: &str) -> Result<(), Error> {
-        let refuse = |unknown| Error::NoUserNamespaces { handler: handler.to_owned(), unknown };
+    async fn require_user_namespaces(&self, handler: &str) -> Result<(), Error> {
+        let unsupported =
+            |unknown| Error::NoUserNamespaces { handler: handler.to_owned(), unknown };
         let handlers = self.cri.status(false).await?.runtime_handlers;
         let found = handlers.iter().find(|known| known.name == handler);
         match found.map(|known| known.features.unwrap_or_default().user_namespaces) {
             Some(true) => Ok(()),
-            Some(false) => Err(refuse(false)),
-            // Runtimes from before user namespaces name no handler at all.
-            None => Err(refuse(!handlers.is_empty())),
+            Some(false) => Err(unsupported(false)),
+            // Runtimes without support for user namespaces report no handlers at all.
+            None => Err(unsupported(!handlers.is_empty())),
         }
     }
 
-    /// Whether the handler can mount read-only all the way down.
-    pub(super) async fn mounts_read_only_recursively(&self, handler: &str) -> Result<bool, Error> {
+    /// Whether the handler supports recursive read-only mounts.
+    pub(super) async fn supports_recursive_read_only(&self, handler: &str) -> Result<bool, Error> {
         let handlers = self.cri.status(false).await?.runtime_handlers;
         let found = handlers.iter().find(|known| known.name == handler);
         Ok(found.is_some_and(|known| known.features.unwrap_or_default().recursive_read_only_mounts))
     }
 }
 
-/// A pod with claims of devices would run without them.
-fn refuse_dynamic_resources(pod: &Pod, pod_spec: &PodSpec) -> Result<(), Error> {
+/// A pod with resource claims would run without its devices.
+fn reject_resource_claims(pod: &Pod, pod_spec: &PodSpec) -> Result<(), Error> {
     let has_claims = pod_spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
-    // A claim that the scheduler has made for an extended resource stands in the status alone.
+    // A claim that the scheduler has created for an extended resource is in the status only.
     let status = pod.status.as_ref();
     let extended = status.is_some_and(|status| status.extended_resource_claim_status.is_some());
     if has_claims || extended { Err(Error::DynamicResources) } else { Ok(()) }
 }
 
-/// The namespaces that the pod shares with the node or among its containers, but for users.
+/// The namespaces that the pod shares with the node or among its containers, except users.
 pub(super) fn namespaces(pod_spec: &PodSpec) -> v1::NamespaceOption {
     let node_if = |shared: Option<bool>| match shared.unwrap_or(false) {
         true => v1::NamespaceMode::Node,
@@ -117,17 +118,17 @@ mod tests {
     use k8s_openapi::api::core::v1::PodSpec;
     use longshore_cri::v1::NamespaceMode::{self, Container, Node, Pod};
 
-    use super::{namespaces, refuse_dynamic_resources};
+    use super::{namespaces, reject_resource_claims};
 
-    /// Finding 6: claims of devices were accepted and without effect.
+    /// Finding 6: resource claims were accepted and ignored.
     #[test]
-    fn pods_with_claims_of_devices_are_refused() {
+    fn resource_claims_are_rejected() {
         use serde_json::json;
         let refused = |spec: serde_json::Value, status: serde_json::Value| {
             let mut pod = crate::fixture::pod(spec);
             pod.status = serde_json::from_value(status).ok();
             let spec = pod.spec.clone().unwrap_or_default();
-            refuse_dynamic_resources(&pod, &spec).is_err()
+            reject_resource_claims(&pod, &spec).is_err()
         };
         assert!(!refused(json!({}), json!({})));
         assert!(!refused(json!({"resourceClaims": []}), json!({})));
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_shared_as_the_pod_says() {
+    fn namespaces_shared_by_the_pod() {
         type Case = (&'static str, fn(&mut PodSpec), [NamespaceMode; 3]);
         let cases: [Case; 6] = [
             ("none", |_| {}, [Pod, Container, Pod]),

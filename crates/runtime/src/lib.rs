@@ -1,5 +1,5 @@
-//! Carries out a pod's plan through CRI: sandbox, images, containers. Each step reports what it
-//! did to the observer, so that the next plan sees it at once. Holds no state of pods.
+//! Executes a pod's plan through CRI: sandbox, images, containers. Each step updates the observer,
+//! so that the next plan sees the result at once. Keeps no state of pods.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -57,13 +57,13 @@ pub use start::Prepared;
 pub use stop::{discard_sandbox, remove_run, stop_run};
 pub use userns::{Error as UserNamespaceError, Ids};
 
-/// A step could not be taken.
+/// A step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The pod has no spec.
     #[error("the pod has no spec")]
     NoSpec,
-    /// A field has a value that cannot be carried out.
+    /// The value of a field is not supported.
     #[error("unsupported {field}: {value:?}")]
     Field {
         /// The field.
@@ -71,7 +71,7 @@ pub enum Error {
         /// Its value.
         value: String,
     },
-    /// A key that the pod needs is not in its object.
+    /// A required key is not in its object.
     #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
     MissingKey {
         /// `Secret` or `ConfigMap`.
@@ -83,13 +83,13 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// A variable is to come from a file in a volume that is not there.
+    /// An environment file is in a volume that the pod does not have.
     #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
     NoEnvVolume(String),
-    /// A file of variables could not be read. Why is logged, and not for the pod to learn.
+    /// An environment file could not be read. The reason is logged, and not revealed to the pod.
     #[error("couldn't parse env file")]
     EnvFile,
-    /// A key that the container needs is not in a file of variables.
+    /// A required key is not in an environment file.
     #[error("environment variable key {key:?} not found in file {path:?}")]
     MissingFileKey {
         /// The key.
@@ -97,13 +97,13 @@ pub enum Error {
         /// The file on the host.
         path: PathBuf,
     },
-    /// An ephemeral container is to look into one that never ran.
+    /// The target of an ephemeral container never ran.
     #[error("unable to find target container {0}")]
     NoTarget(String),
-    /// The pod is to have devices that nothing here prepares.
+    /// The pod has resource claims.
     #[error("dynamic resource allocation is not implemented by this node")]
     DynamicResources,
-    /// The pod is to have users of its own, and the runtime cannot give it any.
+    /// The pod requests a user namespace, which the runtime does not support.
     #[error(
         "can't set `spec.hostUsers: false`, {} user namespaces{}",
         if .handler.is_empty() { "runtime does not support".to_owned() }
@@ -111,22 +111,22 @@ pub enum Error {
         if *.unknown { format!(": the handler {:?} is not known", .handler) } else { String::new() },
     )]
     NoUserNamespaces {
-        /// The runtime's handler; empty for its default.
+        /// The runtime handler; empty for the default.
         handler: String,
         /// Whether the runtime does not know that handler at all.
         unknown: bool,
     },
-    /// A mount cannot be read-only all the way down.
+    /// A mount cannot be recursively read-only.
     #[error(
         "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but {why}"
     )]
     ReadOnly {
         /// The volume's name in the pod.
         volume: String,
-        /// What stands against it.
+        /// The reason.
         why: String,
     },
-    /// A mount names a volume that the pod does not have.
+    /// A mount refers to a volume that the pod does not have.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     NoVolume {
         /// The volume's name.
@@ -134,7 +134,7 @@ pub enum Error {
         /// The container.
         container: String,
     },
-    /// A device names a volume that the pod does not have, or that is none.
+    /// A device refers to a volume that the pod does not have, or that is not a block volume.
     #[error("cannot find volume {volume:?} to pass into container {container:?}")]
     NoDevice {
         /// The volume's name.
@@ -142,32 +142,32 @@ pub enum Error {
         /// The container.
         container: String,
     },
-    /// A sub-path refers to variables that are not set.
+    /// A sub-path refers to undefined variables.
     #[error("missing value for {}", .0.join(", "))]
     MissingVariables(Vec<String>),
-    /// The kernel starts no program with words or variables as long as these.
+    /// Arguments or variables exceed the limits of the kernel.
     #[error(transparent)]
     LongArguments(#[from] TooLong),
-    /// The pod has no ids for users of its own.
+    /// No ids for the pod's user namespace.
     #[error(transparent)]
     UserNamespace(#[from] userns::Error),
-    /// A seccomp profile of the node is asked for and not named.
+    /// A localhost seccomp profile has no name.
     #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
     NoSeccompProfile,
-    /// An AppArmor profile of the node is asked for and not named.
+    /// A localhost AppArmor profile has no name.
     #[error("missing localhost apparmor profile name")]
     NoAppArmorProfile,
-    /// The pod's name in its domain is more than the kernel takes.
+    /// The pod's fully qualified name exceeds the limit of the kernel.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {0} is too long \
          (64 characters is the max, {len} characters requested)",
         len = .0.len()
     )]
     LongFqdn(String),
-    /// The pod forbids root and the container would run as root.
+    /// The pod must not run as root and the container would.
     #[error("{why} (pod: {pod:?}, container: {container})")]
     NonRoot {
-        /// What would break the policy.
+        /// Why the policy is violated.
         why: String,
         /// The pod.
         pod: String,
@@ -182,40 +182,40 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// A call failed.
+    /// A CRI call failed.
     #[error("{}", .0.go_text())]
     Cri(#[from] longshore_cri::Error),
-    /// The runtime's answer could not be read back.
+    /// The observer could not inspect the result.
     #[error(transparent)]
     Observe(#[from] longshore_podstate::observe::Error),
-    /// A secret or config map is not to be had.
+    /// A secret or config map is not available.
     #[error(transparent)]
     Object(#[from] longshore_client::objects::Error),
-    /// The variables of services are not to be had.
+    /// The variables of services are not available.
     #[error(transparent)]
     Services(#[from] crate::services::Error),
     /// A field of the downward API has no value.
     #[error(transparent)]
     Downward(#[from] longshore_pod::downward::Error),
-    /// A volume cannot be mounted into a container.
+    /// A volume cannot be mounted.
     #[error(transparent)]
     Volume(#[from] longshore_volumes::Error),
-    /// The pod's cgroup cannot be made.
+    /// The pod's cgroup cannot be created.
     #[error(transparent)]
     Cgroup(#[from] longshore_resources::cgroups::Error),
-    /// What its containers have for themselves is not on disk.
+    /// The state of the CPU or memory manager cannot be written.
     #[error(transparent)]
     Managers(#[from] managers::Error),
 }
 
-/// Why a container does not run: its waiting state's reason and message.
+/// Why a container does not run: reason and message of its waiting state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartError {
-    /// One word, such as `ErrImagePull`.
+    /// Reason, such as `ErrImagePull`.
     pub reason: &'static str,
-    /// A sentence.
+    /// Message.
     pub message: String,
-    /// When to try again, if that is known.
+    /// When to retry, if that is known.
     pub retry_at: Option<Timestamp>,
 }
 
@@ -225,37 +225,37 @@ impl StartError {
     }
 }
 
-/// A wait because of a container that failed, as its event and its status tell it.
+/// The message for a container in backoff, in its event and status.
 pub fn backoff_message(pod: &Pod, container: &str, delay: Duration) -> String {
     let delay = GoDuration::secs(i64::try_from(delay.as_secs()).unwrap_or(i64::MAX >> 30));
     format!("back-off {delay} restarting failed container={container} pod={}", describe(pod))
 }
 
-/// What the hands work with.
+/// Dependencies of [`PodRuntime`].
 pub struct Parts {
     /// The runtime.
     pub cri: Runtime,
-    /// Who is told of what was done.
+    /// Notified of all changes.
     pub observer: Observer,
-    /// Objects that pods refer to.
+    /// Secrets and config maps.
     pub objects: Objects,
-    /// Services that containers are told of.
+    /// Services for environment variables.
     pub services: Services,
     /// Volumes of pods.
     pub volumes: Volumes,
     /// Events about pods.
     pub pod_events: PodEventRecorder,
-    /// The ways into containers, for hooks.
+    /// Handlers of hooks.
     pub handlers: Handlers,
-    /// What containers have for themselves.
+    /// CPU, memory and device managers.
     pub managers: Managers,
-    /// What of the node's config shapes its pods.
+    /// Settings from the node's config.
     pub settings: Arc<Settings>,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Metrics,
 }
 
-/// The hands of the workers. Cheap to clone.
+/// Executes the actions of pod workers. Cheap to clone.
 #[derive(Clone)]
 pub struct PodRuntime {
     cri: Runtime,
@@ -273,7 +273,7 @@ pub struct PodRuntime {
 }
 
 impl PodRuntime {
-    /// Hands that work with these parts.
+    /// A pod runtime with these dependencies.
     pub fn new(parts: Parts) -> Self {
         let Parts { cri, observer, objects, services, volumes, pod_events, handlers, .. } = parts;
         let (managers, settings, metrics) = (parts.managers, parts.settings, parts.metrics);
@@ -303,38 +303,38 @@ impl PodRuntime {
         }
     }
 
-    /// For how long images were pulled for the pod with that UID.
-    pub fn time_of_pulls(&self, uid: &str) -> Duration {
-        self.metrics.time_of_pulls(uid)
+    /// The time spent on image pulls for the pod with that UID.
+    pub fn image_pull_time(&self, uid: &str) -> Duration {
+        self.metrics.image_pull_time(uid)
     }
 
-    /// Make the pod's directories.
+    /// Create the pod's directories.
     pub async fn create_dirs(&self, pod: &Pod) -> Result<(), Error> {
         create_dir(&self.settings.pod_dir(pod), 0o750).await?;
         create_dir(&self.settings.pod_log_dir(pod), 0o755).await
     }
 
-    /// Take over a pod whose sandbox an earlier daemon made.
+    /// Take over a pod whose sandbox was created by an earlier run of the daemon.
     pub async fn adopt(&self, pod: &Pod) {
         self.settings.cgroups.adopt(pod).await;
     }
 
-    /// Make the pod's cgroup, and run its sandbox in it.
+    /// Create the pod's cgroup and its sandbox.
     pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
-        self.managers.settled().await?;
+        self.managers.wait_persisted().await?;
         self.settings.cgroups.create(&self.managers.without_quota(pod)).await?;
         let isolation = self.isolation(pod).await?;
-        let (config, complaints) =
+        let (config, warnings) =
             sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;
-        for dns::Complaint { reason, message } in complaints {
+        for dns::DnsWarning { reason, message } in warnings {
             self.pod_events.pod(pod, true, reason, &message);
         }
         let began = Instant::now();
         let ran = self.cri.run_pod_sandbox(config, &isolation.handler).await;
         self.metrics.ran_sandbox(&isolation.handler, began, ran.is_err());
         let id = ran?;
-        debug!(pod = describe(pod), %id, "sandbox runs");
-        Ok(self.observer.look_at_sandbox(spec::uid(pod), &id).await?)
+        debug!(pod = describe(pod), %id, "sandbox started");
+        Ok(self.observer.inspect_sandbox(spec::uid(pod), &id).await?)
     }
 }
 

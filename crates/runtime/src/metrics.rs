@@ -1,4 +1,4 @@
-//! What the runtime is asked for and how long it takes; images and sandboxes in particular.
+//! Metrics of runtime calls, images and sandboxes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use longshore_cri::Error;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
-/// What CRI has an error begin with when an image cannot be mounted as a volume.
+/// Prefix of the CRI error when an image cannot be mounted as a volume.
 const IMAGE_NOT_MOUNTED: &str = "ImageVolumeMountFailed";
 
-/// Counts the calls to the runtime.
+/// Metrics of runtime calls.
 #[derive(Debug)]
 pub struct Calls {
     all: Family<Counter, 1>,
@@ -19,7 +19,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Registers the families.
+    /// Register the metrics.
     pub fn new(registry: &Registry) -> Self {
         let by = ["operation_type"];
         Self {
@@ -53,7 +53,7 @@ impl longshore_cri::Observer for Calls {
     }
 }
 
-/// What the hands count.
+/// Metrics of this crate.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     sandboxes: Family<Histogram, 1>,
@@ -66,20 +66,20 @@ pub struct Metrics {
     unmounted_images: Counter,
     pub(super) http_fallbacks: Counter,
     pub(super) sleeps_cut_short: Counter,
-    /// How long images were pulled for pods, by UID.
+    /// Time of image pulls for pods, by UID.
     pulling: Arc<Mutex<HashMap<String, Pulling>>>,
 }
 
-/// For how long images were pulled for a pod.
+/// Time of image pulls for a pod.
 #[derive(Debug)]
 struct Pulling {
     total: Duration,
-    /// When the last pull ended: pulls at the same time count once.
+    /// When the last pull ended: parallel pulls count once.
     end: Instant,
 }
 
 impl Metrics {
-    /// Registers the families.
+    /// Register the metrics.
     pub fn new(registry: &Registry) -> Self {
         Self {
             sandboxes: registry.histograms(
@@ -137,7 +137,7 @@ impl Metrics {
         }
     }
 
-    /// The runtime was asked to run a sandbox.
+    /// The runtime was called to run a sandbox.
     pub(super) fn ran_sandbox(&self, handler: &str, began: Instant, failed: bool) {
         self.sandboxes.with([handler]).took(began.elapsed());
         if failed {
@@ -145,9 +145,9 @@ impl Metrics {
         }
     }
 
-    /// An image was to be there by that policy: whether it was, and had to be pulled, as far as that
-    /// was found out.
-    pub(super) fn wanted_image(&self, policy: &str, present: Option<bool>, pull: Option<bool>) {
+    /// An image with that pull policy was required: whether it was present and had to be pulled, as
+    /// far as that is known.
+    pub(super) fn image_required(&self, policy: &str, present: Option<bool>, pull: Option<bool>) {
         let word = |known: Option<bool>| match known {
             None => "unknown",
             Some(true) => "true",
@@ -161,13 +161,13 @@ impl Metrics {
         self.images.with([policy, word(present), word(pull)]).inc();
     }
 
-    /// It was found out whether a pod may use an image that is there.
-    pub(super) fn checked_image(&self, result: &str) {
+    /// Access of a pod to a present image was checked.
+    pub(super) fn image_access_checked(&self, result: &str) {
         self.image_checks.with([result]).inc();
     }
 
-    /// A container was to be made with so many volumes that are images, mounted so many times.
-    pub(super) fn made_with_images(&self, volumes: usize, mounts: usize, error: Option<&str>) {
+    /// A container was created with that number of image volumes and image mounts.
+    pub(super) fn created_with_images(&self, volumes: usize, mounts: usize, error: Option<&str>) {
         self.image_volumes.add(volumes as u64);
         match error {
             None => self.mounted_images.add(mounts as u64),
@@ -181,11 +181,11 @@ impl Metrics {
     /// An image of that size (in bytes) was pulled for the pod with that UID.
     pub(super) fn pulled(&self, uid: &str, began: Instant, size: u64) {
         self.pulls.with([size_range(size)]).took(began.elapsed());
-        self.waited_for_pull(uid, began);
+        self.pull_finished(uid, began);
     }
 
-    /// A pull for the pod with that UID, which may have failed, is over.
-    pub(super) fn waited_for_pull(&self, uid: &str, began: Instant) {
+    /// A pull for the pod with that UID is over, successful or not.
+    pub(super) fn pull_finished(&self, uid: &str, began: Instant) {
         let now = Instant::now();
         let mut pulling = self.pulling();
         let new = || Pulling { total: Duration::ZERO, end: began };
@@ -195,12 +195,12 @@ impl Metrics {
         known.end = now;
     }
 
-    /// For how long images were pulled for the pod with that UID.
-    pub(crate) fn time_of_pulls(&self, uid: &str) -> Duration {
+    /// The time of image pulls for the pod with that UID.
+    pub(crate) fn image_pull_time(&self, uid: &str) -> Duration {
         self.pulling().get(uid).map_or(Duration::ZERO, |pulling| pulling.total)
     }
 
-    /// The pod with that UID is gone.
+    /// Remove the pod with that UID.
     pub(super) fn forget(&self, uid: &str) {
         self.pulling().remove(uid);
     }
@@ -211,7 +211,7 @@ impl Metrics {
     }
 }
 
-/// The label for the size of an image.
+/// The size label of an image.
 fn size_range(bytes: u64) -> &'static str {
     const MB: u64 = 1 << 20;
     const GB: u64 = 1 << 30;
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_few_labels() {
+    fn metrics_image_size_labels() {
         for (bytes, expected) in [
             (0, "0-10MB"),
             ((10 << 20) - 1, "0-10MB"),
@@ -251,26 +251,26 @@ mod tests {
     }
 
     #[test]
-    fn only_images_that_could_not_be_mounted_are_failures() {
+    fn metrics_count_image_mount_failures() {
         let metrics = Metrics::new(&Registry::default());
-        metrics.made_with_images(2, 3, None);
-        metrics.made_with_images(1, 1, Some("ImageVolumeMountFailed: no such path"));
-        metrics.made_with_images(1, 1, Some("no memory"));
-        metrics.made_with_images(0, 0, None);
+        metrics.created_with_images(2, 3, None);
+        metrics.created_with_images(1, 1, Some("ImageVolumeMountFailed: no such path"));
+        metrics.created_with_images(1, 1, Some("no memory"));
+        metrics.created_with_images(0, 0, None);
         let Metrics { image_volumes, mounted_images, unmounted_images, .. } = metrics;
         let found = [image_volumes, mounted_images, unmounted_images].map(|count| count.get());
         assert_eq!(found, [4, 3, 1]);
     }
 
     #[test]
-    fn pulls_at_the_same_time_count_once() {
+    fn metrics_count_parallel_pulls_once() {
         let metrics = Metrics::new(&Registry::default());
         let Some(began) = Instant::now().checked_sub(Duration::from_secs(10)) else { return };
-        metrics.waited_for_pull("u", began);
+        metrics.pull_finished("u", began);
         metrics.pulled("u", began + Duration::from_secs(4), 1);
-        let time = metrics.time_of_pulls("u").as_secs_f64();
+        let time = metrics.image_pull_time("u").as_secs_f64();
         assert!((10.0..11.0).contains(&time), "{time}");
         metrics.forget("u");
-        assert_eq!(metrics.time_of_pulls("u"), Duration::ZERO);
+        assert_eq!(metrics.image_pull_time("u"), Duration::ZERO);
     }
 }

@@ -1,4 +1,4 @@
-//! What a container mounts: its volumes, the pod's hosts file, and a file for its last words.
+//! Mounts of a container: its volumes, the pod's hosts file, and the termination log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -14,25 +14,25 @@ use longshore_volumes::{Mounted, PodMounts, SubPath, validate_sub_path};
 use super::env::Environment;
 use super::{Error, PodRuntime, Settings};
 
-/// The most bytes of a path: the kernel's PATH_MAX.
+/// The limit of a path: the kernel's PATH_MAX.
 const MAX_PATH: usize = 4096;
 const ETC_HOSTS: &str = "/etc/hosts";
 
-/// What there is for a container to mount.
+/// What the mounts of a container are made from.
 pub(super) struct Sources<'a> {
     pub runtime: &'a PodRuntime,
     pub pod: &'a Pod,
     pub container: &'a Container,
-    /// Volumes on the node's disk or in its memory.
+    /// Volumes on the node.
     pub volumes: &'a PodMounts,
-    /// Volumes that are images.
+    /// Image volumes.
     pub images: &'a BTreeMap<String, v1::ImageSpec>,
     pub environment: &'a Environment,
     pub hosts_file: Option<PathBuf>,
     pub restart_count: u32,
-    /// Whether the runtime can make a mount read-only all the way down.
+    /// Whether the runtime supports recursive read-only mounts.
     pub recursive: bool,
-    /// The users of the pod, where they are not the node's.
+    /// The user namespace of the pod.
     pub users: &'a v1::UserNamespace,
 }
 
@@ -79,7 +79,7 @@ impl Sources<'_> {
         Ok(v1::Device {
             container_path: device.device_path.clone(),
             host_path: path.display().to_string(),
-            // To make nodes too, unless it is only to be read.
+            // With `mknod` unless it is read-only.
             permissions: if read_only { "r" } else { "mrw" }.to_owned(),
         })
     }
@@ -91,7 +91,7 @@ impl Sources<'_> {
             validate_sub_path(&path)?;
             return Ok(image_mount(options, image, path));
         }
-        // The apiserver sees to it that a mount names a volume; a manifest may not.
+        // The apiserver checks that a mount has a volume; a manifest may be wrong.
         let volume = self.volumes.get(&mount.name).ok_or_else(|| Error::NoVolume {
             volume: mount.name.clone(),
             container: self.container.name.clone(),
@@ -113,7 +113,7 @@ impl Sources<'_> {
         Ok(mounted(options, volume, &host_path))
     }
 
-    /// The path inside the volume, with its variables expanded; each must have a value.
+    /// The path inside the volume, with its variables expanded; all of them must be defined.
     fn sub_path(&self, mount: &VolumeMount) -> Result<String, Error> {
         let Some(path) = mount.sub_path_expr.as_deref().filter(|path| !path.is_empty()) else {
             return Ok(mount.sub_path.clone().unwrap_or_default());
@@ -134,7 +134,7 @@ impl Sources<'_> {
         }
     }
 
-    /// An empty file that the container may write its last words to, a new one for each run.
+    /// An empty file for the container's termination message, a new one for each run.
     fn termination_log(&self, settings: &Settings) -> Result<PathBuf, Error> {
         let dir = settings.pod_dir(self.pod).join("containers").join(&self.container.name);
         let at = |path: &Path| {
@@ -145,20 +145,20 @@ impl Sources<'_> {
         maker.recursive(true).mode(0o750).create(&dir).map_err(at(&dir))?;
         let path = dir.join(format!("{:08x}", self.restart_count));
         std::fs::write(&path, "").map_err(at(&path))?;
-        // Any user of the container may write, whatever the daemon's umask.
+        // All users in the container can write, whatever the daemon's umask.
         let mode = std::fs::Permissions::from_mode(0o666);
         std::fs::set_permissions(&path, mode).map_err(at(&path))?;
         Ok(path)
     }
 }
 
-/// The groups that volumes of a pod belong to, beyond those that the pod asks for.
+/// The supplemental groups that volumes of a pod require.
 pub(super) fn volume_groups(pod: &Pod, volumes: &PodMounts) -> Vec<i64> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let asked = context.and_then(|context| context.supplemental_groups.as_deref());
+    let own_groups = context.and_then(|context| context.supplemental_groups.as_deref());
     let groups = volumes.values().filter_map(|volume| volume.group);
-    let asked: BTreeSet<i64> = asked.unwrap_or_default().iter().copied().collect();
-    let groups: BTreeSet<i64> = groups.filter(|group| !asked.contains(group)).collect();
+    let own_groups: BTreeSet<i64> = own_groups.unwrap_or_default().iter().copied().collect();
+    let groups: BTreeSet<i64> = groups.filter(|group| !own_groups.contains(group)).collect();
     groups.into_iter().collect()
 }
 
@@ -170,7 +170,7 @@ fn bind(host_path: &Path, container_path: &str) -> v1::Mount {
     }
 }
 
-/// Nobody writes to an image, whatever the container asks for; some runtimes refuse to be asked.
+/// Image mounts are always read-only; some runtimes reject the option.
 fn image_mount(options: v1::Mount, image: &v1::ImageSpec, path: String) -> v1::Mount {
     v1::Mount {
         image: Some(image.clone()),
@@ -190,7 +190,7 @@ fn mounted(options: v1::Mount, volume: &Mounted, host_path: &Path) -> v1::Mount 
     }
 }
 
-/// How a volume is to be mounted, whatever it is.
+/// The options of a mount of any volume.
 fn options(mount: &VolumeMount, recursive: bool) -> Result<v1::Mount, Error> {
     let propagation = match mount.mount_propagation.as_deref() {
         None | Some("None") => v1::MountPropagation::PropagationPrivate,
@@ -200,7 +200,7 @@ fn options(mount: &VolumeMount, recursive: bool) -> Result<v1::Mount, Error> {
             return Err(Error::Field { field: "mountPropagation", value: other.to_owned() });
         }
     };
-    // A path without a leading slash counts from the root, as it always has.
+    // A path without a leading slash is relative to the root, for compatibility.
     let container_path = match mount.mount_path.starts_with('/') {
         true => mount.mount_path.clone(),
         false => format!("/{}", mount.mount_path),
@@ -208,37 +208,37 @@ fn options(mount: &VolumeMount, recursive: bool) -> Result<v1::Mount, Error> {
     Ok(v1::Mount {
         container_path,
         readonly: mount.read_only.unwrap_or(false),
-        recursive_read_only: read_only_recursively(mount, recursive)?,
+        recursive_read_only: recursive_read_only(mount, recursive)?,
         propagation: propagation.into(),
         ..v1::Mount::default()
     })
 }
 
-/// Whether a container asks for a mount that is read-only all the way down.
-pub(super) fn asks_for_recursion(container: &Container) -> bool {
-    let asks = |mount: &VolumeMount| {
+/// Whether a container has a mount with `recursiveReadOnly`.
+pub(super) fn has_recursive_read_only(container: &Container) -> bool {
+    let is_requested = |mount: &VolumeMount| {
         mount.recursive_read_only.as_deref().is_some_and(|mode| mode != "Disabled")
     };
-    container.volume_mounts.iter().flatten().any(asks)
+    container.volume_mounts.iter().flatten().any(is_requested)
 }
 
-fn read_only_recursively(mount: &VolumeMount, possible: bool) -> Result<bool, Error> {
-    let refuse = |why: String| Err(Error::ReadOnly { volume: mount.name.clone(), why });
+fn recursive_read_only(mount: &VolumeMount, possible: bool) -> Result<bool, Error> {
+    let unsupported = |why: String| Err(Error::ReadOnly { volume: mount.name.clone(), why });
     let mode = match mount.recursive_read_only.as_deref() {
         None | Some("Disabled") => return Ok(false),
         Some(mode) => mode,
     };
     if mount.read_only != Some(true) {
-        return refuse("it is not read-only".to_owned());
+        return unsupported("it is not read-only".to_owned());
     }
     if let Some(propagation) = mount.mount_propagation.as_deref().filter(|mode| *mode != "None") {
-        return refuse(format!("it is not compatible with propagation {propagation:?}"));
+        return unsupported(format!("it is not compatible with propagation {propagation:?}"));
     }
     match mode {
         "IfPossible" => Ok(possible),
         "Enabled" if possible => Ok(true),
-        "Enabled" => refuse("it is not supported by the runtime".to_owned()),
-        other => refuse(format!("the mode {other:?} is unknown")),
+        "Enabled" => unsupported("it is not supported by the runtime".to_owned()),
+        other => unsupported(format!("the mode {other:?} is unknown")),
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_read_only_though_nobody_says_so() {
+    fn mounts_of_images_are_read_only() {
         let image = v1::ImageSpec { image: "sha256:1".to_owned(), ..v1::ImageSpec::default() };
         let options = options(&mount(json!({})), false).unwrap();
         let mounted = image_mount(options, &image, "sub".to_owned());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_as_open_as_they_and_their_volume_say() {
+    fn mounts_read_only_and_propagation() {
         let volume = |read_only| Mounted { path: "/v".into(), read_only, ..Mounted::default() };
         for (fields, read_only, expected) in [
             (json!({}), false, false),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_bring_their_groups_along_once() {
+    fn mounts_volume_groups_are_added_once() {
         let volumes = [("a", Some(7)), ("b", None), ("c", Some(5)), ("d", Some(7)), ("e", Some(9))];
         let volumes = volumes
             .map(|(name, group)| (name.to_owned(), Mounted { group, ..Mounted::default() }))
@@ -295,12 +295,12 @@ mod tests {
                 .unwrap()
         };
         assert_eq!(volume_groups(&pod(Value::Null), &volumes), [5, 7, 9]);
-        let asked = json!({"supplementalGroups": [9], "fsGroup": 5});
-        assert_eq!(volume_groups(&pod(asked), &volumes), [5, 7]);
+        let own_groups = json!({"supplementalGroups": [9], "fsGroup": 5});
+        assert_eq!(volume_groups(&pod(own_groups), &volumes), [5, 7]);
     }
 
     #[test]
-    fn read_only_all_the_way_down_needs_a_runtime_that_can() {
+    fn mounts_recursive_read_only_needs_runtime_support() {
         let rro = |mode: &str| json!({"readOnly": true, "recursiveReadOnly": mode});
         for (fields, possible, expected) in [
             (json!({}), true, Ok(false)),

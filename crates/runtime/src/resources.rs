@@ -11,18 +11,18 @@ use longshore_resources::hugepages;
 
 use super::Settings;
 
-/// Thousandths of a CPU and bytes of memory.
+/// Millicores and bytes of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// CPU that is asked for; `None` if nothing says.
+    /// CPU request; `None` if it is not set.
     pub cpu_request: Option<i128>,
-    /// CPU at most, 0 is no limit.
+    /// CPU limit, 0 is no limit.
     pub cpu_limit: i128,
-    /// Memory at most, 0 is no limit.
+    /// Memory limit, 0 is no limit.
     pub memory_limit: i64,
 }
 
-/// What a container asks for, with the pod's own limits where it has none.
+/// The resources of a container, with the pod's own limits where it has none.
 pub fn amounts(pod_spec: &PodSpec, container: &Container) -> Amounts {
     let (requests, limits) = (qos::requests(container), qos::limits(container));
     let own = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
@@ -38,7 +38,7 @@ pub fn amounts(pod_spec: &PodSpec, container: &Container) -> Amounts {
     }
 }
 
-/// What a pod asks for as a whole, without the overhead of its sandbox.
+/// The resources of a pod as a whole, without its overhead.
 pub(super) fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
     let (requests, limits) =
         (pod_resources::net_requests(pod_spec), pod_resources::net_limits(pod_spec));
@@ -49,7 +49,7 @@ pub(super) fn pod_amounts(pod_spec: &PodSpec) -> Amounts {
     }
 }
 
-/// A container's resources in the runtime's words.
+/// A container's resources as a CRI message.
 pub fn container(
     settings: &Settings,
     pod: &Pod,
@@ -68,7 +68,7 @@ pub fn container(
     resources
 }
 
-/// A limit for each size of huge pages: what the last list that names it says, or none.
+/// The limit of each size of huge pages, 0 if none is set.
 fn hugepage_limits(
     sizes: &[u64],
     limits: [Option<&BTreeMap<String, Quantity>>; 2],
@@ -86,7 +86,7 @@ pub(super) fn pod(settings: &Settings, pod_spec: &PodSpec) -> LinuxContainerReso
     linux(settings, pod_amounts(pod_spec))
 }
 
-/// What the sandbox itself costs, by the pod's runtime class.
+/// The overhead of the pod's runtime class.
 pub(super) fn overhead(settings: &Settings, pod_spec: &PodSpec) -> LinuxContainerResources {
     let Some(overhead) = &pod_spec.overhead else { return LinuxContainerResources::default() };
     let cpu = qos::milli_of(Some(overhead), "cpu");
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn huge_pages_are_given_to_those_who_ask_alone() {
+    fn resources_limit_huge_pages_to_requests() {
         let list = |pairs: &[(&str, &str)]| -> BTreeMap<String, Quantity> {
             let pair =
                 |(name, value): &(&str, &str)| ((*name).to_owned(), Quantity((*value).to_owned()));

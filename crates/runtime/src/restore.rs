@@ -1,4 +1,5 @@
-//! What must be known of a pod whose spec is gone, from what its containers were made with.
+//! Restores what must be known of a pod whose object is gone from the annotations of its
+//! containers.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +12,15 @@ use tracing::debug;
 use super::PodRuntime;
 
 impl PodRuntime {
-    /// The pod with what its running containers tell of it: their names and preStop hooks, and its
-    /// grace. What cannot be read is left out.
+    /// The pod with the names and preStop hooks of its running containers, and its grace period.
+    /// Invalid annotations are ignored.
     pub async fn restore(&self, pod: &Pod, observed: &ObservedPod) -> Pod {
         let mut pod = pod.clone();
         for run in observed.containers.iter().filter(|run| run.may_run()) {
             match self.cri.container_status(&run.id).await {
                 Ok(status) => add(&mut pod, &run.name, &status.annotations),
                 Err(error) => {
-                    debug!(pod = describe(&pod), container = run.name, %error, "not restored");
+                    debug!(pod = describe(&pod), container = run.name, %error, "cannot restore a container from its annotations");
                 }
             }
         }
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_container_was_made_with_is_what_its_end_needs() {
+    fn restore_from_container_annotations() {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{

@@ -1,4 +1,4 @@
-//! The sandbox that a pod asks for, in the runtime's words.
+//! The CRI config of a sandbox.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 use longshore_cri::v1;
@@ -6,19 +6,19 @@ use longshore_pod::{labels, spec};
 
 use super::{Error, Settings, dns, hosts, resources};
 
-/// The config of a pod's sandbox, and what had to be left out of it.
+/// The config of a pod's sandbox, and events about what had to be left out.
 pub(super) fn config(
     settings: &Settings,
     pod: &Pod,
     attempt: u32,
     namespaces: v1::NamespaceOption,
-) -> Result<(v1::PodSandboxConfig, Vec<dns::Complaint>), Error> {
+) -> Result<(v1::PodSandboxConfig, Vec<dns::DnsWarning>), Error> {
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
     let hostname = match spec::host_network(pod) {
         true => String::new(),
         false => hosts::kernel_hostname(settings, pod)?,
     };
-    let (dns, complaints) = dns::config(settings, pod)?;
+    let (dns, warnings) = dns::config(settings, pod)?;
     let config = v1::PodSandboxConfig {
         metadata: Some(v1::PodSandboxMetadata {
             name: spec::name(pod).to_owned(),
@@ -35,7 +35,7 @@ pub(super) fn config(
         linux: Some(linux(settings, pod, pod_spec, namespaces)?),
         ..v1::PodSandboxConfig::default()
     };
-    Ok((config, complaints))
+    Ok((config, warnings))
 }
 
 fn port_mappings(pod_spec: &PodSpec) -> Vec<v1::PortMapping> {
@@ -72,7 +72,7 @@ fn linux(
     let mut security = v1::LinuxSandboxSecurityContext {
         privileged,
         namespace_options: Some(namespaces),
-        // The pause process needs nothing that the default profile forbids.
+        // The default profile is enough for the pause process.
         seccomp: Some(v1::SecurityProfile {
             profile_type: v1::security_profile::ProfileType::RuntimeDefault.into(),
             ..v1::SecurityProfile::default()
@@ -98,8 +98,8 @@ fn linux(
     })
 }
 
-/// A sysctl's name with dots between its parts, as runtimes read it: `net/ipv4/conf/eth0.1/x` has
-/// its dots and slashes the other way round.
+/// A sysctl's name with dots as separators, as runtimes expect it: in `net/ipv4/conf/eth0.1/x`,
+/// dots and slashes are swapped.
 fn dotted(name: &str) -> String {
     let swap = |c| match c {
         '/' => '.',
@@ -112,7 +112,7 @@ fn dotted(name: &str) -> String {
     }
 }
 
-/// The groups that every process of the pod is in besides its own.
+/// The supplemental groups of all processes of the pod.
 pub(super) fn supplemental_groups(pod_spec: &PodSpec) -> Vec<i64> {
     let Some(context) = &pod_spec.security_context else { return Vec::new() };
     context
@@ -122,7 +122,7 @@ pub(super) fn supplemental_groups(pod_spec: &PodSpec) -> Vec<i64> {
         .collect()
 }
 
-/// Whether groups of the image count too.
+/// Whether groups of the image are used too.
 pub(super) fn supplemental_groups_policy(
     pod_spec: &PodSpec,
 ) -> Result<v1::SupplementalGroupsPolicy, Error> {
@@ -137,7 +137,7 @@ pub(super) fn supplemental_groups_policy(
     }
 }
 
-/// SELinux options as the runtime takes them.
+/// SELinux options as a CRI message.
 pub(super) fn selinux(options: &k8s_openapi::api::core::v1::SELinuxOptions) -> v1::SeLinuxOption {
     v1::SeLinuxOption {
         user: options.user.clone().unwrap_or_default(),
@@ -152,7 +152,7 @@ mod tests {
     use super::dotted;
 
     #[test]
-    fn the_first_mark_tells_how_a_sysctl_is_spelled() {
+    fn sysctl_separator_is_the_first_one() {
         for (name, expected) in [
             ("net.ipv4.ip_forward", "net.ipv4.ip_forward"),
             ("net/ipv4/ip_forward", "net.ipv4.ip_forward"),

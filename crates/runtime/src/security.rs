@@ -1,4 +1,4 @@
-//! The security context of a container: its own settings over its pod's.
+//! The security context of a container: its own settings override its pod's.
 
 use std::path::{Component, Path};
 use std::sync::LazyLock;
@@ -26,7 +26,7 @@ const MASKED_PATHS: [&str; 12] = [
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-/// With those that depend on the machine's CPUs.
+/// Including those that depend on the machine's CPUs.
 static MASKED: LazyLock<Vec<String>> = LazyLock::new(|| {
     let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = possible.trim().rsplit([',', '-']).next().and_then(|last| last.parse().ok());
@@ -38,19 +38,19 @@ static MASKED: LazyLock<Vec<String>> = LazyLock::new(|| {
 const READONLY_PATHS: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Before the name of a container.
+/// Prefix of the annotation of a container.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The user that an image runs as, if it names one.
+/// The user in an image's config, if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImageUser {
-    /// Its number.
+    /// Its UID.
     pub uid: Option<i64>,
-    /// Its name, where the image gives no number.
+    /// Its name, if the image has no UID.
     pub name: String,
 }
 
-/// The security context of a container that runs an image with that user.
+/// The security context of a container of an image with that user.
 pub(super) fn context(
     settings: &Settings,
     pod: &Pod,
@@ -69,7 +69,7 @@ pub(super) fn context(
     }
     let (run_as_user, run_as_username) = match (run_as_user.or(image_user.uid), &image_user.name) {
         (None, name) if !name.is_empty() => (None, name.clone()),
-        // An image that names no user runs as root.
+        // An image without user runs as root.
         (uid, _) => (Some(uid.unwrap_or(0)), String::new()),
     };
     let capabilities = own.capabilities.as_ref().map(|capabilities| v1::Capability {
@@ -86,7 +86,7 @@ pub(super) fn context(
     let apparmor = own.app_armor_profile.as_ref().or(annotated.as_ref());
     let apparmor = apparmor.or(pods.app_armor_profile.as_ref());
     let apparmor = apparmor.map(apparmor_profile).transpose()?;
-    #[allow(deprecated)] // containerd before 1.7 reads the old field alone
+    #[allow(deprecated)] // containerd before 1.7 reads the old field only
     let context = v1::LinuxContainerSecurityContext {
         capabilities,
         privileged: own.privileged.unwrap_or(false),
@@ -134,7 +134,7 @@ fn verify_non_root(
             "container has runAsNonRoot and image has non-numeric user ({}), cannot verify user is non-root",
             image.name
         ))),
-        // An image that names no user runs as root.
+        // An image without user runs as root.
         (None, None) => {
             Err(refuse("container has runAsNonRoot and image will run as root".to_owned()))
         }
@@ -157,7 +157,7 @@ fn seccomp_profile(
     let (profile_type, localhost_ref) = match kind {
         Some("RuntimeDefault") => (ProfileType::RuntimeDefault, String::new()),
         Some("Localhost") => {
-            // An empty name must never turn into "unconfined".
+            // An empty name must never mean "unconfined".
             let name = profile
                 .and_then(|profile| profile.localhost_profile.as_deref())
                 .unwrap_or_default();
@@ -185,7 +185,7 @@ fn seccomp_profile(
     Ok(v1::SecurityProfile { profile_type: profile_type.into(), localhost_ref })
 }
 
-/// The profile that the pod's annotation names for a container, as manifests of old do.
+/// The profile in the pod's annotation for a container, as old manifests have it.
 fn annotated_apparmor(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
     let value = spec::annotation(pod, &format!("{APPARMOR_ANNOTATION}{container}"))?;
     let (type_, localhost_profile) = match (value, value.split_once('/')) {
@@ -197,7 +197,7 @@ fn annotated_apparmor(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
     Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
 }
 
-/// The profile, and its name in the form that older runtimes read.
+/// The profile, and its name in the form for older runtimes.
 fn apparmor_profile(profile: &AppArmorProfile) -> Result<(v1::SecurityProfile, String), Error> {
     use v1::security_profile::ProfileType;
     let of = |kind: ProfileType, name: &str| v1::SecurityProfile {
@@ -228,7 +228,8 @@ mod tests {
 
     const ROOT: &str = "container has runAsNonRoot and image will run as root";
 
-    /// The context of the container of a pod, either with that context, for an image of that user.
+    /// The security context of a container with that context or pod context, for an image of that
+    /// user.
     fn build(
         pods: Value,
         own: Value,
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_not_be_root_is_not() {
+    fn run_as_non_root_is_enforced() {
         let none = || user(None, "");
         let breaks = "container's runAsUser breaks non-root policy";
         let named = "container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root";
@@ -281,9 +282,9 @@ mod tests {
         assert_eq!((context.run_as_user, context.run_as_username.as_str()), (None, "app"));
     }
 
-    /// Also CVE-2023-2431: a profile of the node without a name.
+    /// Also CVE-2023-2431: a localhost profile without a name.
     #[test]
-    fn profiles_of_seccomp_are_the_containers_then_the_pods() {
+    fn seccomp_profile_of_the_container_then_the_pod() {
         let profile = |kind: &str| json!({"seccompProfile": {"type": kind}});
         let file = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}});
         for (pods, own, expected) in [
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn apparmor_is_read_from_old_annotations_too() {
+    fn apparmor_profile_from_annotations() {
         let mut pod = fixture::pod(json!({"containers": [{"name": "c"}]}));
         for (value, expected) in [
             ("runtime/default", Some(("RuntimeDefault", None))),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_field_reaches_the_runtime() {
+    fn security_context_fields_reach_the_runtime() {
         let pods = json!({
             "runAsGroup": 1, "fsGroup": 2, "supplementalGroups": [3],
             "supplementalGroupsPolicy": "Strict", "seLinuxOptions": {"level": "s0"},

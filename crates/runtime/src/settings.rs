@@ -1,4 +1,4 @@
-//! What of the node's config shapes its pods, in the words of those who make them.
+//! Settings of pods from the node's config.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,17 +17,17 @@ use longshore_resources::swap::Swap;
 
 use super::{Ids, Pulls, UserNamespaceError, Verification};
 
-/// Users of a pod that does not share the node's.
+/// Ids of a user namespace.
 const USER_IDS: u32 = 65536;
 
-/// What of the node's config shapes its pods.
+/// Settings of pods from the node's config.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the pods' directories are.
+    /// Root of the pods' directories.
     pub root_dir: PathBuf,
-    /// Where the pods' logs are.
+    /// Root of the pods' log directories.
     pub pod_logs_dir: PathBuf,
-    /// Servers of the cluster's DNS.
+    /// Name servers of the cluster DNS.
     pub cluster_dns: Vec<String>,
     /// The cluster's domain.
     pub cluster_domain: String,
@@ -35,32 +35,32 @@ pub struct Settings {
     pub resolv_conf: Option<PathBuf>,
     /// The node's addresses, primary first.
     pub host_ips: Vec<String>,
-    /// Whether containers without a profile get the runtime's own.
+    /// Whether containers without a seccomp profile get the runtime's default.
     pub seccomp_default: bool,
-    /// Period of the CPU quota; `None` to enforce none.
+    /// Period of the CPU quota; `None` if quotas are not enforced.
     pub cpu_cfs_quota_period: Option<Duration>,
     /// The node's memory in bytes.
     pub memory_capacity: i64,
-    /// What pods may ask for in all.
+    /// The node's allocatable resources.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// How images are pulled.
+    /// Settings of image pulls.
     pub pulls: Pulls,
-    /// Whether containers may name the signal that stops them.
+    /// Whether containers may have a stop signal.
     pub stop_signals: bool,
-    /// Whether the kernel, out of memory, ends a container as a whole. On cgroup v2 alone.
+    /// Whether the OOM killer kills a container as a whole. On cgroup v2 only.
     pub oom_kills_group: bool,
-    /// The ids for pods with users of their own.
+    /// The ids for user namespaces of pods.
     pub user_ids: Ids,
-    /// How containers get swap.
+    /// Swap behaviour.
     pub swap: Swap,
-    /// How memory of containers is protected and throttled, if it is.
+    /// Memory QoS, if it is enabled.
     pub memory_qos: Option<MemoryQos>,
     /// The cgroups of pods.
     pub cgroups: Cgroups,
 }
 
 impl Settings {
-    /// What the config says, on this machine.
+    /// Settings from the config on this machine.
     pub fn new(
         config: &Config,
         machine: &Machine,
@@ -110,12 +110,12 @@ impl Settings {
         self.root_dir.join("pods").join(spec::uid(pod))
     }
 
-    /// Where the logs of the pod's containers are.
+    /// The log directory of the pod.
     pub fn pod_log_dir(&self, pod: &Pod) -> PathBuf {
         self.log_dir(spec::namespace(pod), spec::name(pod), spec::uid(pod))
     }
 
-    /// Where the logs of a pod are, by its identity.
+    /// The log directory of a pod, by its identity.
     pub fn log_dir(&self, namespace: &str, name: &str, uid: &str) -> PathBuf {
         self.pod_logs_dir.join(format!("{namespace}_{name}_{uid}"))
     }

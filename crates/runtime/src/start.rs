@@ -1,5 +1,5 @@
-//! A container's beginning, in the steps between which its worker may change its mind: image,
-//! config, start. The postStart hook comes after them.
+//! Start of a container, in steps between which the worker may change its mind: image, config,
+//! start. The postStart hook comes after them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use super::images::{self, Present};
 use super::isolation::{self, Isolation};
 use super::{Error, PodRuntime, StartError, container, create_dir, env, hosts, mounts, sandbox};
 
-/// A container that is ready to be made: what the runtime is asked for.
+/// A container that can be created: its CRI config.
 pub struct Prepared {
     config: v1::ContainerConfig,
     sandbox_config: v1::PodSandboxConfig,
     log: PathBuf,
-    /// How many of the pod's volumes it mounts that are images.
+    /// Number of image volumes that it mounts.
     image_volumes: usize,
 }
 
-/// What a container is made from besides the pod.
-struct Making<'a> {
+/// What a container is created from besides the pod.
+struct CreateContext<'a> {
     sandbox: &'a Sandbox,
     kind: ContainerKind,
     container: &'a Container,
@@ -38,8 +38,8 @@ struct Making<'a> {
 }
 
 impl PodRuntime {
-    /// The image of a container, pulled if its policy asks for that. Needs no sandbox to stand:
-    /// `attempt` is that of the one that does or is to be.
+    /// The image of a container, pulled if its policy requires it. Needs no sandbox: `attempt` is
+    /// that of the current or next one.
     pub async fn image(
         &self,
         pod: &Pod,
@@ -50,23 +50,23 @@ impl PodRuntime {
         let say = |message: &str| {
             self.pod_events.container(pod, kind, &container.name, true, "Failed", message);
         };
-        // For a pull it does not matter which users the pod is to have.
+        // The user namespace does not matter for a pull.
         let namespaces = pod.spec.as_ref().map(isolation::namespaces).unwrap_or_default();
         let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces);
         let (sandbox_config, _) = sandbox_config.map_err(|error| {
             say(&format!("Error: {error}"));
             StartError::new("CreateContainerConfigError", error.to_string())
         })?;
-        let wanted = images::Wanted {
+        let request = images::ImageRequest {
             reference: container.image.as_deref().unwrap_or_default(),
             policy: container.image_pull_policy.as_deref(),
             container: Some((kind, &container.name)),
         };
-        let image = self.images.ensure(pod, wanted, &sandbox_config).await;
+        let image = self.images.ensure(pod, request, &sandbox_config).await;
         image.inspect_err(|error| say(&format!("Error: {}", error.reason)))
     }
 
-    /// Put together what a container is made from. Changes nothing in the runtime.
+    /// Build the config of a container. Changes nothing in the runtime.
     pub async fn prepare_container(
         &self,
         pod: &Pod,
@@ -80,7 +80,7 @@ impl PodRuntime {
             self.not_started(pod, start, "CreateContainerConfigError", error.to_string())
         };
         let isolation = self.isolation(pod).await.map_err(config_error)?;
-        // What had to be left out was told when the sandbox was made.
+        // What had to be left out was reported when the sandbox was created.
         let (sandbox_config, _) =
             sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
                 .map_err(config_error)?;
@@ -96,7 +96,7 @@ impl PodRuntime {
             Some(count) => count,
             None => container::restart_count_from_logs(&log_dir),
         };
-        let making = Making {
+        let create_context = CreateContext {
             sandbox,
             kind: start.kind,
             container,
@@ -106,16 +106,16 @@ impl PodRuntime {
             isolation,
             restart_count,
         };
-        let mut config = self.container_config(pod, making).await.map_err(config_error)?;
+        let mut config = self.container_config(pod, create_context).await.map_err(config_error)?;
         if let Some(resources) = config.linux.as_mut().and_then(|own| own.resources.as_mut()) {
-            self.managers.place(pod, &container.name, resources);
+            self.managers.set_resources(pod, &container.name, resources);
         }
         let log = log_dir.join(format!("{restart_count}.log"));
         Ok(Prepared { config, sandbox_config, log, image_volumes: image_count })
     }
 
-    /// Create the container and start it; gives its id. Not to be dropped half-way: nobody would
-    /// look at what came of it.
+    /// Create and start the container; returns its id. Must not be dropped half-way, as the result
+    /// would not be observed.
     pub async fn start_container(
         &self,
         pod: &Pod,
@@ -134,42 +134,42 @@ impl PodRuntime {
         let created = self.cri.create_container(&sandbox.id, config, sandbox_config).await;
         let created = created.map_err(|error| cri_message(&error));
         let failure = created.as_ref().err().map(String::as_str);
-        self.metrics.made_with_images(image_volumes, images, failure);
+        self.metrics.created_with_images(image_volumes, images, failure);
         let id = created
             .map_err(|message| self.not_started(pod, start, "CreateContainerError", message))?;
         say("Created", "Container created");
         let uid = spec::uid(pod);
         let starting = self.cri.start_container(&id);
-        // A restart counts from here on, and the start takes a while yet.
+        // The restart is counted from here on, while the container starts.
         let counting = async {
             if start.restart_count.is_some_and(|count| count > 0) {
-                let _ = self.observer.look_at_container(uid, &id, &sandbox.id).await;
+                let _ = self.observer.inspect_container(uid, &id, &sandbox.id).await;
             }
         };
         let (started, ()) = tokio::join!(starting, counting);
-        // Looked at in either case: a container that failed to start has an exit to show.
-        if let Err(error) = self.observer.look_at_started(uid, &id, &sandbox.id).await {
-            debug!(pod = describe(pod), %id, %error, "look at a started container failed");
+        // Inspected in either case: a container that failed to start has an exit code.
+        if let Err(error) = self.observer.inspect_started(uid, &id, &sandbox.id).await {
+            debug!(pod = describe(pod), %id, %error, "inspection of a started container failed");
         }
         started.map_err(|error| {
-            // An id tells a user nothing, and makes each event one of its own.
+            // The id would make each event unique, and means nothing to users.
             let message = cri_message(&error).replace(&id, &start.name);
             self.not_started(pod, start, "RunContainerError", message)
         })?;
         say("Started", "Container started");
         let (namespace, name) = (spec::namespace(pod), spec::name(pod));
         let link = container::legacy_log_link(namespace, name, &start.name, &id);
-        // Some runtimes log elsewhere, and a link would lead nowhere.
+        // Some runtimes log to another file, and the link would be dangling.
         if tokio::fs::try_exists(&log).await.unwrap_or(true)
             && let Err(error) = link_log(&log, &link).await
         {
-            debug!(link = %link.display(), %error, "no link to the log");
+            debug!(link = %link.display(), %error, "cannot create the link to the log");
         }
         Ok(id)
     }
 
-    /// What was made and never started, as by a daemon that was killed then, makes way for the
-    /// container that comes in its place. The runtime refuses this while it is being started.
+    /// Remove a container that was created and never started, as by a daemon that was killed,
+    /// before its replacement. The runtime rejects this while it is being started.
     async fn remove_unstarted(&self, pod: &Pod, name: &str) -> Result<(), Error> {
         let seen = self.observer.pod(spec::uid(pod));
         match seen.as_ref().and_then(|seen| seen.newest(name)) {
@@ -192,7 +192,7 @@ impl PodRuntime {
         StartError::new(reason, message)
     }
 
-    /// The images that the container mounts as volumes, by the volume's name.
+    /// The image volumes of the container, by the volume's name.
     async fn image_volumes(
         &self,
         pod: &Pod,
@@ -204,15 +204,15 @@ impl PodRuntime {
         for volume in volumes {
             let used = container.volume_mounts.iter().flatten().any(|m| m.name == volume.name);
             let Some(source) = volume.image.as_ref().filter(|_| used) else { continue };
-            let wanted = images::Wanted {
+            let request = images::ImageRequest {
                 reference: source.reference.as_deref().unwrap_or_default(),
                 policy: source.pull_policy.as_deref(),
                 container: None,
             };
-            let image = self.images.ensure(pod, wanted, sandbox_config).await?;
+            let image = self.images.ensure(pod, request, sandbox_config).await?;
             let image = v1::ImageSpec {
                 image: image.reference,
-                user_specified_image: wanted.reference.to_owned(),
+                user_specified_image: request.reference.to_owned(),
                 annotations: images::annotations(pod),
                 ..v1::ImageSpec::default()
             };
@@ -224,25 +224,26 @@ impl PodRuntime {
     async fn container_config(
         &self,
         pod: &Pod,
-        making: Making<'_>,
+        create_context: CreateContext<'_>,
     ) -> Result<v1::ContainerConfig, Error> {
-        let Making { container, mounts, restart_count, .. } = making;
-        let pod_ips = match making.sandbox.host_network {
+        let CreateContext { container, mounts, restart_count, .. } = create_context;
+        let pod_ips = match create_context.sandbox.host_network {
             true => &self.settings.host_ips,
-            false => &making.sandbox.ips,
+            false => &create_context.sandbox.ips,
         };
         let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
         let environment = sources.environment().await?;
-        let Isolation { handler, namespaces } = making.isolation;
-        let namespaces = self.container_namespaces(pod, making.kind, container, namespaces)?;
-        let recursive = mounts::asks_for_recursion(container)
-            && self.mounts_read_only_recursively(&handler).await?;
+        let Isolation { handler, namespaces } = create_context.isolation;
+        let namespaces =
+            self.container_namespaces(pod, create_context.kind, container, namespaces)?;
+        let recursive = mounts::has_recursive_read_only(container)
+            && self.supports_recursive_read_only(&handler).await?;
         let sources = mounts::Sources {
             runtime: self,
             pod,
             container,
             volumes: mounts,
-            images: &making.image_volumes,
+            images: &create_context.image_volumes,
             environment: &environment,
             hosts_file: hosts::write(&self.settings, pod, pod_ips).await?,
             restart_count,
@@ -256,8 +257,8 @@ impl PodRuntime {
             pod,
             container,
             restart_count,
-            image_ref: making.image.reference,
-            image_user: making.image.user,
+            image_ref: create_context.image.reference,
+            image_user: create_context.image.user,
             environment,
             mounts,
             devices,
@@ -267,7 +268,7 @@ impl PodRuntime {
     }
 }
 
-/// The runtime's own words, without the name of the call, as users know them.
+/// The error message of the runtime, without the name of the call.
 fn cri_message(error: &longshore_cri::Error) -> String {
     match error {
         longshore_cri::Error::Status { message, .. } => message.clone(),

@@ -1,4 +1,4 @@
-//! The end of containers and sandboxes, and giving back what a pod held.
+//! Stop and removal of containers and sandboxes, and release of a pod's resources.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -16,11 +16,11 @@ use tracing::warn;
 
 use super::{Error, PodRuntime, container};
 
-/// Removals under way at once: a pod may leave thousands of containers.
+/// Concurrent removals: a pod may have thousands of containers.
 const REMOVALS: usize = 32;
 
 impl PodRuntime {
-    /// Stop a container, within `grace` if it is willing. One that is gone counts as stopped.
+    /// Stop a container with that grace period. A missing one counts as stopped.
     pub async fn stop_container(
         &self,
         uid: &str,
@@ -28,17 +28,17 @@ impl PodRuntime {
         sandbox_id: &str,
         grace: Duration,
     ) -> Result<(), Error> {
-        forgive_gone(self.cri.stop_container(id, grace).await)?;
-        Ok(self.observer.look_at_container(uid, id, sandbox_id).await?)
+        ignore_not_found(self.cri.stop_container(id, grace).await)?;
+        Ok(self.observer.inspect_container(uid, id, sandbox_id).await?)
     }
 
-    /// Stop a sandbox and give its network back. One that is gone counts as stopped.
+    /// Stop a sandbox and release its network. A missing one counts as stopped.
     pub async fn stop_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.stop_pod_sandbox(id).await)?;
-        Ok(self.observer.look_at_sandbox(uid, id).await?)
+        ignore_not_found(self.cri.stop_pod_sandbox(id).await)?;
+        Ok(self.observer.inspect_sandbox(uid, id).await?)
     }
 
-    /// Remove a container that has ended, and the link to its log.
+    /// Remove a container that has exited, and the link to its log.
     pub async fn remove_container(&self, pod: &Pod, name: &str, id: &str) -> Result<(), Error> {
         let link = container::legacy_log_link(spec::namespace(pod), spec::name(pod), name, id);
         discard(&self.cri, id, &link).await?;
@@ -46,7 +46,7 @@ impl PodRuntime {
         Ok(())
     }
 
-    /// Remove all containers of a pod that has ended, and the links to their logs.
+    /// Remove all containers of a pod that has terminated, and the links to their logs.
     pub async fn remove_containers(&self, pod: &ObservedPod) -> Result<(), Error> {
         let gone = Mutex::new(HashSet::new());
         let removed = stream::iter(&pod.containers)
@@ -64,12 +64,12 @@ impl PodRuntime {
 
     /// Remove a stopped sandbox.
     pub async fn remove_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
-        forgive_gone(self.cri.remove_pod_sandbox(id).await)?;
+        ignore_not_found(self.cri.remove_pod_sandbox(id).await)?;
         self.observer.removed(uid, id);
         Ok(())
     }
 
-    /// Give back what [`prepare`](Self::prepare) made, but for the logs.
+    /// Release what [`prepare`](Self::prepare) set up, except logs.
     pub async fn release(&self, pod: &Pod) -> Result<(), Error> {
         self.images.forget(spec::uid(pod));
         self.objects.unregister(spec::uid(pod));
@@ -79,7 +79,7 @@ impl PodRuntime {
         Ok(self.settings.cgroups.remove(pod).await?)
     }
 
-    /// An image was removed, at that time or later: whoever asks for it next is a stranger.
+    /// An image was removed at that time or later: its pull record is removed.
     pub fn image_removed(&self, id: &str, since: Timestamp) {
         self.images.removed(id, since);
     }
@@ -87,14 +87,14 @@ impl PodRuntime {
     /// Remove the pod's directory, with the volumes in it, and its logs.
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
         self.remove_logs(spec::uid(pod)).await?;
-        // The last to go: by it, a daemon that comes after this one finds what is left to do.
+        // Removed last: a restarted daemon finds unfinished work by it.
         self.volumes.remove_pod(spec::uid(pod)).await?;
         self.user_namespaces.release(spec::uid(pod));
         Ok(())
     }
 
     async fn remove_logs(&self, uid: &str) -> Result<(), Error> {
-        // By its end, for of some orphans the UID is all that is known.
+        // By its suffix, for the UID is all that is known of some orphans.
         let suffix = format!("_{uid}");
         let logs = &self.settings.pod_logs_dir;
         let at = |path: &Path| {
@@ -121,15 +121,15 @@ impl PodRuntime {
     }
 }
 
-/// Stop what is left of a run. One that is gone counts as stopped.
+/// Stop an orphaned container. A missing one counts as stopped.
 pub async fn stop_run(cri: &Runtime, id: &str, grace: Duration) -> Result<(), Error> {
-    Ok(forgive_gone(cri.stop_container(id, grace).await)?)
+    Ok(ignore_not_found(cri.stop_container(id, grace).await)?)
 }
 
-/// Remove a run that has ended for good, and its logs.
+/// Remove an exited container, and its logs.
 pub async fn remove_run(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
     let log = Path::new(&run.log_path);
-    // What does not lie where the logs of pods do, others have put there.
+    // A log outside of the pods' log directories is not the node's.
     let pod_dir = log.ancestors().nth(2).map(|dir| dir.to_string_lossy().into_owned());
     if pod_dir.is_some_and(|dir| dir.ends_with(&format!("_{}", pod.uid))) {
         remove_log(log).await?;
@@ -137,10 +137,10 @@ pub async fn remove_run(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Re
     discard_container(cri, pod, run).await
 }
 
-/// Stop a sandbox, should its network be there yet, and remove it.
+/// Stop a sandbox, in case its network is still there, and remove it.
 pub async fn discard_sandbox(cri: &Runtime, id: &str) -> Result<(), Error> {
-    forgive_gone(cri.stop_pod_sandbox(id).await)?;
-    Ok(forgive_gone(cri.remove_pod_sandbox(id).await)?)
+    ignore_not_found(cri.stop_pod_sandbox(id).await)?;
+    Ok(ignore_not_found(cri.remove_pod_sandbox(id).await)?)
 }
 
 async fn discard_container(cri: &Runtime, pod: &ObservedPod, run: &Container) -> Result<(), Error> {
@@ -149,17 +149,17 @@ async fn discard_container(cri: &Runtime, pod: &ObservedPod, run: &Container) ->
 }
 
 async fn discard(cri: &Runtime, id: &str, link: &Path) -> Result<(), Error> {
-    // The link goes first: once the container is gone, nothing tells of it.
+    // The link is removed first: without the container, its name is not known.
     match tokio::fs::remove_file(link).await {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            warn!(link = %link.display(), %error, "link to a log stays");
+            warn!(link = %link.display(), %error, "cannot remove the link to a log");
         }
         _ => {}
     }
-    Ok(forgive_gone(cri.remove_container(id).await)?)
+    Ok(ignore_not_found(cri.remove_container(id).await)?)
 }
 
-/// Remove a log and what was rotated out of it: all that begins like it in its directory.
+/// Remove a log and its rotated files: all with its prefix in its directory.
 async fn remove_log(log: &Path) -> Result<(), Error> {
     let (Some(dir), Some(name)) = (log.parent(), log.file_name()) else { return Ok(()) };
     let at = |path: &Path| {
@@ -184,7 +184,7 @@ async fn remove_log(log: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn forgive_gone(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> {
+fn ignore_not_found(result: longshore_cri::Result<()>) -> longshore_cri::Result<()> {
     match result {
         Err(error) if error.is_not_found() => Ok(()),
         other => other,
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_log_goes_with_what_was_rotated_out_of_it_and_no_other() {
+    async fn log_removal_includes_rotated_files_only() {
         let dir = tempfile::tempdir().unwrap();
         let own = ["1.log", "1.log.20260101-000000", "1.log.20260101-000000.gz"];
         let others = ["0.log", "11.log", "1.txt"];

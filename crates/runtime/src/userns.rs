@@ -1,6 +1,6 @@
-//! Ranges of user and group ids for pods with a user namespace of their own. No two pods share an
-//! id, over restarts and changes of hands too: a pod's range is written to its directory, in the
-//! Go kubelet's format.
+//! Ranges of user and group ids for pods with a user namespace. No two pods share an id, even after
+//! restarts and changes of the kubelet: a pod's range is written to its directory, in the Go
+//! kubelet's format.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,25 +13,25 @@ use longshore_cri::v1;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-/// A pod's file with its range.
+/// The file with a pod's range.
 const FILE: &str = "userns";
-/// Ranges are multiples of what one 16-bit system has.
+/// Ranges are multiples of 65536, the ids of a 16-bit system.
 const UNIT: u32 = 65536;
-/// Whose subordinate ids the pods get.
+/// The user whose subordinate ids are used.
 const USER: &str = "kubelet";
 
-/// Why a pod has no range of ids, or the node none to give.
+/// Why a pod has no range of ids, or the node has none.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The node's ids are not fit for ranges.
+    /// The node's ids cannot be used.
     #[error("ids of user {USER:?}: {0}")]
     Ids(String),
-    /// What a pod's file says cannot be.
+    /// A pod's file is invalid.
     #[error("user namespace: {}: {reason}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// A file could not be read or written.
@@ -42,24 +42,24 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// All ranges are taken.
+    /// All ranges are in use.
     #[error("create user namespace: could not find an empty slot to allocate a user namespace")]
     Full,
 }
 
-/// Consecutive ids of the node, cut into ranges of equal length.
+/// Consecutive ids of the node, divided into ranges of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ids {
     first: u32,
-    /// Ids of a pod.
+    /// Ids per pod.
     length: u32,
-    /// How many ranges there are.
+    /// Number of ranges.
     ranges: u32,
 }
 
 impl Ids {
-    /// The subordinate ids of user `kubelet`, or if there is no such user all ids above the
-    /// node's own; `per_pod` of them for each of up to `max_pods` pods.
+    /// The subordinate ids of user `kubelet`, or if there is no such user all ids above the node's
+    /// own; `per_pod` of them for each of up to `max_pods` pods.
     pub fn of_node(per_pod: u32, max_pods: u32) -> Result<Self, Error> {
         let (first, count) = match subordinate_ids()? {
             Some(ids) => ids,
@@ -74,7 +74,9 @@ impl Ids {
             return wrong(format!("{length} ids a pod are not a multiple of {UNIT}"));
         }
         if !first.is_multiple_of(length) || first < length {
-            return wrong(format!("{first}, the first one, is no multiple of {length} above 0"));
+            return wrong(format!(
+                "the first one, {first}, is not a positive multiple of {length}"
+            ));
         }
         if !count.is_multiple_of(u64::from(length)) {
             return wrong(format!("{count} of them are not a multiple of {length}"));
@@ -88,31 +90,32 @@ impl Ids {
     }
 }
 
-/// First and count of the ids that `getsubids` tells, if the node has both user and tool.
+/// First id and count in the output of `getsubids`, if the node has both user and tool.
 fn subordinate_ids() -> Result<Option<(u32, u64)>, Error> {
     let wrong = |what: String| Error::Ids(what);
     let user = nix::unistd::User::from_name(USER).map_err(|errno| wrong(errno.to_string()))?;
     if user.is_none() {
         return Ok(None);
     }
-    let ask = |flags: &[&str]| match Command::new("getsubids").args(flags).arg(USER).output() {
+    let getsubids = |flags: &[&str]| match Command::new("getsubids").args(flags).arg(USER).output()
+    {
         Ok(output) if output.status.success() => Ok(Some(output.stdout)),
         Ok(output) => Err(wrong(format!("getsubids failed: {}", output.status))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(wrong(format!("getsubids: {error}"))),
     };
-    let Some(users) = ask(&[])? else { return Ok(None) };
-    if Some(&users) != ask(&["-g"])?.as_ref() {
+    let Some(users) = getsubids(&[])? else { return Ok(None) };
+    if Some(&users) != getsubids(&["-g"])?.as_ref() {
         return Err(wrong("users and groups differ".to_owned()));
     }
     let text = String::from_utf8_lossy(&users);
-    parse(&text).map(Some).ok_or_else(|| wrong(format!("unexpected answer {text:?} of getsubids")))
+    parse(&text).map(Some).ok_or_else(|| wrong(format!("unexpected output {text:?} of getsubids")))
 }
 
-/// `0: kubelet 65536 2147483648` is one range; more than one is not understood.
-fn parse(answer: &str) -> Option<(u32, u64)> {
-    let words: Vec<&str> = answer.split_whitespace().collect();
-    match (answer.trim().lines().count(), &words[..]) {
+/// `0: kubelet 65536 2147483648` is one range; more than one is not supported.
+fn parse(output: &str) -> Option<(u32, u64)> {
+    let fields: Vec<&str> = output.split_whitespace().collect();
+    match (output.trim().lines().count(), &fields[..]) {
         (1, [_, _, first, count]) => Some((first.parse().ok()?, count.parse::<u32>().ok()?.into())),
         _ => None,
     }
@@ -135,45 +138,45 @@ struct Mapping {
     length: u32,
 }
 
-/// Gives ranges to pods.
+/// Allocates ranges to pods.
 #[derive(Debug)]
 pub(super) struct UserNamespaces {
     ids: Ids,
     pods_dir: PathBuf,
-    taken: Mutex<Taken>,
+    allocated: Mutex<Allocated>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct Allocated {
     /// Range of a pod, by its UID.
     by: HashMap<Box<str>, u32>,
-    /// Where to look for a free one: what was given back last is given again last.
+    /// Where to search for a free range: a released one is reused last.
     next: u32,
 }
 
 impl UserNamespaces {
-    /// With the ranges that the pods in that directory have already.
+    /// With the recorded ranges of the pods in that directory.
     pub(super) fn new(ids: Ids, pods_dir: PathBuf) -> Self {
-        let namespaces = Self { ids, pods_dir, taken: Mutex::default() };
+        let namespaces = Self { ids, pods_dir, allocated: Mutex::default() };
         for entry in std::fs::read_dir(&namespaces.pods_dir).into_iter().flatten().flatten() {
             let uid = entry.file_name().to_string_lossy().into_owned();
-            if let Err(error) = namespaces.recorded(&mut namespaces.taken(), &uid) {
-                warn!(uid, %error, "ids of a pod are not known");
+            if let Err(error) = namespaces.recorded(&mut namespaces.allocated(), &uid) {
+                warn!(uid, %error, "cannot read the user namespace of a pod");
             }
         }
         namespaces
     }
 
-    /// The namespace of a pod, whose directory is there; the same one every time.
+    /// The user namespace of a pod, whose directory exists; the same one every time.
     pub(super) fn of_pod(&self, uid: &str) -> Result<v1::UserNamespace, Error> {
-        let mut taken = self.taken();
-        let range = match self.recorded(&mut taken, uid)? {
+        let mut allocated = self.allocated();
+        let range = match self.recorded(&mut allocated, uid)? {
             Some(range) => range,
             None => {
-                let range = self.free(&taken).ok_or(Error::Full)?;
+                let range = self.free(&allocated).ok_or(Error::Full)?;
                 self.record(uid, range)?;
-                taken.next = range + 1;
-                taken.by.insert(uid.into(), range);
+                allocated.next = range + 1;
+                allocated.by.insert(uid.into(), range);
                 range
             }
         };
@@ -182,18 +185,18 @@ impl UserNamespaces {
         Ok(v1::UserNamespace { mode: v1::NamespaceMode::Pod.into(), uids: ids.clone(), gids: ids })
     }
 
-    /// Give the range of a pod back that has no process any more.
+    /// Release the range of a pod without processes.
     pub(super) fn release(&self, uid: &str) {
-        if self.taken().by.remove(uid).is_some() {
-            // The file goes with the pod's directory if not now.
+        if self.allocated().by.remove(uid).is_some() {
+            // The file is removed with the pod's directory if not now.
             let _ = std::fs::remove_file(self.file(uid));
         }
     }
 
-    fn free(&self, taken: &Taken) -> Option<u32> {
-        let used: std::collections::HashSet<u32> = taken.by.values().copied().collect();
+    fn free(&self, allocated: &Allocated) -> Option<u32> {
+        let used: std::collections::HashSet<u32> = allocated.by.values().copied().collect();
         (0..self.ids.ranges)
-            .map(|step| (taken.next + step) % self.ids.ranges)
+            .map(|step| (allocated.next + step) % self.ids.ranges)
             .find(|range| !used.contains(range))
     }
 
@@ -202,8 +205,8 @@ impl UserNamespaces {
         Mapping { host_id: first + range * length, container_id: 0, length }
     }
 
-    /// The range that a pod's file names, if it has one, which no other pod may have.
-    fn recorded(&self, taken: &mut Taken, uid: &str) -> Result<Option<u32>, Error> {
+    /// The range in a pod's file, if it has one; an error if another pod has it.
+    fn recorded(&self, allocated: &mut Allocated, uid: &str) -> Result<Option<u32>, Error> {
         let path = self.file(uid);
         let text = match std::fs::read(&path) {
             Ok(text) => text,
@@ -215,23 +218,29 @@ impl UserNamespaces {
             serde_json::from_slice(&text).map_err(|error| wrong(&error.to_string()))?;
         let mapping = match (&mappings.users[..], &mappings.groups[..]) {
             ([users], [groups]) if users == groups && users.container_id == 0 => *users,
-            _ => return Err(wrong("not one range that begins with root, for users and groups")),
+            _ => {
+                return Err(wrong(
+                    "not a single range that starts with root, for users and groups",
+                ));
+            }
         };
         let offset = mapping.host_id.checked_sub(self.ids.first);
         let range = offset.filter(|offset| offset.is_multiple_of(self.ids.length));
         let range = range.map(|offset| offset / self.ids.length);
         let range =
             range.filter(|range| *range < self.ids.ranges && mapping.length == self.ids.length);
-        let range = range.ok_or_else(|| wrong("the range is none of this node"))?;
-        match taken.by.iter().find(|(_, known)| **known == range) {
-            Some((owner, _)) if **owner != *uid => return Err(wrong("the range is taken")),
+        let range = range.ok_or_else(|| wrong("the range is not one of this node"))?;
+        match allocated.by.iter().find(|(_, known)| **known == range) {
+            Some((owner, _)) if **owner != *uid => {
+                return Err(wrong("the range is in use by another pod"));
+            }
             Some(_) => {}
-            None => drop(taken.by.insert(uid.into(), range)),
+            None => drop(allocated.by.insert(uid.into(), range)),
         }
         Ok(Some(range))
     }
 
-    /// Written whole and for good before any process runs with it.
+    /// Written atomically and synced before any process uses it.
     fn record(&self, uid: &str, range: u32) -> Result<(), Error> {
         let mapping = vec![self.mapping(range)];
         let mappings = Mappings { users: mapping.clone(), groups: mapping };
@@ -245,8 +254,8 @@ impl UserNamespaces {
         self.pods_dir.join(uid).join(FILE)
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn allocated(&self) -> MutexGuard<'_, Allocated> {
+        self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -268,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_keep_their_ids_over_a_restart_and_share_none() {
+    fn user_namespace_ids_are_kept_and_not_shared() {
         let dir = tempfile::tempdir().unwrap();
         for uid in ["a", "b", "c"] {
             std::fs::create_dir(dir.path().join(uid)).unwrap();
@@ -291,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_given_again_last() {
+    fn user_namespace_ranges_are_reused_last() {
         let dir = tempfile::tempdir().unwrap();
         for uid in ["a", "b"] {
             std::fs::create_dir(dir.path().join(uid)).unwrap();
@@ -303,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_is_an_error_of_its_pod_alone() {
+    fn user_namespace_file_errors_affect_their_pod_only() {
         let dir = tempfile::tempdir().unwrap();
         let file = |range: &str| format!(r#"{{"uidMappings":[{range}],"gidMappings":[{range}]}}"#);
         let whole = r#"{"hostId":131072,"containerId":0,"length":65536}"#;
@@ -332,11 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn ids_must_fit_ranges_and_pods() {
+    fn user_namespace_ids_must_fit_ranges_and_pods() {
         let whole = (1u64 << 32) - u64::from(UNIT);
         let ids = |first, count, length, pods| Ids::new(first, count, length, pods).is_ok();
         assert!(ids(UNIT, whole, UNIT, 110));
-        assert!(!ids(0, whole, UNIT, 110), "root is nobody's");
+        assert!(!ids(0, whole, UNIT, 110), "the range must not contain root");
         assert!(!ids(UNIT + 1, whole, UNIT, 110));
         assert!(!ids(UNIT, whole - 1, UNIT, 110));
         assert!(!ids(UNIT, whole, 1000, 110));

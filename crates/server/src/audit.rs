@@ -1,7 +1,7 @@
-//! Lines of the log that tell who was refused, and who reached into a pod or changed the daemon.
+//! The audit log: refused requests, and requests that access a pod or change the daemon.
 //!
-//! A line holds who, from where and which path, but neither a query nor a header: commands and
-//! tokens are in those. A flood of refusals is told as its beginning and a count.
+//! A line has the user, address and path, but no query or headers, which may contain commands and
+//! tokens. Refusals are rate limited.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -10,28 +10,28 @@ use std::time::{Duration, Instant};
 use axum::http::{Method, StatusCode};
 use tracing::info;
 
-/// Lines about refusals in one [`WINDOW`].
-const MOST: u32 = 20;
+/// Maximum number of refusals that are logged in one [`WINDOW`].
+const MAX_LINES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
-/// How much of a path or a reason is told.
-const LONGEST: usize = 200;
+/// Maximum length of a logged path or reason.
+const MAX_LENGTH: usize = 200;
 
-/// Tells of requests, and of refusals in bounded number.
+/// Logs requests, with a rate limit on refusals.
 #[derive(Debug)]
 pub(super) struct Audit(Mutex<Window>);
 
 #[derive(Debug)]
 struct Window {
     began: Instant,
-    told: u32,
-    untold: u64,
+    logged: u32,
+    suppressed: u64,
 }
 
-/// Who asks for what.
+/// The logged properties of a request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct RequestInfo<'a> {
     pub(super) address: Option<SocketAddr>,
-    /// Empty: not known.
+    /// Empty if unknown.
     pub(super) user: &'a str,
     pub(super) method: &'a Method,
     pub(super) path: &'a str,
@@ -39,64 +39,64 @@ pub(super) struct Asked<'a> {
 
 impl Default for Audit {
     fn default() -> Self {
-        Self(Mutex::new(Window { began: Instant::now(), told: 0, untold: 0 }))
+        Self(Mutex::new(Window { began: Instant::now(), logged: 0, suppressed: 0 }))
     }
 }
 
 impl Audit {
-    /// A request was let through that runs something, opens a way into a pod, or changes the daemon.
-    pub(super) fn admitted(&self, asked: &Asked<'_>) {
-        let Asked { user, method, .. } = asked;
-        info!(address = asked.from(), user, %method, path = cut(asked.path), "request");
+    /// Logs an admitted request that accesses a pod or changes the daemon.
+    pub(super) fn admitted(&self, request: &RequestInfo<'_>) {
+        let RequestInfo { user, method, .. } = request;
+        info!(address = request.from(), user, %method, path = sanitize(request.path), "request");
     }
 
-    /// A request was refused, and why.
-    pub(super) fn refused(&self, asked: &Asked<'_>, status: StatusCode, why: &str) {
+    /// Logs a refused request.
+    pub(super) fn refused(&self, request: &RequestInfo<'_>, status: StatusCode, why: &str) {
         self.limited(|| {
-            let Asked { user, method, .. } = asked;
-            let (path, code) = (cut(asked.path), status.as_u16());
-            let why = cut(why);
-            info!(address = asked.from(), user, %method, path, code, why, "request refused");
+            let RequestInfo { user, method, .. } = request;
+            let (path, code) = (sanitize(request.path), status.as_u16());
+            let why = sanitize(why);
+            info!(address = request.from(), user, %method, path, code, why, "request refused");
         });
     }
 
-    /// A connection ended before it asked for anything that could be understood.
-    pub(super) fn broken(&self, address: SocketAddr, why: &str) {
-        self.limited(|| info!(%address, why = cut(why), "connection ended"));
+    /// Logs a connection that failed before a valid request.
+    pub(super) fn connection_failed(&self, address: SocketAddr, why: &str) {
+        self.limited(|| info!(%address, why = sanitize(why), "connection ended"));
     }
 
-    fn limited(&self, tell: impl FnOnce()) {
-        let Some(untold) = self.take_line(Instant::now()) else { return };
-        if untold > 0 {
-            info!(count = untold, "more refused requests and connections were not told");
+    fn limited(&self, log: impl FnOnce()) {
+        let Some(suppressed) = self.take_line(Instant::now()) else { return };
+        if suppressed > 0 {
+            info!(count = suppressed, "refused requests and connections were not logged");
         }
-        tell();
+        log();
     }
 
-    /// Whether there may be another line now, and if so, how many before it were left out.
+    /// `None` if the limit is reached; otherwise the number of suppressed lines before.
     fn take_line(&self, now: Instant) -> Option<u64> {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(window.began) >= WINDOW {
-            (window.began, window.told) = (now, 0);
+            (window.began, window.logged) = (now, 0);
         }
-        if window.told < MOST {
-            window.told += 1;
-            return Some(std::mem::take(&mut window.untold));
+        if window.logged < MAX_LINES {
+            window.logged += 1;
+            return Some(std::mem::take(&mut window.suppressed));
         }
-        window.untold = window.untold.saturating_add(1);
+        window.suppressed = window.suppressed.saturating_add(1);
         None
     }
 }
 
-impl Asked<'_> {
+impl RequestInfo<'_> {
     fn from(&self) -> String {
         self.address.map(|address| address.to_string()).unwrap_or_default()
     }
 }
 
-/// The start of a text, on one line whatever is in it.
-fn cut(text: &str) -> String {
-    text.chars().take(LONGEST).flat_map(char::escape_debug).collect()
+/// Truncates and escapes a text.
+fn sanitize(text: &str) -> String {
+    text.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect()
 }
 
 #[cfg(test)]
@@ -104,17 +104,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_a_few_lines_and_a_count() {
+    fn audit_log_is_rate_limited() {
         let (audit, now) = (Audit::default(), Instant::now());
-        let told = (0..1000).filter_map(|_| audit.take_line(now)).collect::<Vec<_>>();
-        assert_eq!(told, vec![0; MOST as usize]);
-        assert_eq!(audit.take_line(now + WINDOW), Some(1000 - u64::from(MOST)));
+        let logged = (0..1000).filter_map(|_| audit.take_line(now)).collect::<Vec<_>>();
+        assert_eq!(logged, vec![0; MAX_LINES as usize]);
+        assert_eq!(audit.take_line(now + WINDOW), Some(1000 - u64::from(MAX_LINES)));
         assert_eq!(audit.take_line(now + WINDOW), Some(0));
     }
 
     #[test]
-    fn a_line_stays_one() {
-        assert_eq!(cut("/a\n\u{1b}[31m"), "/a\\n\\u{1b}[31m");
-        assert_eq!(cut(&"x".repeat(9999)).len(), LONGEST);
+    fn audit_log_escapes_newlines() {
+        assert_eq!(sanitize("/a\n\u{1b}[31m"), "/a\\n\\u{1b}[31m");
+        assert_eq!(sanitize(&"x".repeat(9999)).len(), MAX_LENGTH);
     }
 }

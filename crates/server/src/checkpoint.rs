@@ -2,8 +2,8 @@
 //! archive under the node's root directory.
 //!
 //! Archives hold all of a container's memory and may be large, so there are at most
-//! [`MOST`] of them, and one is made at a time. Who wants another one takes one away first: none is
-//! thrown away here, for somebody wanted each.
+//! [`MAX_CHECKPOINTS`] of them, and one is created at a time. Old ones are not removed
+//! automatically.
 
 use std::io;
 use std::path::{Path as FilePath, PathBuf};
@@ -25,29 +25,29 @@ use tracing::info;
 
 use super::{Host, Refusal};
 
-/// Archives on disk at one time.
-const MOST: usize = 32;
+/// Maximum number of archives on disk.
+const MAX_CHECKPOINTS: usize = 32;
 
 struct Checkpoints {
     host: Arc<dyn Host>,
     runtime: Runtime,
     directory: PathBuf,
-    /// Held while an archive is made.
-    turn: Semaphore,
+    /// Held while an archive is created.
+    in_progress: Semaphore,
 }
 
-/// Why there is no archive.
+/// Why a checkpoint failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("container {0} not found")]
     NotRunning(String),
     #[error("the timeout must not be negative")]
     Timeout,
-    #[error("another checkpoint is being made")]
+    #[error("another checkpoint is in progress")]
     Busy,
-    #[error("there is {} already", .0.display())]
+    #[error("{} already exists", .0.display())]
     Taken(PathBuf),
-    #[error("there are {MOST} checkpoints in {} already: remove some first", .0.display())]
+    #[error("limit of {MAX_CHECKPOINTS} checkpoints in {} reached: remove some first", .0.display())]
     Full(PathBuf),
     #[error("{}: {source}", path.display())]
     Directory { path: PathBuf, source: io::Error },
@@ -63,7 +63,7 @@ pub(super) fn routes(config: &Config, host: Arc<dyn Host>, runtime: Runtime) -> 
         host,
         runtime,
         directory: config.root_dir.join("checkpoints"),
-        turn: Semaphore::new(1),
+        in_progress: Semaphore::new(1),
     };
     Router::new()
         .route("/checkpoint/{namespace}/{pod}/{container}", post(checkpoint))
@@ -98,9 +98,9 @@ async fn checkpoint(
     Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// The seconds that a request gives the runtime, 0 if it says nothing; the error is for the caller.
+/// The timeout of a request in seconds, 0 by default; errors are for the client.
 fn timeout(query: &[(String, String)]) -> Result<i64, String> {
-    // the last of several counts
+    // the last one wins
     let mut texts = query.iter().filter(|(key, _)| key == "timeout").map(|(_, value)| value);
     texts.next_back().map_or(Ok(0), |text| {
         text.parse().map_err(|_| "cannot parse value of timeout parameter".to_owned())
@@ -108,7 +108,7 @@ fn timeout(query: &[(String, String)]) -> Result<i64, String> {
 }
 
 impl Checkpoints {
-    /// Makes an archive and gives its path.
+    /// Creates an archive and returns its path.
     async fn make(
         &self,
         uid: &str,
@@ -125,32 +125,32 @@ impl Checkpoints {
             .find(|found| found.name == container && found.is_running())
             .map(|found| found.id.clone())
             .ok_or_else(|| Failure::NotRunning(container.to_owned()))?;
-        let _turn = self.turn.try_acquire().map_err(|_| Failure::Busy)?;
+        let _permit = self.in_progress.try_acquire().map_err(|_| Failure::Busy)?;
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now);
         let name = format!("checkpoint-{pod}_{namespace}-{container}-{now}.tar");
-        let path = make_room(&self.directory, &name)?.display().to_string();
+        let path = prepare_path(&self.directory, &name)?.display().to_string();
         let result = self.runtime.checkpoint_container(&id, &path, timeout).await;
         if let Err(error) = result {
-            // what was written of it is of no use
+            // remove the incomplete archive
             let _ = std::fs::remove_file(&path);
             return Err(error.into());
         }
-        info!(namespace, pod, container, path, "checkpoint made");
+        info!(namespace, pod, container, path, "checkpoint created");
         Ok(path)
     }
 }
 
-/// Sees to it that one more archive of that name may be written, for root's eyes alone; its path.
-fn make_room(directory: &FilePath, name: &str) -> Result<PathBuf, Failure> {
+/// Creates the private directory and returns the path of a new archive, within the limit.
+fn prepare_path(directory: &FilePath, name: &str) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::DirBuilderExt;
     let failed = |source| Failure::Directory { path: directory.to_owned(), source };
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory).map_err(failed)?;
-    let there = std::fs::read_dir(directory).map_err(failed)?.take(MOST).count();
+    let there = std::fs::read_dir(directory).map_err(failed)?.take(MAX_CHECKPOINTS).count();
     let path = directory.join(name);
-    match there < MOST {
-        // of the same second
+    match there < MAX_CHECKPOINTS {
+        // created in the same second
         true if path.exists() => Err(Failure::Taken(path)),
         true => Ok(path),
         false => Err(Failure::Full(directory.to_owned())),
@@ -165,23 +165,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_only_so_many() {
+    fn checkpoints_are_limited_in_number() {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("checkpoints");
-        for number in 0..MOST {
+        for number in 0..MAX_CHECKPOINTS {
             let name = number.to_string();
-            std::fs::write(make_room(&directory, &name).unwrap(), "").unwrap();
-            let again = make_room(&directory, &name);
+            std::fs::write(prepare_path(&directory, &name).unwrap(), "").unwrap();
+            let again = prepare_path(&directory, &name);
             assert!(matches!(again, Err(Failure::Taken(_) | Failure::Full(_))), "{again:?}");
         }
-        assert!(matches!(make_room(&directory, "more"), Err(Failure::Full(_))));
+        assert!(matches!(prepare_path(&directory, "more"), Err(Failure::Full(_))));
         let mode = std::fs::metadata(&directory).unwrap();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
     }
 
     proptest! {
         #[test]
-        fn a_timeout_is_a_number_or_refused(texts in prop::collection::vec(".{0,8}|-?[0-9]{1,20}", 0..3)) {
+        fn checkpoint_timeout_is_parsed(texts in prop::collection::vec(".{0,8}|-?[0-9]{1,20}", 0..3)) {
             let pairs: Vec<_> = texts.iter().map(|text| ("timeout".to_owned(), text.clone())).collect();
             match (timeout(&pairs), texts.last()) {
                 (Ok(0), None) => {}

@@ -1,4 +1,4 @@
-//! `/configz`: the settings in force, without what is secret in them.
+//! `/configz`: the current configuration, without secrets.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use axum::routing::get;
 use longshore_config::KubeletConfiguration;
 use serde_json::{Value, json};
 
-/// What stands where a secret was.
+/// Replaces secrets.
 const MASK: &str = "<masked>";
 
 pub(super) fn routes(settings: &KubeletConfiguration) -> Router {
@@ -19,7 +19,7 @@ pub(super) fn routes(settings: &KubeletConfiguration) -> Router {
     Router::new().route("/configz", get(async move || (headers, text.to_string()).into_response()))
 }
 
-/// The configuration as a versioned object under the name that upstream registers it by.
+/// The versioned configuration, under upstream's key.
 fn document(settings: &KubeletConfiguration) -> Value {
     let mut config = json!(settings);
     if let Some(headers) = config["staticPodURLHeader"].as_object_mut() {
@@ -31,7 +31,7 @@ fn document(settings: &KubeletConfiguration) -> Value {
     json!({"kubeletconfig": config})
 }
 
-/// Takes out what says nothing, as Go's encoder does; `false` and 0 say something.
+/// Removes empty values, as Go's `omitempty`, except for `false` and 0.
 fn drop_empty(value: &mut Value) {
     let Value::Object(fields) = value else { return };
     fields.values_mut().for_each(drop_empty);
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_told_and_secrets_are_not() {
+    fn configz_redacts_secrets() {
         let mut settings = KubeletConfiguration::default();
         let secret = vec!["Bearer planted".to_owned(), "planted".to_owned()];
         settings.static_pod_url_header.insert("Authorization".to_owned(), secret);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_is_one_that_the_node_would_start_with() {
+    fn configz_is_a_valid_configuration() {
         let settings = KubeletConfiguration::default();
         let mut config = document(&settings)["kubeletconfig"].take();
         for field in ["kind", "apiVersion"] {

@@ -1,7 +1,7 @@
-//! `/debug/flags/v`, which changes how much the daemon logs, and `/debug/pprof/`.
+//! `/debug/flags/v`, which sets the log verbosity, and `/debug/pprof/`.
 //!
-//! Current limitations: the profiles of Go's runtime have no twin here; `/debug/pprof/` tells the
-//! command line and what there is. `perf` reads a running daemon, whose frames have names.
+//! Current limitations: there are no profiles; `/debug/pprof/` has the command line and symbol
+//! endpoints only. `perf` works on the running daemon, which has symbols.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use tracing::info;
 
 use super::Refusal;
 
-/// The longest number that is read as a level.
+/// Maximum length of the level.
 const MAX_LEVEL: usize = 16;
-/// How long its sender may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of reading the body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A flag that holds a secret.
 const SECRET_FLAG: &str = "--manifest-url-header";
 
@@ -56,16 +56,16 @@ async fn verbosity(request: Request) -> Response {
         }
         Ok(_) => Refusal::line(
             StatusCode::BAD_REQUEST,
-            "the log of this process cannot be changed".to_owned(),
+            "the log verbosity of this process cannot be changed".to_owned(),
         )
         .into_response(),
         Err(why) => Refusal::line(StatusCode::BAD_REQUEST, why).into_response(),
     }
 }
 
-/// The number that a body is; the error is for the caller.
+/// Parses the level in a body; errors are for the client.
 async fn level(body: Body) -> Result<u32, String> {
-    let read = tokio::time::timeout(PATIENCE, axum::body::to_bytes(body, MAX_LEVEL)).await;
+    let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, MAX_LEVEL)).await;
     let failed = |error: &dyn std::fmt::Display| format!("error reading request body: {error}");
     let bytes = read.map_err(|late| failed(&late))?.map_err(|error| failed(&error))?;
     let text = String::from_utf8_lossy(&bytes);
@@ -83,13 +83,13 @@ async fn index() -> Html<&'static str> {
 async fn profile(Path(name): Path<String>) -> Result<String, Refusal> {
     match name.as_str() {
         "cmdline" => Ok(command_line(std::env::args())),
-        // no addresses are given out that would have to be looked up here
+        // there are no profiles with addresses to look up
         "symbol" => Ok("num_symbols: 0\n".to_owned()),
         _ => Err(Refusal::line(StatusCode::NOT_FOUND, "Unknown profile".to_owned())),
     }
 }
 
-/// The arguments with a zero byte between them, and without their secrets.
+/// The arguments separated by zero bytes, without secrets.
 fn command_line(args: impl Iterator<Item = String>) -> String {
     let mut is_secret = false;
     let args = args.map(|arg| {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_keeps_secrets() {
+    fn debug_command_line_redacts_secrets() {
         let args = ["kubelet", "--manifest-url-header=A:s", "--manifest-url-header", "A:s", "-v=2"];
         assert_eq!(
             command_line(args.into_iter().map(str::to_owned)),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_level_is_a_small_number() {
+    async fn debug_log_level_is_parsed() {
         assert_eq!(level(Body::from("4")).await, Ok(4));
         for body in ["", "-1", "x", "99999999999", "00000000000000000000004"] {
             assert!(level(Body::from(body)).await.is_err(), "{body}");

@@ -12,18 +12,18 @@ use tracing::warn;
 
 use super::{Host, Refusal};
 
-/// The checks, in the order in which they are told.
+/// The checks, in the order of the report.
 const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
 
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
     Router::new().route("/healthz", get(all)).route("/healthz/{check}", get(one)).with_state(host)
 }
 
-/// How the check of that name went; the reason of a failure is for the log and for who asks for it.
+/// The result of a check, with the reason of a failure.
 fn outcome(host: &dyn Host, check: &str) -> Result<(), String> {
     match check {
         "syncloop" => host.healthy(),
-        // that there is an answer says it all
+        // always healthy if the server responds
         _ => Ok(()),
     }
 }
@@ -46,7 +46,7 @@ async fn all(
             excluded.retain(|name| *name != check);
             writeln!(report, "[+]{check} excluded: ok")
         } else if let Err(reason) = outcome(host.as_ref(), check) {
-            warn!(check, reason, "not healthy");
+            warn!(check, reason, "health check failed");
             failed = true;
             writeln!(report, "[-]{check} failed: reason withheld")
         } else {

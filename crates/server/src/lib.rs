@@ -1,11 +1,10 @@
-//! The node's ports: 10250 for the control plane (TLS, with leave asked for each request), 10255
-//! for reading pods when it is switched on, and 10248 for a local look at the daemon's health.
-//! cAdvisor's interface has a port of its own (`--cadvisor-port`), if it is wanted.
+//! The kubelet's HTTP server: 10250 for the control plane (TLS, each request is authorized), the
+//! optional read-only port 10255, and the healthz port 10248. The cAdvisor API has its own optional
+//! port (`--cadvisor-port`).
 //!
-//! What the answers are made of is asked of a [`Host`]; nothing else of the daemon is known here.
+//! Responses are built from a [`Host`], the only interface to the rest of the daemon.
 //!
-//! `router` says what answers where, `auth` who may ask for it, `limits` how many requests a caller
-//! may have under way, `listen` how long connections may last, and `audit` logs who was refused.
+//! `router` has the routes, `auth` authentication and authorization, `limits` the limits of concurrent requests, `listen` connections and their timeouts, and `audit` the audit log.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -59,34 +58,34 @@ use self::tls::Tls;
 pub use self::tls::TlsError;
 pub use self::zpages::Zpages;
 
-/// What the ports tell of; the rest of the daemon answers.
+/// The data that is served, provided by the rest of the daemon.
 pub trait Host: Send + Sync + 'static {
     /// All pods of the node, each with its latest status.
     fn pods(&self) -> Vec<Arc<Pod>>;
 
-    /// The pod of that name with its latest status; a mirror pod's name stands for its static pod.
+    /// The pod of that name with its latest status; for a mirror pod, its static pod.
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>>;
 
-    /// What runs of the pod with that UID.
+    /// The observed state of the pod with that UID.
     fn observed(&self, uid: &str) -> Option<Arc<ObservedPod>>;
 
-    /// What runs of all pods.
+    /// The observed state of all pods.
     fn observed_pods(&self) -> Vec<Arc<ObservedPod>>;
 
-    /// The log file of the container with that id of the runtime's, if there is one.
+    /// The log file of the container with that runtime ID, if there is one.
     fn log_path(&self, container_id: &str) -> Option<PathBuf>;
 
-    /// Done as soon as that container of that pod does not run, and writes no more to its log.
+    /// Completes when that container of that pod has stopped, and writes no more to its log.
     fn until_ended(&self, uid: &str, container_id: &str) -> BoxFuture<'static, ()>;
 
-    /// What the node tells of itself.
+    /// The node's metrics.
     fn metrics(&self) -> &NodeMetrics;
 
-    /// Whether the daemon's own loops turn; the error says which does not.
+    /// Whether the daemon's loops are healthy; the error names the one that is not.
     fn healthy(&self) -> Result<(), String>;
 
-    /// What the machine and its pods use; `None` to tell nothing of it.
-    fn figures(&self) -> Option<StatsEndpoints> {
+    /// Stats of the machine and its pods; `None` to serve none.
+    fn stats_endpoints(&self) -> Option<StatsEndpoints> {
         None
     }
 }
@@ -94,21 +93,21 @@ pub trait Host: Send + Sync + 'static {
 /// Why the ports cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// An address is taken, or not this host's.
+    /// Listening failed.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// An address of the configuration is none.
+    /// An invalid address in the configuration.
     #[error("{0:?} is not an IP address")]
     Address(String),
-    /// No encryption.
+    /// TLS could not be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Nobody to ask for leave.
+    /// Webhook authentication or authorization without an apiserver.
     #[error(transparent)]
     Auth(#[from] NoApiserver),
 }
@@ -126,8 +125,8 @@ struct Port {
 }
 
 impl Server {
-    /// Opens the ports that `config` asks for; `ips` are the node's own, for a certificate of its
-    /// own making. Nothing is answered before it runs.
+    /// Opens the configured ports; `ips` are the node's addresses, for a self-signed certificate.
+    /// Requests are served by [`Self::run`].
     pub async fn bind(
         config: &Config,
         ips: &[IpAddr],
@@ -138,12 +137,12 @@ impl Server {
         let settings = &config.kubelet;
         let (mut ports, audit) = (Vec::new(), Arc::new(Audit::default()));
         if settings.enable_server {
-            let told = host.metrics().requests.reviews.clone();
-            let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), told)?);
+            let reviews = host.metrics().requests.reviews.clone();
+            let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), reviews)?);
             let tls = Arc::new(Tls::new(config, ips)?);
             let listener = listen(&settings.address, settings.port)?;
             let router = limits::limited(router::control_plane(config, &host, runtime))
-                .layer(from_fn_with_state(auth, auth::gate));
+                .layer(from_fn_with_state(auth, auth::authenticate_and_authorize));
             let requests = host.metrics().requests.clone();
             let router = requests.counted(router, "readwrite");
             ports.push(Port { listener, tls: Some(tls), router });
@@ -154,9 +153,9 @@ impl Server {
                 ports.push(Port { listener, tls: None, router });
             }
         }
-        if let Some(figures) = host.figures().filter(|_| config.cadvisor_port != 0) {
+        if let Some(endpoints) = host.stats_endpoints().filter(|_| config.cadvisor_port != 0) {
             let listener = listen(&settings.address, config.cadvisor_port)?;
-            let router = limits::limited(stats::cadvisor_routes(figures));
+            let router = limits::limited(stats::cadvisor_routes(endpoints));
             ports.push(Port { listener, tls: None, router });
         }
         if settings.healthz_port != 0 {
@@ -167,13 +166,12 @@ impl Server {
         Ok(Self { ports, audit })
     }
 
-    /// Where it listens, in the order: control plane, read-only, cAdvisor, health; those that are
-    /// open.
+    /// The addresses of the open ports, in the order: control plane, read-only, cAdvisor, healthz.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.ports.iter().filter_map(|port| port.listener.local_addr().ok()).collect()
     }
 
-    /// Answers requests. Never ends; drop it to close the ports.
+    /// Serves requests, forever; drop it to close the ports.
     pub async fn run(self) {
         let ports = self.ports.into_iter().map(|port| {
             listen::serve(port.listener, port.tls, port.router, Arc::clone(&self.audit))
@@ -182,7 +180,7 @@ impl Server {
     }
 }
 
-/// Answers requests of a port without encryption or leave to ask for, for ever.
+/// Serves a port without TLS and authorization, forever.
 pub async fn serve_plain(listener: TcpListener, router: Router) {
     listen::serve(listener, None, limits::limited(router), Arc::default()).await;
 }
@@ -197,11 +195,11 @@ fn listen(ip: &str, port: i32) -> Result<TcpListener, ServerError> {
     Ok(listener)
 }
 
-/// An answer that is not what was asked for: a plain text, as upstream's.
+/// An error response with a plain text, as upstream's.
 struct Refusal(StatusCode, String);
 
 impl Refusal {
-    /// A text on a line of its own, as upstream's plainer handlers give it.
+    /// The same with a newline, as some of upstream's handlers.
     fn line(status: StatusCode, text: String) -> Self {
         Self(status, text + "\n")
     }

@@ -1,5 +1,5 @@
-//! How many requests one caller may have under way on a port. An answer counts until all of it is
-//! sent, so that callers who do not read their answers cannot make the daemon hold many of them.
+//! Limits of concurrent requests per client and port. A request counts until its response is
+//! completely sent, so that clients that do not read responses cannot exhaust memory.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ use super::Refusal;
 use super::auth::Peer;
 use super::listen::Tracked;
 
-/// Requests that are answered with something that is there, and those beyond them that are kept for
-/// the control plane.
+/// Limits of requests with immediate responses: for all clients, and additionally for the control
+/// plane.
 const REQUESTS: (u64, u64) = (256, 256);
-/// Sessions in pods, and files that are sent as they are read: these hold little memory.
+/// Limits of streams and files, which need little memory.
 const STREAMS: (u64, u64) = (4096, 4096);
 
-/// The budgets of a port.
+/// The limits of a port.
 struct RequestLimits {
     requests: Arc<Budget>,
     streams: Arc<Budget>,
 }
 
-/// The router's requests, limited by caller: the user whom authorization found, or the address.
+/// Limits the router's requests by client: the authorized user, or the address.
 pub(super) fn limited(router: Router) -> Router {
     let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
     let limits = RequestLimits { requests: budget(REQUESTS), streams: budget(STREAMS) };
@@ -41,9 +41,9 @@ async fn admit(
 ) -> Result<Response, Refusal> {
     let caller = match request.extensions().get::<Holder>() {
         Some(user) => user.clone(),
-        None => address(request.extensions().get::<Arc<Peer>>().map(AsRef::as_ref)),
+        None => holder_of_address(request.extensions().get::<Arc<Peer>>().map(AsRef::as_ref)),
     };
-    let budget = match is_long(request.uri().path()) {
+    let budget = match is_long_running(request.uri().path()) {
         true => &limits.streams,
         false => &limits.requests,
     };
@@ -52,20 +52,20 @@ async fn admit(
     Ok(answer.map(|body| Body::new(Tracked::new(body, share))))
 }
 
-/// A caller of whom only the address is known.
-pub(super) fn address(peer: Option<&Peer>) -> Holder {
+/// An unauthenticated client, by its address.
+pub(super) fn holder_of_address(peer: Option<&Peer>) -> Holder {
     let connection = peer.and_then(|peer| peer.connection.as_ref());
     connection.map_or_else(|| Holder::new("", Priority::Ordinary), |one| one.peer().clone())
 }
 
-/// The refusal of a caller who has too much under way.
+/// The response to a client with too many requests.
 pub(super) fn too_many() -> Refusal {
     let text = "Too many requests, please try again later.".to_owned();
     Refusal::line(StatusCode::TOO_MANY_REQUESTS, text)
 }
 
-/// Whether the path's answers last as long as the client likes, or may be large files.
-fn is_long(path: &str) -> bool {
+/// Whether responses of the path are streams or files.
+fn is_long_running(path: &str) -> bool {
     let first = path.split('/').nth(1).unwrap_or_default();
     matches!(first, "exec" | "attach" | "portForward" | "run" | "containerLogs" | "logs")
 }
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    async fn ask(router: &Router, path: &str, user: Option<&Holder>) -> Response {
+    async fn send(router: &Router, path: &str, user: Option<&Holder>) -> Response {
         let mut request = Request::get(path).body(Body::empty()).unwrap();
         if let Some(user) = user {
             request.extensions_mut().insert(user.clone());
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_no_answers_gets_no_more_and_others_do() {
+    async fn connection_limits_for_slow_readers() {
         let routes = ["/pods", "/containerLogs/a/b/c"];
         let router = routes
             .iter()
@@ -96,7 +96,7 @@ mod tests {
         let greedy = Holder::new("greedy", Priority::Ordinary);
         let mut held = Vec::new();
         let refused = loop {
-            let answer = ask(&router, "/pods", Some(&greedy)).await;
+            let answer = send(&router, "/pods", Some(&greedy)).await;
             match answer.status() {
                 StatusCode::OK => held.push(answer),
                 status => break status,
@@ -104,25 +104,25 @@ mod tests {
         };
         assert_eq!((refused, held.len()), (StatusCode::TOO_MANY_REQUESTS, 128), "half of all");
         let other = Holder::new("other", Priority::Ordinary);
-        assert_eq!(ask(&router, "/pods", Some(&other)).await.status(), 200);
-        assert_eq!(ask(&router, "/pods", None).await.status(), 200);
-        let logs = ask(&router, "/containerLogs/a/b/c", Some(&greedy)).await;
+        assert_eq!(send(&router, "/pods", Some(&other)).await.status(), 200);
+        assert_eq!(send(&router, "/pods", None).await.status(), 200);
+        let logs = send(&router, "/containerLogs/a/b/c", Some(&greedy)).await;
         assert_eq!(logs.status(), 200, "files are counted on their own");
         held.pop();
-        assert_eq!(ask(&router, "/pods", Some(&greedy)).await.status(), 200, "one was given back");
+        assert_eq!(send(&router, "/pods", Some(&greedy)).await.status(), 200, "one was given back");
     }
 
     #[tokio::test]
-    async fn the_control_plane_has_requests_of_its_own() {
+    async fn connection_limits_reserve_for_authorized_requests() {
         let router = limited(Router::new().route("/pods", get(async || "an answer")));
         let mut held = Vec::new();
         for i in 0..1000 {
             let user = Holder::new(&format!("user{i}"), Priority::Ordinary);
-            held.push(ask(&router, "/pods", Some(&user)).await);
+            held.push(send(&router, "/pods", Some(&user)).await);
         }
         let refused = held.iter().filter(|answer| answer.status() == 429).count();
         assert_eq!(refused, 1000 - 256);
         let apiserver = Holder::new("kube-apiserver-kubelet-client", Priority::System);
-        assert_eq!(ask(&router, "/pods", Some(&apiserver)).await.status(), 200);
+        assert_eq!(send(&router, "/pods", Some(&apiserver)).await.status(), 200);
     }
 }

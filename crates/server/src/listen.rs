@@ -1,4 +1,4 @@
-//! Connections: accepted up to a bound, with limits on what a peer can make us hold or wait for.
+//! Connections: limited in number, with limits of sizes and timeouts.
 
 use std::convert::Infallible;
 use std::future::{pending, ready};
@@ -38,19 +38,19 @@ use super::auth::{Certified, Peer};
 use super::limits;
 use super::tls::Tls;
 
-/// The longest head of a request.
-const HEAD: usize = 64 * 1024;
-/// How long a connection may be without a request after that.
+/// Maximum size of a request's headers.
+const MAX_HEADER_SIZE: usize = 64 * 1024;
+/// Idle timeout after the first request.
 const IDLE: Duration = Duration::from_secs(90);
-/// How long a connection that is to end may take for it.
+/// Timeout of a graceful shutdown of a connection.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// After this time without a word a peer is asked whether it is still there, and how often.
+/// TCP keep-alive interval and number of probes.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_PROBES: u32 = 4;
-/// The pause after a failure to accept, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept, such as with too many open files.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Serves connections for ever; with `tls`, encrypted.
+/// Serves connections, forever; with TLS if `tls` is given.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
@@ -63,16 +63,16 @@ pub(super) async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 debug!("cannot accept: {error}");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
                 continue;
             }
         };
         let (tls, router, audit) = (tls.clone(), router.clone(), Arc::clone(&audit));
-        let (place, closed) = limiter.accept(address.ip());
+        let (handle, closed) = limiter.accept(address.ip());
         tokio::spawn(async move {
             tokio::select! {
-                () = connection(socket, address, place, tls, router, &audit) => {}
-                reason = closed => audit.broken(address, &reason.to_string()),
+                () = connection(socket, address, handle, tls, router, &audit) => {}
+                reason = closed => audit.connection_failed(address, &reason.to_string()),
             }
         });
     }
@@ -81,40 +81,39 @@ pub(super) async fn serve(
 async fn connection(
     socket: TcpStream,
     address: SocketAddr,
-    place: Arc<Connection>,
+    handle: Arc<Connection>,
     tls: Option<Arc<Tls>>,
     router: Router,
     audit: &Audit,
 ) {
-    tune(&socket);
-    let (pace, watched) = watch::channel(Pace::new());
-    // an upgrade outlives this, and is still a connection of the port
-    let socket = Counted::new(socket, Arc::clone(&place));
-    let connection = Some(place);
-    let mut peer = Peer { address: Some(address), connection, pace, ..Peer::default() };
+    set_socket_options(&socket);
+    let (state, state_rx) = watch::channel(ConnectionState::new());
+    // upgraded connections outlive this, and still count
+    let socket = Counted::new(socket, Arc::clone(&handle));
+    let connection = Some(handle);
+    let mut peer = Peer { address: Some(address), connection, state, ..Peer::default() };
     let ended = match tls {
-        None => http(socket, peer, watched, router).await,
+        None => http(socket, peer, state_rx, router).await,
         Some(tls) => {
             let acceptor = TlsAcceptor::from(tls.server_config());
             match timeout(FIRST_REQUEST_TIMEOUT, acceptor.accept(socket)).await {
                 Ok(Ok(stream)) => {
                     let chain = stream.get_ref().1.peer_certificates();
                     peer.certified = Some(Certified::new(tls, chain));
-                    http(stream, peer, watched, router).await
+                    http(stream, peer, state_rx, router).await
                 }
                 Ok(Err(error)) => Err(format!("TLS handshake failed: {error}")),
-                Err(_) => Err("TLS handshake took too long".to_owned()),
+                Err(_) => Err("TLS handshake timed out".to_owned()),
             }
         }
     };
     if let Err(why) = ended {
-        audit.broken(address, &why);
+        audit.connection_failed(address, &why);
     }
 }
 
-/// Answers are whole or streams, and neither gains by waiting for more; a peer that is gone without
-/// a word is noticed.
-fn tune(socket: &TcpStream) {
+/// Disables Nagle's algorithm, and enables TCP keep-alive.
+fn set_socket_options(socket: &TcpStream) {
     let _ = socket.set_nodelay(true);
     let seconds = KEEP_ALIVE.as_secs().try_into().unwrap_or(u32::MAX);
     let _ = setsockopt(socket, sockopt::KeepAlive, &true);
@@ -123,11 +122,11 @@ fn tune(socket: &TcpStream) {
     let _ = setsockopt(socket, sockopt::TcpKeepCount, &KEEP_ALIVE_PROBES);
 }
 
-/// Serves one connection to its end; the error is of a peer that does not keep to HTTP.
+/// Serves one connection to its end; protocol errors are returned.
 async fn http<S>(
     stream: S,
     peer: Peer,
-    watched: watch::Receiver<Pace>,
+    state_rx: watch::Receiver<ConnectionState>,
     router: Router,
 ) -> Result<(), String>
 where
@@ -137,25 +136,29 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Arc::clone(&peer));
-        let running = Running::begin(&peer.pace);
+        let active_requests = ActiveRequest::begin(&peer.state);
         let is_upgrade = streams::is_upgrade(request.headers());
         let unadmitted = peer.connection.as_ref().map(|connection| connection.receive());
         let answer = match unadmitted {
             // the connection is being closed
             Some(None) => Either::Left(ready(limits::too_many().into_response())),
-            _ => Either::Right(contained(router.clone().oneshot(request))),
+            _ => Either::Right(catch_panics(router.clone().oneshot(request))),
         };
         async move {
             let mut answer = answer.await;
-            streams::end_refused(is_upgrade, &mut answer);
+            streams::close_on_refusal(is_upgrade, &mut answer);
             let is_refused = answer.status().is_client_error() || answer.status().is_server_error();
             let refused = unadmitted.filter(|_| is_refused);
-            Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, (running, refused))))
+            Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, (active_requests, refused))))
         }
     });
     let mut builder = Builder::new(TokioExecutor::new());
-    // the pace of heads is watched here, from the end of one request to the next one's head
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEAD);
+    // header timeouts are handled here, from the end of one request to the headers of the next
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(None)
+        .max_buf_size(MAX_HEADER_SIZE);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -164,24 +167,24 @@ where
         .max_local_error_reset_streams(MAX_ERROR_STREAMS)
         .initial_stream_window_size(RECEIVE_WINDOW)
         .initial_connection_window_size(RECEIVE_WINDOW)
-        .max_header_list_size(HEAD as u32)
+        .max_header_list_size(MAX_HEADER_SIZE as u32)
         .keep_alive_interval(Some(KEEP_ALIVE))
         .keep_alive_timeout(FIRST_REQUEST_TIMEOUT);
     let mut connection =
         pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     tokio::select! {
         ended = connection.as_mut() => return ended.map_err(|error| chain(error.as_ref())),
-        () = over(watched) => {}
+        () = idle_or_closing(state_rx) => {}
     }
     connection.as_mut().graceful_shutdown();
-    // what is still unsaid then is half a head, or an answer that nobody takes
+    // the rest is an incomplete request, or a response that is not read
     let _ = timeout(SHUTDOWN_TIMEOUT, connection).await;
     Ok(())
 }
 
-/// A panic ends its request, and nothing else. The request is put on the heap, and is gone from there
-/// when it has its answer: a connection holds the little that is left until the answer is sent.
-fn contained(
+/// Contains a panic to its request. The request's future is boxed and dropped as soon as it has a
+/// response, so that the connection needs less memory while the response is sent.
+fn catch_panics(
     request: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> impl Future<Output = Response<Body>> {
     let request = panics::contain(request);
@@ -204,71 +207,76 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// What a connection does.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
-    /// Requests that are being answered.
-    running: usize,
-    /// Since when there is none.
+pub(super) struct ConnectionState {
+    /// Number of active requests.
+    active_requests: usize,
+    /// Since when it is idle.
     since: Instant,
-    /// How long there may be none.
-    patience: Duration,
-    /// It is to end as soon as it has its answers.
-    unwanted: bool,
+    /// How long it may be idle.
+    idle_timeout: Duration,
+    /// Whether to close it after the active requests.
+    closing: bool,
 }
 
-impl Pace {
+impl ConnectionState {
     fn new() -> Self {
-        Self { running: 0, since: Instant::now(), patience: FIRST_REQUEST_TIMEOUT, unwanted: false }
+        Self {
+            active_requests: 0,
+            since: Instant::now(),
+            idle_timeout: FIRST_REQUEST_TIMEOUT,
+            closing: false,
+        }
     }
 
-    /// Has a connection end after what it has asked for so far.
-    pub(super) fn turn_away(pace: &watch::Sender<Self>) {
-        pace.send_modify(|pace| pace.unwanted = true);
+    /// Closes a connection after its active requests.
+    pub(super) fn close(state: &watch::Sender<Self>) {
+        state.send_modify(|state| state.closing = true);
     }
 }
 
-impl Default for Pace {
+impl Default for ConnectionState {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Ends when the connection has been without a request for too long, or is not wanted.
-async fn over(mut watched: watch::Receiver<Pace>) {
+/// Completes when the connection has been idle for too long, or is to be closed.
+async fn idle_or_closing(mut state_rx: watch::Receiver<ConnectionState>) {
     loop {
-        let pace = *watched.borrow_and_update();
-        if pace.unwanted {
+        let state = *state_rx.borrow_and_update();
+        if state.closing {
             return;
         }
         tokio::select! {
-            () = sleep_until(later(pace.since, pace.patience)), if pace.running == 0 => return,
-            changed = watched.changed() => if changed.is_err() { pending::<()>().await },
+            () = sleep_until(later(state.since, state.idle_timeout)), if state.active_requests == 0 => return,
+            changed = state_rx.changed() => if changed.is_err() { pending::<()>().await },
         }
     }
 }
 
-/// A request that is being answered, until all of its answer is sent or dropped.
-struct Running(watch::Sender<Pace>);
+/// An active request, until its response is sent or dropped.
+struct ActiveRequest(watch::Sender<ConnectionState>);
 
-impl Running {
-    fn begin(pace: &watch::Sender<Pace>) -> Self {
-        pace.send_modify(|pace| pace.running += 1);
-        Self(pace.clone())
+impl ActiveRequest {
+    fn begin(state: &watch::Sender<ConnectionState>) -> Self {
+        state.send_modify(|state| state.active_requests += 1);
+        Self(state.clone())
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.send_modify(|pace| {
-            pace.running -= 1;
-            pace.since = Instant::now();
-            pace.patience = IDLE;
+        self.0.send_modify(|state| {
+            state.active_requests -= 1;
+            state.since = Instant::now();
+            state.idle_timeout = IDLE;
         });
     }
 }
 
-/// A body that holds something until it is sent or dropped. A panic in it ends it alone.
+/// A body that holds a guard until it is sent or dropped. Panics are contained.
 pub(super) struct Tracked<T> {
     body: Body,
     _held: T,
@@ -314,20 +322,20 @@ mod tests {
 
     // Finding 2: a panic in one request ended the daemon
     #[tokio::test]
-    async fn a_panic_ends_its_request_alone() {
+    async fn panic_in_a_request_is_contained() {
         let panics = async { if true { panic!("here") } else { Ok(Response::new(Body::empty())) } };
-        assert_eq!(contained(panics).await.status(), 500);
+        assert_eq!(catch_panics(panics).await.status(), 500);
         let fine = async { Ok(Response::new(Body::empty())) };
-        assert_eq!(contained(fine).await.status(), 200);
+        assert_eq!(catch_panics(fine).await.status(), 200);
     }
 
     #[tokio::test]
-    async fn a_panic_ends_its_answer_alone() {
+    async fn panic_in_a_response_body_is_contained() {
         let frames = futures::stream::poll_fn(|_| -> Poll<Option<Result<Bytes, axum::Error>>> {
             panic!("here")
         });
-        let (pace, _watched) = watch::channel(Pace::new());
-        let mut body = Tracked::new(Body::from_stream(frames), Running::begin(&pace));
+        let (state, _state_rx) = watch::channel(ConnectionState::new());
+        let mut body = Tracked::new(Body::from_stream(frames), ActiveRequest::begin(&state));
         assert!(body.frame().await.unwrap().is_err());
         assert!(body.frame().await.is_none());
     }

@@ -1,8 +1,7 @@
-//! The node's own metrics, and the count of requests to its ports.
+//! The metrics endpoints, and the metrics of HTTP requests.
 //!
-//! A request's path and method are counted under few labels, whatever is asked for. The time of a
-//! request is that to the head of its answer: who follows a log, or holds a stream to a container,
-//! is counted when that begins.
+//! Paths and methods are mapped to a bounded set of labels. Durations are measured up to the
+//! response headers, also of streams.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +18,7 @@ use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 use super::Host;
 use super::auth::Reviews;
 
-/// The pages about the node itself.
+/// The metrics endpoints of the node.
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
     Router::new()
         .route("/metrics", get(async |State(host): Pages| node_page(&*host).await))
@@ -30,10 +29,10 @@ pub(super) fn routes(host: Arc<dyn Host>) -> Router {
 
 type Pages = State<Arc<dyn Host>>;
 
-/// What is counted, and what is read when somebody asks.
+/// The node's metrics, including those that are collected on demand.
 async fn node_page(host: &dyn Host) -> Response {
-    let disks = match host.figures() {
-        Some(figures) => figures.disk_metrics().await,
+    let disks = match host.stats_endpoints() {
+        Some(endpoints) => endpoints.disk_metrics().await,
         None => String::new(),
     };
     text(host.metrics().node.text() + &disks)
@@ -47,7 +46,7 @@ fn text(page: String) -> Response {
     ([(CONTENT_TYPE, longshore_metrics::CONTENT_TYPE)], page).into_response()
 }
 
-/// The families about requests. Cheap to clone.
+/// Metrics of HTTP requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Requests {
     all: Family<Counter, 4>,
@@ -87,7 +86,7 @@ impl Requests {
         }
     }
 
-    /// Counts what goes to `router`: `readwrite` for the control plane's port, else `readonly`.
+    /// Adds the metrics to a router: `readwrite` for the control plane's port, else `readonly`.
     pub(super) fn counted(&self, router: Router, server_type: &'static str) -> Router {
         router.layer(from_fn_with_state((self.clone(), server_type), count))
     }
@@ -99,13 +98,13 @@ async fn count(
     next: Next,
 ) -> Response {
     let path = path_label(request.uri().path());
-    let long_running = if LONG.contains(&path) { "true" } else { "false" };
+    let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
     let labels = [method_label(request.method()), path, server_type, long_running];
     requests.all.with(labels).inc();
     if let Some(subresource) = websocket(path, request.headers()) {
         requests.websockets.with([subresource]).inc();
     }
-    // given back however the request ends
+    // decremented on drop
     let _inflight = Inflight::new(requests.inflight.with(labels));
     let began = Instant::now();
     let response = next.run(request).await;
@@ -113,7 +112,7 @@ async fn count(
     response
 }
 
-/// To what of a pod a request opens a WebSocket, if it does.
+/// The subresource of a WebSocket request.
 fn websocket(path: &'static str, headers: &HeaderMap) -> Option<&'static str> {
     let subresource = match path {
         "portForward" => "portforward",
@@ -139,7 +138,7 @@ impl Drop for Inflight {
     }
 }
 
-const LONG: [&str; 4] = ["attach", "debug", "exec", "portForward"];
+const LONG_RUNNING: [&str; 4] = ["attach", "debug", "exec", "portForward"];
 
 fn path_label(path: &str) -> &'static str {
     const KNOWN: [&str; 20] = [
@@ -187,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_have_few_labels() {
+    fn http_metrics_path_labels() {
         for (path, expected) in [
             ("/metrics", "metrics"),
             ("/metrics/", "other"),
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_over_websocket_are_known() {
+    fn http_metrics_websocket_streams() {
         let headers = |value: &'static str| {
             HeaderMap::from_iter([(UPGRADE, HeaderValue::from_static(value))])
         };
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_asked_for_makes_a_series_of_its_own() {
+    fn http_metrics_cardinality_is_bounded() {
         for n in 0..10_000 {
             assert_eq!(path_label(&format!("/x{n}/y")), "other");
             assert_eq!(path_label(&format!("/metrics/x{n}")), "other");

@@ -1,4 +1,4 @@
-//! `/pods`, what should run, and `/runningpods/`, what does.
+//! `/pods`, the desired pods, and `/runningpods/`, the running ones.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use serde::Serialize;
 use super::{Host, Refusal};
 
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
-    // upstream serves both, and people write either
+    // upstream serves both
     Router::new().route("/pods", get(pods)).route("/pods/", get(pods)).with_state(host)
 }
 
 pub(super) fn running_routes(host: Arc<dyn Host>) -> Router {
-    // upstream redirects from the one to the other
+    // upstream redirects
     Router::new()
         .route("/runningpods", get(running_pods))
         .route("/runningpods/", get(running_pods))
@@ -37,8 +37,7 @@ async fn running_pods(State(host): State<Arc<dyn Host>>) -> Result<Response, Ref
     list(pods.iter().collect())
 }
 
-/// A pod made of what the runtime knows of it: its names and the containers that run; `None` for
-/// one of which nothing runs.
+/// A pod from the runtime's state: its names and running containers; `None` if nothing is running.
 fn running(observed: &ObservedPod) -> Option<Pod> {
     let containers: Vec<Container> = observed
         .containers
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_told_and_nothing_else() {
+    fn running_pods_endpoint() {
         let runs = State::Running { started_at: Timestamp::UNIX_EPOCH };
         let mut pod = ObservedPod {
             uid: "u".into(),
@@ -117,9 +116,9 @@ mod tests {
             containers: vec![container("on", runs), container("off", State::Unknown)],
             ..ObservedPod::default()
         };
-        let told = running(&pod).unwrap();
-        let names: Vec<_> = told.spec.unwrap().containers.into_iter().map(|c| c.name).collect();
-        assert_eq!((told.metadata.name.as_deref(), names), (Some("p"), vec!["on".to_owned()]));
+        let found = running(&pod).unwrap();
+        let names: Vec<_> = found.spec.unwrap().containers.into_iter().map(|c| c.name).collect();
+        assert_eq!((found.metadata.name.as_deref(), names), (Some("p"), vec!["on".to_owned()]));
         pod.containers.remove(0);
         assert_eq!(running(&pod), None);
         pod.sandboxes.push(Sandbox { ready: true, ..Sandbox::default() });

@@ -1,4 +1,4 @@
-//! Which endpoints answer on which port: a family a line.
+//! The routes of each port.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use super::{
     streaming,
 };
 
-/// What it is and how it was started.
+/// `/statusz` and `/flagz`.
 const ZPAGES: Zpages = Zpages {
     component: "kubelet",
     paths: &["/configz", "/debug", "/flagz", "/healthz", "/metrics"],
 };
 
-/// What the read-only port serves, and the control plane's beside more. Nothing here changes
-/// anything or reaches into a pod.
+/// The routes of the read-only port, which are also on the control plane's. Nothing here changes
+/// anything or accesses a pod.
 pub(super) fn read_only(host: &Arc<dyn Host>) -> Router {
     health::routes(Arc::clone(host))
         .merge(pods::routes(Arc::clone(host)))
-        .merge(stats::routes(host.figures()))
+        .merge(stats::routes(host.stats_endpoints()))
         .merge(metrics::routes(Arc::clone(host)))
 }
 
-/// Everything, for a port that asks for leave.
+/// All routes, for the port with authorization.
 pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runtime) -> Router {
     let open = read_only(host);
     if !config.kubelet.enable_debugging_handlers {
@@ -45,7 +45,7 @@ pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runt
         .merge(ZPAGES.routes(&config.gates, &config.flags))
 }
 
-/// What stands in for handlers that the settings do not want.
+/// Replaces disabled debugging handlers.
 fn disabled() -> Router {
     let refuse = || {
         any(async || {

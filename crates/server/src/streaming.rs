@@ -1,12 +1,12 @@
 //! Commands in containers and connections to pods: `/exec`, `/attach`, `/portForward`, `/run`.
 //!
-//! The runtime gives the URL of a session on its own streaming server; the client's connection is
-//! joined to that. Which bytes flow is between the client and the runtime, but for WebSocket
-//! clients of the newest protocols, which runtimes do not speak.
+//! The runtime returns the URL of its streaming server, to which the client's connection is
+//! proxied. Bytes are passed through, except for WebSocket protocols that runtimes do not support,
+//! which are translated.
 //!
-//! Current limitations: a streaming server with TLS is not called. A command that leaves more of its
-//! input unread than a pipe holds may be slow to end, or not end: containerd waits for a reader. One that
-//! closes its output, as `cat > FILE` alone, may lose the rest of its input: containerd ends that too.
+//! Current limitations: streaming servers with TLS are not supported. A command that does not read
+//! all of its input may hang, as containerd waits for a reader. One that closes its output, as `cat
+//! > FILE`, may lose the rest of its input, as containerd closes that too.
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use tokio::time::timeout;
 use super::{Host, Refusal};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// What commands' streams are used for, newest first.
+/// Protocols of remote commands, newest first.
 const REMOTE_COMMANDS: [&str; 4] =
     ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 
@@ -39,8 +39,8 @@ struct Sessions {
     host: Arc<dyn Host>,
     runtime: Runtime,
     idle: Duration,
-    /// Whether WebSocket clients of the newest protocols are answered here.
-    translates: bool,
+    /// Whether WebSocket protocols are translated.
+    translates_websockets: bool,
 }
 
 type Parameters = Query<Vec<(String, String)>>;
@@ -50,8 +50,8 @@ pub(super) fn routes(config: &Config, host: Arc<dyn Host>, runtime: Runtime) -> 
     let sessions = Arc::new(Sessions {
         host,
         runtime,
-        idle: if idle.is_zero() { streams::FOREVER } else { idle },
-        translates: config.gates.enabled("ExtendWebSocketsToKubelet"),
+        idle: if idle.is_zero() { streams::NO_IDLE_TIMEOUT } else { idle },
+        translates_websockets: config.gates.enabled("ExtendWebSocketsToKubelet"),
     });
     let container = "{namespace}/{pod}/{container}";
     let exact_container = "{namespace}/{pod}/{uid}/{container}";
@@ -69,7 +69,7 @@ pub(super) fn routes(config: &Config, host: Arc<dyn Host>, runtime: Runtime) -> 
     router.with_state(sessions)
 }
 
-/// What a path names.
+/// The path parameters.
 #[derive(Deserialize)]
 struct Target {
     namespace: String,
@@ -98,7 +98,7 @@ async fn exec(
         stderr: wanted.stderr,
     });
     let url = url.await.map_err(Failure::Runtime)?;
-    Ok(sessions.join_command(request, wanted, &url).await?)
+    Ok(sessions.connect_command(request, wanted, &url).await?)
 }
 
 async fn attach(
@@ -116,7 +116,7 @@ async fn attach(
     if !target.uid.is_empty() && target.uid != spec::uid(&pod) {
         return Err(missing(format!("pod {name} not found")));
     }
-    // whether a process runs in a terminal was settled when it started
+    // from the spec, as it cannot be changed for a running process
     let (_, container) = spec::container(&pod, &target.container).ok_or_else(not_found)?;
     let tty = container.tty == Some(true);
     let url = sessions.runtime.attach(AttachRequest {
@@ -127,7 +127,7 @@ async fn attach(
         stderr: wanted.stderr,
     });
     let url = url.await.map_err(Failure::Runtime)?;
-    Ok(sessions.join_command(request, wanted, &url).await?)
+    Ok(sessions.connect_command(request, wanted, &url).await?)
 }
 
 async fn port_forward(
@@ -136,10 +136,10 @@ async fn port_forward(
     Query(query): Parameters,
     mut request: Request,
 ) -> Result<Response, Refusal> {
-    let is_tunnel = sessions.translates && streams::is_tunnel(request.headers());
+    let is_tunnel = sessions.translates_websockets && streams::is_tunnel(request.headers());
     let ports = match streams::is_websocket(request.headers()) && !is_tunnel {
         true => ports(&query).map_err(|why| Refusal(StatusCode::BAD_REQUEST, why))?,
-        // named on each stream
+        // named in each stream
         false => Vec::new(),
     };
     let pod = sessions.pod(&target)?;
@@ -190,7 +190,7 @@ impl Sessions {
         pod.ok_or_else(|| Refusal(StatusCode::NOT_FOUND, "pod does not exist".to_owned()))
     }
 
-    /// The runtime's id of the pod's container with that name, if it runs.
+    /// The runtime ID of the pod's container with that name, if it is running.
     fn running(&self, pod: &Pod, container: &str) -> Option<String> {
         let observed = self.host.observed(spec::uid(pod))?;
         let mut containers = observed.containers.iter();
@@ -198,14 +198,15 @@ impl Sessions {
         running.map(|found| found.id.clone())
     }
 
-    /// Joins the client to a command's session at that URL.
-    async fn join_command(
+    /// Proxies the client to a command's session at that URL.
+    async fn connect_command(
         &self,
         mut request: Request,
         wanted: Streams,
         url: &str,
     ) -> Result<Response, Failure> {
-        let answer = if self.translates && streams::is_remote_command(request.headers()) {
+        let answer = if self.translates_websockets && streams::is_remote_command(request.headers())
+        {
             let url = url.to_owned();
             let backend = async move {
                 let (url, connection) = dial(&url).await?;
@@ -235,7 +236,7 @@ async fn dial(url: &str) -> Result<(Uri, TcpStream), StreamError> {
     Ok((target, stream))
 }
 
-/// Why there is no session.
+/// Why a session could not be started.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -269,7 +270,7 @@ fn values<'a>(query: &'a [(String, String)], name: &str) -> impl Iterator<Item =
     query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
-/// The streams that a command's client asks for; the error is for the caller.
+/// The requested streams of a command; errors are for the client.
 fn wanted_streams(query: &[(String, String)]) -> Result<Streams, Refusal> {
     let is_set = |name| values(query, name).next() == Some("1");
     let tty = is_set("tty");
@@ -287,7 +288,7 @@ fn wanted_streams(query: &[(String, String)]) -> Result<Streams, Refusal> {
     Ok(wanted)
 }
 
-/// The ports that an old WebSocket client names; the error is for the caller.
+/// The ports in the query of an old WebSocket client; errors are for the client.
 fn ports(query: &[(String, String)]) -> Result<Vec<i32>, String> {
     let mut ports = Vec::new();
     for text in values(query, "port") {
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_asked_for_by_the_nodes_own_names() {
+    fn streaming_requests_use_container_ids() {
         let all = query(&[("input", "1"), ("output", "1"), ("error", "1")]);
         let streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };
         assert_eq!(wanted_streams(&all).ok(), Some(streams));
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_numbers() {
+    fn port_forward_ports_are_parsed() {
         let read = |texts: &[&str]| {
             let pairs: Vec<_> = texts.iter().map(|text| ("port", *text)).collect();
             ports(&query(&pairs))

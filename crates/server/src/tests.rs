@@ -1,4 +1,4 @@
-//! The ports as their clients see them.
+//! Tests of the ports, as clients.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! The certificate of the server, and who holds the certificate that a client shows.
+//! TLS: the serving certificate, and verification of client certificates.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
-/// How often the files are looked at for renewal.
+/// How often the files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 static TLS13_ALONE: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
-/// Why the port cannot be encrypted.
+/// Why TLS could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read or written.
@@ -29,30 +29,30 @@ pub enum TlsError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// A file holds no usable certificate or key.
     #[error(transparent)]
     Content(#[from] longshore_tls::Error),
-    /// Settings that no connection could satisfy.
+    /// Invalid TLS settings.
     #[error("{0}")]
     Settings(String),
 }
 
-/// What the port needs for its connections; renewed files are taken up.
+/// The TLS configuration, reloaded when files change.
 pub(super) struct Tls {
     sources: Sources,
     current: Mutex<Current>,
 }
 
-/// Where everything comes from.
+/// The sources of the configuration.
 struct Sources {
-    /// Certificate and key: the first pair of files that is there counts.
+    /// Certificate and key: the first existing pair of files.
     pairs: Vec<(PathBuf, PathBuf)>,
-    /// Whether the pair may still be to come, signed by the cluster.
-    awaited: bool,
-    /// Whether files are looked at again: those of the pair, and that of the client CA.
+    /// Whether to wait for a certificate that is signed by the cluster.
+    awaits_signing: bool,
+    /// Whether to reload the pair, and the client CA.
     reload: (bool, bool),
     client_ca: Option<PathBuf>,
     provider: Arc<CryptoProvider>,
@@ -62,28 +62,28 @@ struct Sources {
 #[derive(Clone)]
 struct Built {
     config: Arc<ServerConfig>,
-    /// Whether there is a certificate to show; without one each handshake fails.
+    /// Whether there is a serving certificate; without one handshakes fail.
     certified: bool,
     clients: Clients,
 }
 
-/// Who gives clients their certificates.
+/// The client CA.
 #[derive(Clone)]
 pub(super) struct Clients {
-    /// `None`: certificates of clients prove nothing.
+    /// `None`: client certificates are not used.
     pub(super) authority: Option<ClientCa>,
-    /// Another number for each reading of the file.
+    /// Incremented with each reload.
     pub(super) generation: u64,
 }
 
 struct Current {
     built: Built,
     changed: Vec<Option<SystemTime>>,
-    looked: Instant,
+    last_checked: Instant,
 }
 
 impl Tls {
-    /// Reads the files that `config` names; without any, makes a certificate of the node's own.
+    /// Reads the configured files; creates a self-signed certificate if there are none.
     pub(super) fn new(config: &Config, ips: &[IpAddr]) -> Result<Self, TlsError> {
         let settings = &config.kubelet;
         let named = (!settings.tls_cert_file.is_empty()).then(|| {
@@ -100,7 +100,7 @@ impl Tls {
         let ca = &settings.authentication.x509.client_ca_file;
         let sources = Sources {
             pairs,
-            awaited: settings.server_tls_bootstrap,
+            awaits_signing: settings.server_tls_bootstrap,
             reload: (
                 settings.server_tls_bootstrap
                     || config.gates.enabled("ReloadKubeletServerCertificateFile"),
@@ -113,45 +113,48 @@ impl Tls {
             )?),
             versions: match settings.tls_min_version.as_str() {
                 "VersionTLS13" => TLS13_ALONE,
-                // nothing older than 1.2 is spoken, whatever is allowed
+                // nothing older than 1.2 is supported
                 _ => rustls::ALL_VERSIONS,
             },
         };
         let changed = sources.changed();
-        let current = Current { built: sources.build(0)?, changed, looked: Instant::now() };
+        let current = Current { built: sources.build(0)?, changed, last_checked: Instant::now() };
         Ok(Self { sources, current: Mutex::new(current) })
     }
 
-    /// For the handshake of a new connection.
+    /// The configuration for a new connection.
     pub(super) fn server_config(&self) -> Arc<ServerConfig> {
         self.current().config
     }
 
-    /// Who gives clients their certificates, as of now.
+    /// The current client CA.
     pub(super) fn clients(&self) -> Clients {
         self.current().clients
     }
 
-    /// As if the files had not been looked at for long.
+    /// Makes the next access reload the files.
     #[cfg(test)]
-    pub(super) fn forget(&self) {
+    pub(super) fn expire(&self) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.looked = current.looked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.looked);
+        current.last_checked =
+            current.last_checked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.last_checked);
     }
 
     fn current(&self) -> Built {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.looked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
-            current.looked = Instant::now();
+        if current.last_checked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
+            current.last_checked = Instant::now();
             let changed = self.sources.changed();
             if changed != current.changed {
                 match self.sources.build(current.built.clients.generation.saturating_add(1)) {
                     Ok(built) => {
-                        info!("certificates of the server reloaded");
+                        info!("serving certificates reloaded");
                         current.built = built;
                         current.changed = changed;
                     }
-                    Err(error) => warn!("the old certificates stay in use: {error}"),
+                    Err(error) => {
+                        warn!("failed to reload certificates, using the old ones: {error}")
+                    }
                 }
             }
         }
@@ -169,7 +172,7 @@ impl Sources {
     }
 
     fn build(&self, generation: u64) -> Result<Built, TlsError> {
-        let shown = self.certified()?;
+        let certified_key = self.certified()?;
         let load = |ca| ClientCa::load(ca, &self.provider);
         let authority = self.client_ca.as_deref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
@@ -178,20 +181,21 @@ impl Sources {
                 TlsError::Settings(format!("tlsCipherSuites and tlsMinVersion: {error}"))
             })?;
         let builder = match &authority {
-            Some(authority) => builder.with_client_cert_verifier(authority.ask()),
+            Some(authority) => builder.with_client_cert_verifier(authority.handshake_verifier()),
             None => builder.with_no_client_auth(),
         };
-        let certified = shown.is_some();
-        let mut config = builder.with_cert_resolver(Arc::new(Shown(shown)));
+        let certified = certified_key.is_some();
+        let mut config = builder.with_cert_resolver(Arc::new(ServingCertResolver(certified_key)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let clients = Clients { authority, generation };
         Ok(Built { config: Arc::new(config), certified, clients })
     }
 
-    /// The pair that counts; `None`: it is still to come.
+    /// Loads the serving certificate; `None` if it is not signed yet.
     fn certified(&self) -> Result<Option<Arc<CertifiedKey>>, TlsError> {
         let there = self.pairs.iter().find(|(certificate, _)| certificate.exists());
-        let Some((certificate, key)) = there.or(self.pairs.first().filter(|_| !self.awaited))
+        let Some((certificate, key)) =
+            there.or(self.pairs.first().filter(|_| !self.awaits_signing))
         else {
             return Ok(None);
         };
@@ -202,14 +206,14 @@ impl Sources {
     }
 }
 
-/// The certificate of every handshake.
+/// Resolves the serving certificate.
 #[derive(Debug)]
-struct Shown(Option<Arc<CertifiedKey>>);
+struct ServingCertResolver(Option<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServingCertResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         if self.0.is_none() {
-            warn!("no serving certificate available yet: its signing request waits for approval");
+            warn!("no serving certificate available for the kubelet: the CSR is not approved yet");
         }
         self.0.clone()
     }
@@ -219,14 +223,14 @@ fn content(path: &Path, reason: impl ToString) -> longshore_tls::Error {
     longshore_tls::Error { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The cipher suites of TLS 1.2 that are allowed by name; those of TLS 1.3 are all good. And the key
-/// exchanges that are allowed by number, which Go has from the protocol.
+/// The allowed cipher suites of TLS 1.2 by name (all of TLS 1.3 are allowed), and the allowed key
+/// exchanges by their protocol numbers.
 fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError> {
     let mut provider = ring::default_provider();
     let allowed = |group: &&dyn SupportedKxGroup| curves.contains(&u16::from(group.name()).into());
     provider.kx_groups.retain(|group| curves.is_empty() || allowed(group));
     if provider.kx_groups.is_empty() {
-        let fault = format!("tlsCurvePreferences: none of {curves:?} is spoken here");
+        let fault = format!("tlsCurvePreferences: none of {curves:?} is supported");
         return Err(TlsError::Settings(fault));
     }
     if names.is_empty() {
@@ -234,7 +238,7 @@ fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError
     }
     let allowed = |suite: &rustls::SupportedCipherSuite| {
         let name = format!("{:?}", suite.suite());
-        // Go knows two of them by shorter names too
+        // Go has shorter names for two of them
         suite.tls13().is_some()
             || names.iter().any(|wanted| {
                 name == *wanted || name.strip_suffix("_SHA256") == Some(wanted.as_str())
@@ -242,15 +246,12 @@ fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError
     };
     provider.cipher_suites.retain(allowed);
     if provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()) {
-        warn!(
-            ?names,
-            "tlsCipherSuites: no suite of TLS 1.2 that is spoken here, which leaves TLS 1.3 alone"
-        );
+        warn!(?names, "tlsCipherSuites: no supported suite of TLS 1.2, only TLS 1.3 is available");
     }
     Ok(provider)
 }
 
-/// The pair in the certificate directory, made when it is not there.
+/// The self-signed pair in the certificate directory, created if it does not exist.
 fn own_certificate(
     directory: &Path,
     node: &str,
@@ -268,7 +269,7 @@ fn own_certificate(
     std::fs::create_dir_all(directory).map_err(file(directory))?;
     write_private(&key, &made.1).map_err(file(&key))?;
     std::fs::write(&certificate, made.0).map_err(file(&certificate))?;
-    info!(certificate = %certificate.display(), "made a certificate for the server");
+    info!(certificate = %certificate.display(), "created a self-signed serving certificate");
     Ok((certificate, key))
 }
 
@@ -285,7 +286,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
         .write_all(text.as_bytes())
 }
 
-/// A certificate of one year for the node's name and addresses, and its key.
+/// A self-signed certificate for the node's name and addresses, valid for one year, and its key.
 fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Error> {
     let names: Vec<String> =
         [node.to_owned()].into_iter().chain(ips.iter().map(ToString::to_string)).collect();
@@ -298,7 +299,7 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
         let since = since.try_into().unwrap_or_default();
         rcgen::date_time_ymd(1970, 1, 1).saturating_add(since)
     };
-    // an hour back, for clocks that are behind
+    // an hour ago, for clock skew
     params.not_before = after_1970(since_1970.saturating_sub(Duration::from_secs(3600)));
     params.not_after = after_1970(since_1970.saturating_add(Duration::from_secs(365 * 24 * 3600)));
     let key = KeyPair::generate()?;
@@ -315,7 +316,7 @@ mod tests {
 
     use super::*;
 
-    /// A handshake of a client that trusts that certificate alone.
+    /// A handshake of a client that trusts only that certificate.
     async fn handshake(tls: &Tls, trusted: &Path) -> io::Result<()> {
         let mut roots = RootCertStore::empty();
         roots.add(certificates(trusted).unwrap().remove(0)).unwrap();
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn key_exchanges_are_those_that_are_allowed() {
+    fn tls_key_exchange_curves() {
         let spoken = |curves: &[i32]| {
             let provider = provider(&[], curves).map_err(|error| error.to_string())?;
             let groups = provider.kx_groups.iter().map(|group| u16::from(group.name()));
@@ -343,12 +344,12 @@ mod tests {
         assert_eq!(spoken(&[]), Ok(vec![29, 23, 24]));
         assert_eq!(spoken(&[24, 29]), Ok(vec![29, 24]), "in the order of our own");
         assert_eq!(spoken(&[25, 23]), Ok(vec![23]));
-        let none = "tlsCurvePreferences: none of [25] is spoken here".to_owned();
+        let none = "tlsCurvePreferences: none of [25] is supported".to_owned();
         assert_eq!(spoken(&[25]), Err(none));
     }
 
     #[tokio::test]
-    async fn handshakes_fail_until_the_cluster_has_signed_a_certificate() {
+    async fn tls_handshake_needs_a_signed_certificate() {
         let dir = tempfile::tempdir().unwrap();
         let args = [
             "kubelet".to_owned(),

@@ -1,7 +1,6 @@
-//! `/statusz` and `/flagz`: what the daemon is and how it was started, as a text for people or as
-//! an object of `config.k8s.io` for who asks for one.
+//! `/statusz` and `/flagz`, as text, or as an object of `config.k8s.io` if requested.
 //!
-//! Current limitations: of the structured forms there is JSON alone, not YAML nor CBOR.
+//! Current limitations: of the structured formats only JSON is supported, not YAML or CBOR.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,26 +19,26 @@ use super::Refusal;
 
 const HEADER: &str = "Warning: This endpoint is not meant to be machine parseable, has no \
                       formatting compatibility guarantees and is for debugging purposes only.";
-/// What stands for the value of a flag that is secret.
+/// Replaces the values of secret flags.
 const CLASSIFIED: &str = "CLASSIFIED";
-/// Flags whose values are nobody's business.
+/// Flags whose values are secret.
 const SECRET_FLAGS: [&str; 1] = ["manifest-url-header"];
 
 /// The pages of one component.
 #[derive(Debug, Clone, Copy)]
 pub struct Zpages {
-    /// Whose they are.
+    /// The component.
     pub component: &'static str,
-    /// Other pages that are worth a look.
+    /// Other debugging endpoints.
     pub paths: &'static [&'static str],
 }
 
 impl Zpages {
-    /// The pages that the gates let be, with all flags and their values.
+    /// The routes, if enabled by their feature gates.
     pub fn routes(self, gates: &FeatureGates, flags: &BTreeMap<&'static str, String>) -> Router {
         let mut router = Router::new();
         if gates.enabled("ComponentFlagz") {
-            let flags = Arc::new(shown(flags));
+            let flags = Arc::new(redacted(flags));
             router = router.route("/flagz", get(async move |headers| self.flagz(&flags, &headers)));
         }
         if gates.enabled("ComponentStatusz") {
@@ -88,7 +87,7 @@ impl Zpages {
         })
     }
 
-    /// The page in the form that its reader takes.
+    /// The page in the negotiated format.
     fn answer(
         self,
         kind: &str,
@@ -97,13 +96,13 @@ impl Zpages {
         text: impl FnOnce() -> String,
     ) -> Result<Response, Refusal> {
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
-        match Form::wanted(accept.unwrap_or_default(), kind) {
-            Some(Form::Text) => {
+        match Format::wanted(accept.unwrap_or_default(), kind) {
+            Some(Format::Text) => {
                 let page =
                     format!("\n{} {}\n{HEADER}\n{}", self.component, kind.to_lowercase(), text());
                 Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], page).into_response())
             }
-            Some(Form::Object(version)) => {
+            Some(Format::Object(version)) => {
                 object["kind"] = json!(kind);
                 object["apiVersion"] = json!(format!("config.k8s.io/{version}"));
                 object["metadata"] = json!({"name": self.component});
@@ -120,7 +119,7 @@ impl Zpages {
     }
 }
 
-fn shown(flags: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
+fn redacted(flags: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
     let mut flags = flags.clone();
     for name in SECRET_FLAGS {
         flags.entry(name).and_modify(|value| *value = CLASSIFIED.to_owned());
@@ -128,16 +127,16 @@ fn shown(flags: &BTreeMap<&'static str, String>) -> BTreeMap<&'static str, Strin
     flags
 }
 
-/// A form of a page.
+/// A response format.
 #[derive(Debug, PartialEq, Eq)]
-enum Form {
+enum Format {
     Text,
     /// An object of that version.
     Object(&'static str),
 }
 
-impl Form {
-    /// The first one of an `Accept` header that is served; `None` if none is.
+impl Format {
+    /// The first supported format of an `Accept` header, if any.
     fn wanted(accept: &str, kind: &str) -> Option<Self> {
         if accept.trim().is_empty() {
             return Some(Self::Text);
@@ -172,32 +171,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_comes_in_the_form_that_is_asked_for() {
+    fn zpages_content_negotiation() {
         let object = "application/json;g=config.k8s.io;as=Flagz;v=";
         for (accept, expected) in [
-            ("", Some(Form::Text)),
-            ("*/*", Some(Form::Text)),
-            ("text/plain;q=0.9", Some(Form::Text)),
+            ("", Some(Format::Text)),
+            ("*/*", Some(Format::Text)),
+            ("text/plain;q=0.9", Some(Format::Text)),
             ("application/json", None),
-            ("application/json, */*", Some(Form::Text)),
-            (&format!("{object}v1beta1"), Some(Form::Object("v1beta1"))),
-            (&format!("{object}v1alpha1,text/plain"), Some(Form::Object("v1alpha1"))),
+            ("application/json, */*", Some(Format::Text)),
+            (&format!("{object}v1beta1"), Some(Format::Object("v1beta1"))),
+            (&format!("{object}v1alpha1,text/plain"), Some(Format::Object("v1alpha1"))),
             (&format!("{object}v2"), None),
             ("application/json;g=config.k8s.io;as=Statusz;v=v1beta1", None),
             ("image/png", None),
         ] {
-            assert_eq!(Form::wanted(accept, "Flagz"), expected, "{accept}");
+            assert_eq!(Format::wanted(accept, "Flagz"), expected, "{accept}");
         }
     }
 
     #[test]
-    fn secret_flags_are_not_told() {
+    fn zpages_redact_secret_flags() {
         let flags = BTreeMap::from([
             ("manifest-url-header", "Authorization:planted".to_owned()),
             ("port", "10250".to_owned()),
         ]);
-        let shown = shown(&flags);
-        assert_eq!(shown["manifest-url-header"], CLASSIFIED);
-        assert_eq!(shown["port"], "10250");
+        let redacted = redacted(&flags);
+        assert_eq!(redacted["manifest-url-header"], CLASSIFIED);
+        assert_eq!(redacted["port"], "10250");
     }
 }

@@ -121,18 +121,18 @@ pub enum Error {
         /// What the store holds under it.
         current: Option<KeyValue>,
     },
-    /// The revision asked for is gone.
+    /// The requested revision is compacted.
     #[error("revision {requested} has been compacted, the oldest is {oldest}")]
     Compacted {
-        /// The revision asked for.
+        /// The requested revision.
         requested: Revision,
         /// The oldest revision that can still be read.
         oldest: Revision,
     },
-    /// The revision asked for does not exist yet.
+    /// The requested revision does not exist yet.
     #[error("revision {requested} is in the future, the newest is {newest}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         requested: Revision,
         /// The newest revision.
         newest: Revision,
@@ -165,7 +165,7 @@ pub trait Store: Send + Sync + 'static {
     async fn delete(&self, key: &str, expect: Revision) -> Result<(KeyValue, Revision)>;
     /// Changes to keys that start with `prefix`, from `after` (exclusive) on; 0 is "from now on",
     /// and then the first item is the [`WatchItem::Progress`] that says where that is.
-    /// The consumer drives a watch: one that is not polled holds up nobody and keeps nothing.
+    /// The consumer drives a watch: one that is not polled blocks nothing and holds no memory.
     /// An error is the last item.
     /// A compacted `after` is [`Error::Compacted`], from the call or as the stream's last item.
     async fn watch(

@@ -1,4 +1,4 @@
-//! A stream of watch items made of something that is asked for one item after the other.
+//! A stream of watch items from something that is polled for one item after the other.
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
@@ -7,7 +7,7 @@ use crate::{Result, WatchItem};
 
 /// The inside of a watch: it works only while its consumer waits.
 pub(crate) trait Pull: Sized + Send + 'static {
-    /// The next item. An error is the last thing that is asked for.
+    /// The next item. Not called again after an error.
     fn pull(&mut self) -> impl Future<Output = Result<WatchItem>> + Send;
 
     /// The watch as its consumer sees it.

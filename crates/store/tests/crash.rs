@@ -86,7 +86,7 @@ fn say(line: &str) {
     out.flush().unwrap();
 }
 
-/// What the children were told is done: by revision, the key and its sequence number.
+/// The acknowledged writes: by revision, the key and its sequence number.
 type Acknowledged = BTreeMap<Revision, (String, u64)>;
 
 /// Runs a child for a random while, kills it, and yields what it reported.
@@ -131,7 +131,7 @@ fn random() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acknowledged_writes_outlive_sigkill() {
+async fn embedded_acknowledged_writes_survive_sigkill() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let (mut newest, mut all) = (0, 0);
@@ -211,7 +211,7 @@ async fn check_history(store: &EmbeddedStore, acknowledged: &Acknowledged) {
     for revision in oldest + 1..=newest {
         let event = match history.next().await.unwrap().unwrap() {
             WatchItem::Event(event) => event,
-            WatchItem::Progress(_) => panic!("progress before the history was told"),
+            WatchItem::Progress(_) => panic!("progress before the history was complete"),
         };
         assert_eq!(event.revision(), revision, "a gap");
         if let Event::Put { current, .. } = &event

@@ -10,7 +10,7 @@ use longshore_store::{EmbeddedStore, Error, Expect, ListOptions, Store};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-async fn made(folder: &TempDir) -> PathBuf {
+async fn new_database(folder: &TempDir) -> PathBuf {
     let path = folder.path().join("store.db");
     let store = EmbeddedStore::open(&path).await.unwrap();
     for i in 0..60 {
@@ -28,9 +28,9 @@ async fn refusal(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_file_is_open_once() {
+async fn embedded_file_is_opened_once() {
     let folder = TempDir::new().unwrap();
-    let path = made(&folder).await;
+    let path = new_database(&folder).await;
     let store = EmbeddedStore::open(&path).await.unwrap();
     assert!(refusal(&path).await.contains("is open in another process"));
     // the refused one has not harmed it
@@ -41,7 +41,7 @@ async fn a_file_is_open_once() {
 }
 
 #[tokio::test]
-async fn foreign_files_are_refused_and_left_alone() {
+async fn embedded_foreign_files_are_rejected_unchanged() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("notes");
     let contents: [&[u8]; 4] = [b"", b"x", b"SQLite format 3\0", &[b'n'; 100_000]];
@@ -60,7 +60,7 @@ async fn foreign_files_are_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn another_programs_database_is_refused() {
+async fn embedded_foreign_database_is_rejected() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("other");
     let other = redb::Database::create(&path).unwrap();
@@ -156,14 +156,14 @@ async fn use_it(path: &Path, whole: bool) {
 }
 
 #[test]
-fn damage_never_panics() {
+fn embedded_damaged_file_never_panics() {
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("{panic}");
         PANICS.fetch_add(1, Ordering::Relaxed);
     }));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let folder = TempDir::new().unwrap();
-    let path = runtime.block_on(made(&folder));
+    let path = runtime.block_on(new_database(&folder));
     let closed = std::fs::read(&path).unwrap();
     // as a crash leaves it
     let store = runtime.block_on(EmbeddedStore::open(&path)).unwrap();

@@ -25,7 +25,7 @@ fn length(path: &Path) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compaction_gives_space_back() {
+async fn embedded_compaction_frees_space() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("store");
     let store = EmbeddedStore::open(&path).await.unwrap();
@@ -62,7 +62,7 @@ async fn compaction_gives_space_back() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_lags_behind_compaction_is_told() {
+async fn embedded_watch_behind_compaction_gets_an_error() {
     let folder = TempDir::new().unwrap();
     let store = EmbeddedStore::open(folder.path().join("store")).await.unwrap();
     let start = store.revision().await.unwrap();
@@ -83,7 +83,7 @@ async fn a_watcher_that_lags_behind_compaction_is_told() {
 }
 
 #[tokio::test]
-async fn everything_is_there_after_reopening() {
+async fn embedded_data_survives_reopening() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("store");
     let store = EmbeddedStore::open(&path).await.unwrap();
@@ -109,7 +109,7 @@ async fn everything_is_there_after_reopening() {
     store.compact(deleted).await.unwrap();
     assert_eq!(then(0).await.unwrap().items, std::slice::from_ref(&two));
     drop(store);
-    // its time comes while nobody has the file open
+    // it expires while the file is closed
     tokio::time::sleep(Duration::from_secs(3)).await;
     let store = EmbeddedStore::open(&path).await.unwrap();
     while store.get("/brief").await.unwrap().is_some() {
@@ -124,7 +124,7 @@ async fn everything_is_there_after_reopening() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused() {
+async fn embedded_too_large_values_are_rejected() {
     let folder = TempDir::new().unwrap();
     let store = EmbeddedStore::open(folder.path().join("store")).await.unwrap();
     for (key, size) in [(String::new(), 1), ("k".repeat(5000), 1), ("/a".to_owned(), 17 << 20)] {
@@ -141,7 +141,7 @@ const FOLDER: &str = "LONGSHORE_FULL_DISK_TEST";
 
 /// In a mount namespace of its own, which takes the little disk with it when the child ends.
 #[test]
-fn a_full_disk_is_survived() {
+fn embedded_full_disk_is_survived() {
     let folder = TempDir::new().unwrap();
     let status = Command::new("unshare")
         .args(["--mount", "--", "sh", "-c"])

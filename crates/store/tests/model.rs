@@ -263,7 +263,7 @@ async fn run(steps: Vec<Step>, path: &Path) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     #[test]
-    fn behaves_as_its_model(steps in prop::collection::vec(step(), 1..80)) {
+    fn store_behaves_as_its_model(steps in prop::collection::vec(step(), 1..80)) {
         let folder = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(run(steps, &folder.path().join("store")));

@@ -1,4 +1,4 @@
-//! When a connection was last in use.
+//! Idle detection of connections.
 
 use std::future::Future;
 use std::io;
@@ -14,7 +14,7 @@ use longshore_base::time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 
-/// A client's connection whose uses are noted.
+/// A client connection that keeps the time of its last use.
 pub(crate) struct Active {
     io: TokioIo<Upgraded>,
     activity: Arc<Activity>,
@@ -22,7 +22,7 @@ pub(crate) struct Active {
 
 struct Activity {
     began: Instant,
-    /// Milliseconds after `began`.
+    /// Milliseconds since `began`.
     last: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Activity {
 }
 
 impl Active {
-    /// The connection, and a future that ends when it was not used for the `idle` time.
+    /// The connection, and a future that completes when it has been idle for the `idle` time.
     pub(crate) fn new(
         io: Upgraded,
         idle: Duration,

@@ -1,4 +1,4 @@
-//! The way to a backend: one request on a connection of its own.
+//! Requests to a backend, each on its own connection.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use tokio::time::timeout;
 
 use crate::Error;
 
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-const MAX_REFUSAL: usize = 64 << 10;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_ERROR_BODY: usize = 64 << 10;
 
 pub(crate) const SPDY: &str = "SPDY/3.1";
-/// What the streams of a SPDY connection are used for.
+/// Names the use of a SPDY connection.
 pub(crate) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
-/// An upgrade to SPDY for one of these uses.
+/// An upgrade request to SPDY for one of these uses.
 pub fn spdy_request(target: &Uri, uses: &[&str]) -> Request<Empty<Bytes>> {
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -41,8 +41,8 @@ pub(crate) fn request(
     target: &Uri,
     mut headers: HeaderMap,
 ) -> Request<Empty<Bytes>> {
-    drop_proofs(&mut headers);
-    // there is no body, whatever the client said of one
+    drop_credentials(&mut headers);
+    // there is no body, whatever the headers of the client say
     for name in [CONTENT_LENGTH, TRANSFER_ENCODING, TRAILER, EXPECT] {
         headers.remove(name);
     }
@@ -57,9 +57,9 @@ pub(crate) fn request(
     request
 }
 
-/// Takes out what a client proves who it is with: that was settled here, and is no business of a
-/// backend's.
-pub fn drop_proofs(headers: &mut HeaderMap) {
+/// Removes the credentials of a client, which was authenticated already and which the backend must
+/// not see.
+pub fn drop_credentials(headers: &mut HeaderMap) {
     let is_proof = |name: &&HeaderName| {
         **name == AUTHORIZATION
             || ["impersonate-", "x-remote-"].iter().any(|start| name.as_str().starts_with(start))
@@ -70,7 +70,7 @@ pub fn drop_proofs(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out what is said of one connection and must not be handed on to the next.
+/// Removes hop-by-hop headers.
 pub fn drop_hop_headers(headers: &mut HeaderMap) {
     let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
     let named: Vec<HeaderName> = values
@@ -92,7 +92,7 @@ pub fn drop_hop_headers(headers: &mut HeaderMap) {
     }
 }
 
-/// Sends a request as the first and last one on the connection. Redirects are errors.
+/// Sends the only request on the connection. Redirects are errors.
 pub(crate) async fn send<S>(
     io: S,
     request: Request<Empty<Bytes>>,
@@ -101,20 +101,20 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
-    // ends with the answer's body, or hands the connection over when it is upgraded
+    // ends with the response body, or passes the connection on when it is upgraded
     tokio::spawn(connection.with_upgrades());
-    let answer = timeout(ANSWER_TIMEOUT, sender.send_request(request));
-    let response = answer.await.map_err(|_| Error::Timeout)??;
+    let response = timeout(RESPONSE_TIMEOUT, sender.send_request(request));
+    let response = response.await.map_err(|_| Error::Timeout)??;
     match response.status().is_redirection() {
         true => Err(Error::Redirect),
         false => Ok(response),
     }
 }
 
-/// Sends a request that is to turn the connection into another one.
+/// Sends an upgrade request.
 ///
 /// # Errors
-/// Also when the backend answers, but not with an upgrade.
+/// Also when the backend responds without an upgrade.
 pub async fn upgrade<S>(io: S, request: Request<Empty<Bytes>>) -> Result<Upgraded, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -124,7 +124,7 @@ where
     if status == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(hyper::upgrade::on(response).await?);
     }
-    let text = match Limited::new(response.into_body(), MAX_REFUSAL).collect().await {
+    let text = match Limited::new(response.into_body(), MAX_ERROR_BODY).collect().await {
         Ok(text) => String::from_utf8_lossy(&text.to_bytes()).trim().to_owned(),
         Err(error) => error.to_string(),
     };

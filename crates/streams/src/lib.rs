@@ -1,10 +1,10 @@
-//! Upgraded connections: what exec, attach and port-forward run over.
+//! Upgraded connections, for exec, attach and port-forward.
 //!
-//! [`pass`] hands a client's upgrade on to a backend and copies bytes both ways, whatever they
-//! mean. Backends speak SPDY/3.1 and old WebSocket protocols; what newer WebSocket clients ask for
-//! is answered here: [`remote_command`] translates the channels of `v5.channel.k8s.io` to SPDY
-//! streams, and [`tunnel`] unwraps the SPDY connection that port-forward puts into WebSocket
-//! messages. A session ends when either side goes, or when nothing moves for the idle time.
+//! [`pass`] passes a client's upgrade to a backend and copies bytes both ways, whatever the
+//! protocol. Backends speak SPDY/3.1 and old WebSocket protocols; newer WebSocket clients are
+//! served here: [`remote_command`] translates the channels of `v5.channel.k8s.io` to SPDY streams,
+//! and [`tunnel`] unwraps the SPDY connection that port-forward puts into WebSocket messages. A
+//! session ends when either side closes it, or after the idle time.
 //!
 //! Current limitations: as with upstream, a command that neither reads nor writes outlives a
 //! client that goes away: the runtime has no call to end it.
@@ -28,56 +28,56 @@ use http_body_util::{Either, Empty};
 use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 
-pub use backend::{drop_hop_headers, drop_proofs, spdy_request, upgrade};
-pub use pass::{end_refused, is_upgrade, pass};
+pub use backend::{drop_credentials, drop_hop_headers, spdy_request, upgrade};
+pub use pass::{close_on_refusal, is_upgrade, pass};
 pub use remote_command::{Streams, is_remote_command, remote_command};
 pub use tunnel::{is_tunnel, tunnel};
 pub use websocket::is_websocket;
 
 /// The idle time of sessions that have none.
-pub const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+pub const NO_IDLE_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// The answer to a client: the backend's own, or a handshake made here.
+/// The response to a client: that of the backend, or a WebSocket handshake.
 pub type Answer = Response<Either<Incoming, Empty<Bytes>>>;
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The client asks for no upgrade.
+    /// The client requests no upgrade.
     #[error("Upgrade request required")]
     NoUpgrade,
-    /// The client's WebSocket handshake is not one.
+    /// The client's WebSocket handshake is invalid.
     #[error("invalid WebSocket handshake: {0}")]
     Handshake(&'static str),
     /// The backend cannot be reached.
     #[error("connect to {address}: {source}")]
     Connect {
-        /// Where it should be.
+        /// Its address.
         address: String,
-        /// Why it is not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The backend gave no answer.
+    /// The backend did not respond.
     #[error("request to the backend: {0}")]
     Http(#[from] hyper::Error),
-    /// The backend took too long.
-    #[error("no answer from the backend in time")]
+    /// The backend timed out.
+    #[error("no response from the backend in time")]
     Timeout,
-    /// The backend points elsewhere; where that leads is not for it to say.
+    /// The backend responded with a redirect, which is not followed.
     #[error("the backend attempted to redirect this request, which is not permitted")]
     Redirect,
-    /// The backend said no.
+    /// The backend refused the upgrade.
     #[error("unable to upgrade connection: {text} ({status})")]
     Refused {
         /// Its status.
         status: StatusCode,
-        /// The start of its text.
+        /// The start of the response body.
         text: String,
     },
-    /// The upgraded connection broke.
+    /// The upgraded connection failed.
     #[error("connection broken: {0}")]
     Io(#[from] std::io::Error),
-    /// The backend broke its protocol.
+    /// The backend violated the protocol.
     #[error("SPDY: {0}")]
     Spdy(&'static str),
 }

@@ -1,4 +1,4 @@
-//! A client's upgrade, handed on as it is.
+//! Passes the upgrade of a client to a backend.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::activity::Active;
 use crate::backend::{drop_hop_headers, request, send};
 use crate::{Answer, Error};
 
-/// How long a client may take to see that its session has ended.
+/// How long a client may take to close a session that has ended.
 pub(crate) const LINGER: Duration = Duration::from_secs(5);
 
-/// Sends the client's request to `target` through `io`, and its answer back; once the backend
-/// upgrades, bytes flow both ways.
+/// Sends the client's request to `target` through `io`, and returns the response; once the backend
+/// upgrades, bytes are copied both ways.
 ///
 /// # Errors
-/// When the client asks for no upgrade, and when the backend gives no answer or a redirect.
+/// When the client requests no upgrade, and when the backend does not respond or redirects.
 pub async fn pass<B, S>(
     client: &mut Request<B>,
     target: &Uri,
@@ -48,21 +48,21 @@ where
         }));
     } else {
         drop_hop_headers(response.headers_mut());
-        end_refused(true, &mut response);
+        close_on_refusal(true, &mut response);
     }
     Ok(response.map(Either::Left))
 }
 
-/// Has the connection end with this answer if it refuses an upgrade that was asked for: nothing that
-/// the client still sends can reach a backend, or pass for a request of its own where somebody
-/// between takes it for part of a session.
-pub fn end_refused<B>(is_upgrade: bool, answer: &mut Response<B>) {
-    if is_upgrade && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+/// Closes the connection after this response if it refuses a requested upgrade: data that the
+/// client still sends must neither reach a backend, nor be taken for another request if a proxy
+/// between them regards it as part of the session.
+pub fn close_on_refusal<B>(is_upgrade: bool, response: &mut Response<B>) {
+    if is_upgrade && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
 }
 
-/// Copies both ways until either side ends.
+/// Copies both ways until either side closes.
 async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
     let (client, expired) = Active::new(client, idle);
     let (mut from_client, mut to_client) = split(client);
@@ -70,24 +70,24 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
     tokio::select! {
         _ = copy(&mut from_client, &mut to_backend) => {}
         _ = copy(&mut from_backend, &mut to_client) => {
-            // a connection that is closed with something still unread takes back what was sent
+            // closing a connection with unread data may discard data that was sent
             let drain = async {
                 let _ = to_client.shutdown().await;
                 let _ = copy(&mut from_client, &mut sink()).await;
             };
             let _ = timeout(LINGER, drain).await;
         }
-        () = expired => debug!("nothing moved for {idle:?}"),
+        () = expired => debug!("session was idle for {idle:?}"),
     }
 }
 
-/// Whether the request asks for an upgrade of whatever kind.
+/// Whether the request asks for any upgrade.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && names_upgrade(headers)
+    headers.contains_key(UPGRADE) && has_connection_upgrade(headers)
 }
 
-/// Whether the connection's options name the upgrade.
-pub(crate) fn names_upgrade(headers: &HeaderMap) -> bool {
+/// Whether the `Connection` header contains `upgrade`.
+pub(crate) fn has_connection_upgrade(headers: &HeaderMap) -> bool {
     let values = headers.get_all(CONNECTION).into_iter();
     values
         .filter_map(|value| value.to_str().ok())

@@ -1,4 +1,5 @@
-//! Exec and attach for clients of `v5.channel.k8s.io`: WebSocket channels there, SPDY streams here.
+//! Exec and attach for clients of `v5.channel.k8s.io`: WebSocket channels to the client, SPDY
+//! streams to the backend.
 
 use std::future::Future;
 use std::io;
@@ -27,11 +28,11 @@ use crate::{Answer, Error};
 
 const PROTOCOL: &str = "v5.channel.k8s.io";
 const STREAM_TYPE: &str = "streamtype";
-/// How long a server may take to take all streams.
+/// Timeout of the creation of all streams.
 const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest status of a command.
+/// Limit of a command's status.
 const MAX_STATUS: usize = 64 << 10;
-/// Answers to pings that wait to be sent; a server with more of them unanswered has to do without.
+/// Replies to pings that wait to be sent; further ones are dropped.
 const PINGS: usize = 8;
 
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -43,14 +44,14 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
 
-/// The streams of a command that its client asks for.
+/// The streams of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Input.
     pub stdin: bool,
     /// Output.
     pub stdout: bool,
-    /// Error output; a terminal has none of its own.
+    /// Error output; not used with a terminal.
     pub stderr: bool,
     /// Whether it runs in a terminal.
     pub tty: bool,
@@ -58,23 +59,23 @@ pub struct Streams {
 
 type Sink = SplitSink<WebSocket, Message>;
 
-/// Whether the client is one that [`remote_command`] serves.
+/// Whether the client's request is for [`remote_command`].
 pub fn is_remote_command(headers: &HeaderMap) -> bool {
     is_websocket(headers) && protocols(headers).any(|protocol| protocol == PROTOCOL)
 }
 
-/// Answers the client, and joins it to the SPDY connection that `backend` gives. What goes wrong
-/// with that connection is told to the client as the command's status.
+/// Responds to the client, and joins it to the SPDY connection from `backend`. Errors of that
+/// connection are reported to the client as the command's status.
 ///
 /// # Errors
-/// When the client's handshake is wrong.
+/// When the client's handshake is invalid.
 pub fn remote_command<B>(
     client: &mut Request<B>,
     streams: Streams,
     backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
     idle: Duration,
 ) -> Result<Answer, Error> {
-    let answer = accept(client, Some(PROTOCOL))?;
+    let response = accept(client, Some(PROTOCOL))?;
     let upgrade = hyper::upgrade::on(client);
     tokio::spawn(panics::contain(async move {
         match upgrade.await {
@@ -82,13 +83,13 @@ pub fn remote_command<B>(
                 let (client, expired) = Active::new(client, idle);
                 tokio::select! {
                     () = serve(client, streams, backend) => {}
-                    () = expired => debug!("nothing moved for {idle:?}"),
+                    () = expired => debug!("session was idle for {idle:?}"),
                 }
             }
             Err(error) => debug!("upgrade failed: {error}"),
         }
     }));
-    Ok(answer)
+    Ok(response)
 }
 
 async fn serve(
@@ -97,7 +98,7 @@ async fn serve(
     backend: impl Future<Output = Result<Upgraded, Error>> + Send,
 ) {
     let (mut sink, mut source) = websocket::open(client).await.split();
-    // tells the client that it is connected
+    // shows the client that it is connected
     let first = if streams.stdout {
         STDOUT
     } else if streams.stderr {
@@ -114,7 +115,7 @@ async fn serve(
         Ok(Session { open, reader, writer }) => {
             let (pings, to_send) = mpsc::channel(PINGS);
             let down = Down { open, reader, sink: &sink, pings };
-            // with the client gone, dropping the connection is what ends the command
+            // when the client is gone, dropping the connection ends the command
             tokio::select! {
                 status = down.run() => status,
                 () = up(&mut source, writer, open, to_send) => return,
@@ -129,17 +130,17 @@ async fn serve(
         Ok(status) => message.extend_from_slice(&status),
         Err(error) => message.extend_from_slice(&failure(&error)),
     }
-    // a connection that is closed with something still unread takes back what was sent
-    let farewell = async {
+    // closing a connection with unread data may discard data that was sent
+    let drain = async {
         sink.send(Message::Binary(message.freeze())).await?;
-        sink.send(websocket::goodbye()).await?;
+        sink.send(websocket::close_message()).await?;
         while let Some(Ok(_)) = source.next().await {}
         Ok::<_, tokio_tungstenite::tungstenite::Error>(())
     };
-    let _ = timeout(LINGER, farewell).await;
+    let _ = timeout(LINGER, drain).await;
 }
 
-/// The ids of the streams that are open.
+/// The ids of the open streams.
 #[derive(Clone, Copy, Default)]
 struct Open {
     error: u32,
@@ -149,7 +150,7 @@ struct Open {
     resize: Option<u32>,
 }
 
-/// A SPDY connection whose streams the server has taken.
+/// A SPDY connection whose streams are accepted.
 struct Session {
     open: Open,
     reader: Reader<ReadHalf<TokioIo<Upgraded>>>,
@@ -178,25 +179,25 @@ impl Session {
         writer.write_all(&frames).await?;
         writer.flush().await?;
         let mut reader = Reader::new(read);
-        // data for a stream that is not taken yet would be thrown away
-        let taken = async {
+        // data for a stream that is not accepted yet would be discarded
+        let accepted = async {
             while count > 0 {
                 match reader.next().await? {
                     Some(Frame::Reply { .. }) => count = count.saturating_sub(1),
                     Some(Frame::Ping { .. }) => {}
-                    Some(_) => return Err(Error::Spdy("a stream was not taken")),
-                    None => return Err(Error::Spdy("closed before all streams were taken")),
+                    Some(_) => return Err(Error::Spdy("a stream was not accepted")),
+                    None => return Err(Error::Spdy("closed before all streams were accepted")),
                 }
             }
             Ok(())
         };
-        timeout(CREATION_TIMEOUT, taken).await.map_err(|_| Error::Timeout)??;
+        timeout(CREATION_TIMEOUT, accepted).await.map_err(|_| Error::Timeout)??;
         Ok(Self { open, reader, writer })
     }
 }
 
-/// Asks the client for signs of life, until it is gone: while a command does not read its input,
-/// nobody reads from the client either.
+/// Sends pings to the client until it is gone: while a command does not read its input, the
+/// client's connection is not read either.
 async fn keep_alive(sink: &Mutex<Sink>) {
     loop {
         sleep(KEEP_ALIVE).await;
@@ -206,7 +207,7 @@ async fn keep_alive(sink: &Mutex<Sink>) {
     }
 }
 
-/// From the client to the command, until the client goes.
+/// From the client to the command, until the client is gone.
 async fn up(
     source: &mut SplitStream<WebSocket>,
     mut writer: WriteHalf<TokioIo<Upgraded>>,
@@ -224,13 +225,13 @@ async fn up(
             },
         };
         if written.is_err() || writer.flush().await.is_err() {
-            // the command has ended; what it said is still to be read
+            // the command has ended; its output is still to be read
             (open.stdin, open.resize) = (None, None);
         }
     }
 }
 
-/// One message of the client's: a channel, and what goes into it.
+/// Forwards one message of the client: a channel and its data.
 async fn forward(
     writer: &mut WriteHalf<TokioIo<Upgraded>>,
     open: &mut Open,
@@ -271,7 +272,7 @@ struct Down<'a> {
 }
 
 impl Down<'_> {
-    /// Runs until all output has come, and gives the command's status.
+    /// Runs until all output was received, and returns the command's status.
     async fn run(mut self) -> Result<Bytes, Error> {
         let (mut stdout, mut stderr) = (self.open.stdout, self.open.stderr);
         let mut error = Some(self.open.error);
@@ -285,7 +286,7 @@ impl Down<'_> {
                     continue;
                 }
                 Some(Frame::Reply { .. }) => continue,
-                None => return Err(Error::Spdy("closed before the command's end was told")),
+                None => return Err(Error::Spdy("closed before the command's status was received")),
             };
             let known = if Some(stream) == stdout {
                 self.send(STDOUT, &bytes).await;
@@ -294,8 +295,8 @@ impl Down<'_> {
                 self.send(STDERR, &bytes).await;
                 &mut stderr
             } else if Some(stream) == error {
-                let room = MAX_STATUS - status.len();
-                status.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                let space = MAX_STATUS - status.len();
+                status.extend_from_slice(&bytes[..bytes.len().min(space)]);
                 &mut error
             } else {
                 continue;
@@ -304,14 +305,14 @@ impl Down<'_> {
                 *known = None;
             }
         }
-        // the first versions of the protocol say nothing on success
+        // the first versions of the protocol send nothing on success
         Ok(match status.is_empty() {
             true => Bytes::from(json!({"metadata": {}, "status": "Success"}).to_string()),
             false => status.freeze(),
         })
     }
 
-    /// A client that is gone is noticed by whoever reads from it.
+    /// Errors are ignored: a client that is gone is noticed by the reader.
     async fn send(&mut self, channel: u8, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -323,7 +324,7 @@ impl Down<'_> {
     }
 }
 
-/// The status that tells of a failure on the way.
+/// The status of a failed connection.
 fn failure(error: &Error) -> Bytes {
     let text = error.to_string();
     let status = json!({

@@ -1,17 +1,17 @@
-//! As much of SPDY/3.1 as a client of streams needs: it opens them, sends and receives data.
+//! The part of SPDY/3.1 that a client of streams needs: it opens them, sends and receives data.
 //!
-//! Streaming servers keep no flow-control windows, so neither does this end. Header blocks are
-//! sent as a zlib stream of stored blocks, which every inflater reads, and those that come are
-//! skipped: a reply says by its coming all that matters.
+//! Streaming servers have no flow control windows, so neither does this client. Header blocks are
+//! sent as a zlib stream of stored blocks, which every decoder can read, and received ones are
+//! skipped: a reply is all that matters.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::Error;
 
-/// The longest piece of data that is handed on or sent at once.
+/// Maximum size of data that is passed on or sent at once.
 pub(crate) const PIECE: usize = 32 << 10;
-/// No control frame of a server comes near.
+/// Limit of control frames; those of servers are far smaller.
 const MAX_CONTROL: usize = 64 << 10;
 
 const CONTROL: u32 = 1 << 31;
@@ -22,23 +22,23 @@ const RST_STREAM: u32 = 3;
 const PING: u32 = 6;
 const FIN: u32 = 1;
 
-/// What a server sends.
+/// A frame of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// The stream is taken.
+    /// The stream is accepted.
     Reply { stream: u32 },
-    /// A piece of data; after the last one the server sends no more on that stream.
+    /// Data; after the last frame the server sends no more on that stream.
     Data { stream: u32, bytes: Bytes, last: bool },
-    /// The stream is broken off.
+    /// The stream is reset.
     Reset { stream: u32 },
-    /// To be sent back.
+    /// Must be sent back.
     Ping { id: u32 },
 }
 
 /// Reads a server's frames.
 pub(crate) struct Reader<R> {
     io: R,
-    /// What is left of a data frame: its stream, its bytes, and whether it is the last.
+    /// The rest of a data frame: its stream, its size, and whether it is the last.
     data: Option<(u32, usize, bool)>,
 }
 
@@ -47,7 +47,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Self { io, data: None }
     }
 
-    /// The next frame that matters; `None` at the end of the connection. Not to be cancelled.
+    /// The next relevant frame; `None` at the end of the connection. Not cancellation safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Frame>, Error> {
         loop {
             if let Some((stream, left, last)) = self.data.take() {
@@ -74,7 +74,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let most = bytes.capacity().min(left).min(PIECE);
         let mut part = (&mut self.io).take(most as u64);
         if left > 0 && part.read_buf(&mut bytes).await? == 0 {
-            return Err(Error::Spdy("the connection ends within a frame"));
+            return Err(Error::Spdy("the connection was closed within a frame"));
         }
         let left = left - bytes.len();
         if left > 0 {
@@ -101,7 +101,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     }
 }
 
-/// Opens streams: the frames of all of them go through one zlib stream.
+/// Opens streams: the headers of all of them are one zlib stream.
 #[derive(Default)]
 pub(crate) struct Opener {
     opened: u32,
@@ -119,13 +119,13 @@ impl Opener {
         }
         let mut body = BytesMut::new();
         body.put_u32(id);
-        body.put_u32(0); // belongs to no other stream
+        body.put_u32(0); // no associated stream
         body.put_u16(0); // priority and slot
         if self.opened == 0 {
             body.put_slice(&[0x78, 0x01]); // zlib, no preset dictionary
         }
         stored(&mut body, &block);
-        stored(&mut body, &[]); // flushes what came before
+        stored(&mut body, &[]); // flushes the block
         self.opened += 1;
         let mut frame = BytesMut::new();
         frame.put_u32(CONTROL | VERSION | SYN_STREAM);
@@ -135,7 +135,7 @@ impl Opener {
     }
 }
 
-/// A block of a deflate stream that is not compressed.
+/// A stored (uncompressed) block of a deflate stream.
 fn stored(out: &mut BytesMut, bytes: &[u8]) {
     let length = bytes.len() as u16;
     out.put_u8(0);
@@ -144,7 +144,7 @@ fn stored(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// The head of a data frame with that many bytes, at most [`PIECE`].
+/// The header of a data frame with that many bytes, at most [`PIECE`].
 pub(crate) fn data(stream: u32, length: usize, last: bool) -> [u8; 8] {
     let mut head = [0; 8];
     head[..4].copy_from_slice(&stream.to_be_bytes());
@@ -152,7 +152,7 @@ pub(crate) fn data(stream: u32, length: usize, last: bool) -> [u8; 8] {
     head
 }
 
-/// A ping, or the answer to one.
+/// A ping, or its reply.
 pub(crate) fn ping(id: u32) -> [u8; 12] {
     let mut frame = [0; 12];
     frame[..4].copy_from_slice(&(CONTROL | VERSION | PING).to_be_bytes());

@@ -29,40 +29,40 @@ fn target() -> Uri {
     Uri::from_static("http://runtime:1/exec/token")
 }
 
-/// A server at the other end of the pipe that is given back.
-fn server<F>(answer: impl Fn(Request<Incoming>) -> F + Send + 'static) -> DuplexStream
+/// A server at the other end of the pipe that is returned.
+fn server<F>(response: impl Fn(Request<Incoming>) -> F + Send + 'static) -> DuplexStream
 where
     F: Future<Output = Reply> + Send + 'static,
 {
     let (near, far) = duplex(1 << 16);
     tokio::spawn(async move {
-        let service = service_fn(move |request| answer(request).map(Ok::<_, Infallible>));
+        let service = service_fn(move |request| response(request).map(Ok::<_, Infallible>));
         let http = hyper::server::conn::http1::Builder::new();
         let _ = http.serve_connection(TokioIo::new(far), service).with_upgrades().await;
     });
     near
 }
 
-fn said(status: u16, text: impl Into<Bytes>) -> Reply {
+fn respond_with(status: u16, text: impl Into<Bytes>) -> Reply {
     let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
     Response::builder().status(status).header("location", "/x").body(body).unwrap()
 }
 
-/// Our own failures are 599.
-fn reply(answer: Result<Answer, Error>) -> Reply {
-    match answer {
-        Ok(answer) => answer.map(|body| {
+/// Errors of this crate have status 599.
+fn reply(response: Result<Answer, Error>) -> Reply {
+    match response {
+        Ok(response) => response.map(|body| {
             let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
                 Ok(error) => *error,
                 Err(error) => panic!("{error}"),
             });
             body.boxed_unsync()
         }),
-        Err(error) => said(599, error.to_string()),
+        Err(error) => respond_with(599, error.to_string()),
     }
 }
 
-/// A server that hands requests on to `backend`.
+/// A server that passes requests to `backend`.
 fn passing(backend: DuplexStream, idle: Duration) -> DuplexStream {
     let backend = std::sync::Mutex::new(Some(backend));
     server(move |mut request| {
@@ -71,7 +71,7 @@ fn passing(backend: DuplexStream, idle: Duration) -> DuplexStream {
     })
 }
 
-/// A backend that upgrades, and what it does then.
+/// A backend that upgrades, and then runs `session`.
 fn upgrading<F>(
     session: impl Fn(TokioIo<Upgraded>) -> F + Send + Sync + Copy + 'static,
 ) -> DuplexStream
@@ -81,14 +81,14 @@ where
     server(move |mut request| {
         let upgrade = hyper::upgrade::on(&mut request);
         tokio::spawn(async move { session(TokioIo::new(upgrade.await.unwrap())).await });
-        let mut reply = said(101, "");
+        let mut reply = respond_with(101, "");
         reply.headers_mut().insert("connection", "Upgrade".parse().unwrap());
         reply.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
         async { reply }
     })
 }
 
-async fn ask(io: DuplexStream, request: Request<Empty<Bytes>>) -> Response<Incoming> {
+async fn send_request(io: DuplexStream, request: Request<Empty<Bytes>>) -> Response<Incoming> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(io)).await.unwrap();
     tokio::spawn(connection.with_upgrades());
@@ -102,48 +102,48 @@ async fn text(response: Response<Incoming>) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_upgrade_is_the_clients() {
+async fn pass_returns_responses_without_upgrade_to_the_client() {
     let upgrade = || spdy_request(&target(), &["v4.channel.k8s.io"]);
     let plain = Request::new(Empty::new());
     for (request, backend, expected) in [
-        (upgrade(), said(404, "gone"), (404, "gone")),
-        (upgrade(), said(302, ""), (599, "redirect this request, which is not permitted")),
-        (plain, said(200, ""), (599, "Upgrade request required")),
+        (upgrade(), respond_with(404, "gone"), (404, "gone")),
+        (upgrade(), respond_with(302, ""), (599, "redirect this request, which is not permitted")),
+        (plain, respond_with(200, ""), (599, "Upgrade request required")),
     ] {
         let backend = std::sync::Mutex::new(Some(backend));
         let backend = server(move |_| {
             let reply = backend.lock().unwrap().take().unwrap();
             async { reply }
         });
-        let (status, body) = text(ask(passing(backend, IDLE), request).await).await;
+        let (status, body) = text(send_request(passing(backend, IDLE), request).await).await;
         assert_eq!(status, expected.0, "{body}");
         assert!(body.contains(expected.1), "{body}");
     }
 }
 
 #[tokio::test]
-async fn a_refusal_is_the_last_word_on_the_connection() {
+async fn pass_closes_the_connection_after_a_refused_upgrade() {
     let backend = server(|_| {
-        let mut reply = said(403, "no");
+        let mut reply = respond_with(403, "no");
         reply.headers_mut().insert("connection", "keep-alive, x-hop".parse().unwrap());
         reply.headers_mut().insert("x-hop", "1".parse().unwrap());
         async { reply }
     });
-    // there is one backend: a second request that came through would have none
+    // there is one backend: a second request that came through would fail
     let mut client = passing(backend, IDLE);
     let upgrade = "POST /exec HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\
                    connection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n";
     client.write_all(upgrade.as_bytes()).await.unwrap();
     client.write_all(b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-    let mut heard = String::new();
-    client.read_to_string(&mut heard).await.unwrap();
-    assert!(heard.starts_with("HTTP/1.1 403 "), "{heard}");
-    assert_eq!(heard.matches("HTTP/1.1 ").count(), 1, "{heard}");
-    assert!(!heard.contains("x-hop") && heard.contains("connection: close"), "{heard}");
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert!(received.starts_with("HTTP/1.1 403 "), "{received}");
+    assert_eq!(received.matches("HTTP/1.1 ").count(), 1, "{received}");
+    assert!(!received.contains("x-hop") && received.contains("connection: close"), "{received}");
 }
 
 #[tokio::test]
-async fn the_backend_does_not_see_who_the_client_is() {
+async fn pass_removes_the_credentials_of_the_client() {
     let mut request = spdy_request(&target(), &["v4.channel.k8s.io", "channel.k8s.io"]);
     for (name, value) in
         [("authorization", "Bearer x"), ("impersonate-user", "root"), ("x-more", "y")]
@@ -153,9 +153,9 @@ async fn the_backend_does_not_see_who_the_client_is() {
     *request.uri_mut() = Uri::from_static("/exec/ns/pod/c?command=ls");
     let backend = server(|request| {
         let line = format!("{} {}\n{:?}", request.method(), request.uri(), request.headers());
-        async { said(200, line) }
+        async { respond_with(200, line) }
     });
-    let (_, seen) = text(ask(passing(backend, IDLE), request).await).await;
+    let (_, seen) = text(send_request(passing(backend, IDLE), request).await).await;
     assert!(seen.starts_with("POST /exec/token\n"), "{seen}");
     for part in ["runtime:1", "SPDY/3.1", "v4.channel.k8s.io", "x-more"] {
         assert!(seen.contains(part), "no {part}: {seen}");
@@ -164,41 +164,41 @@ async fn the_backend_does_not_see_who_the_client_is() {
 }
 
 #[tokio::test]
-async fn bytes_flow_both_ways_until_a_side_ends() {
+async fn pass_copies_both_ways_until_a_side_closes() {
     let backend = upgrading(async |mut io| {
         let mut word = [0; 5];
         io.read_exact(&mut word).await.unwrap();
         io.write_all(&word).await.unwrap();
         io.flush().await.unwrap();
     });
-    let response = ask(passing(backend, IDLE), spdy_request(&target(), &[])).await;
+    let response = send_request(passing(backend, IDLE), spdy_request(&target(), &[])).await;
     assert_eq!(response.status(), 101);
     let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
     io.write_all(b"hello").await.unwrap();
-    let mut heard = Vec::new();
-    io.read_to_end(&mut heard).await.unwrap();
-    assert_eq!(heard, b"hello");
+    let mut received = Vec::new();
+    io.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"hello");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_uses_ends() {
+async fn session_ends_after_the_idle_time() {
     let backend = upgrading(async |mut io| {
         io.write_all(b"one").await.unwrap();
         io.flush().await.unwrap();
         let _ = io.read(&mut [0]).await;
     });
     let idle = Duration::from_secs(60);
-    let response = ask(passing(backend, idle), spdy_request(&target(), &[])).await;
+    let response = send_request(passing(backend, idle), spdy_request(&target(), &[])).await;
     let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
     let began = tokio::time::Instant::now();
-    let mut heard = Vec::new();
-    let _ = io.read_to_end(&mut heard).await;
-    assert_eq!(heard, b"one");
+    let mut received = Vec::new();
+    let _ = io.read_to_end(&mut received).await;
+    assert_eq!(received, b"one");
     assert!((60..=61).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }
 
-/// A streaming server in which `cat` runs, or which dies with its streams open.
-async fn cat(mut io: TokioIo<Upgraded>, dies: bool) {
+/// A streaming server that runs `cat`, or that fails with its streams open.
+async fn cat(mut io: TokioIo<Upgraded>, fails: bool) {
     let (mut head, mut streams) = ([0; 8], Vec::new());
     while io.read_exact(&mut head).await.is_ok() {
         let (mut first, mut second) = (&head[..4], &head[4..]);
@@ -211,7 +211,7 @@ async fn cat(mut io: TokioIo<Upgraded>, dies: bool) {
             frame.put_slice(&body[..4]);
             io.write_all(&frame).await.unwrap();
             io.flush().await.unwrap();
-            if dies && streams.len() == 3 {
+            if fails && streams.len() == 3 {
                 return;
             }
             continue;
@@ -230,7 +230,7 @@ async fn cat(mut io: TokioIo<Upgraded>, dies: bool) {
     }
 }
 
-/// A WebSocket client whose command's input and output go to that backend.
+/// A WebSocket client of a command on that backend.
 async fn command(
     backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
 ) -> WebSocketStream<TokioIo<Upgraded>> {
@@ -249,7 +249,7 @@ async fn command(
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
         .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
         .method(Method::GET);
-    let response = ask(front, request.body(Empty::new()).unwrap()).await;
+    let response = send_request(front, request.body(Empty::new()).unwrap()).await;
     assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     assert_eq!(response.headers()["sec-websocket-protocol"], "v5.channel.k8s.io");
     let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
@@ -269,33 +269,36 @@ async fn status(socket: &mut WebSocketStream<TokioIo<Upgraded>>) -> Value {
 }
 
 #[tokio::test]
-async fn channels_become_streams_and_back() {
+async fn remote_command_translates_channels_and_streams() {
     let backend = upgrading(|io| cat(io, false));
     let mut socket = command(upgrade(backend, spdy_request(&target(), &[]))).await;
     let much = vec![7; 3 * PIECE];
     socket.send(Message::binary([&[0], &much[..]].concat())).await.unwrap();
     socket.send(Message::binary(&[4, 1][..])).await.unwrap();
-    let mut heard = Vec::new();
-    while heard.len() < much.len() {
+    let mut received = Vec::new();
+    while received.len() < much.len() {
         let message = socket.next().await.unwrap().unwrap().into_data();
         assert_eq!(message[0], 1);
-        heard.extend_from_slice(&message[1..]);
+        received.extend_from_slice(&message[1..]);
     }
-    assert_eq!(heard, much);
+    assert_eq!(received, much);
     socket.send(Message::binary(&[255, 0][..])).await.unwrap();
     assert_eq!(status(&mut socket).await["status"], "Success");
 }
 
 #[tokio::test]
-async fn what_goes_wrong_behind_is_the_commands_status() {
+async fn remote_command_reports_backend_errors_as_status() {
     let mut refused = command(async { Err(Error::Timeout) }).await;
     let dead = upgrading(|io| cat(io, true));
     let mut dead = command(upgrade(dead, spdy_request(&target(), &[]))).await;
-    let gone = server(|_| async { said(404, "no such token\n") });
+    let gone = server(|_| async { respond_with(404, "no such token\n") });
     let mut gone = command(upgrade(gone, spdy_request(&target(), &[]))).await;
     for (socket, expected) in [
-        (&mut refused, "Internal error occurred: no answer from the backend in time"),
-        (&mut dead, "Internal error occurred: SPDY: closed before the command's end was told"),
+        (&mut refused, "Internal error occurred: no response from the backend in time"),
+        (
+            &mut dead,
+            "Internal error occurred: SPDY: closed before the command's status was received",
+        ),
         (
             &mut gone,
             "Internal error occurred: unable to upgrade connection: no such token (404 Not Found)",
@@ -308,7 +311,7 @@ async fn what_goes_wrong_behind_is_the_commands_status() {
 }
 
 #[tokio::test]
-async fn a_handshake_at_fault_is_refused() {
+async fn websocket_rejects_invalid_handshakes() {
     for (method, version, key, expected) in [
         ("POST", "13", Some("x"), "the method is not GET"),
         ("GET", "8", Some("x"), "the version is not 13"),
@@ -324,7 +327,7 @@ async fn a_handshake_at_fault_is_refused() {
     }
 }
 
-/// All frames, and whether they ended as they should.
+/// All frames, and whether they ended without an error.
 fn frames(bytes: &[u8]) -> (Vec<Frame>, bool) {
     let mut reader = Reader::new(bytes);
     let mut frames = Vec::new();
@@ -337,7 +340,7 @@ fn frames(bytes: &[u8]) -> (Vec<Frame>, bool) {
 }
 
 #[test]
-fn frames_are_read() {
+fn spdy_frames_are_parsed() {
     let mut bytes = BytesMut::new();
     bytes.put_slice(&[0x80, 3, 0, 2, 0, 0, 0, 4, 0, 0, 0, 5]);
     bytes.put_slice(&[0x80, 3, 0, 4, 0, 0, 0, 2, 9, 9]); // settings
@@ -362,7 +365,7 @@ fn frames_are_read() {
 }
 
 #[test]
-fn streams_have_odd_ids_and_one_zlib_stream() {
+fn spdy_streams_have_odd_ids_and_one_zlib_stream() {
     let mut opener = Opener::default();
     let (first, frame) = opener.open("streamtype", "error");
     let (second, other) = opener.open("streamtype", "stdin");

@@ -1,4 +1,4 @@
-//! Port-forward for WebSocket clients: a whole SPDY connection inside of binary messages.
+//! Port-forward for WebSocket clients: a SPDY connection inside of binary messages.
 
 use std::time::Duration;
 
@@ -25,23 +25,23 @@ const PREFIX: &str = "SPDY/3.1+";
 const SUFFIX: &str = ".k8s.io";
 const PIECE: usize = 16 << 10;
 
-/// Whether the client is one that [`tunnel`] serves.
+/// Whether the client's request is for [`tunnel`].
 pub fn is_tunnel(headers: &HeaderMap) -> bool {
     is_websocket(headers) && uses(headers).next().is_some()
 }
 
-/// What the client wants to use the connection in the tunnel for.
+/// The uses of the tunneled connection that the client requests.
 fn uses(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     protocols(headers)
         .filter(|name| name.ends_with(SUFFIX))
         .filter_map(|name| name.strip_prefix(PREFIX))
 }
 
-/// Opens a SPDY connection to `target` through `io` and joins the client's tunnel to it. An answer
-/// that is no upgrade is the client's.
+/// Opens a SPDY connection to `target` through `io` and joins the client's tunnel to it. A response
+/// without upgrade is passed to the client.
 ///
 /// # Errors
-/// When the client's handshake is wrong, and when the backend gives no answer or a redirect.
+/// When the client's handshake is invalid, and when the backend does not respond or redirects.
 pub async fn tunnel<B, S>(
     client: &mut Request<B>,
     target: &Uri,
@@ -58,7 +58,7 @@ where
     }
     let chosen = response.headers().get(STREAM_PROTOCOL).and_then(|value| value.to_str().ok());
     let protocol = chosen.map(|chosen| format!("{PREFIX}{}", chosen.trim()));
-    let answer = accept(client, protocol.as_deref())?;
+    let handshake = accept(client, protocol.as_deref())?;
     let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
     tokio::spawn(panics::contain(async move {
         match futures::try_join!(client, backend) {
@@ -66,7 +66,7 @@ where
             Err(error) => debug!("upgrade failed: {error}"),
         }
     }));
-    Ok(answer)
+    Ok(handshake)
 }
 
 async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
@@ -94,11 +94,11 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
     tokio::select! {
         _ = up => return,
         () = down => {}
-        () = expired => debug!("nothing moved for {idle:?}"),
+        () = expired => debug!("session was idle for {idle:?}"),
     }
-    let farewell = async {
-        let _ = sink.send(websocket::goodbye()).await;
+    let drain = async {
+        let _ = sink.send(websocket::close_message()).await;
         while let Some(Ok(_)) = source.next().await {}
     };
-    let _ = timeout(LINGER, farewell).await;
+    let _ = timeout(LINGER, drain).await;
 }

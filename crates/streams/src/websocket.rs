@@ -1,4 +1,4 @@
-//! The server's end of a WebSocket.
+//! The server side of a WebSocket.
 
 use http_body_util::{Either, Empty};
 use hyper::header::{
@@ -13,22 +13,23 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
 use crate::activity::Active;
-use crate::pass::names_upgrade;
+use crate::pass::has_connection_upgrade;
 use crate::{Answer, Error};
 
-/// The longest message of a client; upstream's bound.
+/// Limit of a client's message, as upstream's.
 const MAX_MESSAGE: usize = 32 << 20;
 const READ_BUFFER: usize = 16 << 10;
 
 pub(crate) type WebSocket = WebSocketStream<Active>;
 
-/// Whether the request is the start of a WebSocket.
+/// Whether the request is a WebSocket handshake.
 pub fn is_websocket(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-    upgrade.is_some_and(|to| to.trim().eq_ignore_ascii_case("websocket")) && names_upgrade(headers)
+    upgrade.is_some_and(|to| to.trim().eq_ignore_ascii_case("websocket"))
+        && has_connection_upgrade(headers)
 }
 
-/// The subprotocols that the client offers, best first.
+/// The subprotocols that the client offers, in order of preference.
 pub(crate) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     headers
         .get_all(SEC_WEBSOCKET_PROTOCOL)
@@ -38,7 +39,7 @@ pub(crate) fn protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// The answer that opens a WebSocket for that subprotocol.
+/// The response that accepts a WebSocket with that subprotocol.
 pub(crate) fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<Answer, Error> {
     let headers = client.headers();
     if client.method() != Method::GET {
@@ -49,22 +50,22 @@ pub(crate) fn accept<B>(client: &Request<B>, protocol: Option<&str>) -> Result<A
     }
     let key = headers.get(SEC_WEBSOCKET_KEY).ok_or(Error::Handshake("no key"))?;
     let proof = HeaderValue::from_str(&derive_accept_key(key.as_bytes()))
-        .map_err(|_| Error::Handshake("no answer to the key"))?;
-    let mut answer = Response::new(Either::Right(Empty::new()));
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = answer.headers_mut();
+        .map_err(|_| Error::Handshake("invalid key"))?;
+    let mut response = Response::new(Either::Right(Empty::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, proof);
     if let Some(protocol) = protocol {
-        let protocol = HeaderValue::from_str(protocol)
-            .map_err(|_| Error::Handshake("the protocol cannot be named in a header"))?;
+        let protocol =
+            HeaderValue::from_str(protocol).map_err(|_| Error::Handshake("invalid subprotocol"))?;
         headers.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
     }
-    Ok(answer)
+    Ok(response)
 }
 
-/// The WebSocket on a connection whose handshake is done.
+/// The WebSocket on a connection after the handshake.
 pub(crate) async fn open(io: Active) -> WebSocket {
     let config = WebSocketConfig::default()
         .read_buffer_size(READ_BUFFER)
@@ -74,7 +75,7 @@ pub(crate) async fn open(io: Active) -> WebSocket {
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
 }
 
-/// The message that ends a WebSocket in good order; clients take one without a code for a fault.
-pub(crate) fn goodbye() -> Message {
+/// The message that closes a WebSocket normally; clients report one without a code as an error.
+pub(crate) fn close_message() -> Message {
     Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
 }

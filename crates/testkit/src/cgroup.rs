@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::command::run_words;
+use crate::command::run_split;
 use crate::error::{AtPath, Error, Result};
 
 /// Who makes the cgroups of pods on a host.
@@ -75,7 +75,7 @@ pub(crate) fn create(name: &str) -> Result<PathBuf> {
     let system = first.join(name).join(SYSTEM);
     fs::create_dir_all(&system).at(&system)?;
     if CgroupDriver::of_tests() == CgroupDriver::Systemd {
-        run_words("systemctl", &format!("start {}", slice(name)))?;
+        run_split("systemctl", &format!("start {}", slice(name)))?;
     }
     Ok(system)
 }
@@ -105,7 +105,7 @@ pub(crate) fn kill_all(name: &str) {
 pub(crate) fn remove(name: &str) {
     if hierarchies().iter().any(|root| root.join(slice(name)).exists()) {
         // Those below it, and scopes that end just now, go with it.
-        let _ = run_words("systemctl", &format!("stop {}", slice(name)));
+        let _ = run_split("systemctl", &format!("stop {}", slice(name)));
     }
     for group in existing(name) {
         let _ = fs::remove_dir(group);

@@ -47,9 +47,9 @@ pub(crate) fn run_with_input(mut command: Command, input: &str) -> Result<String
 }
 
 /// Runs a program with arguments given as one string, parted by blanks.
-pub(crate) fn run_words(program: &str, words: &str) -> Result<String> {
+pub(crate) fn run_split(program: &str, args: &str) -> Result<String> {
     let mut command = Command::new(program);
-    command.args(words.split_whitespace());
+    command.args(args.split_whitespace());
     run(command)
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn start_failure(command: &Command, error: &io::Error) -> String {
 
 /// The path of one of this project's own programs.
 ///
-/// Cargo tells a test only the programs of its own package, so we look beside the running
+/// Cargo gives a test only the programs of its own package, so we look beside the running
 /// executable: tests lie in `target/<profile>/deps`, programs in `target/<profile>`.
 /// `LONGSHORE_BIN_DIR` overrides the folder.
 ///

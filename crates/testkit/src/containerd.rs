@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::cgroup::CgroupDriver;
-use crate::command::run_words;
+use crate::command::run_split;
 use crate::error::{AtPath, Error, Result};
 use crate::image::PAUSE;
 use crate::net::BRIDGE;
@@ -26,7 +26,7 @@ pub(crate) enum Line {
 
 impl Line {
     pub(crate) fn installed() -> Result<Self> {
-        let answer = run_words("containerd", "--version")?;
+        let answer = run_split("containerd", "--version")?;
         Self::parse(&answer).ok_or_else(|| {
             Error::Machine(format!(
                 "containerd --version says {:?}: want 1.6 or later",
@@ -120,7 +120,7 @@ fn config(
         Line::Two => 3,
     };
     // `opt` would make a folder /opt/containerd. Pod network namespaces belong under the host's
-    // own state, where they can be told from another runtime's.
+    // own state, where they are distinct from another runtime's.
     let common = format!(
         r#"version = {version}
 root = "{root}"
@@ -228,7 +228,7 @@ pub(crate) fn reservations(names: Names, layout: &Layout) -> Vec<(String, String
 }
 
 /// Whether this process has CAP_SYS_RESOURCE; without it, runc cannot set a container's score
-/// below its own and the CRI plugin must be told to leave it.
+/// below its own and the CRI plugin must be configured to leave it.
 fn may_lower_oom_score() -> bool {
     const CAP_SYS_RESOURCE: u32 = 24;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_is_read_from_the_version() {
+    fn containerd_release_is_parsed() {
         let table = [
             (
                 "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn both_lines_say_the_same() {
+    fn containerd_configs_are_equivalent() {
         let layout = Layout::under(Path::new("/h"));
         for (line, version) in [(Line::One, "version = 2\n"), (Line::Two, "version = 3\n")] {
             let config = config(line, &layout, "/usr/lib/cni", true, CgroupDriver::Systemd);

@@ -1,30 +1,30 @@
-//! A host's way out to whatever the machine reaches, for `make run`: chains of its own in the
-//! machine's iptables that forward and masquerade node and pods, and the `ip_forward` switch.
-//! [`crate::traces`] takes both away, by the host's names alone.
+//! Egress of a host for `make run`: iptables chains in the network of the machine that forward and
+//! masquerade node and pods, and the `ip_forward` setting. [`crate::leftovers`] removes both by the
+//! names of the host.
 //!
-//! Current limitations: IPv4 only; a firewall that the machine keeps outside of iptables is not
-//! asked; the standard tables, once made, stay (empty, and accepting everything).
+//! Current limitations: IPv4 only; firewalls other than iptables are not considered; the standard
+//! tables, once created, stay (empty, and accepting everything).
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::command::{run_with_input, run_words};
+use crate::command::{run_split, run_with_input};
 use crate::error::{AtPath, Result};
 use crate::slot::{BASE, Names};
 
 const IP_FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-/// The note, in a host's directory, that it switched forwarding on; holds the network's identity.
+/// The note, in the directory of a host, that it enabled forwarding; has the identity of the network.
 const RECORD: &str = "ip_forward";
 
-/// Opens the way. When that fails, nothing of it is left.
+/// Opens egress. On failure, nothing of it is left.
 pub(crate) fn open(names: Names) -> Result<()> {
     let opened = start_forwarding(names).and_then(|()| restore(&rules(names)));
     opened.inspect_err(|_| close(names))
 }
 
-/// Closes it, as far as it can be; [`left`] tells what resists.
+/// Closes egress as far as possible; [`left`] lists what remains.
 pub(crate) fn close(names: Names) {
     let removal = removal(&saved(), &chain(names));
     if !removal.is_empty() {
@@ -33,7 +33,7 @@ pub(crate) fn close(names: Names) {
     let _ = stop_forwarding(names);
 }
 
-/// What is there of a host's way out.
+/// What is left of the egress of a host.
 pub(crate) fn left(names: Names) -> Vec<String> {
     let chain = chain(names);
     let rules = saved();
@@ -69,8 +69,8 @@ COMMIT
     )
 }
 
-/// The transactions that take a chain, and the jumps to it, out of what `iptables-save` printed.
-/// Made from what is there, since somebody may have flushed half of it.
+/// The transactions that remove a chain and the jumps to it from the output of `iptables-save`, part of
+/// which may have been flushed.
 fn removal(saved: &str, chain: &str) -> String {
     let (mut out, mut jumps, mut table, mut found) = (String::new(), String::new(), "", false);
     for line in saved.lines() {
@@ -95,9 +95,9 @@ fn mentions(line: &str, chain: &str) -> bool {
     line.trim_start_matches(':').split(' ').any(|word| word == chain)
 }
 
-/// All rules of the machine's network; empty where there is no iptables, so no rule of ours.
+/// All rules of the machine; empty without iptables.
 fn saved() -> String {
-    run_words("iptables-save", "").unwrap_or_default()
+    run_split("iptables-save", "").unwrap_or_default()
 }
 
 fn restore(rules: &str) -> Result<()> {
@@ -106,8 +106,7 @@ fn restore(rules: &str) -> Result<()> {
     run_with_input(command, rules).map(drop)
 }
 
-/// Switches forwarding on and notes that it was us, so that the last host that needs it switches
-/// it off again.
+/// Enables forwarding and notes that, so that the last host disables it again.
 fn start_forwarding(names: Names) -> Result<()> {
     let _lock = lock()?;
     let is_on = forwards()?;
@@ -122,7 +121,7 @@ fn stop_forwarding(names: Names) -> Result<()> {
         return Ok(());
     }
     let _lock = lock()?;
-    // One that was refused was never on.
+    // One that was rejected was never enabled.
     let is_ours = is_note(&names.dir(), &this_network()?) && !others_forward(names)?;
     if is_ours && forwards()? {
         fs::write(IP_FORWARD, "0").at(IP_FORWARD)?;
@@ -134,7 +133,7 @@ fn forwards() -> Result<bool> {
     Ok(fs::read_to_string(IP_FORWARD).at(IP_FORWARD)?.trim() == "1")
 }
 
-/// Whether another host has a note of its own: then the switch is that one's to turn.
+/// Whether another host has such a note and will disable it.
 fn others_forward(names: Names) -> Result<bool> {
     let network = this_network()?;
     let hosts = fs::read_dir(BASE).at(BASE)?.flatten().map(|entry| entry.path());
@@ -155,7 +154,7 @@ fn this_network() -> Result<String> {
     Ok(fs::read_link(link).at(link)?.to_string_lossy().into_owned())
 }
 
-/// Two hosts that come or go at once must not both leave the switch to the other.
+/// Locked, so that of two concurrent hosts one disables it.
 fn lock() -> Result<Flock<File>> {
     let base = File::open(BASE).at(BASE)?;
     Flock::lock(base, FlockArg::LockExclusive).map_err(|(_, e)| e).at(BASE)

@@ -72,7 +72,7 @@ pub enum Error {
         /// What it said.
         message: String,
     },
-    /// Traces were found where none should be.
+    /// Leftovers were found.
     #[error("left behind:\n{}", Lines(.0))]
     LeftBehind(Vec<String>),
 }

@@ -1,7 +1,6 @@
-//! A proxy between a daemon and its container runtime, on a real Unix socket, that makes chosen
-//! calls fail, tarry or hang, or answers them itself, and counts them. It forwards HTTP/2 requests by their path, so every
-//! call of CRI passes, streams as well; of the messages it knows only what tells a pod's from
-//! another's.
+//! A CRI proxy between a daemon and its container runtime, on a Unix socket. It makes selected calls
+//! fail, delay or hang, or answers them itself, and counts them. It forwards HTTP/2 requests by path,
+//! so that all calls pass, also streams; of messages it reads only the pod and container.
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -32,16 +31,16 @@ mod subject;
 #[cfg(test)]
 mod tests;
 
-/// Stands for every method that has no fault of its own.
+/// All methods without a fault of their own.
 pub const ANY_METHOD: &str = "*";
 
-/// Which calls a fault is for.
+/// The calls that a fault applies to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Calls {
     method: String,
-    /// Empty: of all pods.
+    /// Empty: all pods.
     pod: String,
-    /// Empty: of all containers, and of none.
+    /// Empty: all containers, or none.
     container: String,
 }
 
@@ -51,14 +50,14 @@ impl Calls {
         Self { method: method.to_owned(), pod: String::new(), container: String::new() }
     }
 
-    /// Only those about this pod, its sandboxes or its containers. A pod is known by its name, and
-    /// only if its sandbox was made through the proxy.
+    /// Only those of this pod, its sandboxes or containers. The pod is known by name if its sandbox was
+    /// created through the proxy.
     #[must_use]
     pub fn about(self, pod: &str) -> Self {
         Self { pod: pod.to_owned(), ..self }
     }
 
-    /// Only those about a container of that name.
+    /// Only those of a container of that name.
     #[must_use]
     pub fn in_container(self, container: &str) -> Self {
         Self { container: container.to_owned(), ..self }
@@ -71,28 +70,28 @@ impl From<&str> for Calls {
     }
 }
 
-/// What becomes of a call.
+/// A fault of a call.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// Answered in the runtime's stead, which never hears of it: [`Fault::answer`].
+    /// Answered by the proxy, without the runtime: [`Fault::answer`].
     Answer(Stand),
-    /// Answered with this error; the runtime never hears of it.
+    /// Answered with this error, without the runtime.
     Error(Code, String),
-    /// Reaches the runtime, in the place of whose answer this error is given.
+    /// Forwarded; this error replaces the response.
     ErrorReply(Code, String),
-    /// Reaches the runtime this much later.
+    /// Forwarded after a delay.
     Delay(Duration),
-    /// Reaches the runtime only when released.
+    /// Forwarded when released.
     Hang,
-    /// Reaches the runtime at once; its answer is held back until released.
+    /// Forwarded; the response is held until released.
     HangReply,
 }
 
-/// Who answers calls in the runtime's stead.
+/// Answers calls instead of the runtime.
 #[derive(Clone)]
 pub struct Stand(Arc<Answering>);
 
-/// From the body of a call to that of its answer.
+/// From the body of a request to that of its response.
 type Answering = dyn Fn(&[u8]) -> Result<Bytes, Status> + Send + Sync;
 
 impl fmt::Debug for Stand {
@@ -102,8 +101,8 @@ impl fmt::Debug for Stand {
 }
 
 impl Fault {
-    /// Answers what the installed runtime cannot do. `answer` makes the message of a call's answer
-    /// from that of its request, which are those of the method in CRI.
+    /// Answers a method that the installed runtime does not support: `answer` maps the request message
+    /// to the response message.
     pub fn answer<Q, A>(
         answer: impl Fn(Q) -> Result<A, (Code, String)> + Send + Sync + 'static,
     ) -> Self
@@ -129,8 +128,8 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// Listens at `socket` and forwards to the runtime at `runtime`, which need not be there yet:
-    /// while it is away, calls get Unavailable.
+    /// Listens at `socket` and forwards to the runtime at `runtime`, which may be down: calls then
+    /// return Unavailable.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -146,40 +145,40 @@ impl FaultProxy {
         Ok(Self { state, socket, _server: Server::serve(listener, service) })
     }
 
-    /// Where it listens.
+    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Gives each further one of these calls this fault, in place of the one that it had. Of
-    /// several faults that would do, the one for the closest description holds.
+    /// Injects this fault into these calls, and replaces an earlier one. Of several matching faults,
+    /// the most specific one applies.
     pub fn inject(&self, calls: impl Into<Calls>, fault: Fault) {
         self.put(calls.into(), fault, None);
     }
 
-    /// Gives the next `times` calls this fault; later ones pass.
+    /// Injects this fault into the next `times` calls.
     pub fn inject_times(&self, calls: impl Into<Calls>, fault: Fault, times: usize) {
         self.put(calls.into(), fault, Some(times));
     }
 
-    /// Takes the fault from these calls; those that hang go on.
+    /// Removes the fault of these calls; hanging ones continue.
     pub fn release(&self, calls: impl Into<Calls>) {
         self.state.lock().faults.remove(&calls.into());
     }
 
-    /// Takes all faults away.
+    /// Removes all faults.
     pub fn release_all(&self) {
         self.state.lock().faults.clear();
     }
 
-    /// Gives no further call a fault. Those that hang do so until their callers give them up, and
-    /// never reach the runtime with what little time they have left.
+    /// Stops injecting faults. Hanging calls stay until their callers cancel them, and are never
+    /// forwarded.
     pub fn spare_all(&self) {
         self.state.lock().faults.values_mut().for_each(|planned| planned.left = Some(0));
     }
 
-    /// The hanging calls and answers that a fault still waits for, each of which it has none.
+    /// The hang faults that no call has reached yet.
     #[must_use]
     pub fn unmet(&self) -> Vec<Calls> {
         let ledger = self.state.lock();
@@ -189,13 +188,13 @@ impl FaultProxy {
         unmet.map(|(calls, _)| calls.clone()).collect()
     }
 
-    /// How many calls of `method` have come, whatever became of them.
+    /// Number of calls of `method`.
     #[must_use]
     pub fn calls(&self, method: &str) -> usize {
         self.state.lock().counts.get(method).map_or(0, |count| count.seen)
     }
 
-    /// How many calls of `method` are under way: not yet answered and not given up.
+    /// Number of calls of `method` in progress.
     #[must_use]
     pub fn pending(&self, method: &str) -> usize {
         self.state.lock().counts.get(method).map_or(0, |count| count.pending)
@@ -232,14 +231,14 @@ struct Count {
 #[derive(Debug)]
 struct Planned {
     fault: Fault,
-    /// None: for all calls.
+    /// `None`: unlimited.
     left: Option<usize>,
-    /// How many calls have come to hang by it.
+    /// Number of calls that have hung by it.
     held: usize,
     released: Release,
 }
 
-/// Releases the calls that wait for it when the fault is taken away.
+/// Releases waiting calls when the fault is removed.
 #[derive(Debug, Default)]
 struct Release(CancellationToken);
 
@@ -254,7 +253,7 @@ impl State {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call, and says what is to become of it.
+    /// Counts a call, and returns its fault.
     fn arrive(&self, method: &str, subject: &Subject) -> Option<(Calls, Fault, CancellationToken)> {
         let mut ledger = self.lock();
         let count = ledger.counts.entry(method.to_owned()).or_default();
@@ -276,7 +275,7 @@ impl State {
         Some((calls, planned.fault.clone(), planned.released.0.clone()))
     }
 
-    /// Until the fault is taken away.
+    /// Until the fault is removed.
     async fn hold(&self, calls: &Calls, released: CancellationToken) {
         if let Some(planned) = self.lock().faults.get_mut(calls) {
             planned.held += 1;
@@ -285,7 +284,7 @@ impl State {
     }
 }
 
-/// A call under way; counted off when it is answered or its caller gives up.
+/// A call in progress, until it is answered or cancelled.
 struct Pending<'a> {
     state: &'a State,
     method: &'a str,
@@ -299,7 +298,7 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// An answer is passed on as it comes, or was read to its end and is boxed.
+/// A response is forwarded as a stream, or read completely and boxed.
 type Answer = Response<Either<Incoming, UnsyncBoxBody<Bytes, Infallible>>>;
 
 async fn handle(
@@ -318,7 +317,7 @@ async fn handle(
     }))
 }
 
-/// With its body, which in CRI is always one message.
+/// With its body, which is one message in CRI.
 async fn collected(request: Request<Incoming>) -> Result<Request<Bytes>, Status> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(|e| Status::cancelled(e.to_string()))?;
@@ -364,7 +363,7 @@ async fn answer(
     failure.map_or(answer, Err)
 }
 
-/// The runtime, over one connection that is made anew when it broke.
+/// The runtime, over one connection that is reopened when it breaks.
 #[derive(Debug)]
 struct Upstream {
     path: PathBuf,
@@ -393,7 +392,7 @@ impl Upstream {
         let stream = UnixStream::connect(&self.path).await?;
         let (connection, driver) =
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-        // ends with the last clone of `connection`, or when the runtime goes away
+        // ends with the last clone of `connection`, or when the runtime exits
         tokio::spawn(driver);
         let mut slot = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(slot.insert(connection).clone())

@@ -1,5 +1,5 @@
-//! The machine-wide folders that containerd's shims and libcni use whatever they are told. They
-//! hold the files of other runtimes too, so a folder goes only if a host caused it to be made.
+//! Machine-wide directories that the shims of containerd and libcni always use. They also have files of
+//! other runtimes, so a directory is only removed if a host caused its creation.
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(crate) const CONTAINER_LOGS: &str = "/var/log/containers";
 const FOLDERS: [&str; 5] =
     ["/run/containerd", SHIM_SOCKETS, "/var/lib/cni", CNI_RESULTS, CONTAINER_LOGS];
 
-/// Notes which folders a host that starts now will cause to be made.
+/// Notes which directories a new host will cause to be created.
 pub(crate) fn note() -> Result<()> {
     let missing = FOLDERS.iter().filter(|folder| !Path::new(folder).exists());
     let lines: String = missing.map(|folder| format!("{folder}\n")).collect();
@@ -26,7 +26,7 @@ pub(crate) fn note() -> Result<()> {
     file.write_all(lines.as_bytes()).at(record())
 }
 
-/// Removes those folders, if empty, with the last host.
+/// Removes those directories, if empty, with the last host.
 pub(crate) fn remove(last: Names) {
     if others_than(last) {
         return;

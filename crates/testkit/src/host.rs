@@ -1,5 +1,5 @@
-//! The test host: a network namespace with a containerd of its own. Tests and `make run` start
-//! their daemons on it; when it goes, everything on it goes, and it says what did not.
+//! The test host: a network namespace with a containerd of its own. Tests and `make run` start their
+//! daemons on it; its removal removes everything on it, and reports what remains.
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
@@ -13,15 +13,15 @@ use crate::containerd::{self, Layout};
 use crate::daemon::{Daemon, tail_of};
 use crate::error::{AtPath, Error, Result};
 use crate::image::Image;
+use crate::leftovers::{self, Snapshot};
 use crate::slot::{Names, Slot};
-use crate::traces::{self, Snapshot};
 use crate::wait::poll_until;
 use crate::{cgroup, disk, egress, folders, net, proxy, resolver};
 
 const CONTAINERD_START: Duration = Duration::from_secs(30);
 
-/// A running host. Dropping it takes everything down; [`Host::assert_clean`] also checks that
-/// nothing is left, and is how a test should end.
+/// A running host. Dropping it removes everything; tests should end with [`Host::assert_clean`], which
+/// also checks that nothing is left.
 #[derive(Debug)]
 pub struct Host {
     slot: Slot,
@@ -73,7 +73,7 @@ impl Host {
         sweep_abandoned()?;
         let slot = Slot::claim()?;
         let names = slot.names;
-        let left = traces::sweep(names);
+        let left = leftovers::sweep(names);
         if !left.is_empty() {
             return Err(Error::LeftBehind(left));
         }
@@ -94,11 +94,11 @@ impl Host {
         Ok(host)
     }
 
-    /// Opens a way out: node and pods reach what the machine reaches, names are resolved, and
-    /// containerd, if it is not started yet, pulls through the proxy that the environment names.
-    /// For this the machine forwards and masquerades until the host goes.
+    /// Opens egress: node and pods reach what the machine reaches, names are resolved, and containerd,
+    /// if it is not started yet, pulls through the proxy of the environment. The machine forwards and
+    /// masquerades until the host is removed.
     ///
-    /// Gives what could not be had, a line each; the host does without it.
+    /// Returns what is not possible, one line each.
     pub fn open_egress(&mut self) -> Vec<String> {
         if let Err(error) = egress::open(self.names()) {
             let why = error.to_string().lines().collect::<Vec<_>>().join("; ");
@@ -126,12 +126,12 @@ impl Host {
         containerd::allow_plain_http(&self.layout, address)
     }
 
-    /// The host's name, which no other living host on this machine has; good as a node name.
+    /// The host's name, unique on this machine; usable as a node name.
     pub fn name(&self) -> String {
         self.names().name()
     }
 
-    /// The directory with everything of the host; it goes with it.
+    /// The directory of the host, removed with it.
     pub fn dir(&self) -> PathBuf {
         self.names().dir()
     }
@@ -193,7 +193,7 @@ impl Host {
         let mut command = Command::new("sh");
         command.args(["-c", enter, "sh"]).arg(&self.system_group).arg(netns).arg(program);
         command.env("PATH", search_path());
-        // A proxy of the machine knows no way into a host.
+        // A proxy of the machine cannot reach a host.
         proxy::forget(&mut command);
         command
     }
@@ -241,7 +241,7 @@ impl Host {
         fs::remove_file(&archive).at(&archive)?;
         let reference = image.reference();
         poll_until(CONTAINERD_START, &format!("CRI to know {reference}"), || {
-            // The CRI plugin hears of it by an event, and labels it when it has it.
+            // The CRI plugin is notified by an event, and labels the image then.
             let filter = format!("name=={reference},labels.\"io.cri-containerd.image\"==managed");
             let known = self.ctr(["images", "ls", "-q", &filter])?;
             Ok(if known.trim() == reference { Ok(()) } else { Err("no label yet".into()) })
@@ -266,7 +266,7 @@ impl Host {
         if self.egress {
             proxy::pass(&mut command);
         }
-        // The socket of one that was killed would look alive until the new one replaces it.
+        // The socket of a killed one would look alive until it is replaced.
         let _ = fs::remove_file(&self.layout.socket);
         let mut daemon = self.spawn("containerd", command)?;
         poll_until(CONTAINERD_START, "containerd to serve CRI", || {
@@ -293,36 +293,36 @@ impl Host {
         pids.into_iter().filter_map(|pid| pid.as_raw().try_into().ok()).collect()
     }
 
-    /// What is still there of a pod that should be gone: containers, cgroups, mounts, its folders
-    /// under the node's root directory and log folder, addresses that nobody has any more.
+    /// What is left of a pod: containers, cgroups, mounts, its directories under the node's root
+    /// directory and log directory, unused addresses.
     ///
     /// # Errors
     /// When containerd does not answer.
-    pub fn pod_traces(&self, uid: &str) -> Result<Vec<String>> {
+    pub fn pod_leftovers(&self, uid: &str) -> Result<Vec<String>> {
         let filter = format!("labels.\"io.kubernetes.pod.uid\"=={uid}");
         let containers = self.ctr(["containers", "ls", "-q", &filter])?;
-        let mut traces: Vec<String> =
+        let mut found: Vec<String> =
             containers.lines().map(|id| format!("container {id}")).collect();
-        traces.extend(traces::of_pod(self.names(), uid));
+        found.extend(leftovers::of_pod(self.names(), uid));
         let all = self.ctr(["containers", "ls", "-q"])?;
         let reserved = containerd::reservations(self.names(), &self.layout);
         let orphans = reserved.into_iter().filter(|(_, owner)| !all.lines().any(|id| id == owner));
-        traces.extend(orphans.map(|(address, _)| format!("address {address}")));
-        Ok(traces)
+        found.extend(orphans.map(|(address, _)| format!("address {address}")));
+        Ok(found)
     }
 
-    /// Ends every process and removes every trace: containers, shims, mounts, cgroups, namespaces,
+    /// Ends every process and removes everything: containers, shims, mounts, cgroups, namespaces,
     /// links, files.
     ///
     /// # Errors
-    /// [`Error::LeftBehind`] names what resisted.
+    /// [`Error::LeftBehind`] lists what remains.
     pub fn teardown(mut self) -> Result<()> {
         let left = self.take_down();
         if left.is_empty() { Ok(()) } else { Err(Error::LeftBehind(left)) }
     }
 
-    /// [`Host::teardown`], and nothing of a Kubernetes node may have appeared elsewhere on the
-    /// machine since the host started: pod cgroups outside its own, links, mounts, iptables rules.
+    /// [`Host::teardown`]; nothing of a Kubernetes node may have appeared elsewhere on the machine
+    /// since the host started: pod cgroups outside its own, links, mounts, iptables rules.
     ///
     /// # Panics
     /// With the list of what is left.
@@ -338,7 +338,7 @@ impl Host {
 
     fn take_down(&mut self) -> Vec<String> {
         self.up = false;
-        let left = traces::sweep(self.names());
+        let left = leftovers::sweep(self.names());
         // Reaps it.
         self.containerd = None;
         left
@@ -354,7 +354,7 @@ impl Drop for Host {
         if !self.up {
             return;
         }
-        // Nobody took it down in order: a step or a test failed, and the logs are about to go.
+        // Not removed in order: a step or a test failed, and the logs are about to be removed.
         for (name, tail) in log_tails(&self.log_dir(), 30) {
             say(&format!("--- {name}, the end:\n{tail}"));
         }
@@ -365,7 +365,7 @@ impl Drop for Host {
     }
 }
 
-/// To stderr, if anybody still listens: a panic here would leave the host standing.
+/// To stderr, ignoring errors: a panic here would prevent the removal.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
@@ -384,14 +384,14 @@ pub fn log_tails(folder: &Path, lines: usize) -> Vec<(String, String)> {
     tails
 }
 
-/// Takes away what hosts left whose owner was killed. Gives the names of those hosts.
+/// Removes what hosts of killed owners left. Returns the names of those hosts.
 ///
 /// # Errors
 /// [`Error::LeftBehind`] when something cannot be removed.
 pub fn sweep_abandoned() -> Result<Vec<String>> {
     let mut swept = Vec::new();
     for slot in Slot::abandoned()? {
-        let left = traces::sweep(slot.names);
+        let left = leftovers::sweep(slot.names);
         if !left.is_empty() {
             return Err(Error::LeftBehind(left));
         }

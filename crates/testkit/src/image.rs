@@ -313,14 +313,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_files_give_the_same_bytes() {
+    fn image_build_is_reproducible() {
         let one = ImageBuilder::new("a/b:1").file("x", 0o644, "1").directory("d", 0o755);
         let two = ImageBuilder::new("a/b:1").directory("d", 0o755).file("x", 0o644, "1");
         assert_eq!(one.build().unwrap(), two.build().unwrap());
     }
 
     #[test]
-    fn an_archive_is_an_oci_layout() {
+    fn image_archive_is_an_oci_layout() {
         let image = Image::pause().unwrap();
         let names: Vec<String> = image.files().unwrap().into_keys().collect();
         assert_eq!(names.iter().filter(|n| n.starts_with("blobs/sha256/")).count(), 3);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_out_of_the_layer_is_refused() {
+    fn image_path_traversal_is_rejected() {
         for path in ["../x", "/../x"] {
             let error = ImageBuilder::new("a/b:1").file(path, 0o644, "").build().unwrap_err();
             assert!(error.to_string().contains("a/b:1"), "{error}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn busybox_has_its_applets() {
+    fn image_busybox_has_its_applets() {
         let image = Image::busybox().unwrap();
         let text = String::from_utf8_lossy(image.archive());
         for applet in ["bin/sh", "bin/sleep", "bin/wget", "bin/nc", "bin/httpd"] {

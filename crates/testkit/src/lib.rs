@@ -24,6 +24,7 @@ mod host;
 mod image;
 mod kube_proxy;
 mod kubectl;
+mod leftovers;
 mod memory;
 mod net;
 mod node;
@@ -31,7 +32,6 @@ mod proxy;
 mod registry;
 mod resolver;
 mod slot;
-mod traces;
 mod wait;
 
 pub use apiserver::Apiserver;

@@ -13,13 +13,13 @@ pub fn cgroup_file(v1_controller: &str, name: &Path) -> PathBuf {
     }
 }
 
-/// All of the machine's memory, in bytes; `None` if the kernel does not tell.
+/// All of the machine's memory, in bytes; `None` if unknown.
 pub fn total_memory() -> Option<u64> {
     Some(value(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")? * 1024)
 }
 
 /// What the node counts as available, in bytes: all but what is in use and cannot just be dropped;
-/// `None` if the kernel does not tell.
+/// `None` if unknown.
 pub fn available_memory() -> Option<u64> {
     let stat = fs::read_to_string(cgroup_file("memory", Path::new("memory.stat"))).ok()?;
     let usage = cgroup_file("memory", Path::new("memory.usage_in_bytes"));
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_memory_and_not_all_of_it_is_taken() {
+    fn memory_of_the_machine_is_read() {
         let (total, available) = (total_memory().unwrap(), available_memory().unwrap());
         assert!(available > 0 && available < total, "{available} of {total}");
     }

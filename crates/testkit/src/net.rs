@@ -2,7 +2,7 @@
 //! pair, so that a test (or a person's kubectl) outside reaches node, apiserver and pods inside.
 use std::fs::File;
 
-use crate::command::{run, run_words};
+use crate::command::{run, run_split};
 use crate::error::{AtPath, Result};
 use crate::slot::Names;
 use std::process::Command;
@@ -15,9 +15,9 @@ pub(crate) fn create(names: Names) -> Result<()> {
     let netns = names.netns();
     File::create(&netns).at(&netns)?;
     // Not `ip netns add`: that one leaves a mount on /run/netns behind for good.
-    run_words("unshare", &format!("--net={} true", netns.display()))?;
+    run_split("unshare", &format!("--net={} true", netns.display()))?;
     let (link, machine, node) = (names.link(), names.machine_ip(), names.node_ip());
-    run_words(
+    run_split(
         "ip",
         &format!("link add {link} type veth peer name eth0 netns {}", netns.display()),
     )?;
@@ -31,9 +31,9 @@ pub(crate) fn create(names: Names) -> Result<()> {
              echo 1 >/proc/sys/net/ipv4/ip_forward"
         ),
     )?;
-    run_words("ip", &format!("addr add {machine}/30 dev {link}"))?;
-    run_words("ip", &format!("link set {link} up"))?;
-    run_words("ip", &format!("route add {} via {node}", names.pod_cidr()))?;
+    run_split("ip", &format!("addr add {machine}/30 dev {link}"))?;
+    run_split("ip", &format!("link set {link} up"))?;
+    run_split("ip", &format!("route add {} via {node}", names.pod_cidr()))?;
     Ok(())
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn inside(names: Names, script: &str) -> Result<String> {
 pub(crate) fn remove_link(names: Names) {
     if link_exists(names) {
         // It goes with a dying namespace too, perhaps just now.
-        let _ = run_words("ip", &format!("link del {}", names.link()));
+        let _ = run_split("ip", &format!("link del {}", names.link()));
     }
 }
 

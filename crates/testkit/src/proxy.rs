@@ -1,24 +1,24 @@
-//! The machine's HTTP proxy, as its environment names it: containerd pulls through it where a
-//! host has a way out, and nothing else on a host asks it.
+//! The HTTP proxy of the machine, from its environment: used by containerd on a host with egress, and
+//! by nothing else on a host.
 use std::env;
 use std::process::Command;
 
 const VARIABLES: [&str; 6] =
     ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"];
 
-/// Takes the proxy out of a command's environment.
+/// Removes the proxy from a command's environment.
 pub(crate) fn forget(command: &mut Command) {
     for name in VARIABLES {
         command.env_remove(name);
     }
 }
 
-/// Puts it back.
+/// Restores it.
 pub(crate) fn pass(command: &mut Command) {
     command.envs(VARIABLES.iter().filter_map(|name| Some((name, env::var_os(name)?))));
 }
 
-/// The variables whose proxy listens on the machine's loopback, where no host reaches it.
+/// Variables with a proxy on the loopback of the machine, which hosts cannot reach.
 pub(crate) fn unreachable() -> Vec<&'static str> {
     let proxies = VARIABLES.into_iter().filter(|name| !name.eq_ignore_ascii_case("no_proxy"));
     proxies.filter(|name| env::var(name).is_ok_and(|url| is_loopback(&url))).collect()
@@ -39,7 +39,7 @@ mod tests {
     use super::is_loopback;
 
     #[test]
-    fn a_proxy_on_the_loopback_is_known() {
+    fn http_proxy_on_loopback_is_detected() {
         for (url, expected) in [
             ("http://127.0.0.1:3128", true),
             ("http://me:pass@word@Localhost:3128/", true),

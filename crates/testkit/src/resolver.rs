@@ -1,5 +1,5 @@
-//! Name resolution on a host with a way out. The machine's own stub resolver listens on its
-//! loopback, where a network namespace cannot reach it, so what it would ask is asked instead.
+//! Name resolution on a host with egress. The stub resolver of the machine listens on its loopback,
+//! which a network namespace cannot reach, so its upstream servers are used.
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use crate::error::{AtPath, Error, Result};
 use crate::net;
 use crate::slot::Names;
 
-/// What every program reads, whatever we would like it to.
+/// The file that all programs read.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Where systemd-resolved and NetworkManager name the servers behind their stub.
+/// The files of systemd-resolved and NetworkManager with the upstream servers.
 const UPSTREAMS: [&str; 2] =
     ["/run/systemd/resolve/resolv.conf", "/run/NetworkManager/no-stub-resolv.conf"];
 
@@ -19,8 +19,8 @@ pub(crate) fn file(names: Names) -> PathBuf {
     names.dir().join("resolv.conf")
 }
 
-/// Writes the file, and makes the servers of the machine's `/etc/resolv.conf` answer on the host:
-/// containerd reads nothing else.
+/// Writes the file, and redirects the servers of the machine's `/etc/resolv.conf` on the host:
+/// containerd reads no other file.
 pub(crate) fn configure(names: Names) -> Result<()> {
     let upstreams = UPSTREAMS.iter().filter_map(|path| fs::read_to_string(path).ok());
     let resolver = choose(&fs::read_to_string(RESOLV_CONF).unwrap_or_default(), upstreams)
@@ -38,11 +38,11 @@ pub(crate) fn configure(names: Names) -> Result<()> {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Resolver {
-    /// A `resolv.conf` of servers that the host reaches.
+    /// A `resolv.conf` with servers that the host reaches.
     text: String,
-    /// The loopback addresses that programs ask.
+    /// The loopback addresses that programs use.
     stubs: Vec<Ipv4Addr>,
-    /// Who is to answer in their stead.
+    /// The server to redirect them to.
     upstream: Ipv4Addr,
 }
 
@@ -54,7 +54,7 @@ fn choose(own: &str, upstreams: impl IntoIterator<Item = String>) -> Option<Reso
         upstreams.into_iter().find_map(|text| reachable(&text).map(|server| (text, server)))?;
     let mut stubs: Vec<_> = own.lines().filter_map(server).filter_map(ipv4).collect();
     if stubs.is_empty() {
-        // What a resolver asks that is told nothing.
+        // The default of a resolver without configuration.
         stubs.push(Ipv4Addr::LOCALHOST);
     }
     Some(Resolver { text: without_unreachable(&text), stubs, upstream })
@@ -84,7 +84,7 @@ fn ipv4(server: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Sends what is asked of the stubs to `upstream`, by rules of the host's own network.
+/// Redirects requests to the stubs to `upstream`, by rules in the network of the host.
 pub(crate) fn redirect(names: Names, stubs: &[Ipv4Addr], upstream: Ipv4Addr) -> Result<()> {
     let mut script = String::from(
         "echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet
@@ -112,11 +112,11 @@ mod tests {
     }
 
     #[test]
-    fn servers_on_the_loopback_are_replaced_by_those_behind_them() {
+    fn resolver_on_loopback_is_replaced() {
         let stub = "# stub\nnameserver 127.0.0.53\noptions edns0 trust-ad\nsearch example\n";
         let behind = "nameserver fe80::1\nnameserver 192.0.2.1\nsearch example\n";
         let table = [
-            // A server that is reached as it is: nobody is redirected.
+            // The server is reachable: no redirection.
             ("nameserver 192.0.2.7\n", "", Some(("nameserver 192.0.2.7\n", vec![], "192.0.2.7"))),
             (
                 "nameserver 127.0.0.1\nnameserver 192.0.2.7\noptions rotate",

@@ -1,7 +1,7 @@
-//! A host's number, from which everything it puts on the machine has its name and address.
+//! The number of a host, from which its names and addresses are derived.
 //!
-//! A number is held by a file lock, so the kernel frees it with its owner, however that one ends:
-//! traces under the name of a number that nobody holds are rubbish, and are swept.
+//! A number is locked by a file lock, which the kernel releases with its owner:
+//! leftovers of a number that is not locked are swept.
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -70,7 +70,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Takes the lowest number that nobody holds.
+    /// Locks the lowest free number.
     pub(crate) fn claim() -> Result<Self> {
         for number in 1..=254 {
             if let Some(slot) = Self::try_claim(Names { number })? {
@@ -80,7 +80,7 @@ impl Slot {
         Err(Error::Machine("all 254 host numbers are taken".into()))
     }
 
-    /// The numbers that have traces in the state folder and no owner.
+    /// The numbers that have leftovers in the state folder and no owner.
     pub(crate) fn abandoned() -> Result<Vec<Self>> {
         let mut numbers: Vec<u8> = match fs::read_dir(BASE) {
             Ok(entries) => entries
@@ -103,7 +103,7 @@ impl Slot {
         loop {
             make_base()?;
             let file = match File::options().create(true).truncate(false).write(true).open(&path) {
-                // Another owner has just left and taken the folder with it.
+                // Another owner has just removed the directory.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 other => other.at(&path)?,
             };
@@ -112,7 +112,8 @@ impl Slot {
                 Err((_, nix::Error::EWOULDBLOCK)) => return Ok(None),
                 Err((_, e)) => return Err(e).at(&path),
             };
-            // The owner before us removes the file while it holds the lock: is ours still it?
+            // The previous owner removes the file while it holds the lock: check that it is still the
+            // same.
             let ours = lock.metadata().at(&path)?;
             match fs::metadata(&path) {
                 Ok(now) if now.ino() == ours.ino() => {
@@ -126,7 +127,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // With a trace left the file stays, so that a later sweep finds it by its name.
+        // With leftovers the file stays, so that a later sweep finds it by its name.
         if !self.names.dir().exists() {
             let _ = fs::remove_file(self.names.lock());
         }
@@ -136,7 +137,7 @@ impl Drop for Slot {
     }
 }
 
-/// True while any host lives, our own included.
+/// Whether any host exists, including our own.
 pub(crate) fn others_than(names: Names) -> bool {
     let own = names.lock();
     fs::read_dir(BASE).is_ok_and(|entries| {
@@ -150,7 +151,7 @@ fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
 }
 
-/// The folder must be root's alone: its name is well known, and anyone may write beside it.
+/// The directory must belong to root: its name is well known, and others may write beside it.
 fn make_base() -> Result<()> {
     match DirBuilder::new().mode(0o700).create(BASE) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e).at(BASE),

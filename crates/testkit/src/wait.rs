@@ -7,7 +7,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Deadlines are for machines as they are now; `LONGSHORE_SLOWNESS` says how many times slower this
 /// one is, such as a virtual one.
-fn patience(timeout: Duration) -> Duration {
+fn scaled(timeout: Duration) -> Duration {
     let slowness = std::env::var("LONGSHORE_SLOWNESS").ok().and_then(|text| text.parse().ok());
     timeout.saturating_mul(slowness.unwrap_or(1))
 }
@@ -21,7 +21,7 @@ pub async fn wait_until<T, E: std::fmt::Display>(
     what: &str,
     mut probe: impl AsyncFnMut() -> std::result::Result<T, E>,
 ) -> Result<T> {
-    let timeout = patience(timeout);
+    let timeout = scaled(timeout);
     let deadline = tokio::time::Instant::now() + timeout;
     let mut last = String::new();
     loop {
@@ -46,7 +46,7 @@ pub(crate) fn poll_until<T>(
     what: &str,
     mut probe: impl FnMut() -> Result<std::result::Result<T, String>>,
 ) -> Result<T> {
-    let timeout = patience(timeout);
+    let timeout = scaled(timeout);
     let deadline = Instant::now() + timeout;
     loop {
         match probe()? {

@@ -4,7 +4,7 @@
 use longshore_testkit::{Apiserver, Host, Kubectl};
 
 #[test]
-fn kubectl_reaches_the_apiserver_on_a_host() {
+fn host_apiserver_is_reachable_by_kubectl() {
     let host = Host::bare().unwrap();
     let mut server = Apiserver::start(&host).unwrap();
     let kubectl = server.kubectl();

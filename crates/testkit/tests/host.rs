@@ -1,4 +1,4 @@
-//! The test host itself: up, a pod on it, and gone without a trace, whatever became of its owner.
+//! The test host itself: up, a pod on it, and removed completely, whatever became of its owner.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -74,7 +74,7 @@ fn http_get(address: &str) -> Result<String> {
 }
 
 #[tokio::test]
-async fn a_running_pod_goes_with_its_host() -> Result<()> {
+async fn host_removal_removes_running_pods() -> Result<()> {
     let mut host = Host::start()?;
     let runtime = Runtime::new(Options::new(host.socket().display().to_string()))?;
     let (_, address) = run_pod(&host, &runtime).await?;
@@ -121,7 +121,7 @@ async fn a_running_pod_goes_with_its_host() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_hosts_do_not_meet() -> Result<()> {
+async fn hosts_are_isolated() -> Result<()> {
     let (one, two) = (Host::start()?, Host::start()?);
     assert_ne!(one.name(), two.name());
     let runtime = Runtime::new(Options::new(one.socket().display().to_string()))?;
@@ -136,17 +136,17 @@ async fn two_hosts_do_not_meet() -> Result<()> {
 }
 
 #[test]
-fn a_panic_takes_the_host_down() {
-    let (tell, told) = std::sync::mpsc::channel();
+fn host_is_removed_on_panic() {
+    let (sender, receiver) = std::sync::mpsc::channel();
     let outcome = std::thread::spawn(move || {
         let host = Host::bare().unwrap();
-        tell.send(host.dir()).unwrap();
+        sender.send(host.dir()).unwrap();
         let _sleeper = host.spawn("sleep", sleep(&host)).unwrap();
         panic!("as a failing test does");
     })
     .join();
     assert!(outcome.is_err());
-    assert!(!told.recv().unwrap().exists());
+    assert!(!receiver.recv().unwrap().exists());
 }
 
 fn sleep(host: &Host) -> Command {
@@ -155,7 +155,7 @@ fn sleep(host: &Host) -> Command {
     sleep
 }
 
-/// Not a test: what `an_owner_that_is_killed_is_swept_up_after` kills.
+/// Not a test: what `host_of_killed_owner_is_swept` kills.
 #[test]
 #[ignore = "runs for ever"]
 fn owner() {
@@ -171,7 +171,7 @@ fn owner() {
 }
 
 #[test]
-fn an_owner_that_is_killed_is_swept_up_after() {
+fn host_of_killed_owner_is_swept() {
     let mut owner = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "owner", "--ignored", "--nocapture"])
         .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Who a client is by the certificate that it shows: upstream's rule, for every port.
+//! Authentication by client certificate, as upstream.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,12 +13,12 @@ use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::AttributeTypeAndValue;
 
-use crate::ask::AskOnly;
+use crate::handshake::PossessionVerifier;
 use crate::{Error, at, roots};
 
-/// Under which key a user's `extra` says which credential was shown.
+/// Key of a user's `extra` for the credential in use.
 pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
-/// The attribute of a subject by which Kubernetes tells users of one name apart.
+/// Subject attribute with the UID of the user.
 const UID: &str = "1.3.6.1.4.1.57683.2";
 
 /// A Kubernetes user, as a certificate's subject names it.
@@ -26,35 +26,35 @@ const UID: &str = "1.3.6.1.4.1.57683.2";
 pub struct User {
     /// The common name.
     pub name: String,
-    /// What tells this holder of the name from others; empty for most.
+    /// The UID; usually empty.
     pub uid: String,
     /// The organizations.
     pub groups: Vec<String>,
-    /// Which certificate was shown.
+    /// The credential id.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What the certificates of a client prove.
+/// Result of the verification of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing: none was shown, or one that names nobody.
+    /// No certificate, or one without a user.
     Nothing,
-    /// Who the client is.
+    /// An authenticated user.
     User {
-        /// The holder of the certificate.
+        /// The user.
         user: User,
-        /// Until when it is good.
+        /// Expiry of the certificate.
         until: UnixTime,
     },
-    /// The certificate is not to be trusted, and why.
+    /// The certificate is not trusted, with the reason.
     Untrusted(String),
 }
 
 impl Verdict {
-    /// Who is known by it as of now, if anybody.
+    /// The authenticated user, if any.
     ///
     /// # Errors
-    /// Why what was shown is not to be trusted.
+    /// The reason why the certificate is not trusted.
     pub fn user(&self) -> Result<Option<&User>, &str> {
         self.user_at(UnixTime::now())
     }
@@ -62,7 +62,7 @@ impl Verdict {
     /// The same at another time: a connection may outlive its client's certificate.
     ///
     /// # Errors
-    /// Why what was shown is not to be trusted then.
+    /// The reason why the certificate is not trusted.
     pub fn user_at(&self, now: UnixTime) -> Result<Option<&User>, &str> {
         match self {
             Self::Nothing => Ok(None),
@@ -73,7 +73,7 @@ impl Verdict {
     }
 }
 
-/// The authority that gives clients their certificates.
+/// The certificate authority of clients.
 #[derive(Clone, Debug)]
 pub struct ClientCa(Arc<dyn ClientCertVerifier>);
 
@@ -88,13 +88,13 @@ impl ClientCa {
         Ok(Self(verifier))
     }
 
-    /// For the handshake: asks for a certificate, and sees to it that who shows one has its key.
-    pub fn ask(&self) -> Arc<dyn ClientCertVerifier> {
-        Arc::new(AskOnly(Arc::clone(&self.0)))
+    /// The verifier for the handshake: requests a certificate, and verifies the possession of its key.
+    pub fn handshake_verifier(&self) -> Arc<dyn ClientCertVerifier> {
+        Arc::new(PossessionVerifier(Arc::clone(&self.0)))
     }
 
-    /// What a chain proves, the client's own certificate first.
-    pub fn judge(&self, chain: &[CertificateDer<'_>]) -> Verdict {
+    /// Verifies a certificate chain, the leaf first.
+    pub fn verify(&self, chain: &[CertificateDer<'_>]) -> Verdict {
         let Some((leaf, intermediates)) = chain.split_first() else { return Verdict::Nothing };
         self.verified(leaf, intermediates).unwrap_or_else(Verdict::Untrusted)
     }
@@ -110,7 +110,7 @@ impl ClientCa {
         let (_, certificate) =
             X509Certificate::from_der(leaf).map_err(|error| error.to_string())?;
         let (name, groups) = subject_of(&certificate);
-        // trusted, but in nobody's name
+        // trusted, but without a user name
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Ok(Verdict::Nothing) };
         let uid = uid_of(&certificate)?;
         let digest: String =

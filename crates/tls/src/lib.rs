@@ -1,15 +1,13 @@
-//! What every serving side needs of TLS: certificates and keys from PEM files, and clients that
-//! are known by their certificate.
+//! TLS for servers: certificates and keys from PEM files, and authentication by client certificates.
 //!
-//! A client certificate is asked for, not demanded, and one that is not to be trusted is no error
-//! of the handshake: its holder may have another way to say who it is, and otherwise gets an answer
-//! that says what is wrong.
+//! Client certificates are optional, and an untrusted one does not fail the handshake: the client may
+//! authenticate in another way, and otherwise gets an error response.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
-mod ask;
-mod believe;
 mod clients;
+mod handshake;
+mod no_verifier;
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +15,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-pub use believe::Believer;
 pub use clients::{CREDENTIAL_ID, ClientCa, User, Verdict, subject_of};
+pub use no_verifier::NoVerifier;
 
 /// A file holds nothing usable.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_certificates_is_named() {
+    fn tls_file_without_certificates_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("empty.crt");
         std::fs::write(&path, "nothing").unwrap();

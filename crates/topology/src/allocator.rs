@@ -1,4 +1,4 @@
-//! The managers together: what is asked of each, in upstream's order.
+//! The CPU, memory and topology managers together, called in upstream's order.
 
 use crate::cpu::{self, AssignError};
 use crate::hints::{Hint, Nodes, Policy};
@@ -6,45 +6,45 @@ use crate::memory::{self, AllocateError};
 use crate::request::{ContainerRequest, PodRequest};
 use crate::{CpuSet, Cpus, Machine, NumaMask, StateError, TopologyOptions};
 
-/// Why a pod cannot have what it asks for. The texts are upstream's.
+/// Why the resources of a pod cannot be allocated. The texts are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No nodes suit all of it.
+    /// No NUMA nodes match all hints.
     #[error("Resources cannot be allocated with Topology locality")]
     Topology,
-    /// Only whole cores are given, and it asks for a part of one.
+    /// Only whole cores are allocated, and the request is not a multiple.
     #[error(
         "SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {per_core}"
     )]
     NotWholeCores {
-        /// CPUs that it asks for.
+        /// Requested CPUs.
         requested: usize,
-        /// CPUs of a core.
+        /// CPUs per core.
         per_core: usize,
     },
-    /// Only whole cores are given, and there are too few.
+    /// Only whole cores are allocated, and too few are free.
     #[error(
         "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = \
          {available}, requested CPUs = {requested}, CPUs per core = {per_core}"
     )]
     NotEnoughCores {
-        /// CPUs that it asks for.
+        /// Requested CPUs.
         requested: usize,
-        /// CPUs of a core.
+        /// CPUs per core.
         per_core: usize,
-        /// CPUs in cores that nothing is reserved of.
+        /// CPUs in unreserved cores.
         available: usize,
     },
-    /// There are too few CPUs.
+    /// Not enough free CPUs.
     #[error("Allocate failed due to {0}, which is unexpected")]
     Cpus(#[from] AssignError),
-    /// There is too little memory.
+    /// Not enough free memory.
     #[error("Allocate failed due to {0}, which is unexpected")]
     Memory(#[from] AllocateError),
 }
 
 impl Refusal {
-    /// The reason in one word, as a pod's status tells it.
+    /// The reason of the pod status.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Topology => "TopologyAffinityError",
@@ -54,7 +54,7 @@ impl Refusal {
     }
 }
 
-/// The topology manager: its policy, and whether it looks at pods as a whole.
+/// The topology manager: its policy and scope.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     policy: Policy,
@@ -63,7 +63,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// On this machine; `whole_pods` is the scope `pod`. `None` if it has too many nodes.
+    /// For this machine; `whole_pods` is the scope `pod`. `None` if it has too many nodes.
     pub fn new(
         policy: Policy,
         whole_pods: bool,
@@ -76,7 +76,7 @@ impl Topology {
     }
 }
 
-/// All that gives containers something of their own; a manager that is not there gives nothing.
+/// All managers; a missing one allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
     topology: Topology,
@@ -85,7 +85,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Managers under these policies.
+    /// Managers with these policies.
     pub fn new(
         topology: Topology,
         cpu: Option<cpu::Policy>,
@@ -94,15 +94,15 @@ impl Allocator {
         Self { topology, cpu, memory }
     }
 
-    /// Whether there is no manager that would ever give anything.
+    /// Whether no manager ever allocates anything.
     pub fn is_idle(&self) -> bool {
         self.cpu.is_none() && self.memory.is_none()
     }
 
-    /// Go on from what was kept of CPUs.
+    /// Restores the state of the CPU manager.
     ///
     /// # Errors
-    /// When it does not suit the machine or the reservations.
+    /// If it does not match the machine or the reservations.
     pub fn restore_cpu(&mut self, state: Option<cpu::State>) -> Result<(), StateError> {
         match (&mut self.cpu, state) {
             (Some(policy), Some(state)) => policy.restore(state),
@@ -110,10 +110,10 @@ impl Allocator {
         }
     }
 
-    /// Go on from what was kept of memory.
+    /// Restores the state of the memory manager.
     ///
     /// # Errors
-    /// When it does not suit the machine or the reservations.
+    /// If it does not match the machine or the reservations.
     pub fn restore_memory(&mut self, state: Option<memory::State>) -> Result<(), StateError> {
         match (&mut self.memory, state) {
             (Some(policy), Some(state)) => policy.restore(state),
@@ -121,10 +121,10 @@ impl Allocator {
         }
     }
 
-    /// Give a pod all that it is to have, or nothing. One that has it already keeps it.
+    /// Allocates all resources of a pod, or none. Existing allocations are kept.
     ///
     /// # Errors
-    /// Why the node cannot take the pod in.
+    /// Why the pod is rejected.
     pub fn admit(&mut self, pod: &PodRequest) -> Result<(), Refusal> {
         let given = self.give(pod);
         if given.is_err() {
@@ -182,36 +182,36 @@ impl Allocator {
         }
     }
 
-    /// Give back what a pod has. Tells whether it had anything.
+    /// Releases the resources of a pod. Returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         let cpus = self.cpu.as_mut().is_some_and(|cpu| cpu.release(uid));
         let memory = self.memory.as_mut().is_some_and(|memory| memory.release(uid));
         cpus || memory
     }
 
-    /// A container is about to start. Tells whether what init containers had was given back.
+    /// A container is about to start. Returns whether memory of init containers was released.
     pub fn begin(&mut self, pod: &PodRequest, container: &str) -> bool {
         self.memory.as_mut().is_some_and(|memory| memory.begin(pod, container))
     }
 
-    /// The UIDs of pods that have something of their own.
+    /// UIDs of pods with exclusive resources.
     pub fn holders(&self) -> impl Iterator<Item = &str> {
         let cpus = self.cpu.iter().flat_map(|cpu| cpu.state().assignments.keys());
         let memory = self.memory.iter().flat_map(|memory| memory.state().assignments.keys());
         cpus.chain(memory).map(String::as_str)
     }
 
-    /// The CPUs that a container runs on, if that is decided here.
+    /// The CPUs of a container, if the CPU manager is active.
     pub fn cpus(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.cpu.as_ref().map(|cpu| cpu.cpus(uid, container)).filter(|cpus| !cpus.is_empty())
     }
 
-    /// The CPUs that a container has for itself, if it has.
+    /// The exclusive CPUs of a container, if any.
     pub fn own_cpus(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.cpu.as_ref()?.own(uid, container)
     }
 
-    /// The nodes that a container's memory comes from, if that is decided here.
+    /// The memory nodes of a container, if the memory manager is active.
     pub fn memory_nodes(&self, uid: &str, container: &str) -> Option<NumaMask> {
         self.memory.as_ref()?.nodes(uid, container)
     }

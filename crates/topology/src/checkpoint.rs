@@ -1,5 +1,5 @@
-//! The files `cpu_manager_state` and `memory_manager_state`, as Kubernetes 1.36 writes them and
-//! wants them: JSON with a checksum over what Go prints of the struct behind it.
+//! The checkpoints `cpu_manager_state` and `memory_manager_state` of Kubernetes 1.36: JSON with a
+//! checksum over the Go representation of the struct.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use serde_json::{Value, json};
 
 use crate::{CpuSet, cpu, memory};
 
-/// Why a kept state cannot be gone on from. The texts are upstream's, where it has any.
+/// Why a checkpoint cannot be restored. The texts are upstream's, where it has any.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// It is not in the format.
     #[error("{0}")]
     Format(String),
-    /// Its checksum is not that of its content.
+    /// The checksum does not match.
     #[error("checkpoint is corrupted")]
     Corrupt,
-    /// It was made under another policy.
+    /// It was written with another policy.
     #[error("configured policy {configured:?} differs from state checkpoint policy {kept:?}")]
     Policy {
-        /// The policy now.
+        /// The current policy.
         configured: String,
-        /// The policy then.
+        /// The policy of the checkpoint.
         kept: String,
     },
-    /// It does not suit the machine or the reservations.
+    /// It does not match the machine or the reservations.
     #[error("{0}")]
     Mismatch(String),
 }
@@ -58,7 +58,7 @@ struct MemoryFile {
     checksum: u64,
 }
 
-/// The file of the CPU manager under a policy.
+/// The checkpoint of the CPU manager.
 pub fn write_cpu(policy: &str, state: &cpu::State) -> String {
     let text = |containers: &BTreeMap<String, CpuSet>| {
         containers.iter().map(|(name, cpus)| (name.clone(), cpus.to_string())).collect()
@@ -70,10 +70,10 @@ pub fn write_cpu(policy: &str, state: &cpu::State) -> String {
     to_text(&file)
 }
 
-/// The state in a file of the CPU manager.
+/// Parses a checkpoint of the CPU manager.
 ///
 /// # Errors
-/// When it is no such file, or one of another policy.
+/// If it is invalid, or of another policy.
 pub fn read_cpu(policy: &str, text: &str) -> Result<cpu::State, StateError> {
     let file: CpuFile = read(text, [CPU, CPU_NEWER], |file: &CpuFile| file.checksum)?;
     check_policy(policy, file.policy)?;
@@ -89,7 +89,7 @@ pub fn read_cpu(policy: &str, text: &str) -> Result<cpu::State, StateError> {
     Ok(cpu::State { shared: set(&file.shared)?, assignments })
 }
 
-/// The file of the memory manager under a policy.
+/// The checkpoint of the memory manager.
 pub fn write_memory(policy: &str, state: &memory::State) -> String {
     let nodes = state.nodes.iter().map(|(id, node)| (id.to_string(), node.clone()));
     let mut file = MemoryFile {
@@ -102,10 +102,10 @@ pub fn write_memory(policy: &str, state: &memory::State) -> String {
     to_text(&file)
 }
 
-/// The state in a file of the memory manager.
+/// Parses a checkpoint of the memory manager.
 ///
 /// # Errors
-/// When it is no such file, or one of another policy.
+/// If it is invalid, or of another policy.
 pub fn read_memory(policy: &str, text: &str) -> Result<memory::State, StateError> {
     let file: MemoryFile = read(text, [MEMORY, MEMORY_NEWER], |file: &MemoryFile| file.checksum)?;
     check_policy(policy, file.policy)?;
@@ -117,7 +117,7 @@ pub fn read_memory(policy: &str, text: &str) -> Result<memory::State, StateError
     Ok(memory::State { nodes, assignments: file.entries })
 }
 
-/// Go's types of the structs behind the files; the newer names are accepted as upstream does.
+/// Go's types of the structs; newer names are accepted as upstream does.
 const CPU: &str = "*state.CPUManagerCheckpoint";
 const CPU_NEWER: &str = "*state.CPUManagerCheckpointV2";
 const MEMORY: &str = "*state.MemoryManagerCheckpoint";
@@ -132,7 +132,7 @@ fn read<T: for<'de> Deserialize<'de>>(
     let format = |error: serde_json::Error| StateError::Format(error.to_string());
     let value: Value = serde_json::from_str(text).map_err(format)?;
     let file: T = serde_json::from_value(value.clone()).map_err(format)?;
-    // Files of old have none.
+    // Old files have none.
     let expected = checksum_of(&file);
     let matches = |ty: &&str| u64::from(checksum(ty, &value)) == expected;
     match expected == 0 || types.iter().any(matches) {
@@ -141,12 +141,12 @@ fn read<T: for<'de> Deserialize<'de>>(
     }
 }
 
-/// The checksum of a file's content, whatever checksum stands in it.
+/// The checksum of the content of a file.
 fn checksum(ty: &str, file: &Value) -> u32 {
     let mut content = file.clone();
     if let Some(fields) = content.as_object_mut() {
         fields.remove("checksum");
-        // Maps that are left out are empty in memory, not nil.
+        // Omitted maps are empty in memory, not nil.
         for map in ["entries", "machineState"] {
             fields.entry(map).or_insert_with(|| json!({}));
         }
@@ -165,7 +165,7 @@ fn check_policy(configured: &str, kept: String) -> Result<(), StateError> {
 }
 
 fn to_value(file: &impl Serialize) -> Value {
-    // Maps with keys of text and plain fields can always be written.
+    // Maps with string keys and plain fields always serialize.
     serde_json::to_value(file).unwrap_or_default()
 }
 

@@ -1,23 +1,23 @@
-//! Subsets in the order in which they are tried.
+//! Subsets in lexical order.
 
-/// All subsets of `count` items, in lexical order of their places.
+/// All subsets of `count` items, in lexical order of their indices.
 pub(crate) fn combinations<T: Copy>(items: &[T], count: usize) -> impl Iterator<Item = Vec<T>> {
     let fits = count >= 1 && count <= items.len();
-    let mut places: Option<Vec<usize>> = fits.then(|| (0..count).collect());
+    let mut indices: Option<Vec<usize>> = fits.then(|| (0..count).collect());
     std::iter::from_fn(move || {
-        let current = places.take()?;
-        places = next(&current, items.len());
-        Some(current.iter().filter_map(|place| items.get(*place).copied()).collect())
+        let current = indices.take()?;
+        indices = next(&current, items.len());
+        Some(current.iter().filter_map(|index| items.get(*index).copied()).collect())
     })
 }
 
-fn next(places: &[usize], items: usize) -> Option<Vec<usize>> {
-    // The last place that can move on; all after it follow it.
-    let room = |at: usize| items - (places.len() - at);
-    let at = places.iter().enumerate().rposition(|(at, place)| *place < room(at))?;
-    let first = places.get(at)? + 1;
-    let moved = (first..).take(places.len() - at);
-    Some(places.iter().take(at).copied().chain(moved).collect())
+fn next(indices: &[usize], items: usize) -> Option<Vec<usize>> {
+    // The last index that can be increased.
+    let limit = |at: usize| items - (indices.len() - at);
+    let at = indices.iter().enumerate().rposition(|(at, index)| *index < limit(at))?;
+    let first = indices.get(at)? + 1;
+    let moved = (first..).take(indices.len() - at);
+    Some(indices.iter().take(at).copied().chain(moved).collect())
 }
 
 #[cfg(test)]
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_tried_in_order() {
+    fn combinations_are_in_order() {
         let all = |count| combinations(&[1, 2, 3, 4], count).collect::<Vec<_>>();
         assert_eq!(all(2), [[1, 2], [1, 3], [1, 4], [2, 3], [2, 4], [3, 4]]);
         assert_eq!(all(4), [[1, 2, 3, 4]]);

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// No kernel has more CPUs: a bound on the work that a bad list can ask for.
+/// Maximum number of CPUs, to bound the work for invalid lists.
 const MOST: u32 = 8192;
 
-/// A set of CPUs by their number. Prints and parses as the kernel's lists do; the empty set is "".
+/// A set of CPUs. Prints and parses in the kernel's list format; the empty set is "".
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuSet(BTreeSet<u32>);
 
-/// Text that is no list of CPUs.
+/// An invalid CPU list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no list of CPUs such as \"0-3,8\"")]
+#[error("{0:?} is not a list of CPUs such as \"0-3,8\"")]
 pub struct CpuSetError(pub String);
 
 impl CpuSet {
@@ -24,17 +24,17 @@ impl CpuSet {
         Self::default()
     }
 
-    /// How many there are.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether the CPU is among them.
+    /// Whether it contains the CPU.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
@@ -44,25 +44,25 @@ impl CpuSet {
         self.0.iter().copied()
     }
 
-    /// What is in either.
+    /// The union.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self(&self.0 | &other.0)
     }
 
-    /// What is in both.
+    /// The intersection.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         Self(&self.0 & &other.0)
     }
 
-    /// What is in this one alone.
+    /// The difference.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self(self.0.difference(&other.0).copied().collect())
     }
 
-    /// Whether all are in the other, too.
+    /// Whether it is a subset of the other.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.0.is_subset(&other.0)
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_the_kernels() {
+    fn cpuset_lists_have_the_kernel_format() {
         for (text, printed) in [
             ("", ""),
             ("0", "0"),

@@ -1,38 +1,38 @@
-//! Which NUMA nodes suit a container: each resource gives hints, a policy merges them.
+//! Topology hints of resources, merged by a policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::Node;
 use crate::mask::NumaMask;
 
-/// A set of nodes that would do.
+/// A topology hint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hint {
-    /// The nodes; `None` for any.
+    /// The nodes; `None`: any.
     pub(crate) nodes: Option<NumaMask>,
-    /// Whether there are no fewer nodes that could ever do.
+    /// Whether it is preferred: no smaller set of nodes could ever suffice.
     pub(crate) preferred: bool,
 }
 
-/// The hints of one provider, by resource. No resource at all: it does not matter. A resource
-/// without hints: no nodes will do.
+/// The hints of one provider, by resource. No resource: no preference. A resource without hints: no
+/// nodes can satisfy it.
 pub(crate) type Hints = BTreeMap<String, Vec<Hint>>;
 
 /// The topology manager's policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Hints are not asked for.
+    /// Hints are ignored (`none`).
     #[default]
     None,
-    /// The best hint is followed as far as it goes.
+    /// The best hint is used (`best-effort`).
     BestEffort,
-    /// What cannot have its preferred nodes is refused.
+    /// Pods without a preferred hint are rejected (`restricted`).
     Restricted,
-    /// What cannot have all from one node is refused.
+    /// Pods that do not fit on one node are rejected (`single-numa-node`).
     SingleNumaNode,
 }
 
-/// The nodes, and how one set of them is told to be better than another.
+/// The nodes, and the comparison of sets of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Nodes {
     all: NumaMask,
@@ -41,7 +41,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// These nodes, the closest preferred if so told.
+    /// With these nodes, preferring the closest if configured.
     pub(crate) fn new(nodes: &[Node], prefer_closest: bool) -> Self {
         let distances = || nodes.iter().map(|node| (node.id, node.distances.clone())).collect();
         Self {
@@ -60,7 +60,7 @@ impl Nodes {
         sums.fold(0, u64::saturating_add)
     }
 
-    /// Whether `candidate` is to take the place of `current`, by their nodes alone.
+    /// Whether the nodes of `candidate` are better than those of `current`.
     fn is_better(&self, candidate: NumaMask, current: NumaMask, policy: Policy) -> bool {
         let distances = self.distances.as_ref().filter(|_| policy != Policy::SingleNumaNode);
         match distances.filter(|_| candidate.len() == current.len()) {
@@ -74,7 +74,7 @@ impl Nodes {
 }
 
 impl Policy {
-    /// The best hint of all that the providers agree upon, and whether the policy admits it.
+    /// Merges the hints of all providers; returns the best hint and whether the policy admits it.
     pub(crate) fn merge(self, nodes: &Nodes, providers: &[Hints]) -> (Hint, bool) {
         let mut lists = lists(providers);
         if self == Self::SingleNumaNode {
@@ -98,7 +98,7 @@ impl Policy {
     }
 }
 
-/// The hints of each resource. What has none gets one that says so.
+/// The hints of each resource; a resource without hints gets a non-preferred one.
 fn lists(providers: &[Hints]) -> Vec<Vec<Hint>> {
     let any = |preferred| vec![Hint { nodes: None, preferred }];
     let of_provider = |hints: &Hints| match hints.is_empty() {
@@ -111,27 +111,27 @@ fn lists(providers: &[Hints]) -> Vec<Vec<Hint>> {
     providers.iter().flat_map(of_provider).collect()
 }
 
-/// How many nodes the resource needs that needs the most.
+/// The largest minimum number of nodes of any resource.
 fn enough(lists: &[Vec<Hint>]) -> usize {
     let narrowest =
         |list: &Vec<Hint>| list.iter().filter_map(|hint| hint.nodes).map(NumaMask::len).min();
     lists.iter().filter_map(narrowest).max().unwrap_or(0)
 }
 
-/// The nodes that all hints name, and whether that is preferred.
+/// The intersection of hints, and whether it is preferred.
 type Merged = (NumaMask, bool);
 
-/// What hints come to together. It is preferred if all are and name the same.
+/// A partial merge. It is preferred if all hints are preferred and have the same nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Partial {
     nodes: NumaMask,
     preferred: bool,
-    /// While it is preferred: what those name that name any nodes.
+    /// While it is preferred: the nodes of the hints that have any.
     named: Option<NumaMask>,
 }
 
 impl Partial {
-    /// No hints, on a machine with these nodes.
+    /// Without hints, on a machine with these nodes.
     fn of(nodes: NumaMask) -> Self {
         Self { nodes, preferred: true, named: None }
     }
@@ -155,8 +155,8 @@ struct Merger<'a> {
 }
 
 impl Merger<'_> {
-    /// The best of one hint of each list together, of all ways to choose them. Different ways that
-    /// come to the same so far go on as one: there are few results, and no end of ways.
+    /// The best merge of one hint of each list. Equal partial merges are combined, so that the number
+    /// of combinations does not grow exponentially.
     fn best(&self, lists: &[Vec<Hint>]) -> Option<Merged> {
         let mut found = BTreeSet::from([Partial::of(self.nodes.all)]);
         for list in lists {
@@ -172,8 +172,8 @@ impl Merger<'_> {
             .reduce(|best, candidate| if self.replaces(best, candidate) { candidate } else { best })
     }
 
-    /// Whether `candidate` is better. Among those that are not preferred it is best to have as many
-    /// nodes as the neediest resource needs, then to come close to that from below.
+    /// Whether `candidate` is better. Among non-preferred ones, the best has as many nodes as the
+    /// resource that needs the most, or is closest to that from below.
     fn replaces(&self, current: Merged, candidate: Merged) -> bool {
         if current.1 != candidate.1 {
             return candidate.1;

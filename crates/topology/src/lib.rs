@@ -1,9 +1,8 @@
-//! Which CPUs and which memory containers have for themselves: the CPU, memory and topology
-//! managers without the world around them. No I/O: the machine comes in as plain data, and the
-//! state goes out as the text of its file.
+//! The CPU, memory and topology managers: exclusive CPUs and NUMA-local memory of containers. No I/O:
+//! the machine is plain data, and the state is the text of a checkpoint.
 //!
-//! Current limitations: pods with resources of their own share everything (the alpha gate
-//! `PodLevelResourceManagers`); state files from before Kubernetes 1.18 are refused.
+//! Current limitations: pod-level resources get no exclusive resources (alpha gate
+//! `PodLevelResourceManagers`); checkpoints from before Kubernetes 1.18 are rejected.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

@@ -1,29 +1,28 @@
-//! What the machine is made of: CPUs in cores, sockets, caches and NUMA nodes, and the memory of
-//! the nodes. Plain data; who reads it from the kernel is not known here.
+//! Topology of the machine: CPUs in cores, sockets, caches and NUMA nodes, and the memory of nodes.
+//! Plain data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::CpuSet;
 
-/// Where a CPU (a hardware thread) belongs.
+/// Topology of a CPU (hardware thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuInfo {
-    /// The lowest CPU of its core: what cores are told apart by.
+    /// The lowest CPU of its core: the identity of the core.
     pub core: u32,
     /// Its socket.
     pub socket: i32,
     /// Its NUMA node.
     pub numa: u32,
-    /// The cache beyond the core that it shares with some of its node's cores; its socket if
-    /// there is none such.
+    /// The uncore cache, shared with other cores of the node; the socket if there is none.
     pub uncore: i32,
 }
 
-/// The CPUs that are online.
+/// The online CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpus(BTreeMap<u32, CpuInfo>);
 
-/// Something that a CPU belongs to.
+/// A level of the topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Numa,
@@ -49,22 +48,22 @@ impl Cpus {
         self.0.keys().copied().collect()
     }
 
-    /// How many there are.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Where a CPU belongs.
+    /// The topology of a CPU.
     pub fn info(&self, cpu: u32) -> Option<CpuInfo> {
         self.0.get(&cpu).copied()
     }
 
-    /// Those of them that are in `set`.
+    /// The CPUs that are in `set`.
     pub(crate) fn keep(&self, set: &CpuSet) -> Self {
         let kept = self.0.iter().filter(|(cpu, _)| set.contains(**cpu));
         Self(kept.map(|(cpu, info)| (*cpu, *info)).collect())
@@ -79,7 +78,7 @@ impl Cpus {
         self.0.values().map(|info| info.at(level)).collect()
     }
 
-    /// The groups of a level that have a CPU in the group `id` of another one.
+    /// The groups of a level with a CPU in the group `id` of another level.
     pub(crate) fn groups_in(&self, level: Level, (outer, id): (Level, i64)) -> BTreeSet<i64> {
         let inside = self.0.values().filter(|info| info.at(outer) == id);
         inside.map(|info| info.at(level)).collect()
@@ -95,7 +94,7 @@ impl Cpus {
         self.0.values().filter(|info| info.at(level) == id).count()
     }
 
-    /// CPUs in each group of a level, as if all were alike; 1 if that cannot be told.
+    /// Average number of CPUs per group of a level; 1 if unknown.
     pub(crate) fn per_group(&self, level: Level) -> usize {
         (self.len() / self.groups(level).len().max(1)).max(1)
     }
@@ -114,9 +113,9 @@ pub struct Node {
     pub id: u32,
     /// Bytes of memory, huge pages included.
     pub memory: u64,
-    /// Huge pages that are set aside: bytes of one, and how many.
+    /// Reserved huge pages: size in bytes and number.
     pub huge_pages: Vec<(u64, u64)>,
-    /// How far the nodes are, itself included, in their order; empty if that is not known.
+    /// Distances to all nodes, in order; empty if unknown.
     pub distances: Vec<u64>,
 }
 

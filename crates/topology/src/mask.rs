@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// A set of NUMA nodes, 0 to 63. One is less than another if it has more of the lower nodes.
+/// A set of NUMA nodes, 0 to 63, ordered by its lower nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NumaMask(u64);
 
 impl NumaMask {
-    /// Nodes beyond this are not told apart by any mask.
+    /// Higher nodes are ignored.
     pub const MOST: u32 = 64;
 
     /// Whether the node is in it.
@@ -15,7 +15,7 @@ impl NumaMask {
         1_u64.checked_shl(node).is_some_and(|bit| self.0 & bit != 0)
     }
 
-    /// How many nodes it has.
+    /// The number of nodes.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
@@ -30,13 +30,13 @@ impl NumaMask {
         (0..Self::MOST).filter(move |node| self.contains(*node))
     }
 
-    /// What both have.
+    /// The intersection.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Whether all of its nodes are in the other, too.
+    /// Whether it is a subset of the other.
     pub fn is_within(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
@@ -54,7 +54,7 @@ impl FromIterator<u32> for NumaMask {
     }
 }
 
-/// As the kernel takes it for `cpuset.mems`: `0,2`.
+/// In the format of `cpuset.mems`: `0,2`.
 impl fmt::Display for NumaMask {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, node) in self.nodes().enumerate() {

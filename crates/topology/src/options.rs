@@ -1,4 +1,4 @@
-//! What fine-tunes the topology manager.
+//! Options of the topology manager.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,14 @@ use crate::cpu::flag;
 /// The options of `topologyManagerPolicyOptions`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// `prefer-closest-numa-nodes`: of as many nodes, those with the least distance.
+    /// `prefer-closest-numa-nodes`: of sets with the same number of nodes, the one with the least
+    /// distance.
     pub prefer_closest: bool,
-    /// `max-allowable-numa-nodes`: on machines with more, no policy but none can be had.
+    /// `max-allowable-numa-nodes`: with more nodes, only the policy `none` is possible.
     pub most_nodes: usize,
 }
 
-/// With more nodes there are too many sets of them to look at.
+/// Default limit of nodes, as the number of sets is exponential.
 const MOST_NODES: usize = 8;
 const CLOSEST: &str = "prefer-closest-numa-nodes";
 const MOST: &str = "max-allowable-numa-nodes";
@@ -26,10 +27,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Read the options of the configuration.
+    /// Parses the options of the configuration.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// The first invalid option.
     pub fn parse(texts: &BTreeMap<String, String>) -> Result<Self, OptionError> {
         let mut options = Self::default();
         for (option, value) in texts {

@@ -1,53 +1,52 @@
-//! What of a pod matters for CPUs and memory of its own.
+//! The resource requests of a pod.
 
 use std::collections::BTreeMap;
 
-/// Amounts in bytes by the resource's name: `memory`, `hugepages-2Mi`.
+/// Amounts in bytes by resource name: `memory`, `hugepages-2Mi`.
 pub type Amounts = BTreeMap<String, u64>;
 
-/// When a container runs.
+/// Kind of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Before the others, to its end.
+    /// Init container.
     Init,
-    /// Before the others, and on beside them.
+    /// Sidecar.
     Sidecar,
-    /// With all others of its kind.
+    /// Regular container.
     Main,
 }
 
-/// What a container asks for.
+/// The request of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRequest {
     /// Its name.
     pub name: String,
-    /// When it runs.
+    /// Its kind.
     pub kind: Kind,
-    /// The CPUs that it asks for, if that is a whole number of them.
+    /// The CPU request, if it is an integer.
     pub cpus: Option<usize>,
     /// Memory and huge pages.
     pub memory: Amounts,
 }
 
-/// What a pod asks for.
+/// The request of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRequest {
     /// Its UID.
     pub uid: String,
-    /// Whether its class is Guaranteed and its resources are those of its containers: no other pod
-    /// has anything for itself.
+    /// Whether it is Guaranteed without pod-level resources: only such pods get exclusive resources.
     pub guaranteed: bool,
-    /// Its init containers and sidecars, then the others, in their order.
+    /// Init containers and sidecars, then the others, in order.
     pub containers: Vec<ContainerRequest>,
 }
 
 impl PodRequest {
-    /// CPUs that a container has for itself; 0 if it shares them.
+    /// Exclusive CPUs of a container; 0 if it shares CPUs.
     pub(crate) fn cpus_of(&self, container: &ContainerRequest) -> usize {
         container.cpus.filter(|_| self.guaranteed).unwrap_or(0)
     }
 
-    /// The most exclusive CPUs of the pod at one time.
+    /// Peak exclusive CPUs of the pod.
     pub(crate) fn cpus(&self) -> usize {
         let mut total = Peak::default();
         for container in &self.containers {
@@ -56,7 +55,7 @@ impl PodRequest {
         usize::try_from(total.most()).unwrap_or(usize::MAX)
     }
 
-    /// The most memory of the pod at one time. What only init containers ask for is not in it.
+    /// Peak memory of the pod, without requests of init containers only.
     pub(crate) fn memory(&self) -> Amounts {
         let mut totals: BTreeMap<&str, Peak> = BTreeMap::new();
         for container in &self.containers {
@@ -73,7 +72,7 @@ impl PodRequest {
     }
 }
 
-/// What is in use at most, while containers are looked at in their order.
+/// Peak of a resource over the containers in order.
 #[derive(Default)]
 struct Peak {
     init: u64,

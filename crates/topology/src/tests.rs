@@ -32,7 +32,7 @@ fn hint(text: &str) -> Hint {
 /// What upstream's own code makes of hints: nodes, policy, whether the closest are preferred, the
 /// hints of each resource; and the best hint, and whether it is admitted.
 #[test]
-fn hints_merge_as_upstreams_do() {
+fn topology_hints_merge_as_upstream() {
     for line in include_str!("testdata/merges.tsv").lines() {
         let [count, name, closest, providers, best, admits] =
             line.split('\t').collect::<Vec<_>>()[..]
@@ -120,7 +120,7 @@ fn comparable(state: &Value) -> Value {
 /// Pods come and go as they did at upstream's managers: the same are let in, with the same words
 /// otherwise, and have the same in the end. What upstream wrote is taken over.
 #[test]
-fn pods_get_what_upstream_gives_them() {
+fn topology_assignments_match_upstream() {
     for (index, line) in include_str!("testdata/scenarios.jsonl").lines().enumerate() {
         let scenario: Value = serde_json::from_str(line).unwrap();
         let mut allocator = allocator(&scenario);
@@ -179,7 +179,7 @@ impl AsWritten for Value {
 proptest! {
     /// Whatever the hints, the merged one is within the machine, and within one node if it must be.
     #[test]
-    fn merged_hints_are_within_the_policy(
+    fn topology_merged_hints_respect_the_policy(
         count in 1..5_u32,
         which in 0..4_usize,
         closest: bool,

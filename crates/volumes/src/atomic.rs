@@ -1,6 +1,6 @@
-//! Puts files into a volume so that a reader sees either the old set or the new one.
+//! Atomic writer: a reader of a volume sees either the old set of files or the new one.
 //!
-//! The files lie in a directory named after the time, `..data` is a link to it that is replaced by
+//! The files are in a directory named after the time, `..data` is a link to it that is replaced by
 //! one rename, and the names that users see are links through `..data`.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use super::remove::{Scope, tree};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
-/// What the owner and group may do with files that are not theirs to change.
+/// Permissions of the owner and group on read-only files.
 pub(super) const READABLE: u32 = 0o440;
 
 /// Makes the volume hold exactly the payload, readable by the group if one is given. Nothing is
@@ -44,8 +44,8 @@ pub(super) fn write(volume: &Dir, payload: &Payload, group: Option<u32>) -> Resu
     sweep(volume, &names, current.as_deref())
 }
 
-/// The directory that `..data` points to. Anything but a directory of this volume is none: a
-/// container could have put it there.
+/// The directory that `..data` points to. `None` unless it is a directory of this volume: a
+/// container could have replaced the link.
 fn current_data(volume: &Dir) -> Result<Option<OsString>, Error> {
     let target = volume.link_target(DATA.as_ref())?.filter(|target| is_data_dir(target));
     Ok(target.filter(|target| volume.dir_of_same_mount(target).is_ok()))
@@ -92,7 +92,7 @@ fn write_data(volume: &Dir, payload: &Payload, group: Option<u32>) -> Result<OsS
     match fill(&data, payload, group) {
         Ok(()) => Ok(name),
         Err(error) => {
-            // Half a payload would take the space that the next attempt needs.
+            // A partial payload would take the space that the next attempt needs.
             tree(volume, &name, Scope::Everything)?;
             Err(error)
         }
@@ -116,7 +116,7 @@ fn fill(data: &Dir, payload: &Payload, group: Option<u32>) -> Result<(), Error> 
 }
 
 fn share(dir: &Dir, group: Option<u32>) -> Result<(), Error> {
-    group.map_or(Ok(()), |group| dir.give_to_group(group, READABLE))
+    group.map_or(Ok(()), |group| dir.set_volume_ownership(group, READABLE))
 }
 
 /// Makes `name` a link through `..data`.

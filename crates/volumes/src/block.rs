@@ -1,5 +1,5 @@
-//! Block volumes: the device is bound below `plugins/` for each pod that uses it and held open by a
-//! loop device there; the pod's own directory has a link to it.
+//! Block volumes: the device is bind mounted below `plugins/` for each pod that uses it and held
+//! open by a loop device there; the pod's directory has a link to it.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -17,29 +17,30 @@ use super::host::tools::Tools;
 use super::persistent::Task;
 use super::{Mounted, blocking, layout, remove};
 
-/// A loop device holds its file open until nobody has the device open any more, be it only to look
-/// at it: how long that may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LOOKS: Duration = Duration::from_millis(20);
+/// A loop device keeps its file open until nothing has the device open any more: how long to wait
+/// for that.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Where the device of a volume is to be found for one pod.
+/// The mapping of a block device for one pod.
 #[derive(Clone, Debug)]
-pub(super) struct Map {
-    /// The link in the pod's directory. It is made first and removed last, so that by it the rest
-    /// is found.
+pub(super) struct BlockMapping {
+    /// The link in the pod's directory. Created first and removed last: teardown finds the rest by
+    /// it.
     link: PathBuf,
     /// Where the device is bound.
     bound: PathBuf,
 }
 
-impl Map {
-    /// The map of a volume for the pod with that UID; `global` is the directory of all its maps.
+impl BlockMapping {
+    /// The mapping of a volume for the pod with that UID; `global` is the directory of all its
+    /// mappings.
     pub(super) fn new(root: &Path, uid: &str, plugin: &str, volume: &str, global: PathBuf) -> Self {
         let devices = layout::pod_path(root, uid).join(layout::DEVICES);
         Self { link: devices.join(plugin).join(volume), bound: global.join(uid) }
     }
 
-    /// Maps a device. A map that stands is kept.
+    /// Maps a device; an existing mapping is kept.
     pub(super) async fn make(self, task: &Task<'_>, device: &Path) -> Result<Mounted, Error> {
         let (device, map) = (device.to_owned(), self.clone());
         blocking(move || map.link_and_bind(&device)).await?;
@@ -47,14 +48,14 @@ impl Map {
         Ok(self.mounted(task))
     }
 
-    /// The map as the pod's containers are given it.
+    /// The mapping, for the containers' configuration.
     pub(super) fn mounted(self, task: &Task<'_>) -> Mounted {
         let read_only = task.persistent.read_only;
         Mounted { read_only, device: Some(self.link.clone()), ..Mounted::at(self.link) }
     }
 
-    /// Whether all of the map is made, since the machine was started.
-    pub(super) async fn stands(&self) -> Result<bool, Error> {
+    /// Whether the device is completely mapped, since the last boot.
+    pub(super) async fn is_mapped(&self) -> Result<bool, Error> {
         let map = self.clone();
         blocking(move || {
             let linked = map.link.symlink_metadata().is_ok();
@@ -63,13 +64,13 @@ impl Map {
         .await
     }
 
-    /// Removes the map. What is gone already is no error.
+    /// Removes the mapping; parts that do not exist are ignored.
     pub(super) async fn remove(self, tools: &Tools) -> Result<(), Error> {
         self.unbind(tools).await?;
         blocking(move || layout::remove_file(&self.link)).await
     }
 
-    /// Removes all of the map but the link, by which it is found again.
+    /// Removes all of the mapping but the link.
     pub(super) async fn unbind(&self, tools: &Tools) -> Result<(), Error> {
         loops::detach(tools, &self.bound).await?;
         unmount_once_free(&self.bound).await?;
@@ -84,8 +85,9 @@ impl Map {
         .await
     }
 
-    /// Makes the link to a device, be it there or not: from here on, the pod's end removes the map.
-    pub(super) async fn mark(&self, device: &Path) -> Result<(), Error> {
+    /// Creates the link to a device, which need not exist yet: from here on, teardown removes the
+    /// mapping.
+    pub(super) async fn link(&self, device: &Path) -> Result<(), Error> {
         let (device, map) = (device.to_owned(), self.clone());
         blocking(move || map.link_to(&device)).await
     }
@@ -116,12 +118,12 @@ impl Map {
 
 /// Unmounts the bind of a device that was held open by a loop device until just now.
 async fn unmount_once_free(bound: &Path) -> Result<(), Error> {
-    let until = time::after(PATIENCE);
+    let until = time::after(UNMOUNT_TIMEOUT);
     loop {
         let path = bound.to_owned();
         match blocking(move || remove::unmount(&path)).await {
             Err(error) if error.errno() == Some(Errno::EBUSY) && Instant::now() < until => {
-                sleep(LOOKS).await;
+                sleep(POLL_INTERVAL).await;
             }
             unmounted => return unmounted,
         }

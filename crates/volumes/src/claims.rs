@@ -1,6 +1,6 @@
 //! Claims of pods: the PersistentVolumeClaim and the PersistentVolume bound to it, read one by one
-//! as the Node authorizer allows. Nothing is kept: a pod whose claim is not ready asks again when
-//! its worker tries again.
+//! as the Node authorizer allows. Nothing is cached: a pod whose claim is not ready reads it again
+//! when its worker retries.
 
 pub(crate) mod migrated;
 
@@ -14,15 +14,14 @@ use longshore_client::{Item, object};
 use longshore_pod::spec;
 use serde::de::DeserializeOwned;
 
-/// How long one request may take, so that a silent apiserver does not hold a pod's worker.
+/// Timeout of one request, so that an unresponsive apiserver does not block a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Keeps a claim that is being deleted for as long as pods use it, this one maybe since before the
-/// daemon started.
+/// The finalizer that keeps a claim under deletion for as long as pods use it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const BLOCK: &str = "Block";
 const FILE_SYSTEM: &str = "Filesystem";
 
-/// Why a claim of a pod, or a volume that it describes itself, leads to nothing that it can use yet.
+/// Why a claim of a pod, or an inline volume, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     /// The claim, or what it leads to, is not ready.
@@ -30,10 +29,10 @@ pub enum ClaimError {
     NotReady {
         /// Namespace and name of the claim.
         claim: String,
-        /// What is the matter with it.
+        /// The reason.
         why: Why,
     },
-    /// A claim of the name that a generic ephemeral volume has is somebody else's.
+    /// The claim with the name of a generic ephemeral volume is not owned by the pod.
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwned {
         /// Namespace and name of the claim.
@@ -41,13 +40,13 @@ pub enum ClaimError {
         /// Namespace and name of the pod.
         pod: String,
     },
-    /// It leads to a volume of a kind that Kubernetes has no more.
+    /// The volume is of a type that was removed from Kubernetes.
     #[error("failed to get Plugin from volumeSpec for volume {0:?} err=no volume plugin matched")]
     NoPlugin(String),
-    /// A driver has taken over the volume's kind, and cannot know this one.
+    /// The volume cannot be translated for CSI migration.
     #[error("failed to translate in-tree pv to CSI: {0}")]
     NotMigrated(String),
-    /// A container uses the volume in a way that it is not made for.
+    /// A container uses the volume in another volume mode.
     #[error("volume {volume} has volumeMode {mode}, but is specified in {field}")]
     Mode {
         /// The volume's name in the pod.
@@ -59,19 +58,19 @@ pub enum ClaimError {
     },
 }
 
-/// What is the matter with a claim.
+/// Why a claim is not ready.
 #[derive(Debug, thiserror::Error)]
 pub enum Why {
     /// The claim could not be read.
     #[error("failed to fetch PVC from API server: {0}")]
     NoClaim(String),
-    /// It is being deleted, and nothing keeps it: no pod may start with it any more.
+    /// It is being deleted without a finalizer: no pod may start with it.
     #[error("PVC is being deleted")]
     Deleted,
     /// It is not bound, or has lost its volume.
     #[error("PVC is not bound")]
     NotBound,
-    /// It is bound, and does not say to what.
+    /// It is bound, but has no volume name.
     #[error("PVC has empty pvc.Spec.VolumeName")]
     NoName,
     /// The volume could not be read.
@@ -79,10 +78,10 @@ pub enum Why {
     NoVolume {
         /// The volume's name.
         name: String,
-        /// What the apiserver said.
+        /// The apiserver's message.
         reason: String,
     },
-    /// The volume does not know of any claim yet.
+    /// The volume has no claim reference yet.
     #[error(
         "found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
     )]
@@ -105,21 +104,22 @@ pub enum Why {
 pub(super) struct Bound {
     pub(super) claim: PersistentVolumeClaim,
     pub(super) volume: PersistentVolume,
-    /// Whether the volume was of a kind that its driver has taken over.
+    /// Whether the volume was translated for CSI migration.
     pub(super) migrated: bool,
-    /// Whether the pod asks to only read it.
+    /// Whether the pod requests it read-only.
     pub(super) read_only: bool,
 }
 
 impl Bound {
-    /// Whether the volume is given to containers as a device.
+    /// Whether the volume mode is `Block`.
     pub(super) fn is_block(&self) -> bool {
         let spec = self.volume.spec.as_ref();
         spec.and_then(|spec| spec.volume_mode.as_deref()) == Some(BLOCK)
     }
 }
 
-/// Reads what the claim of a pod's volume leads to; `None` for a volume without a claim.
+/// Reads the claim of a pod's volume and the volume bound to it; `None` for a volume without a
+/// claim.
 pub(super) async fn bound(
     client: Option<&Client>,
     pod: &Pod,
@@ -189,7 +189,7 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
     if found == expected { Ok(()) } else { Err(Why::OtherClaim { name, found, expected }) }
 }
 
-/// Checks that containers use the volume as what it is: a directory or a device.
+/// Checks that containers use the volume in its volume mode.
 fn check_mode(pod: &Pod, volume: &Volume, block: bool) -> Result<(), ClaimError> {
     let mismatch = |mode, field| ClaimError::Mode { volume: volume.name.clone(), mode, field };
     let Some(pod_spec) = &pod.spec else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Directories held open, so that work below them cannot be led elsewhere: containers may put
+//! Open directory handles, so that operations below them cannot be redirected: containers may put
 //! links and mounts into their volumes at any time. Names are resolved by `openat2` from the open
 //! directory, never following a link and never leaving it.
 
@@ -17,7 +17,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, symlinkat, unlinkat};
 
 use super::error::Error;
 
-/// What no path below a volume may do.
+/// Path resolution below a volume: no links, nothing outside.
 const CONFINED: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);
 const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub(super) kind: Kind,
 }
 
-/// What a name stands for.
+/// The type of a directory entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Directory,
@@ -58,7 +58,7 @@ impl Dir {
         self.open_dir(name.as_ref(), CONFINED)
     }
 
-    /// A directory below this one on the same mount. [`Errno::EXDEV`] tells of another mount.
+    /// A directory below this one on the same mount. [`Errno::EXDEV`] if it is another mount.
     pub(super) fn dir_of_same_mount(&self, name: impl AsRef<Path>) -> Result<Self, Error> {
         self.open_dir(name.as_ref(), CONFINED.union(ResolveFlag::RESOLVE_NO_XDEV))
     }
@@ -130,7 +130,7 @@ impl Dir {
 
     /// Whether a regular file at that relative path holds exactly that data.
     pub(super) fn holds(&self, path: &Path, data: &[u8]) -> bool {
-        // Not blocking, for a pipe could stand there.
+        // Non-blocking, as it could be a pipe.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let Ok(fd) = self.open(path, flags, Mode::empty(), CONFINED) else { return false };
         let file = File::from(fd);
@@ -157,7 +157,7 @@ impl Dir {
         symlinkat(target, &self.fd, name).map_err(|errno| self.error("create link", name, errno))
     }
 
-    /// Renames within this directory, replacing what stands at the new name.
+    /// Renames within this directory, replacing what has the new name.
     pub(super) fn rename(&self, old: &OsStr, new: &OsStr) -> Result<(), Error> {
         nix::fcntl::renameat(&self.fd, old, &self.fd, new)
             .map_err(|errno| self.error("rename", old, errno))
@@ -169,12 +169,12 @@ impl Dir {
             .map_err(|errno| self.error("move", name, errno))
     }
 
-    /// Removes a name that is no directory. A name that is gone already is no error.
+    /// Removes a name that is no directory. A name that does not exist is no error.
     pub(super) fn remove_file(&self, name: &OsStr) -> Result<(), Error> {
         self.unlink("remove", name, UnlinkatFlags::NoRemoveDir)
     }
 
-    /// Removes an empty directory. A name that is gone already is no error.
+    /// Removes an empty directory. A name that does not exist is no error.
     pub(super) fn remove_dir(&self, name: impl AsRef<OsStr>) -> Result<(), Error> {
         self.unlink("remove directory", name.as_ref(), UnlinkatFlags::RemoveDir)
     }
@@ -215,7 +215,7 @@ impl Dir {
         Ok(entries)
     }
 
-    /// For file systems whose listings do not tell.
+    /// For file systems whose listings have no file type.
     fn kind(&self, name: &CStr) -> Result<Kind, Error> {
         let stat = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW)
             .map_err(|errno| Error::io("look at", &self.path, errno))?;
@@ -248,9 +248,9 @@ impl Dir {
             .map_err(|errno| Error::io("change mode of", &self.path, errno))
     }
 
-    /// Gives the directory to a group: what is made in it belongs to the group too. Owner and
-    /// group may do with it what `files` says for files, and enter it.
-    pub(super) fn give_to_group(&self, group: u32, files: u32) -> Result<(), Error> {
+    /// Changes the group of the directory and sets the set-group-ID bit. Owner and group get the
+    /// permissions `files`, and may enter it.
+    pub(super) fn set_volume_ownership(&self, group: u32, files: u32) -> Result<(), Error> {
         let mode = self.stat()?.st_mode & 0o7777;
         fchown(&self.fd, None, Some(Gid::from_raw(group)))
             .map_err(|errno| Error::io("change group of", &self.path, errno))?;

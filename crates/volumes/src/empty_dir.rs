@@ -1,5 +1,5 @@
-//! Directories that live as long as their pod, on disk or in memory; the ground of all volumes
-//! that the node fills itself.
+//! emptyDir volumes, on disk or in memory; also the directories of all volumes that the node
+//! writes.
 
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use super::error::{Error, if_exists};
 use super::layout;
 use super::medium::Medium;
 
-/// Everyone may use the root of a volume: who gets to it is decided by mounts.
+/// The root of a volume is open to all users; access is controlled by mounts.
 const MODE: u32 = 0o777;
-/// What owner and group may do with files of the pod's own.
+/// Permissions of the owner and group on files of the pod's own.
 const WRITABLE: u32 = 0o660;
 const READY: &str = "ready";
 
-/// Sets up an emptyDir volume; a volume that is ready already is left as the pod made it.
+/// Sets up an emptyDir volume; a volume that is ready is left as it is.
 pub(super) fn set_up(
     pod: &Dir,
     volume: &str,
@@ -30,7 +30,7 @@ pub(super) fn set_up(
     let ready = notes.entries(usize::MAX)?.iter().any(|entry| entry.name == READY);
     let stands = match medium {
         Medium::Disk => if_exists(parent.dir(volume))?.is_some(),
-        // After a reboot the note is there, and the memory is gone.
+        // After a reboot the ready file exists, but not the tmpfs.
         Medium::Memory { .. } | Medium::HugePages { .. } => {
             parent.is_mount_point(volume.as_ref())?
         }
@@ -40,11 +40,11 @@ pub(super) fn set_up(
     }
     let dir = make(&parent, volume, medium)?;
     if medium == Medium::Disk {
-        // One that was made before, by a daemon that was killed, may have another mode.
+        // A killed daemon may have left it with another mode.
         dir.set_mode(MODE)?;
     }
     if let Some(group) = group {
-        dir.give_to_group(group, WRITABLE)?;
+        dir.set_volume_ownership(group, WRITABLE)?;
     }
     if ready { Ok(()) } else { notes.new_file(READY.as_ref(), &[], 0o640, (None, None)) }
 }
@@ -67,7 +67,7 @@ pub(super) fn make(parent: &Dir, volume: &str, medium: Medium) -> Result<Dir, Er
     }
     let dir = parent.dir(volume)?;
     if matches!(medium, Medium::HugePages { .. }) {
-        dir.set_mode(MODE)?; // a new one is root's alone
+        dir.set_mode(MODE)?; // a new hugetlbfs is accessible to root alone
     }
     Ok(dir)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a pod's volumes.
+//! Errors of a pod's volumes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,40 +10,40 @@ use nix::errno::Errno;
 use super::claims::ClaimError;
 use super::csi;
 
-/// What is done to set up a volume: one with files, and one that is a device.
+/// Upstream's names of the operations, for file system and block volumes.
 pub(super) const SET_UP: &str = "MountVolume.SetUp";
-/// Looking what is to be mounted, before that.
-pub(super) const LOOK: &str = "MountVolume.NewMounter initialization";
+/// Checks the source.
+pub(super) const NEW_MOUNTER: &str = "MountVolume.NewMounter initialization";
 pub(super) const MAP: &str = "MapVolume.MapPodDevice";
-/// Reaching what is to be mounted, and mounting it for all pods, before that.
+/// Attaches the device, and mounts it for all pods.
 pub(super) const ATTACH: &str = "MountVolume.WaitForAttach";
 pub(super) const MAP_ATTACH: &str = "MapVolume.WaitForAttach";
 pub(super) const STAGE: &str = "MountVolume.MountDevice";
-/// Looking whether it can be reached from the node, before that.
-pub(super) const CHECK: &str = "MountVolume.NodeAffinity check";
-/// Looking whether its kind takes mount options.
-pub(super) const OPTIONS: &str = "MountVolume.MountOptionSupport check";
-/// Looking whether the control plane has attached it.
+/// Checks that the volume is accessible from the node.
+pub(super) const NODE_AFFINITY: &str = "MountVolume.NodeAffinity check";
+/// Checks whether the volume type supports mount options.
+pub(super) const MOUNT_OPTION_SUPPORT: &str = "MountVolume.MountOptionSupport check";
+/// Checks that the control plane has attached it.
 pub(super) const VERIFY: &str = "VerifyControllerAttachedVolume";
-pub(super) const MAP_CHECK: &str = "MapVolume.NodeAffinity check";
+pub(super) const MAP_NODE_AFFINITY: &str = "MapVolume.NodeAffinity check";
 
-/// Why a volume could not be set up, refreshed or taken down. The text is fit for a pod's event.
+/// Why a volume could not be set up, refreshed or taken down. The message is used in pod events.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The files of a volume are more than the node holds for one.
+    /// The files of a volume are larger than the limit.
     #[error("the files of the volume are larger than {0} bytes together")]
     LargePayload(usize),
     /// One volume of the pod failed.
     #[error("{operation} failed for volume {volume:?} : {source}")]
     SetUp {
-        /// What was to be done, in upstream's words.
+        /// The operation, by upstream's name.
         operation: &'static str,
         /// The volume's name: in the pod, or the PersistentVolume's.
         volume: String,
         /// What failed.
         source: Box<Error>,
     },
-    /// The claim of a volume, or the volume, does not lead to one that the pod can use.
+    /// The claim of a volume, or the volume, cannot be used.
     #[error(
         "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], \
          failed to process volumes=[{volume}]: {source}"
@@ -51,53 +51,53 @@ pub enum Error {
     Claim {
         /// The volume's name in the pod.
         volume: String,
-        /// What is the matter with it.
+        /// The reason.
         source: Box<ClaimError>,
     },
-    /// The volume of a claim cannot be reached from this node.
+    /// The volume of a claim is not accessible from this node.
     #[error("no matching NodeSelectorTerms")]
     OtherNodes,
-    /// The control plane has not said in time that the node has the volume.
+    /// The control plane has not attached the volume in time.
     #[error("volume not attached according to node status")]
     NotAttached,
-    /// A git repository: too dangerous a volume to be set up by anybody any more.
+    /// A gitRepo volume, which is disabled for security.
     #[error(
         "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling \
          the feature-gate `GitRepoVolumeDriver`"
     )]
     GitRepo,
-    /// A tool of the system that a volume needs is not there.
+    /// A system tool that the volume needs is not installed.
     #[error("{tool} is not installed on this node: it comes with the package {package}")]
     NoTool {
         /// The program.
         tool: &'static str,
-        /// Where most systems have it.
+        /// The package that most distributions have it in.
         package: &'static str,
     },
-    /// A tool of the system failed.
+    /// A system tool failed.
     #[error("{tool} failed: {status}: {output}")]
     Tool {
         /// The program.
         tool: &'static str,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
-    /// A tool of the system was ended because it took too long.
+    /// A system tool was killed because of its timeout.
     #[error("{tool} did not end within {limit:?} and was killed: {output}")]
     ToolHung {
         /// The program.
         tool: &'static str,
-        /// How long it might have taken.
+        /// The timeout.
         limit: Duration,
-        /// What it printed until then.
+        /// Its output until then.
         output: String,
     },
     /// A device without a file system is to be mounted read-only.
     #[error("cannot mount unformatted disk {0} as we are manipulating it in read-only mode")]
     Unformatted(PathBuf),
-    /// A device could not be mounted, and what is on it is not what the volume names.
+    /// A device could not be mounted, and has another file system than the volume names.
     #[error(
         "failed to mount the volume as {wanted:?}, it already contains {found}. Mount error: {source}"
     )]
@@ -109,13 +109,13 @@ pub enum Error {
         /// Why it could not be mounted.
         source: Box<Error>,
     },
-    /// A mount option that means nothing to a bind mount.
+    /// A mount option that does not apply to bind mounts.
     #[error("mount option {0:?} cannot be applied to a bind mount")]
     MountOption(String),
-    /// A volume has mount options, and its kind takes none.
+    /// The volume type does not support mount options.
     #[error("mount options are not supported for this volume type")]
     MountOptions,
-    /// A disk could not be reached.
+    /// A disk could not be attached.
     #[error("{0}")]
     Unreached(Box<Error>),
     /// A device could not be mounted for all its pods.
@@ -124,24 +124,24 @@ pub enum Error {
     /// A disk did not show up after its target was logged in.
     #[error("Timed out waiting for device at path {path} after {limit:?}")]
     NoDevice {
-        /// Where it was to be.
+        /// The expected path.
         path: PathBuf,
-        /// How long it was waited for.
+        /// The timeout.
         limit: Duration,
     },
-    /// Nothing is where a local volume is said to be.
+    /// The path of a local volume does not exist.
     #[error("path {:?} does not exist", .0)]
     NoLocal(PathBuf),
-    /// The path of a local volume leads backwards.
+    /// The path of a local volume contains `..`.
     #[error("invalid path: {} must not contain '..'", .0.display())]
     LocalBack(PathBuf),
     /// What a local volume names is neither a directory nor a block device.
     #[error("only directory and block device are supported")]
     NotLocal,
-    /// What is to be given to containers as a device is none.
+    /// The path of a block volume is not a block device.
     #[error("{0} is not a block device")]
     NotBlock(PathBuf),
-    /// A driver, or what it needs, stands in the way.
+    /// A CSI driver, or what it needs, failed.
     #[error(transparent)]
     Csi(#[from] csi::Error),
     /// The node cannot set up volumes of this kind.
@@ -158,7 +158,7 @@ pub enum Error {
     /// Several sources of one projected volume failed.
     #[error("[{}]", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Several(Vec<Error>),
-    /// A secret, configmap or token could not be had.
+    /// A secret, configmap or token could not be read.
     #[error(transparent)]
     Object(#[from] objects::Error),
     /// A field or resource of the pod has no value.
@@ -180,31 +180,31 @@ pub enum Error {
         /// Which rule it breaks.
         reason: &'static str,
     },
-    /// A host path leads backwards.
+    /// A host path contains `..`.
     #[error("invalid HostPath `{0}`: must not contain '..'")]
     HostPathBack(String),
-    /// A host path is to be of a type that nobody knows.
+    /// Unknown host path type.
     #[error("{0} is an invalid volume type")]
     NoHostPathType(String),
-    /// What stands at a host path is not of the type that the volume names.
+    /// The host path is not of the type that the volume requires.
     #[error("hostPath type check failed: {path} is not a {expected}")]
     HostPathType {
         /// The path on the host.
         path: String,
-        /// What the volume expects there.
+        /// The required type.
         expected: &'static str,
     },
-    /// The medium that an emptyDir asks for is not to be had.
+    /// The medium that an emptyDir requests is not available.
     #[error("{0}")]
     Medium(String),
-    /// A sub-path leads out of its volume by itself.
+    /// A sub-path is absolute or contains `..`.
     #[error("{}", refusal(.path))]
     SubPathOut {
         /// The path as written, or with its variables expanded.
         path: String,
     },
-    /// A sub-path could not be made or bound. Its details are logged and not told to the pod,
-    /// which could learn about the host from them.
+    /// A sub-path could not be made or bound. Details are logged only, as they could reveal paths
+    /// of the host to the pod.
     #[error("failed to {action} for volumeMount {volume:?} of container {container:?}")]
     SubPath {
         /// `create subPath directory` or `prepare subPath`.
@@ -214,11 +214,11 @@ pub enum Error {
         /// The container's name.
         container: String,
     },
-    /// Something that is not the node's own stands in the way of removing a pod's directory. It
-    /// is left alone.
+    /// Something that the node did not create prevents removing a pod's directory. It is left in
+    /// place.
     #[error("{path} {what}, left in place")]
     Foreign {
-        /// Where it stands.
+        /// Its path.
         path: PathBuf,
         /// What it is.
         what: &'static str,
@@ -226,14 +226,14 @@ pub enum Error {
     /// A system call failed.
     #[error("failed to {action} {path}: {source}")]
     Io {
-        /// What was to be done.
+        /// The operation.
         action: &'static str,
         /// With which path.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// The work ended before its answer, as when the daemon stops.
+    /// The operation was interrupted, such as by the end of the daemon.
     #[error("work on volumes was interrupted")]
     Interrupted,
 }
@@ -247,7 +247,7 @@ fn refusal(path: &str) -> String {
 }
 
 impl Error {
-    /// The reason of the event that tells it.
+    /// The reason for the event.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::SetUp { operation, .. } if operation.starts_with("MapVolume") => {
@@ -257,8 +257,7 @@ impl Error {
         }
     }
 
-    /// Whether the pod cannot have its volume on this node, so that it is to be made anew on
-    /// another: the reason for its status.
+    /// The reason of the pod's status, if the pod cannot run on this node because of the error.
     pub fn rejects(&self) -> Option<&'static str> {
         match self {
             Self::Csi(super::CsiError::AttachLimit(_)) => Some("VolumeAttachmentLimitExceeded"),
@@ -271,13 +270,13 @@ impl Error {
     pub(super) fn of_volume(self, operation: &'static str, volume: &str) -> Self {
         let volume = volume.to_owned();
         match self {
-            // It did not come so far that something was done.
+            // No operation was started.
             Self::Claim { source, .. } => Self::Claim { volume, source },
             error => Self::SetUp { operation, volume, source: Box::new(error) },
         }
     }
 
-    /// A volume of that name is of a kind that Kubernetes has no more.
+    /// The volume is of a type that was removed from Kubernetes.
     pub(super) fn no_plugin(volume: &str) -> Self {
         let volume = volume.to_owned();
         Self::Claim { source: Box::new(ClaimError::NoPlugin(volume.clone())), volume }
@@ -296,7 +295,7 @@ impl Error {
     }
 }
 
-/// Turns "there is no such file" into `None`.
+/// Turns `ENOENT` into `None`.
 pub(super) fn if_exists<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -1,5 +1,5 @@
-//! Where a pod's volumes lie below the node's root directory. Paths are those of the Go kubelet,
-//! so that either can take over the other's pods.
+//! Paths of a pod's volumes below the node's root directory, the same as upstream's, so that either
+//! kubelet can take over the other's pods.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -16,7 +16,7 @@ pub(super) const VOLUMES: &str = "volumes";
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
 pub(super) const DEVICES: &str = "volumeDevices";
 pub(super) const PLUGINS: &str = "plugins";
-/// Below it, drivers' block volumes are known by the names of their PersistentVolumes.
+/// Block volumes of CSI drivers, by the names of their PersistentVolumes.
 pub(super) const CSI_DEVICES: &str = "plugins/kubernetes.io/csi/volumeDevices";
 
 pub(super) const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
@@ -32,7 +32,7 @@ pub(super) const CSI: &str = "kubernetes.io~csi";
 /// Mode of directories that containers reach only through their mounts.
 const PRIVATE: u32 = 0o750;
 
-/// Whether everything in that plugin's directory was made by the node for the pod alone.
+/// Whether the volumes of that plugin are ephemeral.
 pub(super) fn is_own_plugin(name: &OsStr) -> bool {
     [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED].iter().any(|own| name == *own)
 }
@@ -58,18 +58,18 @@ pub(super) fn make_dirs(path: &Path) -> Result<(), Error> {
     made.map_err(|error| Error::io("create directory", path, error))
 }
 
-/// Removes a file. One that is gone already is no error.
+/// Removes a file. It is no error if it does not exist.
 pub(super) fn remove_file(path: &Path) -> Result<(), Error> {
     if_exists(fs::remove_file(path).map_err(|error| Error::io("remove", path, error))).map(drop)
 }
 
-/// Removes a directory, in which nothing may be. One that is gone already is no error.
+/// Removes a directory, which must be empty. It is no error if it does not exist.
 pub(super) fn remove_dir(path: &Path) -> Result<(), Error> {
     let removed = fs::remove_dir(path);
     if_exists(removed.map_err(|error| Error::io("remove directory", path, error))).map(drop)
 }
 
-/// Removes a directory if nothing is in it. One that is gone already is no error.
+/// Removes a directory if nothing is in it. It is no error if it does not exist.
 pub(super) fn remove_empty_dir(path: &Path) -> Result<(), Error> {
     match remove_dir(path) {
         Err(error) if error.errno() == Some(Errno::ENOTEMPTY) => Ok(()),
@@ -82,7 +82,7 @@ pub(super) fn volumes_dir(pod: &Dir, plugin: &str) -> Result<Dir, Error> {
     pod.make_dir(VOLUMES, PRIVATE)?.make_dir(plugin, 0o755)
 }
 
-/// The directory of what the node notes down about a volume, made if it is absent.
+/// The directory of a volume's metadata, made if it is absent.
 pub(super) fn notes_dir(pod: &Dir, plugin: &str, volume: &str) -> Result<Dir, Error> {
     pod.make_dir(PLUGINS, PRIVATE)?.make_dir(plugin, PRIVATE)?.make_dir(volume, PRIVATE)
 }
@@ -94,7 +94,7 @@ pub(super) fn sub_paths_dir(pod: &Dir, volume: &str, container: &str) -> Result<
     pod.make_dir(SUB_PATHS, PRIVATE)?.make_dir(volume, PRIVATE)?.make_dir(container, PRIVATE)
 }
 
-/// A name as that of a directory: what pods describe may be named by a path.
+/// A volume name as a directory name: names of inline volumes may contain `/`.
 pub(super) fn escaped(name: &str) -> String {
     name.replace('/', "~")
 }

@@ -1,9 +1,9 @@
-//! The volumes of the node's pods: sets them up before containers start, keeps their data up to
-//! date, and takes them down when the pod is gone. Called by the pod's worker, one pod at a time.
-//! What a pod asks for is in its spec and what there is in its directory and in the kernel's table
-//! of mounts, so that a daemon that comes later goes on where this one was.
-//! Current limitations: size limits of volumes on disk are not enforced here; the file system of a
-//! local volume's device does not grow with its PersistentVolume, as upstream's does.
+//! The volume manager: sets up the volumes of pods before containers start, refreshes their data,
+//! and tears them down with the pod. Called by the pod's worker, one pod at a time. The desired
+//! state is the pod's spec, the actual state is the pod's directory and the kernel's mount table,
+//! so that a restarted daemon continues where this one stopped. Current limitations: size limits of
+//! volumes on disk are not enforced here; the file system of a local volume's device does not grow
+//! with its PersistentVolume, as upstream's does.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -15,7 +15,6 @@ mod devices;
 mod dir;
 mod empty_dir;
 mod error;
-mod gone;
 mod host;
 mod host_path;
 mod iscsi;
@@ -35,6 +34,7 @@ mod set_up;
 mod source;
 mod stats;
 mod sub_path;
+mod teardown;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -85,18 +85,18 @@ struct Inner {
     tools: Tools,
     kernel: iscsi::Kernel,
     csi: Csi,
-    /// One lock per pod at work: set-ups share it, tear-down has it alone. It is held by the work
-    /// itself, which goes on when the caller does not wait for it any more.
+    /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
+    /// operation itself, which goes on when the caller is cancelled.
     locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
     metrics: Metrics,
-    standing: PersistentMounts,
+    persistent_mounts: PersistentMounts,
 }
 
 impl Volumes {
     /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
-    /// be registered before it is mounted); `allocatable` is what the node can give to pods. What
-    /// takes long is told to pods by `pod_events`, how the work goes to `registry`. Those of CSI are
-    /// set up by `drivers`, as far as they are registered.
+    /// be registered before it is mounted); `allocatable` is the node's allocatable resources. Slow
+    /// operations are recorded by `pod_events`, metrics go to `registry`. CSI volumes are set up by
+    /// the registered `drivers`.
     pub fn new(
         root: impl Into<PathBuf>,
         objects: Objects,
@@ -107,11 +107,11 @@ impl Volumes {
     ) -> Self {
         let root = root.into();
         let metrics = Metrics::new(registry);
-        csi::clear_unnoted(&root);
-        let (devices, found) = Devices::find(&root);
-        metrics.found(&found);
-        for unknown in &found.unknown {
-            tracing::warn!(unknown, "a volume of an earlier daemon is not understood");
+        csi::clear_stale_dirs(&root);
+        let (devices, reconstructed) = Devices::find(&root);
+        metrics.reconstructed(&reconstructed);
+        for unknown in &reconstructed.unknown {
+            tracing::warn!(unknown, "failed to reconstruct a volume from the pod directory");
         }
         let inner = Inner {
             csi: Csi::new(drivers, objects.client().cloned()),
@@ -124,27 +124,27 @@ impl Volumes {
             kernel: iscsi::Kernel::default(),
             locks: Mutex::default(),
             metrics,
-            standing: PersistentMounts::default(),
+            persistent_mounts: PersistentMounts::default(),
         };
         Self { inner: Arc::new(inner) }
     }
 
-    /// With claims of volumes in use looked at so often, for whether they are to grow.
+    /// With the interval at which claims of volumes in use are checked for expansion.
     #[must_use]
-    pub fn looking_every(mut self, period: Duration) -> Self {
-        // Nobody else has a handle yet.
+    pub fn with_claim_poll_interval(mut self, period: Duration) -> Self {
+        // There is no other handle yet.
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.csi.look_every(period);
+            inner.csi.set_claim_poll_interval(period);
         }
         self
     }
 
-    /// What pods share below their volumes.
+    /// The devices that pods use.
     pub fn devices(&self) -> &Devices {
         &self.inner.devices
     }
 
-    /// Takes back what an earlier daemon has left of volumes that no pod uses any more.
+    /// Unstages volumes of an earlier daemon that no pod uses any more.
     pub async fn unstage_unused(self) {
         csi::recover(&self.inner).await;
     }
@@ -154,28 +154,28 @@ impl Volumes {
         self.inner.root.join(layout::PODS).join(uid)
     }
 
-    /// Sets up the volumes that containers of a pod use, each on its own, and tells where they lie.
-    /// What stands already is kept, and data that changed is written anew. The error is that of the
-    /// first volume that failed; the others are set up all the same.
+    /// Sets up the volumes that containers of a pod use, and returns where they are mounted.
+    /// Existing mounts are kept, and changed data is rewritten. The error is that of the first
+    /// volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
         let set_ups = used(pod).map(async |volume| {
             let persistent = self.persistent(pod, volume).await?;
             let source = Source::of(volume, persistent.as_ref())?;
-            self.inner.metrics.wants(spec::uid(pod), &volume.name, source.plugin());
+            self.inner.metrics.add_desired(spec::uid(pod), &volume.name, source.plugin());
             let mut mounted = self.set_up(pod, volume, &source).await?;
-            let lasting = persistent.as_ref().map(Persistent::dir_name);
-            mounted.name = lasting.unwrap_or_else(|| volume.name.clone());
-            if source.outlives_pod() {
-                let stand = MountedAt::new(&source, &mounted);
-                self.inner.standing.note(spec::uid(pod), &volume.name, stand);
+            let dir_name = persistent.as_ref().map(Persistent::dir_name);
+            mounted.name = dir_name.unwrap_or_else(|| volume.name.clone());
+            if source.has_stats() {
+                let mount = MountedAt::new(&source, &mounted);
+                self.inner.persistent_mounts.insert(spec::uid(pod), &volume.name, mount);
             }
             Ok((volume.name.clone(), mounted))
         });
         join_all(set_ups).await.into_iter().collect()
     }
 
-    /// Writes the data of a pod's volumes anew, of those that hold something of what changed. The
-    /// error is that of the first volume that failed; the others are refreshed all the same.
+    /// Rewrites the data of those of a pod's volumes that depend on what changed. The error is that
+    /// of the first volume that failed; the others are refreshed all the same.
     pub async fn refresh(&self, pod: &Pod, changed: &Changed) -> Result<(), Error> {
         let sources = used(pod).filter_map(|volume| Some((volume, Source::of(volume, None).ok()?)));
         let refreshes = sources
@@ -185,7 +185,7 @@ impl Volumes {
     }
 
     /// Unmounts and removes all volumes and sub-paths that the directory of a pod holds, whatever
-    /// its spec says; the rest of the directory stays. Attempts all of it and tells the first
+    /// its spec says; the rest of the directory stays. Attempts all of it and returns the first
     /// error. A pod without directory is no error.
     pub async fn unmount(&self, uid: &str) -> Result<(), Error> {
         self.take_down(uid, remove::volumes).await
@@ -196,7 +196,7 @@ impl Volumes {
         self.take_down(uid, remove::pod).await
     }
 
-    /// The UIDs of all pods that have a directory, whether they should or not.
+    /// The UIDs of all pods that have a directory.
     pub async fn pods_on_disk(&self) -> Result<Vec<String>, Error> {
         let root = self.inner.root.clone();
         blocking(move || {
@@ -207,9 +207,9 @@ impl Volumes {
         .await
     }
 
-    /// Makes the path inside a volume available to a container, and tells where to mount it from.
-    /// A path that is absent is made as a directory with the mode of the volume's root. The bind
-    /// lives until [`Volumes::unmount`]; asking again for the same one gives the same.
+    /// Prepares a sub-path of a volume for a container, and returns the path to mount. A path that
+    /// is absent is made as a directory with the mode of the volume's root. The bind mount lives
+    /// until [`Volumes::unmount`]; the call is idempotent.
     pub async fn sub_path(&self, uid: &str, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
         validate_sub_path(sub_path.path)?;
         let (volume, mount) = (sub_path.volume.to_owned(), sub_path.mount.to_owned());
@@ -224,8 +224,8 @@ impl Volumes {
         .await
     }
 
-    /// The content of a regular file of at most `limit` bytes in the volume that lies there. Links
-    /// lead nowhere outside of it.
+    /// The content of a regular file of at most `limit` bytes in a volume. Links do not lead
+    /// outside of it.
     pub async fn read_file(
         &self,
         volume: &Path,
@@ -251,9 +251,8 @@ impl Volumes {
         .await
     }
 
-    /// Takes a pod's volumes down: first what is mounted of them, then what it is mounted from, as
-    /// far as no other pod uses it, then their directories. It goes on when nobody waits for it any
-    /// more.
+    /// Tears a pod's volumes down: first its mounts, then the device mounts that no other pod uses,
+    /// then the directories. It goes on when the caller is cancelled.
     async fn take_down(
         &self,
         uid: &str,
@@ -272,9 +271,9 @@ impl Volumes {
         });
         let taken_down = work.await.unwrap_or(Err(Error::Interrupted));
         if taken_down.is_ok() {
-            self.inner.standing.forget(uid);
+            self.inner.persistent_mounts.forget(uid);
         }
-        self.inner.metrics.took_down(uid, began, &taken_down);
+        self.inner.metrics.unmounted(uid, began, &taken_down);
         taken_down
     }
 
@@ -290,8 +289,8 @@ impl Volumes {
     }
 }
 
-/// The volumes of a pod that are to be set up: those that no container uses stand in the way of
-/// nothing, and an image is mounted by the runtime, straight into the container.
+/// The volumes of a pod that are to be set up: not those that no container uses, nor images, which
+/// the runtime mounts.
 pub fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
     let all = pod.spec.iter().flat_map(|own| {
         let volumes = own.volumes.iter().flatten();
@@ -300,7 +299,7 @@ pub fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
     all.filter(|volume| volume.image.is_none())
 }
 
-/// Works on a pod's directory in that of all pods. Without either there is nothing to do.
+/// Works on a pod's directory, if it exists.
 async fn in_pods(
     pods: PathBuf,
     uid: String,
@@ -313,7 +312,7 @@ async fn in_pods(
     .await
 }
 
-/// Runs file work where it may block.
+/// Runs file operations on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

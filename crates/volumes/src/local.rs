@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 
-use super::block::Map;
-use super::devices::{DeviceGuard, Left};
+use super::block::BlockMapping;
+use super::devices::{DeviceGuard, ReconstructedVolume};
 use super::error::Error;
 use super::host::format::{self, Wanted};
 use super::host::mounts::{self, BindOptions, Table};
@@ -20,15 +20,15 @@ pub(super) const PLUGIN: &str = "kubernetes.io/local-volume";
 
 /// What is at the path of a local volume.
 enum Kind {
-    /// The same directory by a path without links, as the kernel tells mounts of it.
+    /// The canonical path of the directory, as the mount table has it.
     Directory(PathBuf),
     Device,
 }
 
-/// Whose group a volume that several pods of the node use belongs to.
+/// Which pod's fsGroup is applied to a volume that several pods use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Groups {
-    /// That of the first pod; others are told if theirs is another one.
+    /// The first pod's; a warning event is recorded for others with another one.
     First,
     /// That of the pod that came last.
     Each,
@@ -45,9 +45,9 @@ fn global_path(root: &Path, volume: &str) -> PathBuf {
 }
 
 /// Where a device is mapped for each pod.
-fn map(root: &Path, uid: &str, volume: &str) -> Map {
+fn map(root: &Path, uid: &str, volume: &str) -> BlockMapping {
     let global = root.join(layout::PLUGINS).join(layout::LOCAL).join("volumeDevices").join(volume);
-    Map::new(root, uid, layout::LOCAL, volume, global)
+    BlockMapping::new(root, uid, layout::LOCAL, volume, global)
 }
 
 pub(super) async fn set_up(task: &Task<'_>, source: &LocalVolumeSource) -> Result<Mounted, Error> {
@@ -60,7 +60,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &LocalVolumeSource) -> Resul
     })
     .await?;
     let held = task.devices().hold(&device_name(volume)).await;
-    held.enter(task.uid());
+    held.add_user(task.uid());
     if persistent.block {
         return map(root, task.uid(), volume).make(task, &path).await;
     }
@@ -72,7 +72,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &LocalVolumeSource) -> Resul
     task.publish(from, target, &persistent.mount_options, Groups::First).await
 }
 
-/// Mounts the device for all its pods, if that is not done.
+/// Mounts the device at its global path, unless it is mounted.
 async fn stage(
     task: &Task<'_>,
     source: &LocalVolumeSource,
@@ -90,22 +90,26 @@ async fn stage(
     Ok(global)
 }
 
-/// Takes a local volume of a pod down, and the mount for all pods with the last of them.
-pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<(), Error> {
-    let held = node.devices.hold(&device_name(&left.name)).await;
-    if left.block {
-        map(&node.root, uid, &left.name).remove(&node.tools).await?;
+/// Tears a local volume of a pod down, and the device mount with the last pod.
+pub(super) async fn take_down(
+    node: &Inner,
+    uid: &str,
+    volume: &ReconstructedVolume,
+) -> Result<(), Error> {
+    let held = node.devices.hold(&device_name(&volume.name)).await;
+    if volume.block {
+        map(&node.root, uid, &volume.name).remove(&node.tools).await?;
     } else {
-        unmount(left.path(&node.root, uid)).await?;
-        unstage(&held, uid, global_path(&node.root, &left.name)).await?;
+        unmount(volume.path(&node.root, uid)).await?;
+        unstage(&held, uid, global_path(&node.root, &volume.name)).await?;
     }
-    held.leave(uid);
+    held.remove_user(uid);
     Ok(())
 }
 
-/// Unmounts what is mounted for all pods, once no other pod uses it.
+/// Unmounts the device unless another pod uses it.
 pub(super) async fn unstage(held: &DeviceGuard, uid: &str, global: PathBuf) -> Result<(), Error> {
-    if held.has_others(uid) {
+    if held.has_other_users(uid) {
         return Ok(());
     }
     blocking(move || {
@@ -139,15 +143,15 @@ fn kind(path: &Path) -> Result<Kind, Error> {
 }
 
 impl Task<'_> {
-    /// The directory of the volume below the pod's, made if it is absent: from here on, the pod's
-    /// end takes the volume down.
+    /// The directory of the volume below the pod's, made if it is absent: from here on, teardown
+    /// finds the volume.
     pub(super) async fn make_target(&self, plugin: &'static str) -> Result<PathBuf, Error> {
         let (root, uid) = (self.node.root.clone(), self.uid().to_owned());
         let name = self.persistent.spec_name.clone();
         blocking(move || {
             let pod = layout::pod_dir(&root, &uid)?;
             let volumes = layout::volumes_dir(&pod, plugin)?;
-            // One that stands may be a mount that does not answer, so it is not opened.
+            // An existing one may be an unresponsive mount, so it is not opened.
             match volumes.new_dir(&name, 0o750) {
                 Err(error) if error.errno() == Some(nix::errno::Errno::EEXIST) => {}
                 made => drop(made?),
@@ -157,8 +161,7 @@ impl Task<'_> {
         .await
     }
 
-    /// Mounts a directory for the pod, after its files were given to the pod's group. A mount that
-    /// stands is kept.
+    /// Bind mounts a directory for the pod, after applying fsGroup. An existing mount is kept.
     pub(super) async fn publish(
         &self,
         from: PathBuf,
@@ -184,7 +187,7 @@ impl Task<'_> {
             match shared && groups == Groups::First {
                 true => self.warn_of_other_group(&from),
                 false if read_only => {}
-                false => self.give_to_group(from.clone()).await?,
+                false => self.set_volume_ownership(from.clone()).await?,
             }
             blocking(move || mounts::bind(&from, &to, options)).await?;
         }

@@ -1,4 +1,4 @@
-//! What a volume that the node fills lies on, and how large it may become there.
+//! The storage medium and size limit of volumes that the node writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use super::error::Error;
 
 const HUGE_PAGES: &str = "HugePages";
 const HUGE_PAGES_OF: &str = "HugePages-";
-/// What resources of huge pages are called, before the size of a page.
+/// The prefix of huge page resources.
 const RESOURCE: &str = "hugepages-";
 
-/// What a volume lies on.
+/// A storage medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Medium {
     Disk,
@@ -21,8 +21,8 @@ pub(super) enum Medium {
     Memory {
         size: Option<u64>,
     },
-    /// A hugetlbfs with pages of so many bytes; what is in it is held to the limits of the pod's
-    /// cgroup, and to a size of its own if there is one.
+    /// A hugetlbfs with that page size, limited by the pod's cgroup and by its own size limit, if
+    /// any.
     HugePages {
         page: u64,
         size: Option<u64>,
@@ -30,7 +30,7 @@ pub(super) enum Medium {
 }
 
 impl Medium {
-    /// The medium that an emptyDir asks for.
+    /// The medium of an emptyDir.
     pub(super) fn of(
         source: &EmptyDirVolumeSource,
         pod: &Pod,
@@ -48,8 +48,8 @@ impl Medium {
         }
     }
 
-    /// Memory of the smallest size among what the volume may hold, what the pod may use and what
-    /// the node can give.
+    /// Memory, limited by the smallest of the size limit, the pod's memory limit and the node's
+    /// allocatable memory.
     pub(super) fn memory(
         limit: Option<&Quantity>,
         pod: &Pod,
@@ -66,11 +66,11 @@ fn bytes(quantity: &Quantity) -> Option<u64> {
     qos::milli(quantity).and_then(|milli| u64::try_from((milli + 999) / 1000).ok())
 }
 
-/// The size of the pages that a medium of huge pages has for the pod: one that it asks for.
+/// The page size of a huge pages medium, which the pod must request.
 fn huge_page(medium: &str, pod: &Pod) -> Result<u64, String> {
     let size = |text: &str| {
         let size = bytes(&Quantity(text.to_owned())).filter(|size| *size > 0);
-        size.ok_or_else(|| format!("medium {medium}: {text:?} is no size of a page"))
+        size.ok_or_else(|| format!("medium {medium}: {text:?} is not a valid page size"))
     };
     let pod_spec = pod.spec.as_ref();
     let of_pod = pod_spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
@@ -79,7 +79,7 @@ fn huge_page(medium: &str, pod: &Pod) -> Result<u64, String> {
     let names = of_pod.into_iter().chain(of_containers).flat_map(BTreeMap::keys);
     let asked = names.filter_map(|name| name.strip_prefix(RESOURCE)).map(size);
     let asked = asked.collect::<Result<BTreeSet<_>, _>>()?;
-    let lacking = || {
+    let no_request = || {
         format!(
             "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
         )
@@ -87,16 +87,16 @@ fn huge_page(medium: &str, pod: &Pod) -> Result<u64, String> {
     match medium.strip_prefix(HUGE_PAGES_OF) {
         Some(page) => {
             let page = size(page)?;
-            asked.contains(&page).then_some(page).ok_or_else(lacking)
+            asked.contains(&page).then_some(page).ok_or_else(no_request)
         }
         None if asked.len() > 1 => Err(format!(
             "medium: {medium} can't be used if container requests multiple huge page sizes"
         )),
-        None => asked.first().copied().ok_or_else(lacking),
+        None => asked.first().copied().ok_or_else(no_request),
     }
 }
 
-/// How much memory the pod's cgroup may use; `None` if some container is not limited.
+/// The pod's memory limit; `None` if some container has none.
 fn memory_limit(pod: &Pod) -> Option<u64> {
     let pod_spec = pod.spec.as_ref()?;
     let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
@@ -104,18 +104,18 @@ fn memory_limit(pod: &Pod) -> Option<u64> {
     if own > 0 {
         return u64::try_from(own).ok();
     }
-    let (mut lasting, mut largest_init) = (0u64, 0u64);
+    let (mut regular, mut largest_init) = (0u64, 0u64);
     for (kind, container) in spec::containers(pod_spec) {
         let limit = u64::try_from(qos::units_of(qos::limits(container), "memory")).ok()?;
         match (kind, limit) {
             (_, 0) => return None,
-            // It runs beside the sidecars that were started before it.
+            // It runs together with the sidecars before it.
             (spec::ContainerKind::Init, _) => {
-                largest_init = largest_init.max(lasting.saturating_add(limit));
+                largest_init = largest_init.max(regular.saturating_add(limit));
             }
-            _ => lasting = lasting.saturating_add(limit),
+            _ => regular = regular.saturating_add(limit),
         }
     }
     let overhead = qos::units_of(pod_spec.overhead.as_ref(), "memory");
-    Some(lasting.max(largest_init).saturating_add(u64::try_from(overhead).ok()?))
+    Some(regular.max(largest_init).saturating_add(u64::try_from(overhead).ok()?))
 }

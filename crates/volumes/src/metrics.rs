@@ -1,4 +1,4 @@
-//! How the work on volumes goes, and how many there are.
+//! Metrics of volume operations, and the number of volumes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,36 +7,36 @@ use std::time::Instant;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
 
 use super::Error;
-use super::devices::Found;
+use super::devices::Reconstructed;
 
-/// What is counted of volumes. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     durations: Family<Histogram, 4>,
     waits: Family<Histogram, 2>,
     errors: Family<Counter, 2>,
     collections: Family<Histogram, 1>,
-    found: Counter,
+    reconstructed: Counter,
     not_found: Counter,
     pods: Arc<Mutex<HashMap<String, Volumes>>>,
 }
 
-/// What sets a volume up.
+/// The plugin of a volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plugin {
     pub(super) name: &'static str,
-    /// Whether another plugin served the volume before a driver took its kind over.
+    /// Whether the volume is subject to CSI migration.
     pub(super) migrated: bool,
 }
 
 /// The volumes of a pod by their name.
-type Volumes = BTreeMap<String, Known>;
+type Volumes = BTreeMap<String, VolumeState>;
 
 /// What is known of a volume.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct VolumeState {
     plugin: Plugin,
-    /// Since when it is wanted.
+    /// Since when it should be set up.
     since: Instant,
     /// Whether it is set up.
     is_up: bool,
@@ -75,7 +75,7 @@ impl Metrics {
                 ["metric_source"],
                 Buckets::usual(),
             ),
-            found: registry.counter(
+            reconstructed: registry.counter(
                 "reconstruct_volume_operations_total",
                 "Volumes of pods that were on disk when the daemon started.",
             ),
@@ -86,22 +86,22 @@ impl Metrics {
         }
     }
 
-    /// What an earlier daemon has left.
-    pub(super) fn found(&self, found: &Found) {
-        let unknown = found.unknown.len() as u64;
-        self.found.add(found.volumes.saturating_add(unknown));
+    /// Volumes that were reconstructed at the start.
+    pub(super) fn reconstructed(&self, reconstructed: &Reconstructed) {
+        let unknown = reconstructed.unknown.len() as u64;
+        self.reconstructed.add(reconstructed.volumes.saturating_add(unknown));
         self.not_found.add(unknown);
     }
 
     /// A volume is to be set up for the pod with that UID.
-    pub(super) fn wants(&self, uid: &str, volume: &str, plugin: Plugin) {
+    pub(super) fn add_desired(&self, uid: &str, volume: &str, plugin: Plugin) {
         let mut pods = locked(&self.pods);
         let volumes = pods.entry(uid.to_owned()).or_default();
-        let new = Known { plugin, since: Instant::now(), is_up: false };
+        let new = VolumeState { plugin, since: Instant::now(), is_up: false };
         volumes.entry(volume.to_owned()).or_insert(new);
     }
 
-    /// It was, or not.
+    /// A set-up has ended.
     pub(super) fn set_up<T>(
         &self,
         uid: &str,
@@ -110,7 +110,7 @@ impl Metrics {
         began: Instant,
         outcome: &Result<T, Error>,
     ) {
-        self.note(plugin, "volume_mount", began, outcome);
+        self.observe(plugin, "volume_mount", began, outcome);
         if outcome.is_ok()
             && let Some(volumes) = locked(&self.pods).get_mut(uid)
         {
@@ -119,28 +119,28 @@ impl Metrics {
             if known.is_some() {
                 self.waits.with([plugin.name, "overall_volume_mount"]).took(since.elapsed());
             }
-            volumes.insert(volume.to_owned(), Known { plugin, since, is_up: true });
+            volumes.insert(volume.to_owned(), VolumeState { plugin, since, is_up: true });
         }
     }
 
-    /// All volumes of the pod with that UID were taken down, or not all.
-    pub(super) fn took_down(&self, uid: &str, began: Instant, outcome: &Result<(), Error>) {
+    /// The teardown of the pod's volumes has ended.
+    pub(super) fn unmounted(&self, uid: &str, began: Instant, outcome: &Result<(), Error>) {
         let volumes = match outcome {
             Ok(()) => locked(&self.pods).remove(uid),
             Err(_) => locked(&self.pods).get(uid).cloned(),
         };
         let set_up = volumes.unwrap_or_default().into_values().filter(|known| known.is_up);
-        for Known { plugin, .. } in set_up {
-            self.note(plugin, "volume_unmount", began, outcome);
+        for VolumeState { plugin, .. } in set_up {
+            self.observe(plugin, "volume_unmount", began, outcome);
         }
     }
 
-    /// It was found out how full a volume is, or that nobody can tell.
-    pub(super) fn collected(&self, source: &str, began: Instant) {
+    /// The stats of a volume were collected.
+    pub(super) fn observe_collection(&self, source: &str, began: Instant) {
         self.collections.with([source]).took(began.elapsed());
     }
 
-    fn note<T>(
+    fn observe<T>(
         &self,
         plugin: Plugin,
         operation: &'static str,
@@ -158,7 +158,7 @@ impl Metrics {
 
 fn write(text: &mut Text, pods: &HashMap<String, Volumes>) {
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
-    for Known { plugin, is_up, .. } in pods.values().flat_map(BTreeMap::values) {
+    for VolumeState { plugin, is_up, .. } in pods.values().flat_map(BTreeMap::values) {
         *counts.entry((plugin.name, "desired_state_of_world")).or_default() += 1;
         *counts.entry((plugin.name, "actual_state_of_world")).or_default() += u32::from(*is_up);
     }

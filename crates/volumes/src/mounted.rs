@@ -1,22 +1,22 @@
-//! Where the volumes of a pod lie, for those who give them to containers.
+//! The mounts of a pod's volumes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where one volume of a pod lies.
+/// One mounted volume of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its name where it lies: that in the pod, or that of the PersistentVolume.
+    /// The name of its directory: the volume's in the pod, or the PersistentVolume's.
     pub name: String,
     /// The path on the host.
     pub path: PathBuf,
-    /// Whether containers may only read it, whatever their mounts say.
+    /// Whether it is read-only for all containers.
     pub read_only: bool,
-    /// For a block volume: the path of its device, which containers are given as it is.
+    /// For a block volume: the path of its device.
     pub device: Option<PathBuf>,
-    /// Whether the runtime is to give its files the SELinux label of the containers.
+    /// Whether the runtime is to relabel it for SELinux.
     pub relabel: bool,
-    /// The group that its PersistentVolume names, which the containers are to be in.
+    /// The supplemental group that its PersistentVolume names.
     pub group: Option<i64>,
 }
 
@@ -24,12 +24,12 @@ pub struct Mounted {
 pub type PodMounts = BTreeMap<String, Mounted>;
 
 impl Mounted {
-    /// A directory or file that containers may write, and that keeps its label.
+    /// A writable directory or file that is not relabelled.
     pub(super) fn at(path: PathBuf) -> Self {
         Self { path, ..Self::default() }
     }
 
-    /// The same, whose files are given the containers' label.
+    /// The same with SELinux relabelling.
     pub(super) fn relabelled(self) -> Self {
         Self { relabel: true, ..self }
     }

@@ -1,5 +1,5 @@
-//! Mount points inside a read-only volume. Runtimes make the directory that they mount on, which
-//! they cannot in a volume that is mounted read-only, so it is made here.
+//! Mount points inside of volumes. Runtimes create missing mount points, which is not possible in
+//! read-only volumes, so they are created here.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -10,19 +10,19 @@ use longshore_pod::spec;
 use super::dir::Dir;
 use super::error::Error;
 
-/// Makes the directories in a volume that other volumes of the pod are mounted on.
+/// Creates the directories in a volume that other volumes of the pod are mounted on.
 pub(super) fn make_mount_points(dir: &Dir, mount_points: &[PathBuf]) -> Result<(), Error> {
     mount_points.iter().try_for_each(|path| dir.make_dirs(path, 0o755).map(drop))
 }
 
-/// The paths in a volume, relative to its root, that other mounts of some container cover. Mounts
-/// below such a mount are not counted: their directories are made elsewhere.
+/// The paths in a volume, relative to its root, where other volumes are mounted in some container.
+/// Mounts nested in such mounts are skipped.
 pub(super) fn mount_points(pod: &Pod, volume: &str) -> Result<Vec<PathBuf>, Error> {
     let Some(pod_spec) = &pod.spec else { return Ok(Vec::new()) };
-    let lasting = spec::containers(pod_spec).map(|(_, container)| &container.volume_mounts);
+    let regular = spec::containers(pod_spec).map(|(_, container)| &container.volume_mounts);
     let ephemeral = spec::ephemeral_containers(pod_spec).iter().map(|c| &c.volume_mounts);
     let mut found = BTreeSet::new();
-    for mounts in lasting.chain(ephemeral).flatten() {
+    for mounts in regular.chain(ephemeral).flatten() {
         in_container(mounts, volume, &mut found)?;
     }
     Ok(found.into_iter().collect())

@@ -8,7 +8,7 @@ use nix::mount::{MntFlags, umount2};
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::devices::Left;
+use super::devices::ReconstructedVolume;
 use super::error::Error;
 use super::host::format::MOUNT;
 use super::host::mounts::Table;
@@ -16,10 +16,10 @@ use super::host::tools::Tool;
 use super::persistent::Task;
 use super::{Inner, Mounted, blocking, layout, local};
 
-/// What `mount` itself cannot do without.
+/// The mount helper.
 pub(super) const HELPER: Tool = Tool { name: "mount.nfs", package: "nfs-common (or nfs-utils)" };
-/// After how long a server that does not answer is given up when its directory is unmounted.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of an unmount, after which it is forced.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<Mounted, Error> {
     let (tools, persistent) = (&task.node.tools, task.persistent);
@@ -43,17 +43,21 @@ pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<
     let args = [&args[..], &[target.as_os_str()]].concat();
     let outcome = tools.run(MOUNT, args).await.and_then(|output| output.checked());
     if let Err(error) = outcome {
-        // One that was killed may have mounted it at the last moment.
-        if let Err(left) = unmount(&target).await {
-            warn!(error = %left, "what a failed mount has left stays for now");
+        // A killed helper may have mounted it nevertheless.
+        if let Err(error) = unmount(&target).await {
+            warn!(%error, "failed to unmount after a failed mount");
         }
         return Err(error);
     }
     Ok(mounted)
 }
 
-pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<(), Error> {
-    unmount(&left.path(&node.root, uid)).await
+pub(super) async fn take_down(
+    node: &Inner,
+    uid: &str,
+    volume: &ReconstructedVolume,
+) -> Result<(), Error> {
+    unmount(&volume.path(&node.root, uid)).await
 }
 
 async fn is_mounted(path: PathBuf) -> Result<bool, Error> {
@@ -62,18 +66,18 @@ async fn is_mounted(path: PathBuf) -> Result<bool, Error> {
 
 /// Unmounts; by force, if the server does not answer.
 async fn unmount(path: &Path) -> Result<(), Error> {
-    let mut patient = Box::pin(local::unmount(path.to_owned()));
-    if let Ok(unmounted) = timeout(PATIENCE, &mut patient).await {
+    let mut unmounting = Box::pin(local::unmount(path.to_owned()));
+    if let Ok(unmounted) = timeout(UNMOUNT_TIMEOUT, &mut unmounting).await {
         return unmounted;
     }
-    warn!(path = %path.display(), "an NFS server does not answer: its directory is unmounted by force");
+    warn!(path = %path.display(), "NFS server does not respond: forcing the unmount");
     let forced = path.to_owned();
     let force = blocking(move || {
-        // What waits for the server is told an error by this, be it the first attempt.
+        // This makes pending requests to the server fail, including the first attempt.
         let _ = umount2(&forced, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
         Ok(())
     });
-    let _ = timeout(PATIENCE, force).await;
+    let _ = timeout(UNMOUNT_TIMEOUT, force).await;
     let hung = || Error::io("unmount", path, nix::errno::Errno::ETIMEDOUT);
-    timeout(PATIENCE, patient).await.unwrap_or_else(|_| Err(hung()))
+    timeout(UNMOUNT_TIMEOUT, unmounting).await.unwrap_or_else(|_| Err(hung()))
 }

@@ -1,6 +1,6 @@
-//! Gives a volume to the group of a pod (`fsGroup`): everything in it belongs to the group, which
-//! may read and write it, and what is made in it later belongs to the group too. A walk has threads
-//! of its own, as many as there are CPUs, so that no other pod's start waits for it.
+//! Ownership of volumes (`fsGroup`): all files belong to the pod's group, which may read and write
+//! them, as do files created later. A walk has its own threads, one per CPU, so that it delays no
+//! other pod's start.
 
 mod modes;
 mod walk;
@@ -25,47 +25,47 @@ pub(super) use walk::Change;
 #[cfg(test)]
 pub(super) use walk::change as walk;
 
-/// After how long a walk is worth an event, and how often there is one from then on.
-const FIRST_REPORT: Duration = Duration::from_secs(30);
-const REPORTS: Duration = Duration::from_secs(60);
+/// When the first event about a long walk is recorded, and how often from then on.
+const FIRST_EVENT_AFTER: Duration = Duration::from_secs(30);
+const EVENT_INTERVAL: Duration = Duration::from_secs(60);
 const IN_PROGRESS: &str = "VolumePermissionChangeInProgress";
 const SET_GROUP: u32 = 0o2000;
-/// Beside what files get, so that directories can be entered.
+/// Added for directories.
 const ENTER: u32 = 0o110;
 
-/// What the files of a volume are to be.
+/// The ownership of a volume's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     group: u32,
-    /// What owner and group may do with files at least.
+    /// Minimum permissions of owner and group on files.
     files: u32,
-    /// Whether a volume whose root is right is taken to be right.
-    by_root: bool,
+    /// Whether to skip the walk if the root has the right ownership.
+    on_root_mismatch: bool,
 }
 
 impl Ownership {
-    /// As the pod asks for it; `None` if it asks for nothing.
+    /// From the pod's security context; `None` without fsGroup.
     pub(super) fn of_pod(pod: &Pod, read_only: bool) -> Option<Self> {
         let context = pod.spec.as_ref()?.security_context.as_ref()?;
         let group = u32::try_from(context.fs_group?).ok()?;
-        let by_root = context.fs_group_change_policy.as_deref() == Some("OnRootMismatch");
-        Some(Self::new(group, read_only, by_root))
+        let on_root_mismatch = context.fs_group_change_policy.as_deref() == Some("OnRootMismatch");
+        Some(Self::new(group, read_only, on_root_mismatch))
     }
 
-    /// For that group; `by_root` is upstream's policy `OnRootMismatch`.
-    pub fn new(group: u32, read_only: bool, by_root: bool) -> Self {
-        Self { group, files: if read_only { 0o440 } else { 0o660 }, by_root }
+    /// For that group; `on_root_mismatch` is the policy `OnRootMismatch`.
+    pub fn new(group: u32, read_only: bool, on_root_mismatch: bool) -> Self {
+        Self { group, files: if read_only { 0o440 } else { 0o660 }, on_root_mismatch }
     }
 
-    /// Changes what lies below a directory, and last that directory itself: a walk that was broken
-    /// off is begun anew by the next. The pod is told of one that takes long.
+    /// Changes all files below a directory, and last the directory itself, so that an interrupted
+    /// walk is repeated. Events are recorded if it takes long.
     pub(super) async fn apply(
         self,
         root: PathBuf,
         pod: &Pod,
         pod_events: &PodEventRecorder,
     ) -> Result<(), Error> {
-        self.apply_within(root, pod, pod_events, FIRST_REPORT, REPORTS).await
+        self.apply_within(root, pod, pod_events, FIRST_EVENT_AFTER, EVENT_INTERVAL).await
     }
 
     pub(super) async fn apply_within(
@@ -81,9 +81,9 @@ impl Ownership {
         let (done, mut outcome) = oneshot::channel();
         let counter = Arc::clone(&seen);
         let work = move || {
-            // Nobody may wait for it any more, as when the daemon stops; who waits is told of a panic
-            // by the loss of this sender.
-            if let Ok(given) = panics::contain_sync(|| self.give_counted(&root, &counter)) {
+            // The receiver may be gone, such as when the daemon stops; after a panic, the sender is
+            // dropped.
+            if let Ok(given) = panics::contain_sync(|| self.apply_counted(&root, &counter)) {
                 let _ = done.send(given);
             }
         };
@@ -110,17 +110,17 @@ impl Ownership {
         }
     }
 
-    /// The same at once, on the threads of the walk and this one.
+    /// The same, blocking.
     ///
     /// # Errors
     /// The root, or a directory below, cannot be read. What cannot be changed is no error, as
     /// upstream has it: a file system may know no owners.
-    pub fn give(self, root: &Path) -> Result<(), Error> {
-        self.give_counted(root, &AtomicU64::new(0))
+    pub fn apply_blocking(self, root: &Path) -> Result<(), Error> {
+        self.apply_counted(root, &AtomicU64::new(0))
     }
 
-    fn give_counted(self, root: &Path, seen: &AtomicU64) -> Result<(), Error> {
-        if self.by_root && self.is_right(root) {
+    fn apply_counted(self, root: &Path, seen: &AtomicU64) -> Result<(), Error> {
+        if self.on_root_mismatch && self.root_matches(root) {
             return Ok(());
         }
         let change = Change {
@@ -132,8 +132,8 @@ impl Ownership {
         walk::change(root, change, threads, seen)
     }
 
-    /// Whether the root is as a walk leaves it.
-    fn is_right(self, root: &Path) -> bool {
+    /// Whether the root has the right ownership.
+    fn root_matches(self, root: &Path) -> bool {
         let needed = self.files | ENTER | SET_GROUP;
         fs::metadata(root).is_ok_and(|root| {
             root.is_dir() && root.gid() == self.group && root.mode() & needed == needed
@@ -141,7 +141,7 @@ impl Ownership {
     }
 }
 
-/// The path from the pod's UID on, as upstream tells it.
+/// The path from the pod's UID on, as in upstream's events.
 fn name_of(path: &Path, uid: &str) -> String {
     let path = path.display().to_string();
     match path.find(uid) {

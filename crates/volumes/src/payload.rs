@@ -1,5 +1,5 @@
-//! The files of a configmap, secret, downward API or projected volume, gathered before anything
-//! of the volume is made.
+//! The files of a configmap, secret, downward API or projected volume, collected before the volume
+//! is written.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -15,10 +15,10 @@ use longshore_pod::{downward, spec};
 
 use super::error::Error;
 
-/// What the API takes for a mode that is left out.
+/// The API's default mode.
 const DEFAULT_MODE: i32 = 0o644;
-/// The most bytes of all files of a volume: each of thousands of paths can name the same key.
-/// Upstream takes any, and holds them in memory too.
+/// Maximum total size of a volume's files: thousands of paths can name the same key. Upstream has
+/// no limit.
 const MAX_SIZE: usize = 128 << 20;
 const LONGEST_PATH: usize = 4096;
 const LONGEST_NAME: usize = 255;
@@ -90,7 +90,7 @@ pub(super) fn file_path(path: &str) -> Result<PathBuf, Error> {
     Ok(clean)
 }
 
-/// Where the content of a pod's volumes comes from.
+/// The sources of a pod's volumes.
 pub(super) struct Sources<'a> {
     pub(super) pod: &'a Pod,
     pub(super) objects: &'a Objects,
@@ -130,8 +130,8 @@ impl Sources<'_> {
         Ok(payload)
     }
 
-    /// All sources into one payload; a later one wins where paths are the same. Every source is
-    /// tried, so that its errors come together.
+    /// All sources in one payload; later ones override earlier ones. All sources are tried, so that
+    /// all errors are reported.
     pub(super) async fn projected_volume(
         &self,
         source: &ProjectedVolumeSource,
@@ -246,7 +246,7 @@ impl Sources<'_> {
         mode: i32,
     ) -> Result<(), Error> {
         let owner = common_user(self.pod);
-        // Where someone is known to be meant to read it, no one else can.
+        // With a known user or group, nobody else may read it.
         let mode = if owner.is_some() || fs_group(self.pod).is_some() { 0o600 } else { mode };
         payload.add(path, data, mode, owner)
     }
@@ -322,14 +322,14 @@ pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
-/// The user that all containers of the pod run as, if the spec tells and it is the same one.
+/// The user that all containers of the pod run as, if it is the same.
 pub(super) fn common_user(pod: &Pod) -> Option<u32> {
     let pod_spec = pod.spec.as_ref()?;
     let of_pod = pod_spec.security_context.as_ref().and_then(|context| context.run_as_user);
-    let lasting = spec::containers(pod_spec).map(|(_, c)| c.security_context.as_ref());
+    let regular = spec::containers(pod_spec).map(|(_, c)| c.security_context.as_ref());
     let ephemeral =
         spec::ephemeral_containers(pod_spec).iter().map(|c| c.security_context.as_ref());
-    let mut users = lasting
+    let mut users = regular
         .chain(ephemeral)
         .map(|context| context.and_then(|context| context.run_as_user).or(of_pod));
     let first = users.next()??;

@@ -1,5 +1,4 @@
-//! Volumes whose data outlives the pod, and how each kind is set up. What leads there, a claim or
-//! the pod itself, makes no difference from here on.
+//! Persistent volumes, and how each type is set up, whether through a claim or inline in the pod.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,39 +18,39 @@ use super::error::{self, Error};
 use super::iscsi::{self, Disk};
 use super::ownership::Ownership;
 use super::set_up::host_path;
-use super::stats::Driven;
+use super::stats::CsiVolume;
 use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
 
-/// The mount options of a PersistentVolume from before it had a field for them; they come first.
+/// The annotation with mount options of a PersistentVolume, which takes precedence over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 const READ_ONLY_MANY: &str = "ReadOnlyMany";
 
-/// A persistent volume as one pod wants it.
+/// A persistent volume as one pod uses it.
 #[derive(Clone, Debug)]
 pub(super) struct Persistent {
-    /// The PersistentVolume's name, or for a volume that the pod itself describes, the volume's.
+    /// The PersistentVolume's name, or an inline volume's.
     pub(super) spec_name: String,
     pub(super) source: PersistentSource,
     pub(super) access_modes: Vec<String>,
     pub(super) mount_options: Vec<String>,
-    /// Whether the pod, or the source, asks to only read it.
+    /// Whether the pod or the source is read-only.
     pub(super) read_only: bool,
-    /// Whether containers are given the device and not what is on it.
+    /// Whether the volume mode is `Block`.
     pub(super) block: bool,
-    /// The nodes from which it can be reached, where not from all.
-    pub(super) reachable: Option<NodeSelector>,
-    /// What the volume holds, and what its claim was told that it does.
+    /// The nodes from which it is accessible, if restricted.
+    pub(super) node_affinity: Option<NodeSelector>,
+    /// The volume's capacity, and the capacity in its claim's status.
     pub(super) capacity: Option<Quantity>,
     pub(super) claim_capacity: Option<Quantity>,
-    /// The group that may use it, which containers are to be in.
+    /// The supplemental group for its users.
     pub(super) group: Option<i64>,
-    /// The name of the claim that leads there.
+    /// The name of the claim.
     pub(super) claim: Option<String>,
-    /// Whether it is of a kind that its driver has taken over.
+    /// Whether it was translated for CSI migration.
     pub(super) migrated: bool,
 }
 
-/// What holds the data.
+/// The volume source.
 #[derive(Clone, Debug)]
 pub(super) enum PersistentSource {
     HostPath(HostPathVolumeSource),
@@ -59,7 +58,7 @@ pub(super) enum PersistentSource {
     Nfs(NFSVolumeSource),
     Iscsi(Disk),
     Csi(Box<CSIPersistentVolumeSource>),
-    /// A volume of a driver that lives as long as its pod.
+    /// A CSI ephemeral volume.
     CsiInline(CSIVolumeSource),
 }
 
@@ -106,14 +105,14 @@ impl Persistent {
             access_modes: spec.access_modes.clone().unwrap_or_default(),
             mount_options,
             read_only: of_source.unwrap_or(false),
-            reachable: affinity.and_then(|affinity| affinity.required.clone()),
+            node_affinity: affinity.and_then(|affinity| affinity.required.clone()),
             capacity: storage(spec.capacity.as_ref()),
             group: group(volume),
             ..Self::new(name, source)
         })
     }
 
-    /// The volume that a pod itself describes; `None` if it is of another kind.
+    /// An inline volume; `None` if it is of another type.
     pub(super) fn of_pod(volume: &Volume) -> Option<Self> {
         let source = None
             .or(volume.nfs.clone().map(PersistentSource::Nfs))
@@ -128,10 +127,10 @@ impl Persistent {
         Some(Self { read_only, ..Self::new(volume.name.clone(), source) })
     }
 
-    /// What a driver has made of a volume that a pod itself describes.
+    /// An inline volume that was translated for CSI migration.
     pub(super) fn of_migrated(volume: &PersistentVolume) -> Result<Self, Error> {
         let persistent = Self::of_volume(volume)?;
-        // There is no claim that could say so.
+        // There is no claim.
         let read_only = match &persistent.source {
             PersistentSource::Csi(source) => source.read_only.unwrap_or(false),
             _ => false,
@@ -140,7 +139,6 @@ impl Persistent {
         Ok(Self { read_only, migrated: true, ..persistent })
     }
 
-    /// One of which no more is known.
     fn new(spec_name: String, source: PersistentSource) -> Self {
         Self {
             spec_name,
@@ -149,7 +147,7 @@ impl Persistent {
             mount_options: Vec::new(),
             read_only: false,
             block: false,
-            reachable: None,
+            node_affinity: None,
             capacity: None,
             claim_capacity: None,
             group: None,
@@ -163,14 +161,14 @@ impl Persistent {
         layout::escaped(&self.spec_name)
     }
 
-    /// Why it could not be set up, in upstream's words.
-    pub(super) fn failed(&self, error: Error) -> Error {
+    /// A set-up error, with upstream's name of the operation.
+    pub(super) fn set_up_error(&self, error: Error) -> Error {
         let operation = match (&error, self.block) {
             (Error::NotAttached, _) => error::VERIFY,
-            (Error::OtherNodes, false) => error::CHECK,
-            (Error::OtherNodes, true) => error::MAP_CHECK,
-            (Error::NoLocal(_) | Error::NotLocal, false) => error::LOOK,
-            (Error::MountOptions, false) => error::OPTIONS,
+            (Error::OtherNodes, false) => error::NODE_AFFINITY,
+            (Error::OtherNodes, true) => error::MAP_NODE_AFFINITY,
+            (Error::NoLocal(_) | Error::NotLocal, false) => error::NEW_MOUNTER,
+            (Error::MountOptions, false) => error::MOUNT_OPTION_SUPPORT,
             (Error::Unreached(_), false) => error::ATTACH,
             (Error::Unreached(_), true) => error::MAP_ATTACH,
             (Error::Unstaged(_), false) => error::STAGE,
@@ -186,14 +184,14 @@ impl Persistent {
         matches!(self.source, PersistentSource::HostPath(_))
     }
 
-    /// What its driver knows it by, if it has one.
-    pub(super) fn driven(&self) -> Option<Driven> {
+    /// The CSI volume, if it is one.
+    pub(super) fn csi_volume(&self) -> Option<CsiVolume> {
         let is_driven =
             matches!(self.source, PersistentSource::Csi(_) | PersistentSource::CsiInline(_));
-        is_driven.then(|| Driven { name: self.dir_name(), block: self.block })
+        is_driven.then(|| CsiVolume { name: self.dir_name(), block: self.block })
     }
 
-    /// The name of what sets it up, as upstream counts it.
+    /// The plugin's name in metrics.
     pub(super) fn plugin(&self) -> &'static str {
         match self.source {
             PersistentSource::HostPath(_) => "kubernetes.io/host-path",
@@ -221,16 +219,16 @@ impl Task<'_> {
         &self.node.devices
     }
 
-    /// Gives what lies at a path to the pod's group, as its policy says.
-    pub(super) async fn give_to_group(&self, path: PathBuf) -> Result<(), Error> {
+    /// Applies the pod's fsGroup to a path.
+    pub(super) async fn set_volume_ownership(&self, path: PathBuf) -> Result<(), Error> {
         let Some(ownership) = Ownership::of_pod(self.pod, self.persistent.read_only) else {
             return Ok(());
         };
         ownership.apply(path, self.pod, &self.node.pod_events).await
     }
 
-    fn check_reachable(&self) -> Result<(), Error> {
-        let Some(selector) = &self.persistent.reachable else { return Ok(()) };
+    fn check_node_affinity(&self) -> Result<(), Error> {
+        let Some(selector) = &self.persistent.node_affinity else { return Ok(()) };
         let Some(node) = self.devices().node() else { return Ok(()) };
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let labels = node.metadata.labels.clone().unwrap_or_default();
@@ -242,8 +240,8 @@ impl Task<'_> {
 }
 
 impl Volumes {
-    /// Sets up a persistent volume. What is begun goes on when nobody waits for it any more, so
-    /// that no tool, driver or mount is left half-way.
+    /// Sets up a persistent volume. It goes on when the caller is cancelled, so that no operation
+    /// is left half-done.
     pub(super) async fn set_up_persistent(
         &self,
         pod: &Pod,
@@ -262,7 +260,7 @@ impl Volumes {
         let work = panics::task(async move {
             let _guard = guard;
             let task = Task { node: &inner, pod: &pod, persistent: &persistent };
-            task.check_reachable()?;
+            task.check_node_affinity()?;
             let mounted = match &persistent.source {
                 PersistentSource::HostPath(_) if !persistent.mount_options.is_empty() => {
                     return Err(Error::MountOptions);
@@ -286,17 +284,16 @@ impl Volumes {
 /// The annotation of a PersistentVolume that names the group which may use it.
 const GROUP: &str = "pv.beta.kubernetes.io/gid";
 
-/// How much that is.
 fn storage(amounts: Option<&BTreeMap<String, Quantity>>) -> Option<Quantity> {
     amounts.and_then(|amounts| amounts.get("storage")).cloned()
 }
 
-/// The group in the annotation; what is no number is ignored there, as it always was.
+/// The group in the annotation; values that are not numbers are ignored.
 fn group(volume: &PersistentVolume) -> Option<i64> {
     volume.metadata.annotations.as_ref()?.get(GROUP)?.parse().ok()
 }
 
-/// Kinds that are still there in the API, and that no kubelet sets up any more.
+/// Types that are still in the API, but removed from the kubelet.
 pub(super) const REMOVED: [&str; 8] = [
     "cephfs",
     "flocker",

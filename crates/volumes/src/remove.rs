@@ -1,5 +1,5 @@
-//! Takes a pod's volumes down: first what the node mounted, then directories. Data safety comes
-//! first: links are removed and never followed, and what is mounted below by others is kept.
+//! Removes a pod's volumes: first mounts, then directories. Links are removed and never followed,
+//! and foreign mounts are kept.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -11,25 +11,25 @@ use super::dir::{Dir, Entry, Kind};
 use super::error::{Error, FirstError, if_exists};
 use super::layout;
 
-/// Names handled per listing, so that a directory of millions costs no memory.
+/// Entries per listing, to bound the memory for huge directories.
 const BATCH: usize = 1024;
-/// How deep a tree is descended with a directory open at each level.
+/// Maximum depth of directories that are open at the same time.
 const DEEPEST: usize = 32;
-/// How many mounts may lie over one another on a volume.
+/// Maximum number of stacked mounts on a volume.
 const MOST_STACKED: usize = 64;
 
 /// What may be removed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// All of it: the node made it for this pod.
+    /// Everything: the volume is ephemeral.
     Everything,
-    /// Directories without files: the data may not be the node's.
+    /// Only empty directories: the data may be persistent.
     EmptyDirectories,
 }
 
-/// Unmounts and removes all volumes of a pod but those that have more to them than its directory:
-/// they are down already, and whatever is left of them is in the way. Attempts all of it and tells
-/// the first error. A pod without directory is no error.
+/// Unmounts and removes all volumes of a pod. Persistent ones are torn down already; data that is
+/// left in them is an error. Attempts all of it and returns the first error. A pod without
+/// directory is no error.
 pub(super) fn volumes(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
     let Some(pod) = if_exists(same_mount(pods, uid))? else { return Ok(()) };
     let mut errors = FirstError::default();
@@ -58,8 +58,8 @@ pub(super) fn pod(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
     tree(pods, uid, Scope::Everything)
 }
 
-/// Unmounts and removes the sub-paths of a pod: `volume-subpaths/<volume>/<container>/<index>`, each
-/// a bind mount on a file or directory. They are binds of what lies in volumes, so they go first.
+/// Unmounts and removes the sub-paths of a pod: `volume-subpaths/<volume>/<container>/<index>`,
+/// each a bind mount on a file or directory. They are bind mounts from volumes, so they go first.
 pub(super) fn sub_paths(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
     let Some(pod) = if_exists(same_mount(pods, uid))? else { return Ok(()) };
     each_name(&pod, layout::SUB_PATHS.as_ref(), &mut |volumes, volume| {
@@ -74,7 +74,7 @@ pub(super) fn sub_paths(pods: &Dir, uid: &OsStr) -> Result<(), Error> {
 
 type Visit<'a> = &'a mut dyn FnMut(&Dir, &OsStr) -> Result<(), Error>;
 
-/// Visits every name in a subdirectory and then removes it; a subdirectory that is absent is none.
+/// Visits every name in a subdirectory, if it exists, and then removes it.
 fn each_name(parent: &Dir, name: &OsStr, visit: Visit<'_>) -> Result<(), Error> {
     let Some(dir) = if_exists(same_mount(parent, name))? else { return Ok(()) };
     let mut errors = FirstError::default();
@@ -85,7 +85,7 @@ fn each_name(parent: &Dir, name: &OsStr, visit: Visit<'_>) -> Result<(), Error> 
     parent.remove_dir(name)
 }
 
-/// Opens a subdirectory, which no one else should have mounted anything on.
+/// Opens a subdirectory, which must not be a mount point.
 fn same_mount(parent: &Dir, name: &OsStr) -> Result<Dir, Error> {
     parent.dir_of_same_mount(name).map_err(|error| match error.errno() {
         Some(Errno::EXDEV) => mounted(parent, name),
@@ -105,7 +105,7 @@ pub(super) fn mount_target(parent: &Dir, name: &OsStr) -> Result<(), Error> {
     })
 }
 
-/// Unmounts all that is mounted at a path, which no container can change.
+/// Unmounts all mounts at a path, which containers must not be able to change.
 pub(super) fn unmount(path: &Path) -> Result<(), Error> {
     for _ in 0..MOST_STACKED {
         match umount2(path, MntFlags::UMOUNT_NOFOLLOW) {
@@ -118,7 +118,8 @@ pub(super) fn unmount(path: &Path) -> Result<(), Error> {
     Err(Error::io("unmount", path, Errno::EBUSY))
 }
 
-/// Removes a name and all below it on the same mount. Attempts all of it and tells the first error.
+/// Removes a name and all below it on the same mount. Attempts all of it and returns the first
+/// error.
 pub(super) fn tree(parent: &Dir, name: &OsStr, scope: Scope) -> Result<(), Error> {
     let dir = match same_mount(parent, name) {
         Ok(dir) => dir,
@@ -190,8 +191,8 @@ impl Removal<'_> {
                 what: "is nested too deep",
             });
         }
-        // A tree can be deeper than there are file descriptors: its rest is moved up to the top,
-        // whose loop comes back for it.
+        // A tree can be deeper than the limit of file descriptors: its rest is moved to the top,
+        // whose loop removes it.
         loop {
             self.moved = self.moved.saturating_add(1);
             let free = OsString::from(format!(".longshore-removes-{}", self.moved));

@@ -1,4 +1,4 @@
-//! How one volume of a pod is set up, whatever it is made from.
+//! Set-up of one volume of a pod.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -26,12 +26,12 @@ impl Volumes {
         let outcome = self.set_up_source(pod, name, source).await;
         self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
         outcome.map_err(|error| match source {
-            Source::Persistent(persistent) => persistent.failed(error),
+            Source::Persistent(persistent) => persistent.set_up_error(error),
             _ => error.of_volume(error::SET_UP, name),
         })
     }
 
-    /// What the claim of a volume, or the volume itself, leads to.
+    /// The persistent volume behind a claim or an inline volume.
     pub(super) async fn persistent(
         &self,
         pod: &Pod,
@@ -77,7 +77,7 @@ impl Volumes {
             Source::Secret(source) => {
                 (layout::SECRET, memory(), sources.secret_volume(source).await?)
             }
-            // On memory as upstream: a pod's annotations may be as private as a secret.
+            // In memory as upstream: annotations may be confidential.
             Source::DownwardApi(source) => {
                 (layout::DOWNWARD_API, memory(), sources.downward_api_volume(source)?)
             }
@@ -96,7 +96,7 @@ impl Volumes {
         Ok(Mounted::at(path).relabelled())
     }
 
-    /// Puts data into a volume of its own.
+    /// Writes data into an ephemeral volume.
     async fn write(
         &self,
         pod: &Pod,
@@ -111,7 +111,7 @@ impl Volumes {
         self.in_pod_dir(spec::uid(pod), move |pod| {
             let volume = empty_dir::make(&layout::volumes_dir(pod, plugin)?, &name, medium)?;
             if let Some(group) = group {
-                volume.give_to_group(group, atomic::READABLE)?;
+                volume.set_volume_ownership(group, atomic::READABLE)?;
             }
             nested::make_mount_points(&volume, &mount_points)?;
             atomic::write(&volume, &payload, group)

@@ -1,4 +1,4 @@
-//! What a volume of a pod is made from.
+//! The source of a pod's volume.
 
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
@@ -10,7 +10,7 @@ use super::error::{self, Error};
 use super::metrics::Plugin;
 use super::persistent::{Persistent, REMOVED};
 
-/// The kinds of volume that the node sets up.
+/// The supported volume types.
 pub(super) enum Source<'a> {
     EmptyDir(&'a EmptyDirVolumeSource),
     HostPath(&'a HostPathVolumeSource),
@@ -18,12 +18,12 @@ pub(super) enum Source<'a> {
     Secret(&'a SecretVolumeSource),
     DownwardApi(&'a DownwardAPIVolumeSource),
     Projected(&'a ProjectedVolumeSource),
-    /// Its data is not the pod's: a claim leads there, or the pod names it.
+    /// A persistent volume, through a claim or inline.
     Persistent(&'a Persistent),
 }
 
 impl<'a> Source<'a> {
-    /// The source of a volume; `persistent` is what its claim, or the volume itself, leads to.
+    /// The source of a volume; `persistent` is the persistent volume, if it is one.
     pub(super) fn of(
         volume: &'a Volume,
         persistent: Option<&'a Persistent>,
@@ -45,7 +45,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// What sets it up, as upstream counts it.
+    /// The plugin, for metrics.
     pub(super) fn plugin(&self) -> Plugin {
         let name = match self {
             Self::EmptyDir(_) => "kubernetes.io/empty-dir",
@@ -59,13 +59,12 @@ impl<'a> Source<'a> {
         Plugin { name, migrated: matches!(self, Self::Persistent(own) if own.migrated) }
     }
 
-    /// Whether its data is not the pod's, and somebody knows how much that is: not of a directory
-    /// of the node.
-    pub(super) fn outlives_pod(&self) -> bool {
+    /// Whether volume stats are reported: for persistent volumes but host paths.
+    pub(super) fn has_stats(&self) -> bool {
         matches!(self, Self::Persistent(persistent) if !persistent.is_host_path())
     }
 
-    /// Whether the node puts data into it that can change.
+    /// Whether its content is written by the node and can change.
     pub(super) fn has_data(&self) -> bool {
         !matches!(self, Self::EmptyDir(_) | Self::HostPath(_) | Self::Persistent(_))
     }

@@ -1,5 +1,5 @@
-//! What is in the volumes that outlive their pod: told by their file system, or by the driver that
-//! serves them. The node's own volumes are measured with the rest of its disk (`stats::disk`).
+//! Stats of persistent volumes, from their file system or their CSI driver. Ephemeral volumes are
+//! measured in `stats::disk`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -17,66 +17,66 @@ use super::error::Error;
 use super::source::Source;
 use super::{Mounted, Volumes, blocking, csi};
 
-/// What figures of file systems are said to come from.
+/// The `metric_source` of file system stats.
 const FILE_SYSTEM: &str = "statfs";
 
-/// A volume that outlives its pod, as it stands for one.
+/// A persistent volume that is mounted for a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PersistentMount {
     /// Its name in the pod.
     pub name: String,
-    /// The claim that leads to it, if one does.
+    /// The name of its claim, if it has one.
     pub claim: Option<String>,
     /// The UID of the pod.
     uid: String,
-    stand: MountedAt,
+    mount: MountedAt,
 }
 
-/// Where a lasting volume stands, and who can tell of it.
+/// Where a persistent volume is mounted, and its CSI volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MountedAt {
     path: PathBuf,
-    driven: Option<Driven>,
+    csi_volume: Option<CsiVolume>,
 }
 
 /// A volume of a CSI driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Driven {
-    /// Its name among those of the node.
+pub(super) struct CsiVolume {
+    /// The name of its directory.
     pub(super) name: String,
     /// Whether it is a device.
     pub(super) block: bool,
 }
 
-/// What a volume can hold and holds; 0 where nobody knows.
+/// Capacity and usage of a volume; 0 if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStats {
-    /// Bytes in all, for those who may write, and in use.
+    /// Total bytes.
     pub capacity: u64,
-    /// Bytes that are left for those who are not root.
+    /// Bytes available to non-root users.
     pub available: u64,
-    /// Bytes that are in use.
+    /// Used bytes.
     pub used: u64,
-    /// Inodes in all.
+    /// Total inodes.
     pub inodes: u64,
-    /// Inodes that are left.
+    /// Free inodes.
     pub inodes_free: u64,
-    /// Inodes that are in use.
+    /// Used inodes.
     pub inodes_used: u64,
-    /// How it is, if it has a driver that says so.
+    /// The volume condition, if its CSI driver reports it.
     pub condition: Option<Condition>,
 }
 
-/// How a volume is.
+/// The condition of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether something is wrong with it.
+    /// Whether it is abnormal.
     pub abnormal: bool,
-    /// What, in the driver's words.
+    /// The driver's message.
     pub message: String,
 }
 
-/// The lasting volumes that stand, by the UID of their pod and by their name in it.
+/// Mounted persistent volumes, by the UID of their pod and by their name in it.
 #[derive(Default)]
 pub(super) struct PersistentMounts(Mutex<Pods>);
 
@@ -84,17 +84,17 @@ type Pods = HashMap<String, BTreeMap<String, MountedAt>>;
 
 impl MountedAt {
     pub(super) fn new(source: &Source<'_>, mounted: &Mounted) -> Self {
-        let driven = match source {
-            Source::Persistent(persistent) => persistent.driven(),
+        let csi_volume = match source {
+            Source::Persistent(persistent) => persistent.csi_volume(),
             _ => None,
         };
-        Self { path: mounted.path.clone(), driven }
+        Self { path: mounted.path.clone(), csi_volume }
     }
 }
 
 impl PersistentMounts {
-    pub(super) fn note(&self, uid: &str, volume: &str, stand: MountedAt) {
-        self.pods().entry(uid.to_owned()).or_default().insert(volume.to_owned(), stand);
+    pub(super) fn insert(&self, uid: &str, volume: &str, mount: MountedAt) {
+        self.pods().entry(uid.to_owned()).or_default().insert(volume.to_owned(), mount);
     }
 
     pub(super) fn forget(&self, uid: &str) {
@@ -108,41 +108,41 @@ impl PersistentMounts {
 }
 
 impl Volumes {
-    /// The volumes of a pod that outlive it and that stand.
-    pub fn lasting(&self, pod: &Pod) -> Vec<PersistentMount> {
-        let standing = self.inner.standing.pods();
-        let Some(known) = standing.get(spec::uid(pod)) else { return Vec::new() };
+    /// The mounted persistent volumes of a pod.
+    pub fn persistent_mounts(&self, pod: &Pod) -> Vec<PersistentMount> {
+        let persistent_mounts = self.inner.persistent_mounts.pods();
+        let Some(known) = persistent_mounts.get(spec::uid(pod)) else { return Vec::new() };
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        let lasting = volumes.filter_map(|volume| {
-            let stand = known.get(&volume.name)?.clone();
+        let persistent_mounts = volumes.filter_map(|volume| {
+            let mount = known.get(&volume.name)?.clone();
             let (name, uid) = (volume.name.clone(), spec::uid(pod).to_owned());
-            Some(PersistentMount { name, claim: claim(pod, volume), uid, stand })
+            Some(PersistentMount { name, claim: claim(pod, volume), uid, mount })
         });
-        lasting.collect()
+        persistent_mounts.collect()
     }
 
-    /// What is in a volume: as its driver tells, or else as its file system does. Waits as long as
-    /// they let it; of a driver, until its call is given up.
-    pub async fn filling(&self, lasting: &PersistentMount) -> Result<VolumeStats, Error> {
-        if let Some(driven) = &lasting.stand.driven
-            && let Some(told) = csi::stats(&self.inner, &lasting.uid, driven).await?
+    /// The stats of a volume, from its CSI driver, or else from its file system. May block as long
+    /// as either does not respond.
+    pub async fn stats(&self, mount: &PersistentMount) -> Result<VolumeStats, Error> {
+        if let Some(csi_volume) = &mount.mount.csi_volume
+            && let Some(stats) = csi::stats(&self.inner, &mount.uid, csi_volume).await?
         {
-            return Ok(told);
+            return Ok(stats);
         }
-        let (path, began) = (lasting.stand.path.clone(), Instant::now());
-        let found = blocking(move || {
-            let found = match path.metadata() {
+        let (path, began) = (mount.mount.path.clone(), Instant::now());
+        let stats = blocking(move || {
+            let stats = match path.metadata() {
                 Ok(file) if file.file_type().is_block_device() => device(&path),
                 _ => FileSystem::of(&path).map(VolumeStats::from),
             };
-            found.map_err(|error| Error::io("look at the file system of", &path, error))
+            stats.map_err(|error| Error::io("get the file system stats of", &path, error))
         });
-        let found = found.await;
-        self.inner.metrics.collected(FILE_SYSTEM, began);
-        found
+        let stats = stats.await;
+        self.inner.metrics.observe_collection(FILE_SYSTEM, began);
+        stats
     }
 
-    /// Tells a pod that something is wrong with its volume.
+    /// Records an event about an abnormal volume.
     pub fn warn_of_condition(&self, pod: &Pod, volume: &PersistentMount, condition: &Condition) {
         let message = format!("Volume {}: {}", volume.name, condition.message);
         self.inner.pod_events.pod(pod, true, "VolumeConditionAbnormal", &message);
@@ -150,19 +150,19 @@ impl Volumes {
 }
 
 impl PersistentMount {
-    /// Whether a driver may be asked how full it is, which may cost it more than a look.
-    pub fn is_driven(&self) -> bool {
-        self.stand.driven.is_some()
+    /// Whether stats come from a CSI driver, which may be expensive.
+    pub fn is_csi(&self) -> bool {
+        self.mount.csi_volume.is_some()
     }
 }
 
-/// Of a block device nobody knows more than its size.
+/// Of a block device only the size is known.
 fn device(path: &Path) -> io::Result<VolumeStats> {
     let capacity = File::open(path)?.seek(SeekFrom::End(0))?;
     Ok(VolumeStats { capacity, ..VolumeStats::default() })
 }
 
-/// The claim that a volume of the pod names, or that is made for it.
+/// The claim of a volume, possibly of a generic ephemeral volume.
 fn claim(pod: &Pod, volume: &Volume) -> Option<String> {
     let named = volume.persistent_volume_claim.as_ref().map(|source| source.claim_name.clone());
     let made = || format!("{}-{}", spec::name(pod), volume.name);
@@ -171,7 +171,7 @@ fn claim(pod: &Pod, volume: &Volume) -> Option<String> {
 
 #[cfg(any(test, feature = "testing"))]
 impl PersistentMount {
-    /// One that a claim leads to.
+    /// A volume with a claim.
     pub fn of_claim(name: &str, claim: &str) -> Self {
         Self { name: name.to_owned(), claim: Some(claim.to_owned()), ..Self::default() }
     }

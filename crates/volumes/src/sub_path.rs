@@ -1,6 +1,6 @@
-//! Binds a path inside a volume to where the runtime can mount it from. Containers may exchange
-//! links below that path at any moment, so it is resolved once, by the kernel, to an open file
-//! that cannot lie outside of the volume; that very file is what is bound.
+//! Sub-paths: bind mounts a path inside a volume to where the runtime can mount it from. Containers
+//! may exchange links below that path at any time, so it is resolved once, by the kernel, to an
+//! open file inside of the volume; that file is bind mounted.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,21 +27,21 @@ const MOST_LINKS: usize = 40;
 /// One volume mount of a container that names a path inside its volume.
 #[derive(Clone, Copy, Debug)]
 pub struct SubPath<'a> {
-    /// The volume's name where it lies: its binds are found by it.
+    /// The name of the volume's directory.
     pub volume: &'a str,
-    /// Its name in the pod, by which the pod is told of it.
+    /// Its name in the pod, for events.
     pub mount: &'a str,
-    /// Where the volume lies on the host.
+    /// The volume's path on the host.
     pub volume_path: &'a Path,
     /// The container's name.
     pub container: &'a str,
-    /// The mount's place in the container's `volumeMounts`.
+    /// The mount's index in the container's `volumeMounts`.
     pub index: usize,
     /// The path in the volume: `subPath`, or `subPathExpr` with its variables expanded.
     pub path: &'a str,
 }
 
-/// Checks what the pod's spec says about a sub-path.
+/// Validates a sub-path.
 pub fn validate(path: &str) -> Result<(), Error> {
     let leads_out = |component| matches!(component, Component::RootDir | Component::ParentDir);
     if Path::new(path).components().any(leads_out) {
@@ -57,8 +57,8 @@ pub fn validate(path: &str) -> Result<(), Error> {
     }
 }
 
-/// Opens the path in the volume, made as directories if it is absent, and binds it below the
-/// pod's directory. Returns where. A bind of the same file that stands already is kept.
+/// Opens the path in the volume, made as directories if it is absent, and binds it below the pod's
+/// directory. Returns where. An existing bind mount of the same file is kept.
 pub(super) fn bind(pod: &Dir, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
     let hidden = |action: &'static str| {
         move |error: Error| {
@@ -85,10 +85,10 @@ pub(super) fn bind(pod: &Dir, sub_path: SubPath<'_>) -> Result<PathBuf, Error> {
     Ok(parent.path().join(index))
 }
 
-/// Reads a regular file of a volume, wherever links inside of it lead. One of more than `limit`
-/// bytes is an error.
+/// Reads a regular file of a volume, following links inside of it. One of more than `limit` bytes
+/// is an error.
 pub(super) fn read(root: &Path, path: &Path, limit: usize) -> Result<Vec<u8>, Error> {
-    // Not blocking, for a pipe could stand there.
+    // Non-blocking, as it could be a pipe.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
     let file = File::from(resolve(&open_volume(root)?, root, path, flags)?);
     let fail = |error| Error::io("read", &root.join(path), error);
@@ -114,7 +114,7 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
         let at = root.join(at);
         move |errno: Errno| Error::io(action, &at, errno)
     };
-    // New directories are as open as the volume is.
+    // New directories have the mode of the volume.
     let mode = fstat(volume).map_err(fail("look at", Path::new("")))?.st_mode & 0o7777;
     let mode = Mode::from_bits_truncate(mode);
     let (mut parent, mut at) = (None::<OwnedFd>, PathBuf::new());
@@ -130,12 +130,12 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
                     Err(Errno::EEXIST) => false,
                     Err(errno) => return Err(fail("create directory", &at)(errno)),
                 };
-                // From its parent and no link: whatever stands there now, it is in the volume.
+                // From its parent, without links: it is inside of the volume.
                 let flags = directory | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
                 let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH);
                 let made = openat2(parent, name.as_os_str(), how).map_err(fail("open", &at))?;
                 if new {
-                    // For the bits that a directory is not made with.
+                    // For the mode bits that mkdir does not set.
                     fchmod(&made, mode).map_err(fail("change mode of", &at))?;
                 }
                 made
@@ -146,9 +146,8 @@ fn make(volume: &OwnedFd, root: &Path, path: &Path) -> Result<OwnedFd, Error> {
     parent.ok_or_else(|| fail("open", path)(Errno::ENOENT))
 }
 
-/// Makes a directory that is as open as it should be from the first moment: one that a kill has left
-/// is the pod's data, and nobody looks at its mode again. The umask, which is in the way of that, is
-/// shared by all threads but those that have left it.
+/// Creates a directory with its final mode at once, as after a crash its mode is not checked again.
+/// The umask is shared by all threads, so this is done in a thread with its own.
 pub(super) fn make_open(parent: &OwnedFd, name: &OsStr, mode: Mode) -> nix::Result<()> {
     let make = || {
         unshare(CloneFlags::CLONE_FS)?;
@@ -162,8 +161,8 @@ pub(super) fn make_open(parent: &OwnedFd, name: &OsStr, mode: Mode) -> nix::Resu
     })
 }
 
-/// Opens a path of the volume, wherever links inside of it lead. One that names the volume by its
-/// path on the host leads inside, too.
+/// Opens a path of the volume, following links inside of it, and absolute links with the volume's
+/// path on the host.
 fn resolve(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, Error> {
     let mut path = path.to_owned();
     let mut result = beneath(volume, root, &path, flags);
@@ -178,7 +177,7 @@ fn resolve(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<O
     result
 }
 
-/// The same place by a path that has one link less: the first one that leads out as it is.
+/// The same path with its first link that leads outside resolved.
 fn past_link(volume: &OwnedFd, root: &Path, path: &Path) -> Option<PathBuf> {
     let mut parent = PathBuf::new();
     let mut rest = path.components();
@@ -208,7 +207,7 @@ fn past_link(volume: &OwnedFd, root: &Path, path: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Opens a path of the volume that no link leads out of, not even for a moment.
+/// Opens a path of the volume, resolved beneath it.
 fn beneath(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<OwnedFd, Error> {
     let inside = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(inside);
@@ -222,7 +221,7 @@ fn beneath(volume: &OwnedFd, root: &Path, path: &Path, flags: OFlag) -> Result<O
     result.map_err(|errno| Error::io("open", &root.join(path), errno))
 }
 
-/// Makes `name` in `parent` a bind of the file, and removes what else stands there.
+/// Makes `name` in `parent` a bind mount of the file, replacing another one.
 fn bind_at(file: &OwnedFd, parent: &Dir, name: &OsStr) -> Result<(), Error> {
     let path = parent.path().join(name);
     let fail = |action| {

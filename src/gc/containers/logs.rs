@@ -1,4 +1,4 @@
-//! Logs of pods that are gone: their directories, and links that lead nowhere.
+//! Removal of log directories of deleted pods, and of dangling links.
 
 use std::fs::{self, DirEntry};
 use std::io::ErrorKind;
@@ -9,10 +9,10 @@ use tracing::{debug, warn};
 
 use crate::gc::Error;
 
-/// Where older log collectors look for the logs of containers.
+/// Legacy directory of links to container logs.
 pub(super) const LINKS: &str = "/var/log/containers";
 
-/// Remove the log directories of pods that are not wanted. What does not look like one stays.
+/// Removes the log directories of pods that are not wanted. Other files are kept.
 pub(super) fn remove_dirs(dir: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
     for entry in entries(dir)? {
         let (name, path) = (entry.file_name(), entry.path());
@@ -20,17 +20,17 @@ pub(super) fn remove_dirs(dir: &Path, is_wanted: impl Fn(&str) -> bool) -> Resul
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) || is_wanted(uid) {
             continue;
         }
-        debug!(path = %path.display(), "removing logs of a pod that is gone");
+        debug!(path = %path.display(), "removing logs of a deleted pod");
         if let Err(error) = trees::remove(&path) {
-            warn!(path = %path.display(), %error, "logs of a pod that is gone stay");
+            warn!(path = %path.display(), %error, "cannot remove logs of a deleted pod");
         }
     }
     Ok(())
 }
 
-/// Remove the links into `logs` that lead to no file, but for those of containers that are alive.
+/// Removes dangling links into `logs`, except those of running containers.
 pub(super) fn remove_links(links: &Path, logs: &Path, is_alive: impl Fn(&str) -> bool) {
-    // There need be no such directory.
+    // The directory may not exist.
     for entry in entries(links).into_iter().flatten() {
         let (name, path) = (entry.file_name(), entry.path());
         let Some(id) = name.to_str().and_then(container_id) else { continue };
@@ -42,7 +42,7 @@ pub(super) fn remove_links(links: &Path, logs: &Path, is_alive: impl Fn(&str) ->
             continue;
         }
         if let Err(error) = fs::remove_file(&path) {
-            warn!(path = %path.display(), %error, "link to a log stays");
+            warn!(path = %path.display(), %error, "cannot remove a dangling log link");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The executor of container garbage collection: each minute, and when eviction asks for it.
+//! Container garbage collection: every minute, and under disk pressure.
 
 mod logs;
 mod plan;
@@ -26,34 +26,34 @@ use longshore_client::events::{EventType, Recorder};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_runtime as runtime;
-use plan::{Fate, Removal, Subject, plan};
+use plan::{PodState, Removal, Subject, plan};
 
-/// How often dead containers are collected.
+/// Collection interval.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Removals under way at once, so that one that hangs holds up no other, and 10,000 are no burst.
+/// Maximum number of parallel removals.
 const PARALLEL: usize = 8;
-/// What a container in an unknown state gets to stop.
+/// Grace period of a container in an unknown state.
 const GRACE: Duration = Duration::from_secs(2);
-/// Errors that one round tells of.
-const TOLD: usize = 10;
-/// Reasons of pods that the node ended to get back what they held.
+/// Maximum number of errors that are reported.
+const MAX_REPORTED: usize = 10;
+/// Reasons of pods that were terminated to reclaim resources.
 const EVICTED: [&str; 2] = ["Evicted", "Preempting"];
 
-/// What the collector works with.
+/// Inputs of the collector.
 pub(super) struct Parts {
     /// The runtime.
     pub(super) cri: Runtime,
-    /// What runs.
+    /// Observed pods.
     pub(super) observer: Observer,
-    /// What should run.
+    /// Desired pods.
     pub(super) desired: Desired,
-    /// What was told of pods.
+    /// Reported pod statuses.
     pub(super) status: StatusWriter,
     /// Events.
     pub(super) recorder: Recorder,
-    /// The node, as events name it.
+    /// Reference of the node for events.
     pub(super) node: ObjectReference,
-    /// How many dead containers are kept.
+    /// Retention policy.
     pub(super) policy: Policy,
     /// The daemon's directory.
     pub(super) root_dir: PathBuf,
@@ -69,16 +69,16 @@ pub struct Containers {
 
 struct Shared {
     parts: Parts,
-    /// What is being removed, by id: runtimes refuse to remove a thing twice at once.
-    claimed: Mutex<HashSet<String>>,
+    /// Ids that are being removed: runtimes refuse concurrent removals.
+    removing: Mutex<HashSet<String>>,
 }
 
-/// What a round is for.
+/// Purpose of a collection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// The policy.
+    /// Periodic collection.
     Policy,
-    /// Room on a full disk: neither age nor the logs of what has ended are a reason to keep it.
+    /// Disk pressure: age and logs of terminated pods are no reason to keep containers.
     Room,
 }
 
@@ -86,14 +86,14 @@ impl Containers {
     /// A collector that works with these parts, once [`run`](Self::run) or
     /// [`delete_dead_containers`](Self::delete_dead_containers) is called.
     pub(super) fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, claimed: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { parts, removing: Mutex::default() }) }
     }
 
-    /// Collect each minute, as soon as it is known what runs and what should. Never ends.
+    /// Collects periodically, once pod sources and runtime are synced. Never ends.
     pub async fn run(self) {
         let parts = &self.shared.parts;
         let (mut synced, mut relisted) = (parts.desired.synced(), parts.observer.relisted());
-        // Nobody is left to collect for once either of them is gone.
+        // The daemon stops.
         if synced.wait_for(|synced| *synced).await.is_err()
             || relisted.wait_for(Option::is_some).await.is_err()
         {
@@ -110,20 +110,19 @@ impl Containers {
         }
     }
 
-    /// Remove the containers of pods that have ended, and what the policy does not keep of others,
-    /// whatever their age. Gives the bytes that came free, as the file systems show it; takes as
-    /// long as the runtime does, so it is not for a room's own loop.
+    /// Removes the containers of terminated pods, and those of others beyond the policy, whatever
+    /// their age. Returns the bytes that were freed on the file systems. May take long.
     ///
     /// # Errors
-    /// [`Error::Left`] if some would not go; the others are gone.
+    /// [`Error::Left`] if some removals failed.
     pub async fn delete_dead_containers(&self) -> Result<u64, Error> {
         info!("attempting to delete unused containers");
         let Parts { cri, root_dir, pod_logs_dir, .. } = &self.shared.parts;
-        let mut places = vec![root_dir.clone(), pod_logs_dir.clone()];
-        places.extend(disk::image_filesystem(cri).await.ok());
-        let before = disk::available(places.clone()).await;
+        let mut paths = vec![root_dir.clone(), pod_logs_dir.clone()];
+        paths.extend(disk::image_filesystem(cri).await.ok());
+        let before = disk::available(paths.clone()).await;
         self.collect(Purpose::Room).await?;
-        Ok(disk::available(places).await.saturating_sub(before))
+        Ok(disk::available(paths).await.saturating_sub(before))
     }
 
     async fn collect(&self, purpose: Purpose) -> Result<(), Error> {
@@ -142,21 +141,25 @@ impl Containers {
         if errors.is_empty() { Ok(()) } else { Err(Error::Left(errors)) }
     }
 
-    /// Remove what the policy does not keep of one pod, as when it has got a new run: its worker
-    /// does not wait a minute for that. What stays is told by the next round.
+    /// Removes containers beyond the policy of one pod, after a container was started. Errors are
+    /// reported by the next periodic collection.
     pub async fn tidy(&self, uid: &str) {
         let parts = &self.shared.parts;
         let subject = parts.observer.pod(uid).and_then(|pod| self.subject(pod, Purpose::Policy));
         self.remove_all(subject.as_slice(), &Policy { total: None, ..parts.policy }).await;
     }
 
-    /// Remove what the policy does not keep of these pods; gives what went wrong.
+    /// Removes containers and sandboxes beyond the policy; returns errors.
     async fn remove_all(&self, pods: &[Subject], policy: &Policy) -> Vec<String> {
         let (runs, sandboxes): (Vec<_>, Vec<_>) = plan(pods, policy, Timestamp::now())
             .into_iter()
             .partition(|removal| matches!(removal, Removal::Run(..)));
         if !runs.is_empty() || !sandboxes.is_empty() {
-            debug!(containers = runs.len(), sandboxes = sandboxes.len(), "dead, and not kept");
+            debug!(
+                containers = runs.len(),
+                sandboxes = sandboxes.len(),
+                "removing dead containers and sandboxes"
+            );
         }
         let failed = Failures::default();
         for_each(runs, |removal| self.remove(removal, &failed)).await;
@@ -164,25 +167,25 @@ impl Containers {
         failed.errors()
     }
 
-    /// A pod that this node should run; `None` for others. What others made is not touched; what is
-    /// left of pods that are gone is the pool's to remove.
+    /// A desired pod; `None` for others. Containers of others are not touched; those of orphaned pods are
+    /// removed by their workers.
     fn subject(&self, pod: Arc<observed::ObservedPod>, purpose: Purpose) -> Option<Subject> {
-        let fate = match fate(&self.shared.parts, &pod.uid)? {
-            fate if pod.is_active() && fate != Fate::Lives => Fate::Lives,
-            Fate::Ended if purpose == Purpose::Room => Fate::Spent,
-            fate => fate,
+        let state = match pod_state(&self.shared.parts, &pod.uid)? {
+            state if pod.is_active() && state != PodState::Active => PodState::Active,
+            PodState::Terminated if purpose == Purpose::Room => PodState::Removable,
+            state => state,
         };
-        Some(Subject { pod, fate })
+        Some(Subject { pod, state })
     }
 
-    /// The next relist tells the observer, of all of them together.
+    /// Removes one object. The observed state is updated by the next relist.
     async fn remove(&self, removal: Removal<'_>, failed: &Failures) {
         let cri = &self.shared.parts.cri;
         let (what, id, sandbox) = match removal {
             Removal::Run(_, run) => ("container", &run.id, &run.sandbox_id),
             Removal::Sandbox(_, sandbox) => ("sandbox", &sandbox.id, &sandbox.id),
         };
-        let Some(_claim) = Claim::new(&self.shared.claimed, id) else {
+        let Some(_guard) = RemovalGuard::new(&self.shared.removing, id) else {
             return failed.keep(sandbox);
         };
         let removed = async {
@@ -211,15 +214,15 @@ impl Containers {
         let shared = self.shared.clone();
         let removed = blocking(move || {
             let Parts { observer, pod_logs_dir, .. } = &shared.parts;
-            let is_wanted = |uid: &str| match fate(&shared.parts, uid) {
-                // Its worker clears up behind itself, as long as there is something of the pod.
+            let is_wanted = |uid: &str| match pod_state(&shared.parts, uid) {
+                // Its worker cleans up while there is something of the pod.
                 None => observer.pod(uid).is_some_and(|pod| !pod.is_gone()),
-                Some(fate) => {
-                    fate != Fate::Spent || observer.pod(uid).is_some_and(|p| !p.is_gone())
+                Some(state) => {
+                    state != PodState::Removable || observer.pod(uid).is_some_and(|p| !p.is_gone())
                 }
             };
             let removed = logs::remove_dirs(pod_logs_dir, is_wanted);
-            // While a log is rotated, there is none for a moment.
+            // During log rotation, the file does not exist for a moment.
             let is_alive = |id: &str| {
                 observer.container(id).is_some_and(|container| container.finished_at().is_none())
             };
@@ -230,16 +233,16 @@ impl Containers {
     }
 }
 
-/// `None` for one that should not run at all.
-fn fate(parts: &Parts, uid: &str) -> Option<Fate> {
+/// `None` for a pod that is not desired.
+fn pod_state(parts: &Parts, uid: &str) -> Option<PodState> {
     let pod = parts.desired.pod(uid)?;
-    let told = parts.status.latest(spec::uid(&pod)).or_else(|| pod.status.clone());
-    let PodStatus { phase, reason, .. } = told.unwrap_or_default();
+    let status = parts.status.latest(spec::uid(&pod)).or_else(|| pod.status.clone());
+    let PodStatus { phase, reason, .. } = status.unwrap_or_default();
     let was_evicted = reason.is_some_and(|reason| EVICTED.contains(&reason.as_str()));
     Some(match () {
-        () if !phase.is_some_and(|phase| is_final(&phase)) => Fate::Lives,
-        () if was_evicted || pod.metadata.deletion_timestamp.is_some() => Fate::Spent,
-        () => Fate::Ended,
+        () if !phase.is_some_and(|phase| is_final(&phase)) => PodState::Active,
+        () if was_evicted || pod.metadata.deletion_timestamp.is_some() => PodState::Removable,
+        () => PodState::Terminated,
     })
 }
 
@@ -250,45 +253,45 @@ async fn for_each<'a, F: Future<Output = ()>>(
     futures::stream::iter(removals).for_each_concurrent(PARALLEL, remove).await;
 }
 
-/// The right to remove a thing, until it is dropped.
-struct Claim<'a> {
-    claimed: &'a Mutex<HashSet<String>>,
+/// Exclusive right to remove an object, until dropped.
+struct RemovalGuard<'a> {
+    removing: &'a Mutex<HashSet<String>>,
     id: &'a str,
 }
 
-impl<'a> Claim<'a> {
-    /// `None` if somebody else has it.
-    fn new(claimed: &'a Mutex<HashSet<String>>, id: &'a str) -> Option<Self> {
-        let mut ids = claimed.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.insert(id.to_owned()).then(|| Self { claimed, id })
+impl<'a> RemovalGuard<'a> {
+    /// `None` if it is being removed already.
+    fn new(removing: &'a Mutex<HashSet<String>>, id: &'a str) -> Option<Self> {
+        let mut ids = removing.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.insert(id.to_owned()).then(|| Self { removing, id })
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for RemovalGuard<'_> {
     fn drop(&mut self) {
-        self.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
+        self.removing.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
     }
 }
 
-/// What did not go in a round.
+/// Failed removals of a collection.
 #[derive(Default)]
 struct Failures(Mutex<Failed>);
 
 #[derive(Default)]
 struct Failed {
-    /// The first few.
+    /// The first errors.
     errors: Vec<String>,
     others: usize,
-    /// Sandboxes of which something is left.
+    /// Sandboxes with remaining containers.
     sandboxes: HashSet<String>,
 }
 
 impl Failures {
     fn note(&self, sandbox: &str, error: String) {
-        warn!(error, "garbage is not collected");
+        warn!(error, "cannot remove garbage");
         self.keep(sandbox);
         let mut failed = self.lock();
-        match failed.errors.len() < TOLD {
+        match failed.errors.len() < MAX_REPORTED {
             true => failed.errors.push(error),
             false => failed.others += 1,
         }

@@ -1,4 +1,4 @@
-//! Which dead containers and sandboxes go: a plain function of what is there.
+//! Selects dead containers and sandboxes for removal. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use longshore_config::Config;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 
-/// How many dead containers are kept.
+/// Retention policy of dead containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gc) struct Policy {
-    /// A container is kept for this long after it was made.
+    /// Minimum age.
     pub(in crate::gc) min_age: Duration,
-    /// Dead runs that are kept of each container of a pod; `None` for all.
+    /// Maximum number of dead runs per container of a pod; `None`: unlimited.
     pub(in crate::gc) per_container: Option<usize>,
-    /// Dead runs that are kept on the node; `None` for all.
+    /// Maximum number of dead runs on the node; `None`: unlimited.
     pub(in crate::gc) total: Option<usize>,
 }
 
 impl Policy {
-    /// The policy that the flags ask for; a negative number stands for no limit.
+    /// The configured policy; negative numbers mean unlimited.
     pub(in crate::gc) fn new(config: &Config) -> Self {
         Self {
             min_age: config.minimum_container_ttl.get(),
@@ -30,30 +30,30 @@ impl Policy {
     }
 }
 
-/// What becomes of a pod.
+/// State of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// Its containers may start, and start again.
-    Lives,
-    /// Nothing of it will run any more; its object is there, and who looks at it wants its logs.
-    Ended,
-    /// It has ended, and was deleted or evicted: nothing of it is wanted.
-    Spent,
+pub(super) enum PodState {
+    /// Its containers may be started or restarted.
+    Active,
+    /// It has terminated; its logs are kept while its object exists.
+    Terminated,
+    /// It has terminated and was deleted or evicted: all of it can be removed.
+    Removable,
 }
 
-/// A pod of this node, and what the runtime has of it.
+/// A pod of this node and its observed state.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub(super) pod: Arc<ObservedPod>,
-    pub(super) fate: Fate,
+    pub(super) state: PodState,
 }
 
-/// Something that goes.
+/// An object to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Removal<'a> {
-    /// A container that does not run; one in an unknown state may have to be stopped.
+    /// A dead container; one in an unknown state is stopped first.
     Run(&'a ObservedPod, &'a Container),
-    /// A sandbox that does not stand, and of which no container is left by then.
+    /// A sandbox that is not ready, after all its containers.
     Sandbox(&'a ObservedPod, &'a Sandbox),
 }
 
@@ -61,41 +61,41 @@ pub(super) enum Removal<'a> {
 struct Unit<'a> {
     pod: &'a ObservedPod,
     runs: Vec<&'a Container>,
-    /// Runs that never began, and never will: there is nothing to see of them.
+    /// Containers that were created and will never be started.
     unstarted: Vec<&'a Container>,
-    /// Whether the first of them is needed: it tells the pod's worker what ran already.
+    /// Whether the newest is needed: the pod worker sees from it that the container ran.
     needed: bool,
 }
 
 impl<'a> Unit<'a> {
-    /// Give up what never began, whatever the policy.
+    /// Removes containers that were never started, whatever the policy.
     fn clear(&mut self, removals: &mut Vec<Removal<'a>>) {
         let pod = self.pod;
         removals.extend(self.unstarted.drain(..).rev().map(|run| Removal::Run(pod, run)));
     }
 
-    /// Give up all but the newest few.
+    /// Removes all but the newest.
     fn shrink(&mut self, keep: usize, removals: &mut Vec<Removal<'a>>) {
         let keep = keep.max(usize::from(self.needed)).min(self.runs.len());
         let pod = self.pod;
-        // The oldest first, should not all of them go.
+        // The oldest first.
         removals.extend(self.runs.drain(keep..).rev().map(|run| Removal::Run(pod, run)));
     }
 }
 
-/// What of these pods goes, containers before the sandboxes that they were in.
+/// The objects to remove, containers before their sandboxes.
 pub(super) fn plan<'a>(pods: &'a [Subject], policy: &Policy, now: Timestamp) -> Vec<Removal<'a>> {
     let mut removals = Vec::new();
-    // Of a pod that is known in part, what looks dead may have company that cannot be seen yet.
+    // With partial state, more containers of the pod may exist.
     let pods = || pods.iter().filter(|subject| !subject.pod.partial);
     let mut units: Vec<Unit<'_>> = Vec::new();
     for subject in pods() {
         for mut unit in dead_runs(subject, policy.min_age, now) {
             unit.clear(&mut removals);
-            match subject.fate {
-                Fate::Spent => unit.shrink(0, &mut removals),
-                Fate::Lives | Fate::Ended if unit.runs.is_empty() => {}
-                Fate::Lives | Fate::Ended => units.push(unit),
+            match subject.state {
+                PodState::Removable => unit.shrink(0, &mut removals),
+                PodState::Active | PodState::Terminated if unit.runs.is_empty() => {}
+                PodState::Active | PodState::Terminated => units.push(unit),
             }
         }
     }
@@ -120,23 +120,23 @@ pub(super) fn plan<'a>(pods: &'a [Subject], policy: &Policy, now: Timestamp) -> 
     }
     let is_empty =
         |sandbox: &Sandbox| left.get(sandbox.id.as_str()).is_none_or(|count| *count == 0);
-    for Subject { pod, fate } in pods() {
-        // The newest is what a pod is known by: its number, its addresses.
-        let kept = usize::from(*fate != Fate::Spent);
+    for Subject { pod, state } in pods() {
+        // The newest has the attempt number and the addresses of the pod.
+        let kept = usize::from(*state != PodState::Removable);
         let dead = pod.sandboxes.iter().skip(kept).filter(|sandbox| !sandbox.ready);
         removals.extend(dead.filter(|s| is_empty(s)).map(|s| Removal::Sandbox(pod, s)));
     }
     removals
 }
 
-/// The dead runs of a pod that are old enough to go, by container.
+/// The dead runs of a pod above the minimum age, by container.
 fn dead_runs<'a>(
     subject: &'a Subject,
     min_age: Duration,
     now: Timestamp,
 ) -> impl Iterator<Item = Unit<'a>> {
     let min_age = SignedDuration::try_from(min_age).unwrap_or(SignedDuration::MAX);
-    let Subject { pod, fate } = subject;
+    let Subject { pod, state } = subject;
     let mut units: BTreeMap<&str, Unit<'_>> = BTreeMap::new();
     let mut seen: Vec<&str> = Vec::new();
     for run in &pod.containers {
@@ -144,12 +144,12 @@ fn dead_runs<'a>(
         if newest {
             seen.push(&run.name);
         }
-        // The newest one that has yet to start does not count for the log of the one before.
-        let awaited = newest && run.state == State::Created && *fate == Fate::Lives;
-        if run.is_running() || awaited || now.duration_since(run.created_at) < min_age {
+        // A container that is about to start does not count: the log of the previous one is kept.
+        let is_starting = newest && run.state == State::Created && *state == PodState::Active;
+        if run.is_running() || is_starting || now.duration_since(run.created_at) < min_age {
             continue;
         }
-        let needed = newest && *fate == Fate::Lives;
+        let needed = newest && *state == PodState::Active;
         let fresh = || Unit { pod, runs: Vec::new(), unstarted: Vec::new(), needed };
         let unit = units.entry(&run.name).or_insert_with(fresh);
         match run.state {
@@ -160,8 +160,7 @@ fn dead_runs<'a>(
     units.into_values()
 }
 
-/// Give up so many that no more than `most` are left in all: first all that exceed an equal share,
-/// which is one at least, then the oldest of the rest.
+/// Removes runs until `most` are left: first those beyond an equal share of at least one, then the oldest.
 fn shrink_to<'a>(units: &mut [Unit<'a>], most: usize, removals: &mut Vec<Removal<'a>>) {
     let count = |units: &[Unit<'_>]| units.iter().map(|unit| unit.runs.len()).sum::<usize>();
     if count(units) <= most {

@@ -64,7 +64,7 @@ fn sandbox(id: &str, age: i64, ready: bool) -> Sandbox {
 }
 
 /// `runs` as `name:age`, with a `+` behind one that runs and a `?` behind one that has yet to; all in sandbox `<uid>-0`, which stands.
-fn subject(uid: &str, fate: Fate, runs: &[&str]) -> Subject {
+fn subject(uid: &str, state: PodState, runs: &[&str]) -> Subject {
     let mut containers: Vec<Container> = runs
         .iter()
         .map(|text| {
@@ -79,7 +79,7 @@ fn subject(uid: &str, fate: Fate, runs: &[&str]) -> Subject {
         })
         .collect();
     containers.sort_by_key(|run| std::cmp::Reverse(run.created_at));
-    let sandboxes = vec![sandbox(&format!("{uid}-0"), 10_000, fate == Fate::Lives)];
+    let sandboxes = vec![sandbox(&format!("{uid}-0"), 10_000, state == PodState::Active)];
     let pod = ObservedPod {
         uid: uid.to_owned(),
         name: format!("pod-{uid}"),
@@ -88,7 +88,7 @@ fn subject(uid: &str, fate: Fate, runs: &[&str]) -> Subject {
         containers,
         partial: false,
     };
-    Subject { pod: Arc::new(pod), fate }
+    Subject { pod: Arc::new(pod), state }
 }
 
 fn policy(min_age: u64, per_container: i32, total: i32) -> Policy {
@@ -108,84 +108,84 @@ fn ids(removals: &[Removal<'_>]) -> Vec<String> {
 }
 
 #[test]
-fn dead_runs_go_by_policy() {
-    use Fate::{Ended, Lives, Spent};
-    let pods = |list: &[(&str, Fate, &[&str])]| -> Vec<Subject> {
-        list.iter().map(|(uid, fate, runs)| subject(uid, *fate, runs)).collect()
+fn container_gc_follows_the_policy() {
+    use PodState::{Active, Removable, Terminated};
+    let pods = |list: &[(&str, PodState, &[&str])]| -> Vec<Subject> {
+        list.iter().map(|(uid, state, runs)| subject(uid, *state, runs)).collect()
     };
     type Case<'a> = (&'a str, Policy, Vec<Subject>, &'a [&'a str]);
     let table: Vec<Case<'_>> = vec![
         (
             "the run before the one that runs is kept for its log",
             policy(0, 1, -1),
-            pods(&[("a", Lives, &["c:1+", "c:2", "c:3", "c:4"])]),
+            pods(&[("a", Active, &["c:1+", "c:2", "c:3", "c:4"])]),
             &["a/c:4", "a/c:3"],
         ),
         (
             "one that waits for its next start shows its last run",
             policy(0, 1, -1),
-            pods(&[("a", Lives, &["c:1", "c:2", "d:5", "d:6"])]),
+            pods(&[("a", Active, &["c:1", "c:2", "d:5", "d:6"])]),
             &["a/c:2", "a/d:6"],
         ),
         (
             "one that is about to start does not cost the log of the one before",
             policy(0, 1, 1),
-            pods(&[("a", Lives, &["c:1?", "c:2", "c:3", "c:4"])]),
+            pods(&[("a", Active, &["c:1?", "c:2", "c:3", "c:4"])]),
             &["a/c:4", "a/c:3"],
         ),
         (
             "nor does one that never will",
             policy(0, 1, -1),
-            pods(&[("a", Lives, &["c:1+", "c:2?", "c:3"]), ("b", Ended, &["c:1", "c:2?"])]),
+            pods(&[("a", Active, &["c:1+", "c:2?", "c:3"]), ("b", Terminated, &["c:1", "c:2?"])]),
             &["a/c:2", "b/c:2"],
         ),
-        ("no limits", policy(0, -1, -1), pods(&[("a", Lives, &["c:1+", "c:2", "c:3"])]), &[]),
+        ("no limits", policy(0, -1, -1), pods(&[("a", Active, &["c:1+", "c:2", "c:3"])]), &[]),
         (
             "the young stay",
             policy(3, 0, -1),
-            pods(&[("a", Lives, &["c:1+", "c:2", "c:3", "c:4"])]),
+            pods(&[("a", Active, &["c:1+", "c:2", "c:3", "c:4"])]),
             &["a/c:4", "a/c:3"],
         ),
         (
-            "none is kept, but what tells that a container ran already",
+            "none is kept, except the record that an init container ran",
             policy(0, 0, 0),
-            pods(&[("a", Lives, &["c:1+", "c:2", "init:9"]), ("b", Ended, &["c:1", "c:2"])]),
+            pods(&[("a", Active, &["c:1+", "c:2", "init:9"]), ("b", Terminated, &["c:1", "c:2"])]),
             &["a/c:2", "b/c:2", "b/c:1"],
         ),
         (
             "an ended pod keeps its logs",
             policy(0, 1, -1),
-            pods(&[("a", Ended, &["c:1", "c:2", "guest:7"])]),
+            pods(&[("a", Terminated, &["c:1", "c:2", "debugger:7"])]),
             &["a/c:2"],
         ),
         (
             "of an evicted or deleted one nothing is kept, but what is young",
             policy(2, -1, -1),
-            pods(&[("a", Spent, &["c:1", "c:2", "d:3"])]),
+            pods(&[("a", Removable, &["c:1", "c:2", "d:3"])]),
             &["a/c:2", "a/d:3"],
         ),
         (
             "an equal share for each",
             policy(0, -1, 4),
             pods(&[
-                ("a", Lives, &["c:1+", "c:2", "c:3", "c:4"]),
-                ("b", Ended, &["c:5", "c:6", "c:7"]),
+                ("a", Active, &["c:1+", "c:2", "c:3", "c:4"]),
+                ("b", Terminated, &["c:5", "c:6", "c:7"]),
             ]),
             &["a/c:4", "b/c:7"],
         ),
         (
             "shares that do not come out even",
             policy(0, -1, 3),
-            pods(&[("a", Lives, &["c:1+", "c:2", "c:3"]), ("b", Ended, &["c:8", "c:9"])]),
+            pods(&[("a", Active, &["c:1+", "c:2", "c:3"]), ("b", Terminated, &["c:8", "c:9"])]),
             &["a/c:3", "b/c:9"],
         ),
         (
             "a share of one at least, then the oldest",
             policy(0, -1, 2),
             pods(&[
-                ("a", Lives, &["c:1+", "c:20", "c:30"]),
-                ("b", Ended, &["c:10"]),
-                ("c", Ended, &["c:40", "c:50"]),
+                ("a", Active, &["c:1+", "c:20", "c:30"]),
+                ("b", Terminated, &["c:10"]),
+                ("c", Terminated, &["c:40", "c:50"]),
             ]),
             &["a/c:30", "c/c:50", "c/c:40"],
         ),
@@ -201,26 +201,26 @@ fn dead_runs_go_by_policy() {
 }
 
 #[test]
-fn a_pod_that_is_known_in_part_is_left_alone() {
-    let mut pod = subject("a", Fate::Spent, &["c:1", "c:2"]);
+fn container_gc_ignores_pods_with_partial_state() {
+    let mut pod = subject("a", PodState::Removable, &["c:1", "c:2"]);
     Arc::make_mut(&mut pod.pod).partial = true;
     assert!(plan(&[pod], &policy(0, 0, 0), at(0)).is_empty());
 }
 
 #[test]
-fn a_sandbox_goes_once_it_is_down_and_empty() {
-    for (fate, sandboxes, runs, expected) in [
-        (Fate::Lives, &["s1+", "s0"][..], &["s1:1+"][..], &["s0"][..]),
+fn container_gc_removes_stopped_empty_sandboxes() {
+    for (state, sandboxes, runs, expected) in [
+        (PodState::Active, &["s1+", "s0"][..], &["s1:1+"][..], &["s0"][..]),
         // the newest stays, down or not
-        (Fate::Lives, &["s1", "s0"], &[], &["s0"]),
-        (Fate::Ended, &["s0"], &[], &[]),
-        (Fate::Spent, &["s1", "s0"], &[], &["s1", "s0"]),
+        (PodState::Active, &["s1", "s0"], &[], &["s0"]),
+        (PodState::Terminated, &["s0"], &[], &[]),
+        (PodState::Removable, &["s1", "s0"], &[], &["s1", "s0"]),
         // what still stands, or holds a log that is kept
-        (Fate::Lives, &["s1+", "s0+"], &[], &[]),
-        (Fate::Lives, &["s1+", "s0"], &["s1:1+", "s0:2"], &[]),
+        (PodState::Active, &["s1+", "s0+"], &[], &[]),
+        (PodState::Active, &["s1+", "s0"], &["s1:1+", "s0:2"], &[]),
         // its last container goes with it
-        (Fate::Lives, &["s1+", "s0"], &["s1:1+", "s1:2", "s0:3"], &["s0:3", "s0"]),
-        (Fate::Spent, &["s0"], &["s0:3"], &["s0:3", "s0"]),
+        (PodState::Active, &["s1+", "s0"], &["s1:1+", "s1:2", "s0:3"], &["s0:3", "s0"]),
+        (PodState::Removable, &["s0"], &["s0:3"], &["s0:3", "s0"]),
     ] {
         let containers = runs.iter().map(|text| {
             let alive = text.ends_with('+');
@@ -237,14 +237,15 @@ fn a_sandbox_goes_once_it_is_down_and_empty() {
             sandboxes: sandboxes_.collect(),
             ..ObservedPod::default()
         };
-        let pods = [Subject { pod: Arc::new(pod), fate }];
+        let pods = [Subject { pod: Arc::new(pod), state }];
         let removals = plan(&pods, &policy(0, 1, -1), at(0));
-        assert_eq!(ids(&removals), expected, "{fate:?} {sandboxes:?} {runs:?}");
+        assert_eq!(ids(&removals), expected, "{state:?} {sandboxes:?} {runs:?}");
     }
 }
 
 fn subjects() -> impl Strategy<Value = Vec<Subject>> {
-    let fate = prop_oneof![Just(Fate::Lives), Just(Fate::Ended), Just(Fate::Spent)];
+    let pod_state =
+        prop_oneof![Just(PodState::Active), Just(PodState::Terminated), Just(PodState::Removable)];
     let state = prop_oneof![
         4 => Just(dead()),
         1 => Just(running()),
@@ -253,24 +254,26 @@ fn subjects() -> impl Strategy<Value = Vec<Subject>> {
     ];
     let runs = prop::collection::vec((0..3_u8, 0..3_u8, 0..50_i64, state), 0..12);
     let sandboxes = prop::collection::vec((0..50_i64, any::<bool>()), 0..4);
-    let pod = (fate, runs, sandboxes, prop::bool::weighted(0.1));
+    let pod = (pod_state, runs, sandboxes, prop::bool::weighted(0.1));
     prop::collection::vec(pod, 0..6).prop_map(|pods| {
-        let pods = pods.into_iter().enumerate().map(|(uid, (fate, runs, sandboxes, partial))| {
-            let runs = runs.into_iter().enumerate().map(|(id, (name, sandbox, age, state))| {
-                let id = format!("{uid}-c{id}");
-                run(&id, &format!("n{name}"), &format!("{uid}-s{sandbox}"), age, state)
+        let pods =
+            pods.into_iter().enumerate().map(|(uid, (pod_state, runs, sandboxes, partial))| {
+                let runs = runs.into_iter().enumerate().map(|(id, (name, sandbox, age, state))| {
+                    let id = format!("{uid}-c{id}");
+                    run(&id, &format!("n{name}"), &format!("{uid}-s{sandbox}"), age, state)
+                });
+                let boxes = sandboxes.into_iter().enumerate();
+                let boxes =
+                    boxes.map(|(id, (age, ready))| sandbox(&format!("{uid}-s{id}"), age, ready));
+                let (mut containers, mut sandboxes): (Vec<_>, Vec<_>) =
+                    (runs.collect(), boxes.collect());
+                containers.sort_by_key(|run| std::cmp::Reverse(run.created_at));
+                sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+                let uid = uid.to_string();
+                let pod =
+                    ObservedPod { uid, containers, sandboxes, partial, ..ObservedPod::default() };
+                Subject { pod: Arc::new(pod), state: pod_state }
             });
-            let boxes = sandboxes.into_iter().enumerate();
-            let boxes =
-                boxes.map(|(id, (age, ready))| sandbox(&format!("{uid}-s{id}"), age, ready));
-            let (mut containers, mut sandboxes): (Vec<_>, Vec<_>) =
-                (runs.collect(), boxes.collect());
-            containers.sort_by_key(|run| std::cmp::Reverse(run.created_at));
-            sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-            let uid = uid.to_string();
-            let pod = ObservedPod { uid, containers, sandboxes, partial, ..ObservedPod::default() };
-            Subject { pod: Arc::new(pod), fate }
-        });
         pods.collect()
     })
 }
@@ -289,7 +292,7 @@ fn after(pods: &[Subject], removals: &[Removal<'_>]) -> Vec<Subject> {
 
 proptest! {
     #[test]
-    fn what_is_needed_stays_and_limits_hold(
+    fn container_gc_keeps_needed_containers_within_limits(
         pods in subjects(),
         min_age in 0..20_u64,
         per_container in -1..4_i32,
@@ -299,22 +302,22 @@ proptest! {
         let removals = plan(&pods, &policy, at(0));
         let young = |run: &Container| (NOW - run.created_at.as_second()) < i64::try_from(min_age).unwrap();
         let unique: BTreeSet<String> = ids(&removals).into_iter().collect();
-        prop_assert_eq!(unique.len(), removals.len(), "nothing goes twice");
+        prop_assert_eq!(unique.len(), removals.len(), "nothing is removed twice");
         let left = after(&pods, &removals);
         for (removal, pod) in removals.iter().map(|removal| match removal {
             Removal::Run(pod, _) | Removal::Sandbox(pod, _) => (removal, *pod),
         }) {
             prop_assert!(!pod.partial);
-            let fate = pods.iter().find(|subject| subject.pod.uid == pod.uid).unwrap().fate;
+            let state = pods.iter().find(|subject| subject.pod.uid == pod.uid).unwrap().state;
             match removal {
                 Removal::Run(_, run) => {
                     prop_assert!(!run.is_running() && !young(run));
                     let newest = pod.newest(&run.name).unwrap();
-                    prop_assert!(fate != Fate::Lives || newest.id != run.id);
+                    prop_assert!(state != PodState::Active || newest.id != run.id);
                 }
                 Removal::Sandbox(_, sandbox) => {
                     prop_assert!(!sandbox.ready);
-                    prop_assert!(fate == Fate::Spent || pod.sandboxes[0].id != sandbox.id);
+                    prop_assert!(state == PodState::Removable || pod.sandboxes[0].id != sandbox.id);
                     let mut runs = left.iter().flat_map(|subject| &subject.pod.containers);
                     prop_assert!(runs.all(|run| run.sandbox_id != sandbox.id));
                 }
@@ -323,18 +326,18 @@ proptest! {
         // No more is kept than allowed, but for what is needed and what is young.
         let mut kept: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         let mut needed = 0;
-        for Subject { pod, fate } in left.iter().filter(|subject| !subject.pod.partial) {
+        for Subject { pod, state } in left.iter().filter(|subject| !subject.pod.partial) {
             for run in pod.containers.iter().filter(|run| !run.is_running() && !young(run)) {
-                prop_assert!(*fate != Fate::Spent);
+                prop_assert!(*state != PodState::Removable);
                 let newest = pod.newest(&run.name).unwrap();
                 if run.state == State::Created {
                     prop_assert_eq!(&newest.id, &run.id);
-                    if *fate == Fate::Lives {
+                    if *state == PodState::Active {
                         continue;
                     }
                 }
                 *kept.entry((&pod.uid, &run.name)).or_default() += 1;
-                needed += usize::from(*fate == Fate::Lives && newest.id == run.id);
+                needed += usize::from(*state == PodState::Active && newest.id == run.id);
             }
         }
         if let Some(most) = policy.per_container {
@@ -362,22 +365,22 @@ proptest! {
 }
 
 #[test]
-fn a_thing_is_claimed_by_one_at_a_time() {
-    let claimed = Mutex::default();
-    let first = Claim::new(&claimed, "a");
-    assert!(first.is_some() && Claim::new(&claimed, "a").is_none());
-    assert!(Claim::new(&claimed, "b").is_some());
+fn container_gc_removes_each_object_once() {
+    let removing = Mutex::default();
+    let first = RemovalGuard::new(&removing, "a");
+    assert!(first.is_some() && RemovalGuard::new(&removing, "a").is_none());
+    assert!(RemovalGuard::new(&removing, "b").is_some());
     drop(first);
-    assert!(Claim::new(&claimed, "a").is_some());
+    assert!(RemovalGuard::new(&removing, "a").is_some());
 }
 
 #[test]
-fn ten_thousand_are_planned_at_once() {
+fn container_gc_plans_ten_thousand_containers() {
     let runs: Vec<String> =
         (0..100).map(|age| format!("c:{age}{}", if age == 0 { "+" } else { "" })).collect();
     let runs: Vec<&str> = runs.iter().map(String::as_str).collect();
     let pods: Vec<Subject> =
-        (0..100).map(|uid| subject(&uid.to_string(), Fate::Lives, &runs)).collect();
+        (0..100).map(|uid| subject(&uid.to_string(), PodState::Active, &runs)).collect();
     let started = std::time::Instant::now();
     assert_eq!(plan(&pods, &policy(0, 1, -1), at(0)).len(), 100 * 98);
     assert_eq!(plan(&pods, &policy(0, -1, 250), at(0)).len(), 100 * 99 - 200);
@@ -386,7 +389,7 @@ fn ten_thousand_are_planned_at_once() {
 }
 
 #[test]
-fn logs_of_pods_that_are_gone_go() {
+fn container_gc_removes_logs_of_deleted_pods() {
     let dir = tempfile::tempdir().unwrap();
     let (logs, links) = (dir.path().join("pods"), dir.path().join("containers"));
     let keep = ["ns_live_1", "ns_gone", "lost+found", "a_b_c_d", "__x"];
@@ -420,7 +423,7 @@ fn logs_of_pods_that_are_gone_go() {
 }
 
 #[tokio::test]
-async fn a_pods_fate_is_what_was_told_of_it() {
+async fn container_gc_uses_the_reported_pod_status() {
     let dir = tempfile::tempdir().unwrap();
     let pod = |uid: &str, deleted: bool, status: serde_json::Value| {
         let at = deleted.then_some("2026-01-01T00:00:00Z");
@@ -437,7 +440,7 @@ async fn a_pods_fate_is_what_was_told_of_it() {
         pod("evicted", false, json!({"phase": "Failed", "reason": "Evicted"})),
         pod("preempted", false, json!({"phase": "Failed", "reason": "Preempting"})),
         pod("evicting", false, json!({"phase": "Running", "reason": "Evicted"})),
-        pod("told", false, json!({"phase": "Running"})),
+        pod("reported", false, json!({"phase": "Running"})),
     ];
     let pods = pods.map(|pod| serde_json::from_value(pod).unwrap());
     let (collector, updates) = collector(dir.path(), "unix:///nonexistent");
@@ -445,24 +448,26 @@ async fn a_pods_fate_is_what_was_told_of_it() {
     let parts = &collector.shared.parts;
     parts.desired.synced().wait_for(|synced| *synced).await.unwrap();
     // The apiserver may not know yet.
-    parts.status.tell(&parts.desired.pod("told").unwrap(), serde_json::from_value(done).unwrap());
+    parts
+        .status
+        .set_status(&parts.desired.pod("reported").unwrap(), serde_json::from_value(done).unwrap());
     for (uid, expected) in [
-        ("new", Some(Fate::Lives)),
-        ("runs", Some(Fate::Lives)),
-        ("stops", Some(Fate::Lives)),
-        ("done", Some(Fate::Ended)),
-        ("deleted", Some(Fate::Spent)),
-        ("evicted", Some(Fate::Spent)),
-        ("preempted", Some(Fate::Spent)),
-        ("evicting", Some(Fate::Lives)),
-        ("told", Some(Fate::Ended)),
+        ("new", Some(PodState::Active)),
+        ("runs", Some(PodState::Active)),
+        ("stops", Some(PodState::Active)),
+        ("done", Some(PodState::Terminated)),
+        ("deleted", Some(PodState::Removable)),
+        ("evicted", Some(PodState::Removable)),
+        ("preempted", Some(PodState::Removable)),
+        ("evicting", Some(PodState::Active)),
+        ("reported", Some(PodState::Terminated)),
         ("unknown", None),
     ] {
-        assert_eq!(fate(parts, uid), expected, "{uid}");
+        assert_eq!(pod_state(parts, uid), expected, "{uid}");
     }
 }
 
-/// One with its files in that directory and the policy of the flags' defaults; and the way to its
+/// One with its files in that directory and the policy of the flags' defaults; and the sender of its
 /// pods.
 fn collector(
     dir: &std::path::Path,
@@ -567,14 +572,14 @@ impl RuntimeService for Fake {
         }
         self.0.under_way.fetch_sub(1, Ordering::SeqCst);
         match stuck {
-            true => Err(Status::internal("it would not go")),
+            true => Err(Status::internal("removal refused")),
             false => Ok(Response::new(v1::RemoveContainerResponse::default())),
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
+async fn container_gc_removes_ten_thousand_containers_with_limited_parallelism() {
     const PODS: usize = 50;
     const RUNS: usize = 100;
     let dir = tempfile::tempdir().unwrap();
@@ -643,7 +648,7 @@ async fn ten_thousand_go_a_few_at_a_time_and_others_stay() {
     let done = collector.delete_dead_containers().await;
     let Err(Error::Left(errors)) = done else { panic!("one would not go: {done:?}") };
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(errors[0].contains("7/90") && errors[0].contains("it would not go"), "{errors:?}");
+    assert!(errors[0].contains("7/90") && errors[0].contains("removal refused"), "{errors:?}");
     let left: BTreeSet<String> = fake.lock().keys().cloned().collect();
     let mut kept: BTreeSet<String> = (0..PODS).map(|uid| format!("{uid}/0")).collect();
     kept.extend(["foreign", "orphan", "7/90"].map(str::to_owned));

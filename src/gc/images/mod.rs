@@ -1,7 +1,7 @@
-//! The executor of image garbage collection: every five minutes, and when eviction asks for it.
+//! Image garbage collection: every five minutes, and under disk pressure.
 
-mod ledger;
 mod plan;
+mod records;
 #[cfg(test)]
 mod tests;
 mod users;
@@ -23,41 +23,41 @@ pub(super) use plan::Policy;
 
 use super::disk::{self, Usage};
 use super::{Error, Metrics, blocking};
-use ledger::Ledger;
 use longshore_client::events::{EventType, Recorder};
 use longshore_pod::labels;
 use longshore_podstate::desired::Desired;
 use plan::{Candidate, ImagesInUse, candidates};
+use records::ImageRecords;
 
-/// How often images are looked at.
+/// Collection interval.
 const PERIOD: Duration = Duration::from_secs(300);
-/// Questions about containers under way at once.
+/// Maximum number of parallel container status requests.
 const PARALLEL: usize = 8;
-/// As many bytes as there can be.
+/// Unlimited number of bytes.
 const ALL: u64 = i64::MAX as u64;
 
-/// A function of an image's id and a time.
+/// Callback with an image's id and a time.
 type Removed = Box<dyn Fn(&str, Timestamp) + Send + Sync>;
 
-/// What the collector works with.
+/// Inputs of the collector.
 pub(super) struct Parts {
     /// The runtime.
     pub(super) cri: Runtime,
-    /// What should run.
+    /// Desired pods.
     pub(super) desired: Desired,
     /// Events.
     pub(super) recorder: Recorder,
-    /// The node, as events name it.
+    /// Reference of the node for events.
     pub(super) node: ObjectReference,
-    /// When images go.
+    /// Retention policy.
     pub(super) policy: Policy,
     /// The daemon's directory.
     pub(super) root_dir: PathBuf,
     /// Where the logs of pods are.
     pub(super) pod_logs_dir: PathBuf,
-    /// What is counted.
+    /// Metrics.
     pub(super) metrics: Metrics,
-    /// Is told of each image that was removed, and when that was decided.
+    /// Called for each removed image, with the time of the decision.
     pub(super) removed: Removed,
 }
 
@@ -69,25 +69,25 @@ pub struct Images {
 
 struct Shared {
     parts: Parts,
-    /// `None` before the first look. Held by the round that goes on.
-    ledger: Mutex<Option<Ledger>>,
+    /// `None` before the first detection. Locked during a collection.
+    records: Mutex<Option<ImageRecords>>,
 }
 
-/// What there is, and what of it may go.
+/// Existing images, and the candidates for removal.
 struct Inventory {
     at: Timestamp,
     images: Vec<v1::Image>,
     candidates: Vec<Candidate>,
 }
 
-/// What of the runtime's own configuration says which image its sandboxes are made of.
+/// The part of the runtime's configuration that names the sandbox image.
 #[derive(Deserialize)]
 struct RuntimeConfig {
     #[serde(rename = "sandboxImage", default)]
     sandbox_image: String,
 }
 
-/// What came of an attempt to make room.
+/// Result of an attempt to free space.
 #[derive(Default)]
 struct Freed {
     bytes: u64,
@@ -98,10 +98,10 @@ impl Images {
     /// A collector that works with these parts, once [`run`](Self::run) or
     /// [`delete_unused_images`](Self::delete_unused_images) is called.
     pub(super) fn new(parts: Parts) -> Self {
-        Self { shared: Arc::new(Shared { parts, ledger: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { parts, records: Mutex::default() }) }
     }
 
-    /// Looks and collects every five minutes. Never ends.
+    /// Collects periodically. Never ends.
     pub async fn run(self) {
         let policy = self.shared.parts.policy;
         let began = Timestamp::now();
@@ -111,13 +111,13 @@ impl Images {
         loop {
             ticks.tick().await;
             let done = match policy.is_off() {
-                true => self.watch().await,
+                true => self.record_use().await,
                 false => self.collect(began).await,
             };
             let failed = done.is_err();
             if let Err(error) = done {
                 warn!(%error, again = failed_before, "image garbage collection failed");
-                // The first failure may be a runtime that is not there yet.
+                // The first failure may be due to a runtime that is not ready yet.
                 if failed_before {
                     self.warn("ImageGCFailed", &error.to_string());
                 }
@@ -126,66 +126,65 @@ impl Images {
         }
     }
 
-    /// Remove all images that are not in use, pinned, or younger than the minimum age. Gives their
-    /// size in bytes as the runtime tells it, which for packed images is less than what comes free.
-    /// Takes as long as the runtime does, so it is not for a room's own loop.
+    /// Removes all images that are not in use, pinned, or younger than the minimum age. Returns their
+    /// size in bytes as reported by the runtime. May take long.
     ///
     /// # Errors
-    /// When it cannot be found out which those are, or some would not go; the others are gone.
+    /// If unused images cannot be determined, or some removals failed.
     pub async fn delete_unused_images(&self) -> Result<u64, Error> {
         info!("attempting to delete unused images");
-        let mut ledger = self.shared.ledger.lock().await;
-        let ledger = self.loaded(&mut ledger).await;
-        let look = self.look(ledger).await?;
-        let freed = self.make_room(ledger, &look, &look.candidates, ALL, None).await;
-        self.save(ledger).await;
+        let mut records = self.shared.records.lock().await;
+        let records = self.loaded(&mut records).await;
+        let inventory = self.detect(records).await?;
+        let freed = self.free_space(records, &inventory, &inventory.candidates, ALL, None).await;
+        self.save(records).await;
         match freed {
             Freed { bytes, errors } if errors.is_empty() => Ok(bytes),
             Freed { bytes, errors } => Err(Error::Images { wanted: ALL, freed: bytes, errors }),
         }
     }
 
-    /// Only take note of what is used, for the day when room is needed.
-    async fn watch(&self) -> Result<(), Error> {
-        let mut ledger = self.shared.ledger.lock().await;
-        let ledger = self.loaded(&mut ledger).await;
-        self.look(ledger).await?;
-        self.save(ledger).await;
+    /// Only records which images are used.
+    async fn record_use(&self) -> Result<(), Error> {
+        let mut records = self.shared.records.lock().await;
+        let records = self.loaded(&mut records).await;
+        self.detect(records).await?;
+        self.save(records).await;
         Ok(())
     }
 
     async fn collect(&self, began: Timestamp) -> Result<(), Error> {
-        let mut ledger = self.shared.ledger.lock().await;
-        let ledger = self.loaded(&mut ledger).await;
-        let look = self.look(ledger).await?;
-        let collected = self.collect_seen(ledger, &look, began).await;
-        self.save(ledger).await;
+        let mut records = self.shared.records.lock().await;
+        let records = self.loaded(&mut records).await;
+        let inventory = self.detect(records).await?;
+        let collected = self.collect_detected(records, &inventory, began).await;
+        self.save(records).await;
         collected
     }
 
-    async fn collect_seen(
+    async fn collect_detected(
         &self,
-        ledger: &mut Ledger,
-        look: &Inventory,
+        records: &mut ImageRecords,
+        inventory: &Inventory,
         began: Timestamp,
     ) -> Result<(), Error> {
         let parts = &self.shared.parts;
         let Parts { cri, policy, .. } = parts;
-        let (old, rest): (Vec<Candidate>, Vec<Candidate>) = look
+        let (old, rest): (Vec<Candidate>, Vec<Candidate>) = inventory
             .candidates
             .iter()
             .cloned()
-            .partition(|image| image.is_too_old(policy, began, look.at));
+            .partition(|image| image.is_too_old(policy, began, inventory.at));
         let mut errors = Vec::new();
         for image in &old {
-            let removed = self.remove(ledger, look, image, "age").await;
+            let removed = self.remove(records, inventory, image, "age").await;
             errors.extend(removed.err().map(|e| e.to_string()));
         }
         if !errors.is_empty() {
             return Err(Error::Old { age: policy.max_age, errors });
         }
-        let place = disk::image_filesystem(cri).await?;
-        let usage = Usage::read(&place).await?;
+        let path = disk::image_filesystem(cri).await?;
+        let usage = Usage::read(&path).await?;
         if usage.capacity == 0 {
             self.warn("InvalidDiskCapacity", &Error::NoCapacity.to_string());
             return Err(Error::NoCapacity);
@@ -195,9 +194,9 @@ impl Images {
             return Ok(());
         }
         let wanted = usage.above(policy.low);
-        info!(percent, wanted, "the image file system is over its threshold, images make room");
+        info!(percent, wanted, "image file system usage is over the high threshold, freeing space");
         let Freed { bytes, errors } =
-            self.make_room(ledger, look, &rest, wanted, Some(&place)).await;
+            self.free_space(records, inventory, &rest, wanted, Some(&path)).await;
         if !errors.is_empty() {
             return Err(Error::Images { wanted, freed: bytes, errors });
         }
@@ -209,35 +208,35 @@ impl Images {
             "Insufficient free disk space on the node's image filesystem ({percent}% of {capacity} used). \
              Failed to free sufficient space by deleting unused images (freed {bytes} bytes). \
              Investigate disk usage, as it could be used by active images, logs, volumes, or other data.{}",
-            disk::biggest(users::find(parts, look, ledger, &place).await)
+            disk::biggest(users::find(parts, inventory, records, &path).await)
         );
         self.warn("FreeDiskSpaceFailed", &message);
         Err(Error::Full(message))
     }
 
-    /// Remove images, one after the other, until so many bytes are free: by their own size, or as
-    /// the file system at `place` shows it, which knows what they take unpacked.
-    async fn make_room(
+    /// Removes images one by one until `wanted` bytes are free: by their own size, or by the free space on
+    /// the file system at `path`, which counts unpacked layers.
+    async fn free_space(
         &self,
-        ledger: &mut Ledger,
-        look: &Inventory,
+        records: &mut ImageRecords,
+        inventory: &Inventory,
         images: &[Candidate],
         wanted: u64,
-        place: Option<&Path>,
+        path: Option<&Path>,
     ) -> Freed {
-        let before = available(place).await;
+        let before = available(path).await;
         let mut freed = Freed::default();
         let policy = &self.shared.parts.policy;
         let mut sizes = 0_u64;
         for image in images {
-            if !image.may_go(policy, look.at) {
+            if !image.may_go(policy, inventory.at) {
                 continue;
             }
-            match self.remove(ledger, look, image, "space").await {
+            match self.remove(records, inventory, image, "space").await {
                 Ok(()) => sizes = sizes.saturating_add(image.size),
                 Err(error) => freed.errors.push(error.to_string()),
             }
-            freed.bytes = sizes.max(available(place).await.saturating_sub(before));
+            freed.bytes = sizes.max(available(path).await.saturating_sub(before));
             if freed.bytes >= wanted {
                 break;
             }
@@ -247,8 +246,8 @@ impl Images {
 
     async fn remove(
         &self,
-        ledger: &mut Ledger,
-        look: &Inventory,
+        records: &mut ImageRecords,
+        inventory: &Inventory,
         image: &Candidate,
         reason: &'static str,
     ) -> Result<(), Error> {
@@ -262,74 +261,74 @@ impl Images {
         };
         cri.remove_image(spec).await?;
         metrics.removed_image(reason);
-        ledger.remove(&image.key);
-        if !ledger.has(id) {
-            removed(id, look.at);
+        records.remove(&image.key);
+        if !records.has(id) {
+            removed(id, inventory.at);
         }
         Ok(())
     }
 
-    /// Find out which images there are and which of them are in use, and note it.
-    async fn look(&self, ledger: &mut Ledger) -> Result<Inventory, Error> {
+    /// Detects existing images and their use, and records it.
+    async fn detect(&self, records: &mut ImageRecords) -> Result<Inventory, Error> {
         let Parts { cri, policy, .. } = &self.shared.parts;
         let at = Timestamp::now();
         let images = cri.list_images(None).await?;
-        let mut held = ImagesInUse { by_handler: policy.by_handler, ..ImagesInUse::default() };
+        let mut in_use = ImagesInUse { by_handler: policy.by_handler, ..ImagesInUse::default() };
         let containers = cri.list_containers(None).await?;
         for container in &containers {
             let spec = container.image.as_ref();
             let handler = spec.map_or("", |spec| &spec.runtime_handler);
             let name = spec.map_or("", |spec| &spec.image);
             for name in [&container.image_id, &container.image_ref, name] {
-                held.hold(name, handler);
+                in_use.add(name, handler);
             }
         }
-        self.hold_mounted(&containers, &mut held).await?;
+        self.add_mounted(&containers, &mut in_use).await?;
         if let Some(sandbox_image) = self.sandbox_image().await? {
             for image in &images {
                 let names = || image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
                 if names().any(|name| *name == sandbox_image) {
-                    held.hold(&image.id, plan::handler(image));
+                    in_use.add(&image.id, plan::handler(image));
                 }
             }
         }
-        ledger.note(&images, &held, at);
-        let candidates = candidates(&images, ledger, &held);
-        debug!(images = images.len(), unused = candidates.len(), "images were looked at");
+        records.note(&images, &in_use, at);
+        let candidates = candidates(&images, records, &in_use);
+        debug!(images = images.len(), unused = candidates.len(), "detected images");
         Ok(Inventory { at, images, candidates })
     }
 
-    /// Images that are mounted as volumes are in use like those that containers run.
-    async fn hold_mounted(
+    /// Image volumes are in use, too.
+    async fn add_mounted(
         &self,
         containers: &[v1::Container],
-        held: &mut ImagesInUse,
+        in_use: &mut ImagesInUse,
     ) -> Result<(), Error> {
         let Parts { cri, desired, .. } = &self.shared.parts;
         let may_mount = |container: &&v1::Container| {
             let pod = container.labels.get(labels::POD_UID).and_then(|uid| desired.pod(uid));
-            // Nobody knows what a container mounts whose pod is gone.
+            // The volumes of a deleted pod are not known.
             pod.is_none_or(|pod| {
                 let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
                 volumes.into_iter().any(|volume| volume.image.is_some())
             })
         };
-        let asked: Vec<_> = containers
+        let requests: Vec<_> = containers
             .iter()
             .filter(may_mount)
             .map(|container| mounts(cri.clone(), container.id.clone()))
             .collect();
-        let mut answers = stream::iter(asked).buffer_unordered(PARALLEL);
+        let mut answers = stream::iter(requests).buffer_unordered(PARALLEL);
         while let Some(mounts) = answers.next().await {
             for image in mounts?.into_iter().filter_map(|mount| mount.image) {
-                held.hold(&image.image, &image.runtime_handler);
-                held.hold(&image.image_ref, &image.runtime_handler);
+                in_use.add(&image.image, &image.runtime_handler);
+                in_use.add(&image.image_ref, &image.runtime_handler);
             }
         }
         Ok(())
     }
 
-    /// The image of sandboxes, if the runtime names it. One that does not pins it.
+    /// The sandbox image, if the runtime reports it; others pin it.
     async fn sandbox_image(&self) -> Result<Option<String>, Error> {
         let mut status = self.shared.parts.cri.status(true).await?;
         let config = status.info.remove("config");
@@ -342,25 +341,25 @@ impl Images {
         recorder.event(node.clone(), EventType::Warning, reason, message);
     }
 
-    async fn loaded<'a>(&self, ledger: &'a mut Option<Ledger>) -> &'a mut Ledger {
-        if ledger.is_none() {
+    async fn loaded<'a>(&self, records: &'a mut Option<ImageRecords>) -> &'a mut ImageRecords {
+        if records.is_none() {
             let dir = self.shared.parts.root_dir.clone();
-            *ledger = blocking(move || Ledger::load(&dir)).await;
+            *records = blocking(move || ImageRecords::load(&dir)).await;
         }
-        ledger.get_or_insert_default()
+        records.get_or_insert_default()
     }
 
-    async fn save(&self, ledger: &Ledger) {
-        let (ledger, dir) = (ledger.clone(), self.shared.parts.root_dir.clone());
-        if let Some(Err(error)) = blocking(move || ledger.save(&dir)).await {
-            warn!(%error, "when images were used is not written down");
+    async fn save(&self, records: &ImageRecords) {
+        let (records, dir) = (records.clone(), self.shared.parts.root_dir.clone());
+        if let Some(Err(error)) = blocking(move || records.save(&dir)).await {
+            warn!(%error, "cannot write image records");
         }
     }
 }
 
-async fn available(place: Option<&Path>) -> u64 {
-    match place {
-        Some(place) => Usage::read(place).await.map_or(0, |usage| usage.available),
+async fn available(path: Option<&Path>) -> u64 {
+    match path {
+        Some(path) => Usage::read(path).await.map_or(0, |usage| usage.available),
         None => 0,
     }
 }

@@ -1,5 +1,4 @@
-//! Which images may go, and in which order: plain functions of what is there and of when it was
-//! used.
+//! Selects images for removal and their order. Pure.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,25 +7,25 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use longshore_config::{Config, GoDuration};
 use longshore_cri::v1;
 
-use super::ledger::{Key, Ledger};
+use super::records::{ImageRecords, Key};
 
-/// When images go.
+/// Retention policy of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gc) struct Policy {
-    /// From so much use of the disk on (percent), unused images go.
+    /// Disk usage (percent) from which on unused images are removed.
     pub(in crate::gc) high: u64,
-    /// Until so much is in use (percent).
+    /// Disk usage (percent) down to which they are removed.
     pub(in crate::gc) low: u64,
-    /// An image is kept for this long after it was first seen.
+    /// Minimum age since the image was first detected.
     pub(in crate::gc) min_age: Duration,
-    /// An image that has not been used for longer goes, however much room there is; zero for never.
+    /// Maximum time without use, whatever the disk usage; zero: unlimited.
     pub(in crate::gc) max_age: GoDuration,
-    /// Whether the images of each runtime handler are images of their own.
+    /// Whether images are distinguished by runtime handler.
     pub(in crate::gc) by_handler: bool,
 }
 
 impl Policy {
-    /// The policy that the configuration asks for.
+    /// The configured policy.
     pub(in crate::gc) fn new(config: &Config) -> Self {
         let kubelet = &config.kubelet;
         Self {
@@ -38,7 +37,7 @@ impl Policy {
         }
     }
 
-    /// Whether there is nothing to collect by: neither a threshold nor an age.
+    /// Whether neither threshold nor maximum age is configured.
     pub(super) fn is_off(&self) -> bool {
         self.high >= 100 && self.max_age == GoDuration::ZERO
     }
@@ -48,7 +47,7 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) key: Key,
-    /// As the runtime tells it (bytes).
+    /// As reported by the runtime (bytes).
     pub(super) size: u64,
     pub(super) first_seen: Timestamp,
     pub(super) last_used: Option<Timestamp>,
@@ -57,14 +56,13 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Old enough to make room: it was not pulled just now for a container that is yet to come.
+    /// Whether it is above the minimum age.
     pub(super) fn may_go(&self, policy: &Policy, now: Timestamp) -> bool {
         let min_age = SignedDuration::try_from(policy.min_age).unwrap_or(SignedDuration::MAX);
         now.duration_since(self.first_seen) >= min_age
     }
 
-    /// Not used for so long that it goes in any case. The node has watched for that long: what was
-    /// used while nobody looked is given the same time again.
+    /// Whether it is above the maximum age. Time while the daemon was down does not count.
     pub(super) fn is_too_old(&self, policy: &Policy, began: Timestamp, now: Timestamp) -> bool {
         if policy.max_age == GoDuration::ZERO {
             return false;
@@ -75,23 +73,23 @@ impl Candidate {
     }
 }
 
-/// Names and ids by which containers and sandboxes hold images.
+/// Names and ids of images in use by containers and sandboxes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ImagesInUse {
-    /// With the handler that it is held for, if handlers are told apart.
+    /// Name or id, and runtime handler if images are distinguished by it.
     pub(super) names: HashSet<(String, String)>,
     pub(super) by_handler: bool,
 }
 
 impl ImagesInUse {
-    pub(super) fn hold(&mut self, name: &str, handler: &str) {
+    pub(super) fn add(&mut self, name: &str, handler: &str) {
         if !name.is_empty() {
             let handler = if self.by_handler { handler } else { "" };
             self.names.insert((name.to_owned(), handler.to_owned()));
         }
     }
 
-    pub(super) fn holds(&self, image: &v1::Image) -> bool {
+    pub(super) fn contains(&self, image: &v1::Image) -> bool {
         let handler = if self.by_handler { handler(image) } else { "" };
         let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
         let mut names = names.map(|name| (name.clone(), handler.to_owned()));
@@ -103,17 +101,17 @@ pub(super) fn handler(image: &v1::Image) -> &str {
     image.spec.as_ref().map_or("", |spec| &spec.runtime_handler)
 }
 
-/// The images that nobody holds, in the order in which they go: those never used first, then the
-/// least recently used; of those alike, the first seen.
+/// Unused images in order of removal: never used ones first, then least recently used ones; equal ones
+/// by first detection.
 pub(super) fn candidates(
     images: &[v1::Image],
-    ledger: &Ledger,
-    held: &ImagesInUse,
+    records: &ImageRecords,
+    in_use: &ImagesInUse,
 ) -> Vec<Candidate> {
-    let unused = images.iter().filter(|image| !image.pinned && !held.holds(image));
+    let unused = images.iter().filter(|image| !image.pinned && !in_use.contains(image));
     let candidate = |image: &v1::Image| {
-        let key = Key::of(image, held.by_handler);
-        let seen = ledger.get(&key)?;
+        let key = Key::of(image, in_use.by_handler);
+        let seen = records.get(&key)?;
         Some(Candidate {
             size: image.size,
             first_seen: seen.first_detected,

@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 
-use super::ledger::Key;
+use super::records::Key;
 use super::*;
 
 fn at(second: i64) -> Timestamp {
@@ -37,10 +37,10 @@ fn of_handler(id: &str, handler: &str) -> v1::Image {
     v1::Image { spec: Some(spec), ..image(id) }
 }
 
-fn held(names: &[&str]) -> ImagesInUse {
-    let mut held = ImagesInUse::default();
-    names.iter().for_each(|name| held.hold(name, ""));
-    held
+fn in_use(names: &[&str]) -> ImagesInUse {
+    let mut in_use = ImagesInUse::default();
+    names.iter().for_each(|name| in_use.add(name, ""));
+    in_use
 }
 
 fn policy() -> Policy {
@@ -58,28 +58,28 @@ fn ids(candidates: &[Candidate]) -> Vec<&str> {
 }
 
 #[test]
-fn the_least_recently_used_goes_first() {
-    let mut ledger = Ledger::default();
+fn image_gc_removes_least_recently_used_first() {
+    let mut records = ImageRecords::default();
     let all = ["d", "c", "b", "a"].map(image);
     // Used at 10: a and b; at 20: b. c and d never, c was seen before d.
-    ledger.note(&all[1..], &held(&["sha256:a", "reg.example/b:1"]), at(10));
-    ledger.note(&all, &held(&["sha256:b"]), at(20));
-    let free = candidates(&all, &ledger, &held(&[]));
+    records.note(&all[1..], &in_use(&["sha256:a", "reg.example/b:1"]), at(10));
+    records.note(&all, &in_use(&["sha256:b"]), at(20));
+    let free = candidates(&all, &records, &in_use(&[]));
     assert_eq!(ids(&free), ["c", "d", "a", "b"]);
-    let free = candidates(&all, &ledger, &held(&["sha256:c"]));
+    let free = candidates(&all, &records, &in_use(&["sha256:c"]));
     assert_eq!(ids(&free), ["d", "a", "b"], "what is in use stays");
     let mut pinned = all.clone();
     pinned[0].pinned = true;
-    assert_eq!(ids(&candidates(&pinned, &ledger, &held(&[]))), ["c", "a", "b"]);
+    assert_eq!(ids(&candidates(&pinned, &records, &in_use(&[]))), ["c", "a", "b"]);
     // One that is gone is forgotten: if it comes again, it is new.
-    ledger.note(&all[2..], &held(&[]), at(30));
-    ledger.note(&all, &held(&[]), at(40));
-    assert_eq!(ids(&candidates(&all, &ledger, &held(&[]))), ["c", "d", "a", "b"]);
-    assert_eq!(ledger.get(&Key::of(&all[0], false)).unwrap().first_detected, at(40));
+    records.note(&all[2..], &in_use(&[]), at(30));
+    records.note(&all, &in_use(&[]), at(40));
+    assert_eq!(ids(&candidates(&all, &records, &in_use(&[]))), ["c", "d", "a", "b"]);
+    assert_eq!(records.get(&Key::of(&all[0], false)).unwrap().first_detected, at(40));
 }
 
 #[test]
-fn ages_keep_and_end() {
+fn image_gc_respects_minimum_and_maximum_age() {
     let minute = Duration::from_secs(60);
     for (first, used, began, min_age, max_age, may_go, too_old) in [
         (0, None, 0, 0, 0, true, false),
@@ -111,54 +111,54 @@ fn ages_keep_and_end() {
 }
 
 #[test]
-fn handlers_have_images_of_their_own_if_the_gate_says_so() {
+fn image_gc_distinguishes_runtime_handlers_with_the_gate() {
     let images = [of_handler("a", "runc"), of_handler("a", "kata")];
     for (by_handler, expected) in [(false, vec![]), (true, vec!["kata"])] {
-        let mut held = ImagesInUse { by_handler, ..ImagesInUse::default() };
-        held.hold("sha256:a", "runc");
-        let mut ledger = Ledger::default();
-        ledger.note(&images, &held, at(1));
-        let free = candidates(&images, &ledger, &held);
+        let mut in_use = ImagesInUse { by_handler, ..ImagesInUse::default() };
+        in_use.add("sha256:a", "runc");
+        let mut records = ImageRecords::default();
+        records.note(&images, &in_use, at(1));
+        let free = candidates(&images, &records, &in_use);
         assert_eq!(free.iter().map(|c| c.handler.as_str()).collect::<Vec<_>>(), expected);
     }
 }
 
 #[test]
-fn what_is_known_survives_a_restart_and_damage_does_no_harm() {
+fn image_gc_state_survives_restart_and_corruption() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(Ledger::load(dir.path()), Ledger::default());
-    let mut ledger = Ledger::default();
+    assert_eq!(ImageRecords::load(dir.path()), ImageRecords::default());
+    let mut records = ImageRecords::default();
     let images = [image("a"), of_handler("b", "kata")];
     let mut by_handler = ImagesInUse { by_handler: true, ..ImagesInUse::default() };
-    ledger.note(&images, &by_handler, at(5));
-    by_handler.hold("sha256:a", "");
-    ledger.note(&images, &by_handler, at(7));
-    ledger.save(dir.path()).unwrap();
-    assert_eq!(Ledger::load(dir.path()), ledger);
+    records.note(&images, &by_handler, at(5));
+    by_handler.add("sha256:a", "");
+    records.note(&images, &by_handler, at(7));
+    records.save(dir.path()).unwrap();
+    assert_eq!(ImageRecords::load(dir.path()), records);
     let path = dir.path().join("image_gc_state");
     let whole = std::fs::read_to_string(&path).unwrap();
     for damage in ["", "{", &whole[..whole.len() / 2], &whole.replace("\"1\"", "\"9\"")] {
         std::fs::write(&path, damage).unwrap();
-        assert_eq!(Ledger::load(dir.path()), Ledger::default(), "{damage}");
+        assert_eq!(ImageRecords::load(dir.path()), ImageRecords::default(), "{damage}");
     }
     // A clock that was set back makes nothing immortal.
-    ledger.note(&images, &ImagesInUse { by_handler: true, ..ImagesInUse::default() }, at(1));
-    let seen = ledger.get(&Key::of(&images[0], true)).unwrap();
+    records.note(&images, &ImagesInUse { by_handler: true, ..ImagesInUse::default() }, at(1));
+    let seen = records.get(&Key::of(&images[0], true)).unwrap();
     assert_eq!((seen.first_detected, seen.last_used), (at(1), Some(at(1))));
-    let nowhere = ledger.save(&dir.path().join("none")).unwrap_err().to_string();
+    let nowhere = records.save(&dir.path().join("none")).unwrap_err().to_string();
     assert!(nowhere.contains("none/image_gc_state"), "{nowhere}");
 }
 
 proptest! {
     #[test]
-    fn only_what_nobody_holds_is_a_candidate(
+    fn image_gc_candidates_are_unused_images(
         looks in prop::collection::vec(
             (prop::collection::btree_set(0..8_u8, 0..8), prop::collection::btree_set(0..8_u8, 0..4)),
             1..6,
         ),
         pinned in prop::collection::btree_set(0..8_u8, 0..3),
     ) {
-        let mut ledger = Ledger::default();
+        let mut records = ImageRecords::default();
         let mut used: BTreeMap<String, usize> = BTreeMap::new();
         for (turn, (there, held_now)) in looks.iter().enumerate() {
             let images: Vec<v1::Image> = there
@@ -166,11 +166,11 @@ proptest! {
                 .map(|n| v1::Image { pinned: pinned.contains(n), ..image(&n.to_string()) })
                 .collect();
             let names: Vec<String> = held_now.iter().map(|n| format!("reg.example/{n}:1")).collect();
-            let held = held(&names.iter().map(String::as_str).collect::<Vec<_>>());
-            ledger.note(&images, &held, at(turn.try_into().unwrap()));
+            let in_use = in_use(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            records.note(&images, &in_use, at(turn.try_into().unwrap()));
             used.retain(|id, _| there.iter().any(|n| *id == n.to_string()));
             used.extend(held_now.intersection(there).map(|n| (n.to_string(), turn + 1)));
-            let free = candidates(&images, &ledger, &held);
+            let free = candidates(&images, &records, &in_use);
             let expected: BTreeSet<String> = there
                 .iter()
                 .filter(|n| !held_now.contains(n) && !pinned.contains(n))
@@ -286,7 +286,7 @@ struct Bench {
     dir: tempfile::TempDir,
     fake: Fake,
     images: Images,
-    told: Arc<SyncMutex<Vec<String>>>,
+    removed: Arc<SyncMutex<Vec<String>>>,
     _server: Server,
 }
 
@@ -332,7 +332,7 @@ impl Bench {
         updates.send((Source::Api, Update::Snapshot(pods))).await.unwrap();
         tokio::spawn(desired.clone().run(merged, changes));
         desired.synced().wait_for(|synced| *synced).await.unwrap();
-        let told: Arc<SyncMutex<Vec<String>>> = Arc::default();
+        let removed: Arc<SyncMutex<Vec<String>>> = Arc::default();
         let (recorder, _) = Recorder::start(None, "node");
         let images = Images::new(Parts {
             cri,
@@ -344,11 +344,11 @@ impl Bench {
             pod_logs_dir: dir.path().join("logs"),
             metrics: Metrics::new(&Registry::default()),
             removed: Box::new({
-                let told = told.clone();
-                move |id, _| told.lock().unwrap().push(id.to_owned())
+                let removed = removed.clone();
+                move |id, _| removed.lock().unwrap().push(id.to_owned())
             }),
         });
-        Self { dir, fake, images, told, _server: server }
+        Self { dir, fake, images, removed, _server: server }
     }
 
     fn removed(&self) -> Vec<String> {
@@ -357,11 +357,11 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn what_is_in_use_pinned_or_under_sandboxes_stays() {
+async fn image_gc_keeps_used_pinned_and_sandbox_images() {
     let bench = Bench::new("/", "", policy()).await;
     let freed = bench.images.delete_unused_images().await.unwrap();
     assert_eq!((bench.removed(), freed), (vec!["a".to_owned(), "c".to_owned()], 200));
-    assert_eq!(*bench.told.lock().unwrap(), ["sha256:a", "sha256:c"]);
+    assert_eq!(*bench.removed.lock().unwrap(), ["sha256:a", "sha256:c"]);
     let state = std::fs::read_to_string(bench.dir.path().join("image_gc_state")).unwrap();
     assert!(!state.contains("sha256:a") && state.contains("sha256:b"), "{state}");
     // There is nothing left to go, and that is no error.
@@ -369,14 +369,14 @@ async fn what_is_in_use_pinned_or_under_sandboxes_stays() {
 }
 
 #[tokio::test]
-async fn the_young_stay_though_the_disk_is_full() {
+async fn image_gc_keeps_young_images_on_a_full_disk() {
     let young = Policy { min_age: Duration::from_secs(60), ..policy() };
     let bench = Bench::new("/", "", young).await;
     assert_eq!(bench.images.delete_unused_images().await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn one_that_would_not_go_holds_up_no_other() {
+async fn image_gc_continues_after_a_failed_removal() {
     let bench = Bench::new("/", "sha256:a", policy()).await;
     let error = bench.images.delete_unused_images().await.unwrap_err().to_string();
     assert_eq!(
@@ -388,7 +388,7 @@ async fn one_that_would_not_go_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_file_system_without_a_size_is_an_error() {
+async fn image_gc_rejects_zero_capacity() {
     let bench = Bench::new("/proc", "", policy()).await;
     let error = bench.images.collect(Timestamp::now()).await.unwrap_err();
     assert_eq!(error.to_string(), "invalid capacity 0 on image filesystem");
@@ -398,7 +398,7 @@ async fn a_file_system_without_a_size_is_an_error() {
 }
 
 #[tokio::test]
-async fn below_the_threshold_only_the_old_go() {
+async fn image_gc_below_threshold_removes_only_old_images() {
     // No disk that a test can run on is so full.
     let high = Policy { high: 101, low: 100, ..policy() };
     let bench = Bench::new("/", "", high).await;
@@ -406,7 +406,7 @@ async fn below_the_threshold_only_the_old_go() {
     assert!(bench.removed().is_empty());
     let old = Policy { max_age: GoDuration::nanos(1), ..high };
     let bench = Bench::new("/", "", old).await;
-    bench.images.watch().await.unwrap();
+    bench.images.record_use().await.unwrap();
     bench.images.collect(Timestamp::now() + Duration::from_secs(60)).await.unwrap();
     assert!(bench.removed().is_empty(), "the daemon is not old enough itself");
     bench.images.collect(Timestamp::UNIX_EPOCH).await.unwrap();
@@ -414,7 +414,7 @@ async fn below_the_threshold_only_the_old_go() {
 }
 
 #[tokio::test]
-async fn when_too_little_comes_free_the_biggest_users_are_named() {
+async fn image_gc_failure_names_the_largest_disk_users() {
     // All that there is: more than can ever come free.
     let all = Policy { high: 0, low: 0, ..policy() };
     let bench = Bench::new("/", "", all).await;

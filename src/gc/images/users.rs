@@ -1,33 +1,32 @@
-//! Who fills the disk that images are on, when no more of them can go.
+//! The largest users of the image file system, for the event `FreeDiskSpaceFailed`.
 
 use std::path::Path;
 
 use longshore_cri::v1;
 use longshore_pod::{labels, spec};
 
-use super::ledger::{Key, Ledger};
 use super::plan::handler;
+use super::records::{ImageRecords, Key};
 use super::{Inventory, Parts};
 use crate::gc::{blocking, disk};
 
-/// What takes room on the file system at `place`, with its size in bytes. What cannot be found out
-/// is left out.
+/// Users of the file system at `path`, with sizes in bytes. Errors are skipped.
 pub(super) async fn find(
     parts: &Parts,
-    look: &Inventory,
-    ledger: &Ledger,
-    place: &Path,
+    inventory: &Inventory,
+    records: &ImageRecords,
+    path: &Path,
 ) -> Vec<(String, u64)> {
     let Parts { cri, desired, policy, root_dir, pod_logs_dir, .. } = parts;
-    let there = |image: &&v1::Image| ledger.get(&Key::of(image, policy.by_handler)).is_some();
-    let mut users: Vec<(String, u64)> = look.images.iter().filter(there).map(image).collect();
+    let there = |image: &&v1::Image| records.get(&Key::of(image, policy.by_handler)).is_some();
+    let mut users: Vec<(String, u64)> = inventory.images.iter().filter(there).map(image).collect();
     let containers = cri.list_container_stats(None).await.unwrap_or_default();
     users.extend(containers.iter().filter_map(writable_layer));
 
-    let (place, logs, pods) = (place.to_owned(), pod_logs_dir.clone(), root_dir.join("pods"));
+    let (path, logs, pods) = (path.to_owned(), pod_logs_dir.clone(), root_dir.join("pods"));
     let walk = move || {
-        // One disk may hold it all, or images have one of their own.
-        let device = disk::device(&place)?;
+        // Only what is on the same device.
+        let device = disk::device(&path)?;
         Some((disk::taken_by_children(&logs, device), disk::taken_by_children(&pods, device)))
     };
     let (logs, pods) = blocking(walk).await.flatten().unwrap_or_default();

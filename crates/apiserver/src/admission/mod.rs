@@ -1,7 +1,7 @@
 //! What is decided about an object beyond its own rules: whether its namespace takes it, what a
 //! node may write, and what the cluster fills in (priorities, tolerations, service addresses, classes
 //! of storage).
-//! `operations` asks before each write.
+//! Called by `operations` before each write.
 
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
@@ -12,7 +12,7 @@ pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
 
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::status::StatusError;
 
 /// A resource that this crate itself works with.

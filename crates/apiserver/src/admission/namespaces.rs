@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::core;
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::registry::Registry;
 use crate::status::{Cause, StatusError};
 

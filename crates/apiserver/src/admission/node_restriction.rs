@@ -1,15 +1,15 @@
 //! What a node may write: only what is its own. The authorizer has let the kind of request pass,
-//! or a role that somebody gave to the node; these limits hold all the same.
+//! or a role bound to the node; these limits still apply.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use super::pods::{MIRROR, is_mirror};
+use crate::api_types::Resource;
 use crate::auth::User;
 use crate::authz::{Access, ResourceTarget, Target, mirror_pod_reference, names_audience};
 use crate::certificates::Request;
-use crate::facts::Resource;
 use crate::object;
 use crate::operations::Api;
 use crate::schema::value::{items, same, text};
@@ -50,7 +50,7 @@ fn unnamed(node: &str) -> Option<String> {
     node.is_empty().then(|| "could not determine node from user \"system:node:\"".to_owned())
 }
 
-/// What holds for every write of these kinds, by the object's name.
+/// The restrictions of every write of these kinds, by the object's name.
 fn not_own(node: &str, resource: &Resource, namespace: &str, name: &str) -> Option<String> {
     match resource.kind {
         "Node" if name != node => {
@@ -175,7 +175,7 @@ pub(crate) fn admit_update(
     refuse_if(resource, name, fault)
 }
 
-/// A node tells how large a claim's volume has become, and nothing else of it.
+/// A node reports the size of a claim's volume after a resize, and may write nothing else of it.
 fn claim_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
     const OWN: [&str; 4] =
         ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"];
@@ -272,7 +272,7 @@ pub(crate) fn admit_eviction(node: &str, resource: &Resource, pod: &Value) -> Ad
     refuse_if(resource, object::name(pod), fault)
 }
 
-/// A node asks for tokens of service accounts only for pods that it runs, and for audiences that
+/// A node may request tokens of service accounts only for pods that it runs, and for audiences that
 /// the pods name. `request`: a TokenRequest for this account.
 pub(crate) async fn admit_token_request(
     api: &Api,

@@ -1,5 +1,5 @@
 //! Admission plugins by upstream's names (`pkg/kubeapiserver/options/plugins.go`): which of them this
-//! server has. A plugin that somebody asks for and that has no effect here would be believed to be
+//! server has. A plugin that is enabled and has no effect here would be assumed to be
 //! in force, so it is refused at start.
 
 /// What this server has of a plugin.
@@ -7,7 +7,7 @@
 enum Support {
     /// In force at all times.
     Always,
-    /// In force when it is asked for.
+    /// Off by default.
     Optional,
     /// Does nothing anywhere.
     Idle,
@@ -64,17 +64,17 @@ const PLUGINS: [(&str, Support); 41] = [
     ("ValidatingAdmissionWebhook", Absent),
 ];
 
-/// Why plugins cannot be had as they were asked for.
+/// Why the flags of plugins are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PluginError {
     /// No plugin of upstream's has this name.
     #[error("{0}: unknown admission plugin {1:?}")]
     Unknown(&'static str, String),
     /// A plugin without effect here.
-    #[error("{0}: the admission plugin {1:?} does not exist in this server")]
+    #[error("{0}: the admission plugin {1:?} is not supported by this server")]
     Absent(&'static str, String),
     /// A plugin that is always on.
-    #[error("{0}: the admission plugin {1:?} cannot be switched off in this server")]
+    #[error("{0}: the admission plugin {1:?} cannot be disabled in this server")]
     Always(&'static str, String),
     /// On and off at once.
     #[error("--disable-admission-plugins: {0:?} is also in --enable-admission-plugins")]
@@ -126,7 +126,7 @@ mod tests {
     /// Finding 6: a plugin without effect is refused by name, and so is switching off one that is
     /// always on.
     #[test]
-    fn plugins_without_effect_are_refused() {
+    fn admission_plugins_without_effect_are_rejected() {
         let choose = |enabled: &[&str], disabled: &[&str]| {
             let owned =
                 |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();

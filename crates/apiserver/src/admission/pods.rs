@@ -1,11 +1,11 @@
-//! What a cluster fills in for a pod: priority, tolerations, what its runtime class asks for. What
+//! Admission of pods: priority, tolerations, overhead and scheduling of the runtime class. What
 //! it has of its service account is in `serviceaccounts`.
 //!
 //! Current limitations: the two built-in priority classes are the only ones.
 
 use serde_json::{Value, json};
 
-use crate::facts::{self, Resource};
+use crate::api_types::{self, Resource};
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{entries, is_zero, items, same, text};
@@ -125,7 +125,7 @@ async fn apply_runtime_class(
 }
 
 fn runtime_classes() -> Result<&'static Resource, StatusError> {
-    facts::lookup("node.k8s.io", "v1", "runtimeclasses")
+    api_types::lookup("node.k8s.io", "v1", "runtimeclasses")
         .ok_or_else(|| StatusError::internal("no resource runtimeclasses"))
 }
 
@@ -180,7 +180,7 @@ mod tests {
 
     /// Finding 10: priorities are exactly those of upstream's plugin Priority.
     #[test]
-    fn priorities_come_from_classes_alone() {
+    fn pod_priority_comes_from_its_class() {
         let pods = super::super::core("pods").unwrap();
         let system = "system-node-critical";
         for (namespace, spec, expected) in [

@@ -1,7 +1,7 @@
 //! Addresses and node ports of services: each is given to one service at a time. Rules are those of
 //! upstream's `registry/core/service` (`storage/alloc.go`, `strategy.go`).
 //!
-//! Who holds what is kept in memory, by the service's UID, and read from the stored services at
+//! Allocations are kept in memory, by the service's UID, and read from the stored services at
 //! start. Nothing is released but what the service was given. A write whose end is not known (the
 //! store failed, or its client went away meanwhile) releases nothing until [`ServiceAllocator::repair`]
 //! has seen what became of it.
@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 use super::core;
 use super::plugins::Plugins;
+use crate::api_types::Resource;
 use crate::cidr::Cidr;
-use crate::facts::Resource;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::service::{is_external, needs_address, needs_health_port, needs_node_ports};
@@ -31,7 +31,7 @@ use crate::status::{Cause, StatusError};
 const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 const TAKEN: &str = "provided port is already allocated";
 /// After this time a write that was abandoned has either reached the store or never will.
-const SETTLING: Duration = Duration::from_secs(60);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The addresses and node ports of all services.
 pub(crate) struct ServiceAllocator {
@@ -39,7 +39,7 @@ pub(crate) struct ServiceAllocator {
     plugins: Plugins,
     taken: Mutex<Taken>,
     /// Writes whose end is not known.
-    abandoned: Mutex<Vec<Abandoned>>,
+    unknown_outcomes: Mutex<Vec<UnknownOutcome>>,
 }
 
 /// The UIDs of the services that hold a thing: one, but for faults of earlier versions.
@@ -53,7 +53,7 @@ struct Taken {
 
 /// Addresses and ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Holding {
+pub(crate) struct Allocation {
     pub(crate) addresses: HashSet<IpAddr>,
     pub(crate) ports: HashSet<u16>,
 }
@@ -67,10 +67,10 @@ struct Owner {
 }
 
 #[derive(Debug)]
-struct Abandoned {
+struct UnknownOutcome {
     owner: Owner,
     /// What it held before, and took for the write.
-    holding: Holding,
+    allocation: Allocation,
     since: Instant,
 }
 
@@ -80,8 +80,8 @@ pub(crate) struct Reservation<'a> {
     allocator: &'a ServiceAllocator,
     owner: Owner,
     /// What the service held before.
-    held: Holding,
-    taken: Holding,
+    before: Allocation,
+    taken: Allocation,
     /// Nothing is really taken.
     is_dry_run: bool,
     is_begun: bool,
@@ -107,7 +107,7 @@ impl Reservation<'_> {
     fn settle(mut self, now: Option<&Value>) {
         self.is_begun = false;
         if !self.is_dry_run {
-            let before = std::mem::take(&mut self.held);
+            let before = std::mem::take(&mut self.before);
             let taken = std::mem::take(&mut self.taken);
             self.allocator.release(&self.owner, &before.with(taken), now);
         }
@@ -126,35 +126,35 @@ impl Drop for Reservation<'_> {
             (true, _) => {}
             (false, false) => self.allocator.release(&self.owner, &taken, None),
             (false, true) => {
-                let holding = std::mem::take(&mut self.held).with(taken);
+                let allocation = std::mem::take(&mut self.before).with(taken);
                 let owner = self.owner.clone();
-                let abandoned = Abandoned { owner, holding, since: Instant::now() };
-                lock(&self.allocator.abandoned).push(abandoned);
+                let unknown_outcomes = UnknownOutcome { owner, allocation, since: Instant::now() };
+                lock(&self.allocator.unknown_outcomes).push(unknown_outcomes);
             }
         }
     }
 }
 
-impl Holding {
+impl Allocation {
     /// What a service of its type holds. An ExternalName service holds nothing, whatever it says.
-    pub(crate) fn of(service: &Value) -> Holding {
+    pub(crate) fn of(service: &Value) -> Allocation {
         let spec = &service["spec"];
-        let mut holding = Holding::default();
+        let mut allocation = Allocation::default();
         if needs_address(service) {
             let list = items(&spec["clusterIPs"]).iter().chain([&spec["clusterIP"]]);
-            holding.addresses = list.filter_map(|address| text(address).parse().ok()).collect();
+            allocation.addresses = list.filter_map(|address| text(address).parse().ok()).collect();
         }
         if needs_node_ports(service) {
             let list = items(&spec["ports"]).iter().map(|port| &port["nodePort"]);
-            holding.ports = list.filter_map(port_of).collect();
+            allocation.ports = list.filter_map(port_of).collect();
         }
         if needs_health_port(service) {
-            holding.ports.extend(port_of(&spec["healthCheckNodePort"]));
+            allocation.ports.extend(port_of(&spec["healthCheckNodePort"]));
         }
-        holding
+        allocation
     }
 
-    fn with(mut self, other: Holding) -> Holding {
+    fn with(mut self, other: Allocation) -> Allocation {
         self.addresses.extend(other.addresses);
         self.ports.extend(other.ports);
         self
@@ -172,15 +172,15 @@ impl Owner {
 }
 
 impl Taken {
-    fn add(&mut self, uid: &str, holding: &Holding) -> Vec<String> {
+    fn add(&mut self, uid: &str, allocation: &Allocation) -> Vec<String> {
         let mut shared = Vec::new();
-        for address in &holding.addresses {
-            if !hold(&mut self.addresses, *address, uid) {
+        for address in &allocation.addresses {
+            if !add_holder(&mut self.addresses, *address, uid) {
                 shared.push(address.to_string());
             }
         }
-        for port in &holding.ports {
-            if !hold(&mut self.ports, *port, uid) {
+        for port in &allocation.ports {
+            if !add_holder(&mut self.ports, *port, uid) {
                 shared.push(format!("port {port}"));
             }
         }
@@ -189,7 +189,7 @@ impl Taken {
 }
 
 /// Adds a holder. `false`: there is another one.
-fn hold<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
+fn add_holder<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
     let holders = taken.entry(thing).or_default();
     if !holders.iter().any(|holder| **holder == *uid) {
         holders.push(uid.into());
@@ -197,7 +197,7 @@ fn hold<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
     holders.len() == 1
 }
 
-/// Takes what nobody holds.
+/// Allocates what is free.
 fn take<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
     match taken.entry(thing) {
         Entry::Occupied(_) => false,
@@ -208,7 +208,7 @@ fn take<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
     }
 }
 
-fn give_back<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
+fn free<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
     if let Entry::Occupied(mut entry) = taken.entry(thing) {
         entry.get_mut().retain(|holder| **holder != *uid);
         if entry.get().is_empty() {
@@ -223,7 +223,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl ServiceAllocator {
     pub(crate) fn new(range: Cidr, plugins: Plugins) -> ServiceAllocator {
-        ServiceAllocator { range, plugins, taken: Mutex::default(), abandoned: Mutex::default() }
+        ServiceAllocator {
+            range,
+            plugins,
+            taken: Mutex::default(),
+            unknown_outcomes: Mutex::default(),
+        }
     }
 
     pub(crate) fn range(&self) -> Cidr {
@@ -232,21 +237,21 @@ impl ServiceAllocator {
 
     /// Notes what a stored service holds. Returns what another one holds too.
     pub(crate) fn occupy(&self, service: &Value) -> Vec<String> {
-        lock(&self.taken).add(object::uid(service), &Holding::of(service))
+        lock(&self.taken).add(object::uid(service), &Allocation::of(service))
     }
 
-    fn release(&self, owner: &Owner, holding: &Holding, now: Option<&Value>) {
-        let kept = now.map(Holding::of).unwrap_or_default();
+    fn release(&self, owner: &Owner, allocation: &Allocation, now: Option<&Value>) {
+        let kept = now.map(Allocation::of).unwrap_or_default();
         let mut taken = lock(&self.taken);
-        for address in holding.addresses.difference(&kept.addresses) {
-            give_back(&mut taken.addresses, *address, &owner.uid);
+        for address in allocation.addresses.difference(&kept.addresses) {
+            free(&mut taken.addresses, *address, &owner.uid);
         }
-        for port in holding.ports.difference(&kept.ports) {
-            give_back(&mut taken.ports, *port, &owner.uid);
+        for port in allocation.ports.difference(&kept.ports) {
+            free(&mut taken.ports, *port, &owner.uid);
         }
     }
 
-    /// Looks what became of writes whose end was not known, and gives back what is not held.
+    /// Resolves writes of unknown outcome, and releases what is not allocated by the stored services.
     pub(crate) async fn repair(
         &self,
         registry: &Registry,
@@ -258,9 +263,9 @@ impl ServiceAllocator {
             match registry.find(core("services")?, &owner.namespace, &owner.name).await {
                 Ok(stored) => self.resolve(&write, stored),
                 Err(error) => {
-                    let mut abandoned = lock(&self.abandoned);
-                    abandoned.push(write);
-                    abandoned.extend(due);
+                    let mut unknown_outcomes = lock(&self.unknown_outcomes);
+                    unknown_outcomes.push(write);
+                    unknown_outcomes.extend(due);
                     return Err(error);
                 }
             }
@@ -269,18 +274,18 @@ impl ServiceAllocator {
     }
 
     /// The abandoned writes that can no longer reach the store.
-    fn due(&self, now: Instant) -> Vec<Abandoned> {
-        let is_due = |write: &mut Abandoned| now.duration_since(write.since) >= SETTLING;
-        lock(&self.abandoned).extract_if(.., is_due).collect()
+    fn due(&self, now: Instant) -> Vec<UnknownOutcome> {
+        let is_due = |write: &mut UnknownOutcome| now.duration_since(write.since) >= SETTLE_TIMEOUT;
+        lock(&self.unknown_outcomes).extract_if(.., is_due).collect()
     }
 
     /// `stored`: what is stored under the service's name now.
-    fn resolve(&self, write: &Abandoned, stored: Option<Value>) {
+    fn resolve(&self, write: &UnknownOutcome, stored: Option<Value>) {
         let own = stored.filter(|service| *object::uid(service) == *write.owner.uid);
         if let Some(service) = &own {
             self.occupy(service);
         }
-        self.release(&write.owner, &write.holding, own.as_ref());
+        self.release(&write.owner, &write.allocation, own.as_ref());
     }
 
     /// Begins the deletion of a service.
@@ -288,15 +293,15 @@ impl ServiceAllocator {
         Reservation {
             allocator: self,
             owner: Owner::of(service),
-            held: Holding::of(service),
-            taken: Holding::default(),
+            before: Allocation::of(service),
+            taken: Allocation::default(),
             is_dry_run,
             is_begun: true,
         }
     }
 
     /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it. With
-    /// `is_dry_run` it is only looked whether it could be taken.
+    /// `is_dry_run` it is only checked whether it is free.
     pub(crate) fn admit(
         &self,
         resource: &Resource,
@@ -306,20 +311,20 @@ impl ServiceAllocator {
     ) -> Result<Reservation<'_>, StatusError> {
         self.admit_external(resource, service, old)?;
         if let Some(old) = old {
-            drop_left_overs(service, old);
+            drop_stale_allocations(service, old);
         }
-        let held = old.map(Holding::of).unwrap_or_default();
+        let before = old.map(Allocation::of).unwrap_or_default();
         // Of an update the stored object says which service it is.
         let owner = Owner::of(old.unwrap_or(service));
         if !is_dry_run {
             // What it has stays its own, though an earlier version of this server forgot it.
-            lock(&self.taken).add(&owner.uid, &held);
+            lock(&self.taken).add(&owner.uid, &before);
         }
         let mut reservation = Reservation {
             allocator: self,
             owner,
-            held,
-            taken: Holding::default(),
+            before,
+            taken: Allocation::default(),
             is_dry_run,
             is_begun: false,
         };
@@ -440,7 +445,7 @@ impl Reservation<'_> {
     fn take_any_address(&mut self, service: &Value) -> Result<IpAddr, StatusError> {
         let range = self.allocator.range;
         let size = range.size();
-        // The first ones are left for those that ask for an address, as long as there are others.
+        // The first ones are left for explicit requests, as long as there are others.
         let reserved = (size / 16).clamp(u64::from(size > 16), 256);
         let others = random().checked_rem(size.saturating_sub(reserved)).unwrap_or(0);
         let start = reserved.saturating_add(others);
@@ -463,7 +468,7 @@ impl Reservation<'_> {
         if !needs_node_ports(service) {
             return Ok(());
         }
-        // What is asked for comes first, lest it is given to another port of the same service.
+        // Requested ports come first, so that they are not allocated to another port of the same service.
         for (index, port) in items(&service["spec"]["ports"]).iter().enumerate() {
             let given = &port["nodePort"];
             if is_zero(given) {
@@ -504,7 +509,7 @@ impl Reservation<'_> {
     /// One number may serve several protocols of one service.
     fn take_given_port(&mut self, given: &Value) -> Result<(), String> {
         match port_of(given).filter(|port| NODE_PORTS.contains(port)) {
-            Some(port) if self.held.ports.contains(&port) => Ok(()),
+            Some(port) if self.before.ports.contains(&port) => Ok(()),
             Some(port) if self.taken.ports.contains(&port) => Ok(()),
             Some(port) if self.take_port(port) => Ok(()),
             Some(_) => Err(TAKEN.to_owned()),
@@ -516,7 +521,7 @@ impl Reservation<'_> {
         }
     }
 
-    /// The port at which nodes tell a load balancer whether they have endpoints. It is no other
+    /// The health-check port of nodes for load balancers. It is no other
     /// port of the service, and does not change as long as the service needs one.
     fn admit_health_port(
         &mut self,
@@ -536,7 +541,7 @@ impl Reservation<'_> {
         }
         let port = port_of(given);
         let is_other = port.is_some_and(|port| {
-            self.held.ports.contains(&port) || self.taken.ports.contains(&port)
+            self.before.ports.contains(&port) || self.taken.ports.contains(&port)
         });
         let verdict = if is_other { Err(TAKEN.to_owned()) } else { self.take_given_port(given) };
         verdict.map_err(|why| {
@@ -558,7 +563,7 @@ impl Reservation<'_> {
 
 /// A service that changes its type gives up what only the old type has, though its writer left it
 /// where it was. A value that is new is the writer's own mistake, which the rules name.
-fn drop_left_overs(service: &mut Value, old: &Value) {
+fn drop_stale_allocations(service: &mut Value, old: &Value) {
     let was = |is: fn(&Value) -> bool, new: &Value| is(old) && !is(new);
     let is_balancer = |service: &Value| service["spec"]["type"] == "LoadBalancer";
     let mut fields: Vec<&str> = Vec::new();

@@ -25,7 +25,7 @@ fn admit(allocator: &ServiceAllocator, spec: Value) -> Result<Value, StatusError
 }
 
 #[test]
-fn every_address_is_given_once_and_all_of_them() {
+fn service_ip_allocation_uses_each_address_once() {
     let allocator = allocator("10.0.0.0/29");
     let mut given = BTreeSet::new();
     for _ in 0..6 {
@@ -48,7 +48,7 @@ fn every_address_is_given_once_and_all_of_them() {
 }
 
 #[test]
-fn what_is_not_kept_is_given_back() {
+fn service_allocations_are_released() {
     let allocator = allocator("10.0.0.0/24");
     let asked = json!({"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"],
         "ports": [{"port": 1, "nodePort": 30001}]});
@@ -75,7 +75,7 @@ fn what_is_not_kept_is_given_back() {
 }
 
 #[test]
-fn one_number_serves_two_protocols_of_one_service_only() {
+fn node_port_is_shared_by_protocols_of_one_service_only() {
     let allocator = allocator("10.0.0.0/24");
     let dns =
         json!([{"protocol": "UDP", "nodePort": 30053}, {"protocol": "TCP", "nodePort": 30053}]);
@@ -91,7 +91,7 @@ fn one_number_serves_two_protocols_of_one_service_only() {
 }
 
 #[test]
-fn kinds_of_services_get_what_they_need() {
+fn service_allocation_by_type() {
     let allocator = allocator("10.0.0.0/24");
     let external = admit(&allocator, json!({"type": "ExternalName", "externalName": "x"})).unwrap();
     assert!(external["spec"].get("clusterIP").is_none());
@@ -111,7 +111,7 @@ fn kinds_of_services_get_what_they_need() {
 
 /// Finding 5: what an ExternalName service says it has is not its own.
 #[test]
-fn an_external_name_service_holds_nothing() {
+fn service_allocation_of_external_name_is_empty() {
     let allocator = allocator("10.0.0.0/24");
     let victim = json!({"type": "NodePort", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9"],
         "ports": [{"port": 1, "nodePort": 30001}]});
@@ -119,7 +119,7 @@ fn an_external_name_service_holds_nothing() {
     let old = json!({"metadata": {"name": "t", "uid": "thief"}, "spec": {
         "type": "ExternalName", "externalName": "x", "clusterIP": "10.0.0.9",
         "clusterIPs": ["10.0.0.9"], "ports": [{"port": 1, "nodePort": 30001}]}});
-    assert_eq!(Holding::of(&old), Holding::default());
+    assert_eq!(Allocation::of(&old), Allocation::default());
     for (kind, field) in [("ClusterIP", "clusterIPs"), ("NodePort", "clusterIPs")] {
         let mut new = old.clone();
         new["spec"]["type"] = kind.into();
@@ -172,7 +172,7 @@ fn health_check_ports_are_allocated() {
 /// Finding 6, CVE-2020-8554: with DenyServiceExternalIPs no service draws traffic for an address
 /// that it did not have.
 #[test]
-fn denied_external_ips_may_stay_or_go() {
+fn deny_external_ips_allows_unchanged_or_removed() {
     let spec = |ips: &[&str]| service(json!({"externalIPs": ips}));
     let choose = |plugins| ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), plugins);
     let on = choose(Plugins { deny_service_external_ips: true });
@@ -197,7 +197,7 @@ fn denied_external_ips_may_stay_or_go() {
 
 /// What is read at start is held by each service that has it, until the last of them is gone.
 #[test]
-fn conflicts_of_stored_services_are_reported() {
+fn service_allocation_conflicts_are_reported() {
     let allocator = allocator("10.0.0.0/24");
     let stored = |uid: &str| json!({"metadata": {"uid": uid}, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9"}});
     assert!(allocator.occupy(&stored("a")).is_empty());
@@ -217,7 +217,7 @@ enum Step {
     Begin { name: usize, spec: Option<Value>, dry_run: bool },
     /// The store takes or refuses the oldest write under way.
     Store,
-    /// It takes it or not, and nobody hears of it.
+    /// It succeeds or not, and the response is lost.
     Abandon { applied: bool },
     /// Time passes.
     Repair,
@@ -283,7 +283,7 @@ struct Store {
 }
 
 impl Store {
-    /// `false`: somebody else was quicker.
+    /// `false`: there was a conflict.
     fn apply(&mut self, write: &Write<'_>) -> bool {
         if self.services.get(&write.name).map(|(version, _)| *version) != write.version {
             return false;
@@ -335,12 +335,12 @@ fn begin<'a>(
 fn held_once(store: &Store) -> Result<(), TestCaseError> {
     let (mut addresses, mut ports) = (HashSet::new(), HashSet::new());
     for (_, service) in store.services.values() {
-        let holding = Holding::of(service);
-        for address in holding.addresses {
-            prop_assert!(addresses.insert(address), "{address} is held twice");
+        let allocation = Allocation::of(service);
+        for address in allocation.addresses {
+            prop_assert!(addresses.insert(address), "{address} is allocated twice");
         }
-        for port in holding.ports {
-            prop_assert!(ports.insert(port), "{port} is held twice");
+        for port in allocation.ports {
+            prop_assert!(ports.insert(port), "{port} is allocated twice");
         }
     }
     Ok(())
@@ -351,11 +351,11 @@ proptest! {
     /// Finding 5: whatever clients do at the same time, no address and no port is held by two
     /// services, and when all is done nothing is taken that no service holds.
     #[test]
-    fn nothing_is_held_twice_and_nothing_leaks(steps in proptest::collection::vec(step(), 1..60)) {
+    fn service_allocation_has_no_duplicates_or_leaks(steps in proptest::collection::vec(step(), 1..60)) {
         let allocator = allocator("10.0.0.0/28");
         let mut store = Store::default();
         let mut writes: std::collections::VecDeque<Write<'_>> = Default::default();
-        let later = Instant::now() + SETTLING + SETTLING;
+        let later = Instant::now() + SETTLE_TIMEOUT + SETTLE_TIMEOUT;
         let repair = |store: &Store| {
             for write in allocator.due(later) {
                 let name: usize = write.owner.name[1..].parse().unwrap();
@@ -390,7 +390,7 @@ proptest! {
         repair(&store);
         let mut expected = Taken::default();
         for (_, service) in store.services.values() {
-            expected.add(object::uid(service), &Holding::of(service));
+            expected.add(object::uid(service), &Allocation::of(service));
         }
         let taken = lock(&allocator.taken);
         prop_assert_eq!(&taken.addresses, &expected.addresses);

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::object;
 use crate::operations::Api;
 use crate::schema::quantity::Quantity;
@@ -30,7 +30,7 @@ pub(crate) fn resource(plural: &str) -> Result<&'static Resource, StatusError> {
         .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
 }
 
-/// The class of a claim or of a volume; `None` when it does not say, and empty when it wants none.
+/// The storage class of a claim or a volume; `None` when it is not set, empty for none.
 pub(crate) fn class_of(object: &Value) -> Option<&str> {
     let annotation = object["metadata"]["annotations"][BETA_CLASS].as_str();
     annotation.or_else(|| object["spec"]["storageClassName"].as_str())
@@ -92,7 +92,7 @@ pub(crate) fn unprotect(object: &mut Value, finalizer: &str) {
     }
 }
 
-/// The class of a claim, if it lets claims grow: asked for before an update of the claim.
+/// The class of a claim, if it allows expansion.
 pub(crate) async fn expandable_class(
     api: &Api,
     claims: &Resource,

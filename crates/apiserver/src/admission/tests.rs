@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{core, node_restriction};
 
 #[test]
-fn a_nodes_labels() {
+fn node_restriction_labels() {
     let nodes = core("nodes").unwrap();
     let node = |labels: Value| json!({"metadata": {"name": "n1", "labels": labels}});
     for (label, is_allowed) in [
@@ -36,8 +36,9 @@ fn a_nodes_labels() {
 }
 
 #[test]
-fn what_a_node_may_write() {
-    let resource = |kind: &str| crate::facts::RESOURCES.iter().find(|r| r.kind == kind).unwrap();
+fn node_restriction_writes() {
+    let resource =
+        |kind: &str| crate::api_types::RESOURCES.iter().find(|r| r.kind == kind).unwrap();
     let update = |kind: &str, subresource: &str, new: Value, old: Value| {
         let verdict = node_restriction::admit_update("n1", resource(kind), subresource, &new, &old);
         verdict.err().map(|error| error.message).unwrap_or_default()

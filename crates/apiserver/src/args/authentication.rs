@@ -1,4 +1,4 @@
-//! Flags that say how callers prove who they are.
+//! Flags of authentication.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::{AuthenticationConfig, TokenConfig};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Authentication")]
 pub struct AuthenticationArgs {
-    /// Serve who shows no credentials, as far as system:anonymous may be served
+    /// Serve requests without credentials as system:anonymous
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: bool,
@@ -28,11 +28,11 @@ pub struct AuthenticationArgs {
     /// The key that signs tokens of service accounts [default: sa.key in --cert-dir]
     #[arg(long, value_name = "FILE")]
     pub service_account_signing_key_file: Option<PathBuf>,
-    /// Who issues tokens of service accounts; given again, an issuer whose tokens are still accepted
+    /// Issuer of service account tokens; given again, an issuer whose tokens are still accepted
     /// [default: https://kubernetes.default.svc.cluster.local]
     #[arg(long, value_name = "URL")]
     pub service_account_issuer: Vec<String>,
-    /// As whom tokens address this server [default: the issuers]
+    /// Audiences of tokens for this server [default: the issuers]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub api_audiences: Vec<String>,
     /// Where others find the keys of service accounts [default: at the advertised address]
@@ -41,7 +41,7 @@ pub struct AuthenticationArgs {
     /// The longest life of a token, such as 24h0m0s: from 1h0m0s to 2^32 seconds [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = expiration)]
     pub service_account_max_token_expiration: Option<i64>,
-    /// Let tokens that pods get by themselves live for a year, for programs that never read them anew
+    /// Extend the expiration of tokens in pods to a year, for clients that never reload them
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub service_account_extend_token_expiration: bool,

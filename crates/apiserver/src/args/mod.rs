@@ -113,17 +113,17 @@ pub struct ServeArgs {
     /// --approve-kubelet-serving; else any certificate is taken]
     #[arg(long, value_name = "FILE")]
     pub kubelet_certificate_authority: Option<PathBuf>,
-    /// Who decides what a caller may do: Node, RBAC, AlwaysAllow or AlwaysDeny, in this order
+    /// Authorization modes, tried in order: Node, RBAC, AlwaysAllow, AlwaysDeny
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
     pub authorization_mode: Vec<Mode>,
     /// Approve serving certificates of nodes that name nothing but the node, and verify them: never
     /// for names of this server, addresses of services, or what is also another node's
     #[arg(long)]
     pub approve_kubelet_serving: bool,
-    /// How long certificates that the cluster signs are good for, at most
+    /// Maximum duration of certificates that the cluster signs
     #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
     pub cluster_signing_duration: Duration,
-    /// Bind claims to volumes, make claims of ephemeral volumes, and ask for volumes to be attached:
+    /// Bind claims to volumes, create claims of ephemeral volumes, and request attachment of volumes:
     /// false where a controller manager does that
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -137,7 +137,7 @@ pub struct ServeArgs {
     /// Admission plugins not to have; those that are always on cannot be named
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
-    /// What is there only when it is asked for: PodLogsQuerySplitStreams=true
+    /// Feature gates: PodLogsQuerySplitStreams=true
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true)]
     pub feature_gates: FeatureGates,
     /// How long events are kept, such as 1h0m0s
@@ -270,21 +270,21 @@ fn raise_open_files() -> u64 {
     }
 }
 
-/// Our own address on the way out. Nothing is sent: connecting a datagram socket only looks up the route.
+/// The source address of the default route. Nothing is sent: connecting a datagram socket only looks up the route.
 fn default_route_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// A hundred years: what is meant to be for ever, and can still be added to any time.
-const LONGEST: Duration = Duration::from_secs(100 * 8766 * 3600);
+/// A hundred years: an unlimited duration that can still be added to any time.
+const MAX_DURATION: Duration = Duration::from_secs(100 * 8766 * 3600);
 
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: jiff::SignedDuration =
         text.parse().map_err(|_| "expected a duration such as 1h0m0s".to_owned())?;
     match Duration::try_from(parsed) {
-        Ok(duration) if duration > LONGEST => Err("must be at most 876600h0m0s".into()),
+        Ok(duration) if duration > MAX_DURATION => Err("must be at most 876600h0m0s".into()),
         // Everything that is given as such is counted in seconds.
         Ok(duration) if duration.as_secs() > 0 => Ok(duration),
         _ => Err("must be at least one second".into()),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_upstream() {
+    fn flags_are_upstreams() {
         let cli = parse(
             "--secure-port=7443 --bind-address=127.0.0.1 --etcd-servers=http://127.0.0.1:2379,http://127.0.0.1:2381/ \
              --service-cluster-ip-range=10.0.0.0/24 --event-ttl=1h30m0s -v=4 --node-name=a --node-name=b",
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused_with_the_flag_they_were_given_to() {
+    fn flags_with_invalid_values_are_rejected() {
         for (line, flag) in [
             ("--secure-port=70000", "--secure-port"),
             ("--bind-address=nowhere", "--bind-address"),
@@ -382,10 +382,10 @@ mod tests {
         }
     }
 
-    /// Finding 6: a flag that is taken has an effect. A new one is listed here with a look at where
+    /// Finding 6: an accepted flag has an effect. A new one is listed here with where
     /// it is used; a flag of upstream's that has none is not defined, and so refused by name.
     #[test]
-    fn every_flag_is_honoured() {
+    fn flags_are_all_applied() {
         use clap::CommandFactory;
         const HONOURED: &[&str] = &[
             "advertise-address",
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_group_goes_without_saying() {
+    fn kubeconfig_for_a_node_has_the_nodes_group() {
         let Some(Command::Kubeconfig(args)) =
             parse("kubeconfig --user system:node:n1").unwrap().command
         else {

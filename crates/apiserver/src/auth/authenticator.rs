@@ -1,5 +1,5 @@
-//! Who calls: a client certificate, a bearer token, or nobody. Whoever shows something that is no
-//! good is refused, and never taken for nobody.
+//! Authentication by a client certificate or a bearer token, or as anonymous. Invalid credentials are
+//! rejected, never treated as anonymous.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::pki;
 use crate::status::StatusError;
 use crate::tokens::{self, TokenConfig};
 
-/// A browser cannot set headers; it puts its token among the protocols of a WebSocket.
+/// A browser cannot set headers; it sends its token as a protocol of a WebSocket.
 const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// How callers prove who they are, besides by certificates.
+/// The authentication methods besides certificates.
 #[derive(Clone, Debug)]
 pub struct AuthenticationConfig {
-    /// Whether who shows nothing is served, as far as `system:anonymous` may be.
+    /// Whether requests without credentials are served as `system:anonymous`.
     pub anonymous: bool,
-    /// Whether bootstrap tokens count.
+    /// Whether bootstrap tokens are accepted.
     pub bootstrap_tokens: bool,
     /// Tokens of a file, with lines of `token,user,uid,"group,group"`.
     pub token_file: Option<PathBuf>,
@@ -47,35 +47,35 @@ impl Default for AuthenticationConfig {
     }
 }
 
-/// Why a bearer token proves nobody.
+/// Why a bearer token is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("invalid bearer token")]
     Unknown,
     #[error(transparent)]
     Token(#[from] tokens::Error),
-    /// What the token names is gone.
+    /// An object that the token names is gone.
     #[error("{0}")]
     Invalidated(String),
     #[error("bootstrap token: {0}")]
     Bootstrap(&'static str),
     #[error("token audiences {has:?} is invalid for the target audiences {wanted:?}")]
     Audience { has: Vec<String>, wanted: Vec<String> },
-    /// Nobody knows: what would say so cannot be read.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StatusError),
 }
 
-/// What a token proves.
+/// The user of a valid token.
 #[derive(Debug)]
-pub(crate) struct Proof {
-    /// Whose token it is.
+pub(crate) struct AuthenticatedToken {
+    /// The user.
     pub(crate) user: User,
-    /// For which of the wanted audiences it is good.
+    /// Which of the requested audiences it is valid for.
     pub(crate) audiences: Vec<String>,
 }
 
-/// Knows callers by what they show.
+/// Authenticates requests.
 pub(crate) struct Authenticator {
     api: Arc<Api>,
     anonymous: bool,
@@ -98,7 +98,7 @@ impl Authenticator {
         })
     }
 
-    /// The caller. Takes bearer tokens out of the headers, so that nothing hands them on.
+    /// Authenticates a request. Removes bearer tokens from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
         peer: &Verdict,
@@ -110,12 +110,12 @@ impl Authenticator {
             return Ok(user);
         }
         let refused = |why: &dyn std::fmt::Display| {
-            tracing::info!(%why, "a caller is not who it wants to be");
+            tracing::info!(%why, "authentication failed");
             StatusError::unauthorized()
         };
         if let Some(token) = token.map_err(|why| refused(&why))? {
-            return match self.prove(&token, self.api.tokens.audiences()).await {
-                Ok(proof) => Ok(proof.user),
+            return match self.authenticate_token(&token, self.api.tokens.audiences()).await {
+                Ok(token) => Ok(token.user),
                 Err(Error::Store(error)) => Err(error),
                 Err(error) => Err(refused(&error)),
             };
@@ -127,8 +127,12 @@ impl Authenticator {
         }
     }
 
-    /// Whose token it is, if it is for one of the wanted audiences.
-    pub(crate) async fn prove(&self, token: &str, wanted: &[String]) -> Result<Proof, Error> {
+    /// Authenticates a token for one of the requested audiences.
+    pub(crate) async fn authenticate_token(
+        &self,
+        token: &str,
+        wanted: &[String],
+    ) -> Result<AuthenticatedToken, Error> {
         let now = Timestamp::now();
         if let Some(user) = self.file.find(token) {
             return self.for_all(user.clone(), wanted);
@@ -136,7 +140,7 @@ impl Authenticator {
         if let Some(token) = BootstrapToken::parse(token).filter(|_| self.bootstrap_tokens) {
             let (namespace, name) = (bootstrap::NAMESPACE, token.secret_name());
             let secret = self.api.registry.find(core("secrets")?, namespace, &name).await?;
-            let user = token.judge(&secret.ok_or(Error::Unknown)?, now);
+            let user = token.validate(&secret.ok_or(Error::Unknown)?, now);
             return self.for_all(user.map_err(Error::Bootstrap)?, wanted);
         }
         let now = now.as_second();
@@ -144,18 +148,18 @@ impl Authenticator {
             Err(tokens::Error::NotAToken) => return Err(Error::Unknown),
             verified => verified?,
         };
-        let user = self.api.judge(&claims, now).await?.map_err(Error::Invalidated)?;
-        Ok(Proof { user, audiences })
+        let user = self.api.validate(&claims, now).await?.map_err(Error::Invalidated)?;
+        Ok(AuthenticatedToken { user, audiences })
     }
 
     /// Tokens that name no audience are for this server.
-    fn for_all(&self, user: User, wanted: &[String]) -> Result<Proof, Error> {
+    fn for_all(&self, user: User, wanted: &[String]) -> Result<AuthenticatedToken, Error> {
         let has = self.api.tokens.audiences();
         let audiences: Vec<String> =
             wanted.iter().filter(|audience| has.contains(audience)).cloned().collect();
         match audiences.is_empty() {
             true => Err(Error::Audience { has: has.to_vec(), wanted: wanted.to_vec() }),
-            false => Ok(Proof { user, audiences }),
+            false => Ok(AuthenticatedToken { user, audiences }),
         }
     }
 }
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_bearer_token() {
+    fn authentication_bearer_token_header() {
         for (value, expected) in [
             ("Bearer abc", Some("abc")),
             ("bearer abc", Some("abc")),
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_among_the_protocols_is_taken_out() {
+    fn authentication_token_in_websocket_protocol_is_removed() {
         const NAME: HeaderName = SEC_WEBSOCKET_PROTOCOL;
         let token = format!("{BEARER_PROTOCOL}{}", URL_SAFE_NO_PAD.encode("abc"));
         let both = format!("v5.channel.k8s.io, {token},v4.channel.k8s.io");

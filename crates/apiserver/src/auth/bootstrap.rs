@@ -1,5 +1,5 @@
-//! Bootstrap tokens, with which a node that has nothing yet asks for its first certificate: secrets
-//! of the namespace `kube-system` that say who may show what text, in which groups, and until when.
+//! Bootstrap tokens, with which a node requests its first certificate: secrets in the namespace
+//! `kube-system` with the token, its groups and its expiration.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -16,7 +16,7 @@ pub(super) const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const GROUP: &str = "system:bootstrappers";
 /// What a name of a group may have besides letters and digits of ASCII, in lower case.
-const LONGEST_GROUP: usize = 256;
+const MAX_GROUP: usize = 256;
 
 /// A bearer token that has the form of a bootstrap token: `abcdef.0123456789abcdef`.
 pub(super) struct BootstrapToken<'a> {
@@ -34,13 +34,13 @@ impl<'a> BootstrapToken<'a> {
         (is(id, 6) && is(secret, 16)).then_some(BootstrapToken { id, secret })
     }
 
-    /// The name of the secret that says whether it is good.
+    /// The name of its secret.
     pub(super) fn secret_name(&self) -> String {
         format!("bootstrap-token-{}", self.id)
     }
 
-    /// Whose token it is as of `now`, according to its secret; why it is nobody's otherwise.
-    pub(super) fn judge(&self, secret: &Value, now: Timestamp) -> Result<User, &'static str> {
+    /// The user of the token at `now`, according to its secret, or why it is not valid.
+    pub(super) fn validate(&self, secret: &Value, now: Timestamp) -> Result<User, &'static str> {
         if object::is_deleting(secret) {
             return Err("its secret is being deleted");
         }
@@ -71,7 +71,7 @@ impl<'a> BootstrapToken<'a> {
         let extra = readable("auth-extra-groups")?;
         for group in extra.split(',').filter(|_| !extra.is_empty()) {
             if !is_group(group) {
-                return Err("its secret names a group that is no group of bootstrappers");
+                return Err("its secret names a group outside of system:bootstrappers:");
             }
             if !groups.iter().any(|known| known == group) {
                 groups.push(group.to_owned());
@@ -88,7 +88,7 @@ fn is_group(group: &str) -> bool {
         return false;
     };
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    name.len() <= LONGEST_GROUP
+    name.len() <= MAX_GROUP
         && name.bytes().last().is_some_and(is_letter)
         && name.bytes().all(|byte| is_letter(byte) || b":-".contains(&byte))
 }
@@ -114,13 +114,13 @@ mod tests {
         secret
     }
 
-    fn judge(secret: &Value) -> Result<User, &'static str> {
+    fn validate(secret: &Value) -> Result<User, &'static str> {
         let token = BootstrapToken::parse("abcdef.0123456789abcdef").unwrap();
-        token.judge(secret, "2026-01-01T00:00:00Z".parse().unwrap())
+        token.validate(secret, "2026-01-01T00:00:00Z".parse().unwrap())
     }
 
     #[test]
-    fn only_its_form_makes_a_bootstrap_token() {
+    fn bootstrap_token_format() {
         for token in [
             "",
             ".",
@@ -140,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn a_good_one_makes_a_bootstrapper() {
-        let user = judge(&secret(&[])).unwrap();
+    fn bootstrap_token_valid() {
+        let user = validate(&secret(&[])).unwrap();
         assert_eq!(user.name, "system:bootstrap:abcdef");
         assert_eq!(user.groups, ["system:bootstrappers", "system:authenticated"]);
         let kubeadm = "system:bootstrappers:kubeadm:default-node-token";
-        let user = judge(&secret(&[
+        let user = validate(&secret(&[
             ("auth-extra-groups", kubeadm),
             ("expiration", "2026-01-01T01:00:01+01:00"),
         ]));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_makes_it_nobodys() {
+    fn bootstrap_token_invalid_secrets() {
         for change in [
             ("token-secret", "0123456789abcdee"),
             ("token-secret", ""),
@@ -171,16 +171,16 @@ mod tests {
             ("auth-extra-groups", "system:bootstrappers:a,system:masters"),
             ("auth-extra-groups", "system:bootstrappers:a,"),
         ] {
-            assert!(judge(&secret(&[change])).is_err(), "{change:?}");
+            assert!(validate(&secret(&[change])).is_err(), "{change:?}");
         }
         let mut other = secret(&[]);
         other["type"] = "Opaque".into();
-        assert!(judge(&other).is_err());
+        assert!(validate(&other).is_err());
         let mut deleting = secret(&[]);
         deleting["metadata"]["deletionTimestamp"] = "2025-12-31T23:59:59Z".into();
-        assert!(judge(&deleting).is_err());
+        assert!(validate(&deleting).is_err());
         for odd in [json!({}), json!(null), json!({"type": TYPE, "data": {"token-secret": "%"}})] {
-            assert!(judge(&odd).is_err(), "{odd}");
+            assert!(validate(&odd).is_err(), "{odd}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Who calls. What a caller may do is for `authz` to say.
+//! Authentication. Authorization is in `authz`.
 //!
-//! Current limitations: no front proxy, no OpenID Connect provider and no webhook says who calls.
+//! Current limitations: no authentication by front proxy, OpenID Connect or webhook.
 
 mod authenticator;
 mod bootstrap;
@@ -31,7 +31,7 @@ pub(crate) type Extra = BTreeMap<String, Vec<String>>;
 pub(crate) struct User {
     /// Such as `system:node:n1`.
     pub(crate) name: String,
-    /// Tells one holder of the name from a later one; empty when there is no such mark.
+    /// Distinguishes users of the same name over time; may be empty.
     pub(crate) uid: String,
     /// Such as `system:nodes`.
     pub(crate) groups: Vec<String>,
@@ -57,8 +57,8 @@ impl User {
         User::authenticated("system:apiserver".into(), vec![MASTERS.into()])
     }
 
-    /// Somebody whom another caller stands for, in the groups that go without saying too: those of
-    /// a service account when no others are named, and that of all who are known, or not.
+    /// An impersonated user, with the implied groups: those of a service account when no others are
+    /// named, and `system:authenticated` or `system:unauthenticated`.
     pub(crate) fn impersonated(mut self) -> User {
         if let (true, Some((namespace, _))) = (self.groups.is_empty(), service_account(&self.name))
         {

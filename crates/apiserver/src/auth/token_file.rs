@@ -11,7 +11,7 @@ use crate::pki::{Error, Result};
 /// The fewest columns of a line: token, user, UID.
 const COLUMNS: usize = 3;
 
-/// Everybody who has a token of the file.
+/// The users of the file, by token.
 #[derive(Default)]
 pub(super) struct TokenFile {
     /// By digest, so that the time of a search says nothing about tokens.
@@ -35,7 +35,7 @@ impl TokenFile {
         for (index, line) in lines.records().enumerate() {
             let number = index + 1;
             // What is wrong is said without the line: it holds a secret.
-            let line = line.map_err(|_| format!("record {number} is no text of commas"))?;
+            let line = line.map_err(|_| format!("record {number} is not valid CSV"))?;
             let mut columns = line.iter();
             let (Some(token), Some(name), Some(uid)) =
                 (columns.next(), columns.next(), columns.next())
@@ -46,7 +46,7 @@ impl TokenFile {
                 ));
             };
             if token.is_empty() {
-                tracing::warn!(record = number, "an empty token in the token file");
+                tracing::warn!(record = number, "skipping an empty token in the token file");
                 continue;
             }
             let groups = columns.next().unwrap_or_default().split(',');
@@ -56,7 +56,7 @@ impl TokenFile {
             if file.users.iter().any(|(known, _)| *known == digest) {
                 tracing::warn!(
                     record = number,
-                    "a token twice in the token file; the last one counts"
+                    "duplicate token in the token file; the last one is used"
                 );
                 file.users.retain(|(known, _)| *known != digest);
             }
@@ -65,7 +65,7 @@ impl TokenFile {
         Ok(file)
     }
 
-    /// Whose token it is. Compares with every one, each in constant time.
+    /// The user. Compares with every one, each in constant time.
     pub(super) fn find(&self, token: &str) -> Option<&User> {
         let digest = digest(token);
         self.users.iter().fold(None, |found, (known, user)| {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_become_users() {
+    fn token_file_users() {
         let text =
             "t1,jane,7,\"dev,ops\"\nt2,joe,8\n,nobody,9\n\"t,3\",\"a \"\"b\"\"\",\nt2,late,10,x\n";
         let file = TokenFile::parse(text.as_bytes()).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_record_and_not_the_token() {
+    fn token_file_errors_do_not_contain_the_token() {
         for text in
             ["t1,jane,7\nsecret,x\n", "t1,jane,7\nsecret\n", "t1,jane,7\nsecret,\u{fffd},\n"]
         {

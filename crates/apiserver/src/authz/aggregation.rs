@@ -1,4 +1,4 @@
-//! Cluster roles that are made of others: their rules are those of all roles that their selectors
+//! Aggregated cluster roles: their rules are those of all roles that their selectors
 //! match. A stand-in for the controller of a full cluster.
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) async fn run(api: &Api, stop: CancellationToken) {
         () = async {
             loop {
                 if let Err(error) = follow(api).await {
-                    tracing::warn!(%error, "looking after aggregated roles");
+                    tracing::warn!(%error, "cannot reconcile aggregated cluster roles");
                 }
                 sleep(RETRY).await;
             }
@@ -33,7 +33,7 @@ pub(crate) async fn run(api: &Api, stop: CancellationToken) {
 
 /// Ends when the changes break off.
 async fn follow(api: &Api) -> Result<(), StatusError> {
-    // Subscribed before the look around, so that nothing in between is missed.
+    // Subscribed before the lists, so that no change in between is missed.
     let after = api.registry.store().revision().await.map_err(StatusError::internal)?;
     let mut changes = api.registry.feeds().subscribe(resource("clusterroles")?, after).await?;
     loop {
@@ -51,7 +51,7 @@ pub(super) async fn sweep(api: &Api) -> Result<(), StatusError> {
     complete(&mut roles);
     for (role, had) in roles.iter().zip(&had).filter(|(role, had)| role != had) {
         let change = |current: &mut Value| {
-            // Somebody else may have made it another one meanwhile.
+            // It may have been changed meanwhile.
             if current["aggregationRule"] == had["aggregationRule"] {
                 current["rules"] = role["rules"].clone();
             }
@@ -65,7 +65,7 @@ pub(super) async fn sweep(api: &Api) -> Result<(), StatusError> {
     Ok(())
 }
 
-/// Gives each role that is made of others their rules. Those may be made of others in turn, so it
+/// Updates the rules of each aggregated role. Its sources may be aggregated in turn, so it
 /// goes on until nothing changes, which takes as many rounds as there are roles at most.
 pub(super) fn complete(roles: &mut [Value]) {
     for _ in 0..roles.len() {

@@ -1,5 +1,5 @@
 //! Makes the roles and bindings that every cluster has, and gives existing ones what they lack.
-//! What somebody added to them stays; what bears the annotation `autoupdate: "false"` is left alone.
+//! Additions to them stay; those with the annotation `autoupdate: "false"` are not changed.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ use super::coverage::Missing;
 use super::policy::{self, AUTOUPDATE};
 use super::rbac::GROUP;
 use super::rule::Rule;
+use crate::api_types::{Resource, lookup};
 use crate::auth::User;
-use crate::facts::{Resource, lookup};
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::schema::value::{entries, items, same, text};
@@ -71,7 +71,7 @@ async fn settle(
     if complete(existing, &wanted) == *existing {
         return Ok(());
     }
-    tracing::info!(resource = plural, %namespace, %name, "a role or binding of the cluster lacked something");
+    tracing::info!(resource = plural, %namespace, %name, "reconciled a default role or binding");
     let mend = |object: &mut Value| {
         *object = complete(object, &wanted);
         Ok(())

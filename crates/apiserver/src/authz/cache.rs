@@ -9,16 +9,16 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::registry::{Change, ListRequest, Registry, VersionMatch};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
 
 const RETRY: Duration = Duration::from_secs(1);
 /// Between the end of one watch and the next, in case it ends at once each time.
-const PAUSE: Duration = Duration::from_millis(50);
+const BACKOFF: Duration = Duration::from_millis(50);
 /// How long a refusal waits for what this server has just written.
-const PATIENCE: Duration = Duration::from_millis(500);
+const WAIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What is kept of objects.
 pub(super) trait Index: Default + Send + Sync {
@@ -86,16 +86,16 @@ impl<T: Index> Cache<T> {
                     while let Ok(Some(change)) = changes.next().await {
                         self.apply(&change);
                     }
-                    sleep(PAUSE).await;
+                    sleep(BACKOFF).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, resource = self.resource.plural, "following the store");
+                    tracing::warn!(%error, resource = self.resource.plural, "cannot watch the store");
                     sleep(RETRY).await;
                 }
             }
-            // Behind, or broken: all anew, since what was missed may be forgotten by now.
+            // Behind, or broken: relist, since missed changes may be compacted.
             while let Err(error) = self.load(registry).await {
-                tracing::warn!(%error, resource = self.resource.plural, "reading the store");
+                tracing::warn!(%error, resource = self.resource.plural, "cannot read the store");
                 sleep(RETRY).await;
             }
         }
@@ -129,7 +129,7 @@ impl<T: Index> Cache<T> {
             return false;
         }
         let mut seen = self.seen.subscribe();
-        timeout(PATIENCE, seen.wait_for(|seen| *seen >= written)).await.is_ok()
+        timeout(WAIT_TIMEOUT, seen.wait_for(|seen| *seen >= written)).await.is_ok()
     }
 
     #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! A rule stands for the product of its verbs, groups, resources and names, whose size its writer
 //! chooses: 150 of each are half a billion. So the product is never built. The names of one list
-//! that the same rules cover are alike, and only one of each kind is looked at; what is then still
+//! that the same rules cover are equivalent, and only one of each is checked; what is then still
 //! too much is refused.
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::rule::{ALL, Names, Rule, contains, url_covers};
 
 /// The most steps that one rule is worth: words of bits that are read or kept, and paths compared.
-const MOST_STEPS: usize = 1 << 20;
+const MAX_STEPS: usize = 1 << 20;
 
 /// What is not covered.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Missing {
     /// What `owned` does not cover of `wanted`; at most so many rules.
     pub(crate) fn of(owned: &[Rule], wanted: &[Rule], most: usize) -> Missing {
         let mut missing = Missing::default();
-        if owned.len().saturating_mul(wanted.len()) > MOST_STEPS {
+        if owned.len().saturating_mul(wanted.len()) > MAX_STEPS {
             missing.note = Some(TOO_LARGE);
             return missing;
         }
@@ -51,14 +51,14 @@ impl Missing {
 
     fn add(&mut self, grid: Option<&Grid>, rule: &Rule, make: Make, most: usize) {
         let Some(grid) = grid else { return };
-        let room = most - self.rules.len();
-        let mut places = grid.uncovered(room.saturating_add(1));
-        if places.len() > room {
-            places.truncate(room);
+        let limit = most - self.rules.len();
+        let mut positions = grid.uncovered(limit.saturating_add(1));
+        if positions.len() > limit {
+            positions.truncate(limit);
             self.note.get_or_insert(MORE);
         }
-        places.sort_unstable();
-        self.rules.extend(places.iter().map(|place| make(rule, place)));
+        positions.sort_unstable();
+        self.rules.extend(positions.iter().map(|position| make(rule, position)));
     }
 }
 
@@ -72,12 +72,12 @@ struct TooLarge;
 /// Makes the rule of one verb on one thing, from places in the lists of a rule.
 type Make = fn(&Rule, &[usize]) -> Rule;
 
-fn one(names: &Names, place: usize) -> Names {
-    names.get(place).into_iter().cloned().collect()
+fn one(names: &Names, position: usize) -> Names {
+    names.get(position).into_iter().cloned().collect()
 }
 
-fn resource_atom(rule: &Rule, place: &[usize]) -> Rule {
-    match place {
+fn resource_atom(rule: &Rule, position: &[usize]) -> Rule {
+    match position {
         [verb, group, resource, name] => Rule {
             verbs: one(&rule.verbs, *verb),
             groups: one(&rule.groups, *group),
@@ -89,8 +89,8 @@ fn resource_atom(rule: &Rule, place: &[usize]) -> Rule {
     }
 }
 
-fn path_atom(rule: &Rule, place: &[usize]) -> Rule {
-    match place {
+fn path_atom(rule: &Rule, position: &[usize]) -> Rule {
+    match position {
         [verb, url] => {
             Rule { verbs: one(&rule.verbs, *verb), urls: one(&rule.urls, *url), ..Rule::default() }
         }
@@ -106,21 +106,21 @@ enum Hits {
 
 /// One list of the wanted rule: the first place of each of its names.
 struct Side<'a> {
-    places: HashMap<&'a str, usize>,
+    positions: HashMap<&'a str, usize>,
     /// Resources by the name of their subresource.
     by_subresource: HashMap<&'a str, Vec<usize>>,
 }
 
 impl<'a> Side<'a> {
     fn new(names: &'a Names) -> Side<'a> {
-        let mut side = Side { places: HashMap::new(), by_subresource: HashMap::new() };
-        for (place, name) in names.iter().enumerate() {
-            if side.places.contains_key(&**name) {
+        let mut side = Side { positions: HashMap::new(), by_subresource: HashMap::new() };
+        for (position, name) in names.iter().enumerate() {
+            if side.positions.contains_key(&**name) {
                 continue;
             }
-            side.places.insert(name, place);
+            side.positions.insert(name, position);
             if let Some((_, subresource)) = name.split_once('/') {
-                side.by_subresource.entry(subresource).or_default().push(place);
+                side.by_subresource.entry(subresource).or_default().push(position);
             }
         }
         side
@@ -130,7 +130,7 @@ impl<'a> Side<'a> {
         match contains(own, ALL) {
             true => Hits::All,
             false => Hits::These(
-                own.iter().filter_map(|name| self.places.get(&**name).copied()).collect(),
+                own.iter().filter_map(|name| self.positions.get(&**name).copied()).collect(),
             ),
         }
     }
@@ -169,7 +169,7 @@ fn resources(owned: &[Rule], wanted: &Rule) -> Part {
             (true, _) => Hits::All,
             (false, true) => Hits::These(Vec::new()),
             (false, false) => Hits::These(
-                own.names.iter().filter_map(|name| names.places.get(&**name).copied()).collect(),
+                own.names.iter().filter_map(|name| names.positions.get(&**name).copied()).collect(),
             ),
         };
         vec![
@@ -181,8 +181,8 @@ fn resources(owned: &[Rule], wanted: &Rule) -> Part {
     });
     // All objects are one thing that no name covers.
     let all_names = HashMap::from([("", 0)]);
-    let named = if wanted.names.is_empty() { &all_names } else { &names.places };
-    Grid::new(&[&verbs.places, &groups.places, &resources.places, named], hits)
+    let named = if wanted.names.is_empty() { &all_names } else { &names.positions };
+    Grid::new(&[&verbs.positions, &groups.positions, &resources.positions, named], hits)
 }
 
 fn paths(owned: &[Rule], wanted: &Rule) -> Part {
@@ -190,16 +190,16 @@ fn paths(owned: &[Rule], wanted: &Rule) -> Part {
         return Ok(None);
     }
     let compared: usize = owned.iter().map(|own| own.urls.len()).sum();
-    if compared.saturating_mul(wanted.urls.len()) > MOST_STEPS {
+    if compared.saturating_mul(wanted.urls.len()) > MAX_STEPS {
         return Err(TooLarge);
     }
     let [verbs, urls] = [&wanted.verbs, &wanted.urls].map(Side::new);
     let hits = owned.iter().filter(|own| own.names.is_empty()).map(|own| {
         let is_covered = |url: &str| own.urls.iter().any(|own| url_covers(own, url));
-        let covered = urls.places.iter().filter(|(url, _)| is_covered(url));
-        vec![verbs.hits(&own.verbs), Hits::These(covered.map(|(_, place)| *place).collect())]
+        let covered = urls.positions.iter().filter(|(url, _)| is_covered(url));
+        vec![verbs.hits(&own.verbs), Hits::These(covered.map(|(_, position)| *position).collect())]
     });
-    Grid::new(&[&verbs.places, &urls.places], hits)
+    Grid::new(&[&verbs.positions, &urls.positions], hits)
 }
 
 impl Grid {
@@ -207,16 +207,19 @@ impl Grid {
     fn new(sides: &[&HashMap<&str, usize>], hits: impl Iterator<Item = Vec<Hits>>) -> Part {
         let is_whole = |hits: &Hits, side: &HashMap<&str, usize>| match hits {
             Hits::All => true,
-            Hits::These(places) => {
-                let mut places = places.clone();
-                places.sort_unstable();
-                places.dedup();
-                places.len() == side.len()
+            Hits::These(positions) => {
+                let mut positions = positions.clone();
+                positions.sort_unstable();
+                positions.dedup();
+                positions.len() == side.len()
             }
         };
         let mut related = Vec::new();
         for hits in hits {
-            if hits.iter().any(|hits| matches!(hits, Hits::These(places) if places.is_empty())) {
+            if hits
+                .iter()
+                .any(|hits| matches!(hits, Hits::These(positions) if positions.is_empty()))
+            {
                 continue;
             }
             if hits.iter().zip(sides).all(|(hits, side)| is_whole(hits, side)) {
@@ -226,19 +229,19 @@ impl Grid {
         }
         let words = related.len().div_ceil(64);
         let names: usize = sides.iter().map(|side| side.len()).sum();
-        if names.saturating_mul(words) > MOST_STEPS {
+        if names.saturating_mul(words) > MAX_STEPS {
             return Err(TooLarge);
         }
         let classes = sides.iter().enumerate().map(|(list, side)| {
             let mut bits: BTreeMap<usize, Vec<u64>> =
-                side.values().map(|place| (*place, vec![0; words])).collect();
+                side.values().map(|position| (*position, vec![0; words])).collect();
             for (rule, hits) in related.iter().enumerate() {
                 let (word, bit) = (rule / 64, 1 << (rule % 64));
                 match &hits[list] {
                     Hits::All => bits.values_mut().for_each(|bits| bits[word] |= bit),
-                    Hits::These(places) => {
-                        for place in places {
-                            if let Some(bits) = bits.get_mut(place) {
+                    Hits::These(positions) => {
+                        for position in positions {
+                            if let Some(bits) = bits.get_mut(position) {
                                 bits[word] |= bit;
                             }
                         }
@@ -246,15 +249,15 @@ impl Grid {
                 }
             }
             let mut classes: BTreeMap<Vec<u64>, Vec<usize>> = BTreeMap::new();
-            for (place, bits) in bits {
-                classes.entry(bits).or_default().push(place);
+            for (position, bits) in bits {
+                classes.entry(bits).or_default().push(position);
             }
             classes.into_iter().collect::<Vec<_>>()
         });
         let grid = Grid { classes: classes.collect() };
         let combinations =
             grid.classes.iter().fold(words.max(1), |all, list| all.saturating_mul(list.len()));
-        if combinations > MOST_STEPS { Err(TooLarge) } else { Ok(Some(grid)) }
+        if combinations > MAX_STEPS { Err(TooLarge) } else { Ok(Some(grid)) }
     }
 
     /// Places, one of each list, that no rule covers together; at most so many.
@@ -278,30 +281,35 @@ impl Grid {
             }
             return;
         };
-        for (bits, places) in list {
+        for (bits, positions) in list {
             if found.len() >= most {
                 return;
             }
             let covering: Vec<u64> = covering.iter().zip(bits).map(|(a, b)| a & b).collect();
-            chosen.push(places);
+            chosen.push(positions);
             self.walk(&covering, chosen, found, most);
             chosen.pop();
         }
     }
 }
 
-fn product(lists: &[&[usize]], place: &mut Vec<usize>, found: &mut Vec<Vec<usize>>, most: usize) {
-    let Some(list) = lists.get(place.len()) else {
-        found.push(place.clone());
+fn product(
+    lists: &[&[usize]],
+    position: &mut Vec<usize>,
+    found: &mut Vec<Vec<usize>>,
+    most: usize,
+) {
+    let Some(list) = lists.get(position.len()) else {
+        found.push(position.clone());
         return;
     };
     for one in *list {
         if found.len() >= most {
             return;
         }
-        place.push(*one);
-        product(lists, place, found, most);
-        place.pop();
+        position.push(*one);
+        product(lists, position, found, most);
+        position.pop();
     }
 }
 
@@ -333,7 +341,7 @@ mod tests {
     /// Finding 13: a rule of 150 verbs, groups, resources and names each is judged at once, whether
     /// it is owned, owned in part, or not at all.
     #[test]
-    fn large_rules_are_judged_in_no_time() {
+    fn rbac_coverage_of_large_rules_is_fast() {
         let began = Instant::now();
         let wanted = [large(150)];
         assert!(Missing::of(&wanted, &wanted, 100).is_empty());
@@ -425,7 +433,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_same_is_missing_as_by_the_product(
+        fn rbac_coverage_equals_the_cross_product(
             owned in prop::collection::vec(rule(), 0..6), wanted in rule(),
         ) {
             let missing = Missing::of(&owned, std::slice::from_ref(&wanted), usize::MAX);

@@ -1,5 +1,5 @@
-//! Nobody gives away what he does not have: who writes a role must have all its rules, or the verb
-//! `escalate` on it; who writes a binding must have the rules of its role, or the verb `bind` on it.
+//! Escalation prevention: writing a role requires all its rules, or the verb `escalate` on it; writing
+//! a binding requires the rules of its role, or the verb `bind` on it.
 
 use serde_json::Value;
 
@@ -7,14 +7,14 @@ use super::coverage::Missing;
 use super::rbac::{GROUP, RoleRef};
 use super::rule::Rule;
 use super::{Access, Authorizer, ResourceTarget, Target};
+use crate::api_types::Resource;
 use crate::auth::{MASTERS, User};
-use crate::facts::Resource;
 use crate::object;
 use crate::schema::value::{items, same, text};
 use crate::status::StatusError;
 
 /// How many rules of one verb on one thing a refusal names.
-const MOST_NAMED: usize = 200;
+const MAX_NAMED: usize = 200;
 
 impl Authorizer {
     /// Judges the writing of a role or a binding; other objects pass. `old`: what it replaces.
@@ -92,7 +92,7 @@ impl Authorizer {
     /// What of these rules the user does not have, if anything.
     fn grant_fault(&self, user: &User, namespace: &str, rules: &[Rule]) -> Option<String> {
         let owned = self.rules(user, namespace);
-        let missing = Missing::of(&owned.rules, rules, MOST_NAMED);
+        let missing = Missing::of(&owned.rules, rules, MAX_NAMED);
         if missing.is_empty() {
             return None;
         }

@@ -1,7 +1,7 @@
-//! What a caller may do. `routes` asks for each request, the access reviews ask the same, and so do
+//! Authorization. Used by `routes` for each request, by the access reviews, and by
 //! admission checks that go beyond the request itself. Nothing is allowed but by a rule.
 //!
-//! The modes are asked in turn: the first that allows decides. Both work on caches that follow the
+//! The modes are tried in order: the first that allows decides. Both work on caches that follow the
 //! store ([`cache`]), so a decision reads nothing. A refusal is given only from caches that have
 //! seen whatever this server wrote before.
 //!
@@ -27,8 +27,9 @@ use self::node::NodeAuthorizer;
 pub(crate) use self::node::{mirror_pod_reference, names_audience, secrets};
 use self::rbac::Rbac;
 pub(crate) use self::rule::Rule;
+use crate::api_types::Resource;
 use crate::auth::{MASTERS, User, node_name};
-use crate::facts::Resource;
+use crate::offload;
 use crate::registry::Registry;
 use crate::status::StatusError;
 
@@ -37,7 +38,7 @@ use crate::status::StatusError;
 pub enum Mode {
     /// Everybody may do everything.
     AlwaysAllow,
-    /// Nobody may do anything; for tests.
+    /// Denies everything; for tests.
     AlwaysDeny,
     /// A node may do what it needs for the pods that are bound to it.
     Node,
@@ -59,7 +60,7 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// One thing that a caller wants to do.
+/// The attributes of a request to be authorized.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     /// The caller.
@@ -136,7 +137,7 @@ impl Decision {
 /// What a user may do in a namespace, as far as it can be listed.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
-    /// The rules, in the order of the bindings.
+    /// The rules, by subject and role.
     pub(crate) rules: Vec<Rule>,
     /// Why they may not be all; empty when they are.
     pub(crate) faults: Vec<String>,
@@ -155,7 +156,7 @@ impl Authorizer {
         Ok(Authorizer { modes, rbac: Rbac::new()?, nodes: NodeAuthorizer::new()? })
     }
 
-    /// Whether this mode is asked.
+    /// Whether this mode is enabled.
     pub(crate) fn has(&self, mode: Mode) -> bool {
         self.modes.contains(&mode)
     }
@@ -187,13 +188,14 @@ impl Authorizer {
         );
     }
 
-    /// Judges one access.
+    /// Authorizes one access. The groups of a user whom a review names are as many as its body has.
     pub(crate) async fn authorize(&self, registry: &Registry, access: &Access<'_>) -> Decision {
-        let decision = self.decide(access);
+        let bytes = access.user.groups.iter().map(String::len).sum();
+        let decision = offload::run(bytes, || self.decide(access));
         if decision.is_allowed() || !self.catch_up(registry, access.user).await {
             return decision;
         }
-        self.decide(access)
+        offload::run(bytes, || self.decide(access))
     }
 
     /// Waits a moment for caches that are behind what this server wrote. `false`: none was.

@@ -1,6 +1,7 @@
 //! Role-based access: bindings give the rules of roles to users, groups and service accounts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -17,6 +18,14 @@ use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
 pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// How many missing roles a message names at most.
+const MAX_FAULTS: usize = 16;
+/// How many names (verbs, groups, resources and others) the rules for one decision may have together:
+/// some ten milliseconds. What is beyond gives nothing.
+const MAX_NAMES_DECIDED: usize = 1 << 22;
+/// The same for rules that are listed, and so copied.
+const MAX_NAMES_LISTED: usize = 1 << 18;
 
 /// Namespace (empty for cluster roles) and name.
 type RoleKey = (Box<str>, Box<str>);
@@ -36,22 +45,59 @@ impl Index for Roles {
     }
 }
 
-/// Bindings by namespace (empty for those of the cluster) and name.
+/// Bindings by namespace; the empty one is that of the cluster.
 #[derive(Default)]
-struct Bindings(BTreeMap<Box<str>, BTreeMap<Box<str>, Binding>>);
+struct Bindings(HashMap<Box<str>, NamespaceBindings>);
+
+/// The bindings of one namespace.
+#[derive(Default)]
+struct NamespaceBindings {
+    by_name: HashMap<Arc<str>, Binding>,
+    /// The roles of each subject, and the bindings that give them. A decision looks at what its caller
+    /// has, and at no other subject, however many there are.
+    by_subject: HashMap<Subject, BTreeMap<RoleRef, BTreeSet<Arc<str>>>>,
+}
 
 struct Binding {
     role: RoleRef,
     subjects: Box<[Subject]>,
 }
 
+impl NamespaceBindings {
+    fn put(&mut self, name: &str, binding: Binding) {
+        self.remove(name);
+        let name: Arc<str> = name.into();
+        for subject in &binding.subjects {
+            let roles = self.by_subject.entry(subject.clone()).or_default();
+            roles.entry(binding.role.clone()).or_default().insert(name.clone());
+        }
+        self.by_name.insert(name, binding);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let Some(Binding { role, subjects }) = self.by_name.remove(name) else { return };
+        for subject in subjects {
+            let Entry::Occupied(mut roles) = self.by_subject.entry(subject) else { continue };
+            if let Some(names) = roles.get_mut().get_mut(&role) {
+                names.remove(name);
+                if names.is_empty() {
+                    roles.get_mut().remove(&role);
+                }
+            }
+            if roles.get().is_empty() {
+                roles.remove();
+            }
+        }
+    }
+}
+
 /// Which role a binding gives.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum RoleRef {
     /// One of the cluster.
-    Cluster(Box<str>),
+    Cluster(Arc<str>),
     /// One of the binding's namespace.
-    Namespaced(Box<str>),
+    Namespaced(Arc<str>),
 }
 
 impl RoleRef {
@@ -64,16 +110,17 @@ impl RoleRef {
     }
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
-    User(Box<str>),
-    Group(Box<str>),
-    ServiceAccount { namespace: Box<str>, name: Box<str> },
+    User(Arc<str>),
+    Group(Arc<str>),
+    ServiceAccount { namespace: Arc<str>, name: Arc<str> },
 }
 
 impl Subject {
-    /// `None` for what can be nobody.
+    /// `None` for an invalid subject.
     fn of(subject: &Value, namespace: &str) -> Option<Subject> {
-        let name: Box<str> = text(&subject["name"]).into();
+        let name: Arc<str> = text(&subject["name"]).into();
         match text(&subject["kind"]) {
             "User" => Some(Subject::User(name)),
             "Group" => Some(Subject::Group(name)),
@@ -87,14 +134,14 @@ impl Subject {
         }
     }
 
-    fn is(&self, user: &User) -> bool {
-        match self {
-            Subject::User(name) => user.name == **name,
-            Subject::Group(name) => user.is_in(name),
-            Subject::ServiceAccount { namespace, name } => {
-                auth::service_account(&user.name) == Some((namespace, name))
-            }
-        }
+    /// Everything that a caller is, each once: who asks for a review names the groups.
+    fn all_of(user: &User) -> BTreeSet<Subject> {
+        let account = auth::service_account(&user.name).map(|(namespace, name)| {
+            Subject::ServiceAccount { namespace: namespace.into(), name: name.into() }
+        });
+        let user_subject = Subject::User(user.name.as_str().into());
+        let groups = user.groups.iter().map(|group| Subject::Group(group.as_str().into()));
+        account.into_iter().chain([user_subject]).chain(groups).collect()
     }
 }
 
@@ -115,15 +162,14 @@ impl Index for Bindings {
         let namespace = object::namespace(binding);
         let subjects = items(&binding["subjects"]).iter();
         let subjects = subjects.filter_map(|subject| Subject::of(subject, namespace)).collect();
-        let binding_of = Binding { role: RoleRef::of(binding), subjects };
-        let bindings = self.0.entry(namespace.into()).or_default();
-        bindings.insert(object::name(binding).into(), binding_of);
+        let indexed = Binding { role: RoleRef::of(binding), subjects };
+        self.0.entry(namespace.into()).or_default().put(object::name(binding), indexed);
     }
 
     fn remove(&mut self, namespace: &str, name: &str) {
         let Some(bindings) = self.0.get_mut(namespace) else { return };
         bindings.remove(name);
-        if bindings.is_empty() {
+        if bindings.by_name.is_empty() {
             self.0.remove(namespace);
         }
     }
@@ -141,7 +187,7 @@ pub(super) struct Rbac {
 struct Source<'a> {
     namespace: &'a str,
     name: &'a str,
-    binding: &'a Binding,
+    role: &'a RoleRef,
     subject: &'a Subject,
 }
 
@@ -151,7 +197,7 @@ impl std::fmt::Display for Source<'_> {
             "" => write!(f, "ClusterRoleBinding {:?} of ", self.name)?,
             namespace => write!(f, "RoleBinding \"{}/{namespace}\" of ", self.name)?,
         }
-        match &self.binding.role {
+        match self.role {
             RoleRef::Cluster(name) => write!(f, "ClusterRole {name:?} to {}", self.subject),
             RoleRef::Namespaced(name) => write!(f, "Role {name:?} to {}", self.subject),
         }
@@ -200,32 +246,52 @@ impl Rbac {
             RoleRef::Cluster(name) => (&self.cluster_roles, "", "clusterrole", name),
             RoleRef::Namespaced(name) => (&self.roles, namespace, "role", name),
         };
-        let rules = roles.read().0.get(&(namespace.into(), name.clone())).cloned();
+        let rules = roles.read().0.get(&(namespace.into(), (&**name).into())).cloned();
         rules.ok_or_else(|| format!("{kind}.{GROUP} {name:?} not found"))
     }
 
-    /// Shows each rule that a user has in a namespace to `visit`, until it breaks off.
+    /// Shows each rule that a user has in a namespace to `visit`, until it breaks off or the rules
+    /// have had `max_names` names. A role is shown once, however many bindings give it.
     fn visit(
         &self,
         user: &User,
         namespace: &str,
+        max_names: usize,
         faults: &mut Vec<String>,
         mut visit: impl FnMut(&Source<'_>, &Rule) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
+        let subjects = Subject::all_of(user);
+        let mut names_left = max_names;
         let caches = [(&self.cluster_bindings, ""), (&self.bindings, namespace)];
         let caches = &caches[..if namespace.is_empty() { 1 } else { 2 }];
         for (cache, namespace) in caches {
             let bindings = cache.read();
-            for (name, binding) in bindings.0.get(*namespace).into_iter().flatten() {
-                let Some(subject) = binding.subjects.iter().find(|subject| subject.is(user)) else {
-                    continue;
-                };
-                match self.rules_of(&binding.role, namespace) {
-                    Ok(rules) => {
-                        let source = Source { namespace, name, binding, subject };
-                        rules.iter().try_for_each(|rule| visit(&source, rule))?;
+            let Some(bindings) = bindings.0.get(*namespace) else { continue };
+            let mut visited = HashSet::new();
+            for subject in &subjects {
+                for (role, names) in bindings.by_subject.get(subject).into_iter().flatten() {
+                    if !visited.insert(role) {
+                        continue;
                     }
-                    Err(fault) => faults.push(fault),
+                    let rules = match self.rules_of(role, namespace) {
+                        Ok(rules) => rules,
+                        Err(fault) => {
+                            if faults.len() < MAX_FAULTS {
+                                faults.push(fault);
+                            }
+                            continue;
+                        }
+                    };
+                    let name = names.first().map(|name| &**name).unwrap_or_default();
+                    let source = Source { namespace, name, role, subject };
+                    for rule in &*rules {
+                        let Some(left) = names_left.checked_sub(1 + rule.name_count()) else {
+                            faults.push(format!("roles have more than {max_names} names together"));
+                            return ControlFlow::Break(());
+                        };
+                        names_left = left;
+                        visit(&source, rule)?;
+                    }
                 }
             }
         }
@@ -238,13 +304,14 @@ impl Rbac {
             Target::Path(_) => "",
         };
         let (mut faults, mut reason) = (Vec::new(), None);
-        let _ = self.visit(access.user, namespace, &mut faults, |source, rule| {
-            if !rule.allows(access.verb, &access.target) {
-                return ControlFlow::Continue(());
-            }
-            reason = Some(format!("RBAC: allowed by {source}"));
-            ControlFlow::Break(())
-        });
+        let _ =
+            self.visit(access.user, namespace, MAX_NAMES_DECIDED, &mut faults, |source, rule| {
+                if !rule.allows(access.verb, &access.target) {
+                    return ControlFlow::Continue(());
+                }
+                reason = Some(format!("RBAC: allowed by {source}"));
+                ControlFlow::Break(())
+            });
         match (reason, faults.as_slice()) {
             (Some(reason), _) => Decision::Allow(reason),
             (None, []) => Decision::deny(""),
@@ -255,7 +322,7 @@ impl Rbac {
 
     pub(super) fn collect(&self, user: &User, namespace: &str, all: &mut Rules) {
         let Rules { rules, faults } = all;
-        let _ = self.visit(user, namespace, faults, |_, rule| {
+        let _ = self.visit(user, namespace, MAX_NAMES_LISTED, faults, |_, rule| {
             rules.push(rule.clone());
             ControlFlow::Continue(())
         });
@@ -269,5 +336,86 @@ impl Rbac {
             "ClusterRoleBinding" => self.cluster_bindings.put(object),
             _ => self.bindings.put(object),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// `(name, role, subjects)` puts a binding, without subjects it removes one.
+    fn changes() -> impl Strategy<Value = Vec<(u8, u8, Vec<u8>)>> {
+        vec((0..4u8, 0..3u8, vec(0..5u8, 0..4)), 1..40)
+    }
+
+    proptest! {
+        #[test]
+        fn rbac_index_by_subject_is_that_of_the_bindings_that_are_left(changes in changes()) {
+            let mut index = NamespaceBindings::default();
+            for (name, role, subjects) in changes {
+                let name = format!("b{name}");
+                if subjects.is_empty() {
+                    index.remove(&name);
+                } else {
+                    let role = RoleRef::Cluster(format!("r{role}").into());
+                    let subject = |id: u8| Subject::User(format!("u{id}").into());
+                    let subjects = subjects.into_iter().map(subject).collect();
+                    index.put(&name, Binding { role, subjects });
+                }
+            }
+            let mut afresh = NamespaceBindings::default();
+            for (name, Binding { role, subjects }) in &index.by_name {
+                afresh.put(name, Binding { role: role.clone(), subjects: subjects.clone() });
+            }
+            prop_assert_eq!(index.by_subject, afresh.by_subject);
+        }
+    }
+
+    fn role(name: &str, rules: usize, verbs: usize) -> Value {
+        let verbs: Vec<String> = (0..verbs).map(|i| format!("v{i}")).collect();
+        let rule = json!({"verbs": verbs, "apiGroups": [""], "resources": ["pods"]});
+        json!({"kind": "Role", "metadata": {"namespace": "ns", "name": name},
+            "rules": vec![rule; rules]})
+    }
+
+    fn binding(name: &str, role: &str) -> Value {
+        json!({"kind": "RoleBinding", "metadata": {"namespace": "ns", "name": name},
+            "roleRef": {"kind": "Role", "name": role},
+            "subjects": [{"kind": "Group", "name": name}, {"kind": "User", "name": "u"}]})
+    }
+
+    fn user(groups: Vec<String>) -> User {
+        User { name: "u".into(), uid: String::new(), groups, extra: Default::default() }
+    }
+
+    #[test]
+    fn rbac_role_given_by_many_bindings_is_listed_once() {
+        let rbac = Rbac::new().unwrap();
+        rbac.put(&role("r", 10, 1));
+        (0..100).for_each(|i| rbac.put(&binding(&format!("b{i}"), "r")));
+        (0..100).for_each(|i| rbac.put(&binding(&format!("lost{i}"), &format!("gone{i}"))));
+        let mut all = Rules::default();
+        rbac.collect(&user((0..100).map(|i| format!("b{i}")).collect()), "ns", &mut all);
+        assert_eq!(all.rules.len(), 10);
+        assert_eq!(all.faults.len(), MAX_FAULTS);
+    }
+
+    #[test]
+    fn rbac_rules_beyond_the_limit_are_not_listed_and_the_answer_says_so() {
+        let rbac = Rbac::new().unwrap();
+        for i in 0..20 {
+            rbac.put(&role(&format!("r{i}"), 10, 2000));
+            rbac.put(&binding(&format!("b{i}"), &format!("r{i}")));
+        }
+        let mut all = Rules::default();
+        rbac.collect(&user(Vec::new()), "ns", &mut all);
+        assert_eq!(all.rules.len(), 130, "of 200");
+        assert_eq!(all.faults, ["roles have more than 262144 names together"]);
     }
 }

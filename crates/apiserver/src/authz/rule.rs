@@ -93,6 +93,11 @@ impl Rule {
         ]
     }
 
+    /// How many names its lists have together.
+    pub(super) fn name_count(&self) -> usize {
+        self.fields().iter().map(|(_, names)| names.len()).sum()
+    }
+
     /// Whether it is about resources, and not about paths.
     pub(crate) fn is_of_resources(&self) -> bool {
         !self.resources.is_empty()

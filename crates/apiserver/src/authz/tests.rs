@@ -86,7 +86,7 @@ fn group(name: &str) -> Value {
 }
 
 #[test]
-fn a_node_may_do_what_a_kubelet_and_a_proxy_need() {
+fn node_authorizer_allows_kubelet_and_kube_proxy() {
     let authorizer = authorizer(&[]);
     for line in [
         "get /nodes -/n1",
@@ -124,7 +124,7 @@ fn a_node_may_do_what_a_kubelet_and_a_proxy_need() {
 }
 
 #[test]
-fn a_node_is_refused_what_is_not_its_own() {
+fn node_authorizer_denies_objects_of_other_nodes() {
     let authorizer = authorizer(&[]);
     let unrelated = "no relationship found between node 'n1' and this object";
     for (line, reason) in [
@@ -197,7 +197,7 @@ fn a_node_is_refused_what_is_not_its_own() {
 }
 
 #[test]
-fn a_pod_leads_from_what_it_uses_to_its_node() {
+fn node_authorizer_graph_links_objects_to_the_node_by_pods() {
     let pod = json!({
         "kind": "Pod",
         "metadata": {"namespace": "ns", "name": "p"},
@@ -277,14 +277,14 @@ fn a_pod_leads_from_what_it_uses_to_its_node() {
     ] {
         assert!(!may(&with, &node(), line), "{line}");
     }
-    // A pod that is not bound yet leads nowhere.
+    // A pod that is not bound yet has no node.
     let mut free = pod;
     free["spec"]["nodeName"] = Value::Null;
     assert!(!may(&authorizer(&[free]), &node(), "get /secrets ns/vol"));
 }
 
 #[test]
-fn a_node_must_say_which_it_is() {
+fn node_authorizer_requires_a_node_name() {
     let authorizer = authorizer(&[]);
     // The name alone makes no node, nor does the group.
     assert_eq!(refusal(&authorizer, &user("system:node:n1", &[]), "get /nodes -/n1"), "");
@@ -296,7 +296,7 @@ fn a_node_must_say_which_it_is() {
 }
 
 #[test]
-fn the_roles_that_every_cluster_has() {
+fn rbac_bootstrap_roles() {
     let jane = |role: &str| binding("", "b", ("ClusterRole", role), group("team"));
     let user = user("jane", &["team"]);
     for (role, yes, no) in [
@@ -347,7 +347,7 @@ fn the_roles_that_every_cluster_has() {
 /// CVE-2021-25740: who may write Endpoints or EndpointSlices can lead a load balancer into another
 /// namespace, so no role for users has that.
 #[test]
-fn no_role_for_users_writes_endpoints() {
+fn rbac_user_roles_cannot_write_endpoints() {
     let user = user("jane", &["team"]);
     for role in ["admin", "edit", "view"] {
         let authorizer = authorizer(&[binding("", "b", ("ClusterRole", role), group("team"))]);
@@ -365,7 +365,7 @@ fn no_role_for_users_writes_endpoints() {
 }
 
 #[test]
-fn those_whom_every_cluster_knows() {
+fn rbac_bootstrap_subjects() {
     let authorizer = authorizer(&[]);
     let known = user("a", &[]);
     for (user, yes, no) in [
@@ -420,7 +420,7 @@ fn those_whom_every_cluster_knows() {
 }
 
 #[test]
-fn rules_match_as_upstreams_do() {
+fn rbac_rules_match_as_upstream() {
     for (rule, yes, no) in [
         (
             "get core pods",
@@ -459,7 +459,7 @@ fn rules_match_as_upstreams_do() {
 }
 
 #[test]
-fn bindings_hold_in_their_namespace_for_their_subjects() {
+fn rbac_bindings_apply_to_their_namespace_and_subjects() {
     let rules = json!([Rule::from_line("get core pods").unwrap().to_value()]);
     let account = json!({"kind": "ServiceAccount", "name": "sa"});
     let authorizer = authorizer(&[
@@ -497,7 +497,7 @@ fn bindings_hold_in_their_namespace_for_their_subjects() {
 }
 
 #[test]
-fn nobody_grants_what_he_does_not_have() {
+fn rbac_escalation_is_denied() {
     let line = |lines: &[&str]| -> Value {
         lines.iter().map(|line| Rule::from_line(line).unwrap().to_value()).collect()
     };
@@ -579,7 +579,7 @@ fn nobody_grants_what_he_does_not_have() {
 }
 
 #[test]
-fn what_a_cluster_starts_with_is_completed_and_not_cut() {
+fn rbac_bootstrap_policy_is_completed_not_reduced() {
     let wanted: Vec<Value> = policy::objects().into_iter().map(|(_, object)| object).collect();
     for object in &wanted {
         assert_eq!(bootstrap::complete(object, object), *object, "{}", object["metadata"]["name"]);
@@ -626,7 +626,7 @@ fn modes() {
 }
 
 #[test]
-fn refusals_have_the_words_of_kubernetes() {
+fn authorization_errors_are_upstreams() {
     let node = node();
     let mut access = Access {
         user: &node,
@@ -646,7 +646,7 @@ fn refusals_have_the_words_of_kubernetes() {
 
 /// CVE-2025-4563: no mirror pod of a node names a resource claim, nor anything else to be had.
 #[test]
-fn mirror_pods_may_refer_to_nothing() {
+fn mirror_pods_cannot_reference_objects() {
     for (spec, what) in [
         (json!({"volumes": [{"name": "a", "hostPath": {}}, {"name": "b", "emptyDir": {}}]}), None),
         (
@@ -700,9 +700,9 @@ fn word() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whoever is in no binding, and in no group, may do nothing at all.
+/// A user without bindings and groups may do nothing.
     #[test]
-    fn nothing_is_allowed_without_a_rule(
+    fn authorization_denies_by_default(
         name in word(), verb in word(), group in word(), resource in word(), subresource in word(),
         namespace in word(), object in word(), path in word(), is_path in any::<bool>(),
     ) {
@@ -722,9 +722,9 @@ proptest! {
         prop_assert!(!is_allowed, "{access:?}");
     }
 
-    /// Who has rules that cover a rule may do all that it allows.
+/// Rules that cover a rule allow all that it allows.
     #[test]
-    fn what_covers_allows(
+    fn rbac_covering_rules_allow(
         owned in prop::collection::vec(rule(), 0..4), wanted in rule(),
         verb in word(), group in word(), resource in word(), subresource in word(), object in word(),
     ) {

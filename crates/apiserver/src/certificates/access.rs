@@ -1,18 +1,18 @@
-//! Who may ask for, decide about and sign which certificates: checks beyond the request's own verb.
+//! Authorization for certificate signing requests, beyond the verb: creation, approval and signing.
 
 use serde_json::{Value, json};
 
 use super::{Request, Signer};
+use crate::api_types::Resource;
 use crate::auth::{MASTERS, User};
 use crate::authz::{Access, Authorizer, ResourceTarget, Target};
-use crate::facts::Resource;
 use crate::object::{self, child_mut};
 use crate::schema::value::{same, text};
 use crate::status::StatusError;
 
 const KIND: &str = "CertificateSigningRequest";
 
-/// Writes into a new request who made it, whatever the client said.
+/// Sets the requesting user in a new request, whatever the client sent.
 pub(crate) fn stamp(resource: &Resource, user: &User, request: &mut Value) {
     if resource.kind != KIND {
         return;
@@ -33,7 +33,7 @@ pub(crate) fn stamp(resource: &Resource, user: &User, request: &mut Value) {
     }
 }
 
-/// Nobody gets a certificate that may do everything.
+/// Certificates for `system:masters` are rejected.
 pub(crate) fn admit_create(resource: &Resource, request: &Value) -> Result<(), StatusError> {
     let spec = &request["spec"];
     if resource.kind != KIND || Signer::of(text(&spec["signerName"])) != Some(Signer::Client) {
@@ -49,7 +49,7 @@ pub(crate) fn admit_create(resource: &Resource, request: &Value) -> Result<(), S
     }
 }
 
-/// Who decides must be allowed to `approve` for the signer, and who signs to `sign`.
+/// Approval requires the verb `approve` on the signer, signing the verb `sign`.
 pub(crate) fn admit_update(
     authorizer: &Authorizer,
     user: &User,
@@ -76,7 +76,7 @@ pub(crate) fn admit_update(
     Err(StatusError::forbidden(resource, object::name(old), &why))
 }
 
-/// Who says what a signer's certificates are must be allowed to `attest` for it.
+/// A trust bundle of a signer requires the verb `attest` on it.
 pub(crate) fn admit_attest(
     authorizer: &Authorizer,
     user: &User,

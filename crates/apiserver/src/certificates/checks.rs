@@ -39,7 +39,7 @@ pub(crate) enum Refusal {
 }
 
 impl Signer {
-    /// The signer of `spec.signerName`; `None` when it is somebody else's.
+    /// The signer of `spec.signerName`; `None`: not one of this server.
     pub(crate) fn of(name: &str) -> Option<Signer> {
         match name {
             "kubernetes.io/kube-apiserver-client" => Some(Signer::Client),

@@ -1,4 +1,4 @@
-//! Certificate requests: what is asked for, who may decide about it, and the task that approves
+//! Certificate signing requests: parsing, authorization of decisions, and the task that approves
 //! nodes' requests by themselves and signs approved ones with the cluster's CA.
 //!
 //! Current limitations: keys on curves other than P-256 and P-384 and of RSA below 2048 bits are
@@ -19,14 +19,14 @@ pub(crate) use self::checks::Signer;
 pub(crate) use self::request::{Request, check_issued};
 pub(crate) use self::task::{Settings, run};
 
-/// Somebody approved the request.
+/// The request is approved.
 pub(crate) const APPROVED: &str = "Approved";
-/// Somebody denied the request.
+/// The request is denied.
 pub(crate) const DENIED: &str = "Denied";
 /// The signer could not do it.
 pub(crate) const FAILED: &str = "Failed";
 
-/// Everything that a certificate may be asked for.
+/// All key usages.
 pub(crate) const USAGES: [&str; 23] = [
     "any",
     "cert sign",

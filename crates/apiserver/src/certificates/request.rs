@@ -18,13 +18,13 @@ pub(crate) enum Error {
     NotPem,
     #[error("the request cannot be read: {0}")]
     Unreadable(String),
-    #[error("the signature of the request is not that of its key: {0}")]
+    #[error("the signature of the request does not match its key: {0}")]
     Signature(String),
     #[error("the subject of the request has more than one common name")]
     CommonNames,
 }
 
-/// What a request asks for. Its signature proves that the asker has the key.
+/// A parsed request. Its signature proves possession of the key.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// The user, empty when there is none.

@@ -1,4 +1,4 @@
-//! Approves what nodes ask for, signs what is approved, and forgets old requests: stand-ins for the
+//! Approves requests of nodes, signs approved requests, and removes old ones: stand-ins for the
 //! three controllers of a full cluster.
 
 use std::collections::HashSet;
@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::checks::usages;
 use super::{APPROVED, DENIED, FAILED, Request, Signer};
 use crate::admission::core;
+use crate::api_types::{Resource, lookup};
 use crate::auth::User;
 use crate::authz::{Access, ResourceTarget, Target};
-use crate::facts::{Resource, lookup};
 use crate::object::{self, child_mut};
 use crate::operations::{Api, DeleteOptions};
 use crate::pki::Pki;
@@ -28,23 +28,23 @@ use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
 const GROUP: &str = "certificates.k8s.io";
-/// How soon all requests are looked at again: while some wait for what is not there yet, such as
+/// The resync period: while some requests wait for other objects, such as
 /// a node's addresses, and while there are only old ones to forget.
 const SWEEP_OPEN: Duration = Duration::from_secs(10);
 const SWEEP_IDLE: Duration = Duration::from_secs(600);
 const RETRY: Duration = Duration::from_secs(1);
-/// How long requests are kept: decided ones, and those that nobody decides about.
+/// How long requests are kept: decided ones, and pending ones.
 const KEEP_DECIDED: i64 = 3600;
 const KEEP_PENDING: i64 = 24 * 3600;
 /// Requests for less get this much, since certificates begin a little in the past.
-const SHORTEST: Duration = Duration::from_secs(600);
+const MIN_DURATION: Duration = Duration::from_secs(600);
 
 /// What the cluster's administrator chose.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Whether nodes' serving certificates are approved when they name nothing but the node.
     pub(crate) approve_serving: bool,
-    /// How long certificates are good for, at most.
+    /// The maximum duration of certificates.
     pub(crate) life: Duration,
     /// Names and addresses of this server, which no node's certificate gets by itself.
     pub(crate) own_names: Vec<String>,
@@ -58,7 +58,7 @@ pub(crate) async fn run(api: &Api, pki: &Pki, settings: Settings, stop: Cancella
         () = async {
             loop {
                 if let Err(error) = task.follow().await {
-                    tracing::warn!(%error, "looking after certificate requests");
+                    tracing::warn!(%error, "cannot reconcile certificate signing requests");
                 }
                 sleep(RETRY).await;
             }
@@ -81,7 +81,7 @@ impl Task<'_> {
     /// Ends when the changes break off.
     async fn follow(&self) -> Result<(), StatusError> {
         let registry = &self.api.registry;
-        // Subscribed before the look around, so that nothing in between is missed.
+        // Subscribed before the lists, so that no change in between is missed.
         let after = registry.store().revision().await.map_err(StatusError::internal)?;
         let mut changes = registry.feeds().subscribe(resource()?, after).await?;
         loop {
@@ -137,13 +137,13 @@ impl Task<'_> {
             Err(error) if error.code == 404 => false,
             Err(error) => {
                 let name = object::name(request);
-                tracing::warn!(%error, name, "a certificate request could not be handled");
+                tracing::warn!(%error, name, "cannot handle a certificate signing request");
                 true
             }
         }
     }
 
-    /// `false`: it waits for somebody's decision.
+    /// `false`: it waits for a decision.
     async fn decide_and_sign(&self, request: &Value) -> Result<bool, StatusError> {
         let is_closed = !text(&request["status"]["certificate"]).is_empty()
             || has(request, FAILED)
@@ -290,7 +290,7 @@ impl Task<'_> {
         .await
     }
 
-    /// Changes the request's status, unless somebody has decided or signed meanwhile.
+    /// Changes the request's status, unless it has been decided or signed meanwhile.
     async fn amend(
         &self,
         request: &Value,
@@ -323,7 +323,7 @@ impl Names {
         for name in names {
             match name.parse::<IpAddr>() {
                 Ok(address) => drop(all.addresses.insert(address.to_canonical())),
-                Err(_) => drop(all.dns.insert(spelled(name))),
+                Err(_) => drop(all.dns.insert(normalized_name(name))),
             }
         }
         all
@@ -335,23 +335,23 @@ impl Names {
     }
 
     fn has_all(&self, wanted: &Request) -> bool {
-        wanted.dns_names.iter().all(|name| self.dns.contains(&spelled(name)))
+        wanted.dns_names.iter().all(|name| self.dns.contains(&normalized_name(name)))
             && wanted.addresses.iter().all(|ip| self.addresses.contains(&ip.to_canonical()))
     }
 
     fn has_any(&self, wanted: &Request) -> bool {
-        wanted.dns_names.iter().any(|name| self.dns.contains(&spelled(name)))
+        wanted.dns_names.iter().any(|name| self.dns.contains(&normalized_name(name)))
             || wanted.addresses.iter().any(|ip| self.addresses.contains(&ip.to_canonical()))
     }
 }
 
-fn spelled(name: &str) -> String {
+fn normalized_name(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
 /// Whether a name may be that of a node: one host, and no service of the cluster.
 pub(super) fn may_name_a_node(name: &str) -> bool {
-    let name = spelled(name);
+    let name = normalized_name(name);
     let is_of_services = ["svc", "svc.cluster.local", "cluster.local"]
         .iter()
         .any(|domain| name == *domain || name.ends_with(&format!(".{domain}")));
@@ -374,7 +374,7 @@ fn has(request: &Value, kind: &str) -> bool {
     items(&request["status"]["conditions"]).iter().any(|condition| condition["type"] == kind)
 }
 
-/// Who made the request.
+/// The requesting user.
 fn requestor(spec: &Value) -> User {
     let texts = |list: &Value| items(list).iter().map(|item| text(item).to_owned()).collect();
     let extra = spec["extra"].as_object().into_iter().flatten();
@@ -386,16 +386,16 @@ fn requestor(spec: &Value) -> User {
     }
 }
 
-/// How long the certificate is to be good for.
+/// The duration of the certificate.
 pub(super) fn life(longest: Duration, wanted: Option<u64>) -> Duration {
     match wanted.map(Duration::from_secs) {
         None => longest,
         Some(wanted) if wanted > longest => longest,
-        Some(wanted) => wanted.max(SHORTEST),
+        Some(wanted) => wanted.max(MIN_DURATION),
     }
 }
 
-/// Whether nobody will need the request any more.
+/// Whether the request can be removed.
 pub(super) fn is_outdated(request: &Value, now: Timestamp) -> bool {
     let age = |time: &Value| -> Option<i64> {
         let then = text(time).parse::<Timestamp>().ok()?.as_second();

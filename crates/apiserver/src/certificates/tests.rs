@@ -33,7 +33,7 @@ fn request(user: &str, group: &str, names: &[&str]) -> Request {
 }
 
 #[test]
-fn a_request_is_read() {
+fn csr_is_parsed() {
     let request = request("jane", "team", &["a.example", "10.0.0.1", "fd00::1"]);
     assert_eq!(
         (request.common_name.as_str(), request.organizations.as_slice()),
@@ -45,7 +45,7 @@ fn a_request_is_read() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn csr_invalid_is_rejected() {
     for text in [
         "",
         "x",
@@ -75,7 +75,7 @@ fn what_is_no_request_is_refused() {
 }
 
 #[test]
-fn signers_take_what_upstreams_take() {
+fn csr_signer_checks_are_upstreams() {
     const CLIENT: &[&str] = &["digital signature", "client auth"];
     const SERVING: &[&str] = &["digital signature", "key encipherment", "server auth"];
     let node = "system:node:n1";
@@ -165,7 +165,7 @@ fn signers_take_what_upstreams_take() {
 }
 
 #[test]
-fn a_certificate_is_what_was_asked_for() {
+fn csr_certificate_matches_the_request() {
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(dir.path()).unwrap();
     let wanted = request("system:node:n1", "system:nodes", &["n1", "10.0.0.1"]);
@@ -224,7 +224,7 @@ fn a_certificate_is_what_was_asked_for() {
 
 /// Finding 9: names and addresses that no node's certificate gets by itself, whatever the node says.
 #[test]
-fn names_that_are_no_nodes() {
+fn csr_names_that_are_not_nodes() {
     for (name, expected) in [
         ("n1", true),
         ("N1.example.com", true),
@@ -263,7 +263,7 @@ fn names_that_are_no_nodes() {
 }
 
 #[test]
-fn several_organizations_are_several_groups() {
+fn csr_multiple_organizations_are_groups() {
     // Written by hand, since rcgen cannot: CN=jane, O=a, O=b.
     let key = KeyPair::generate().unwrap();
     let name = |oid: &[u64], text: &str| {
@@ -321,7 +321,7 @@ fn several_organizations_are_several_groups() {
 }
 
 #[test]
-fn how_long_and_how_long_kept() {
+fn csr_certificate_duration_and_garbage_collection() {
     let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(365 * 86400));
     assert_eq!(task::life(year, None), year);
     assert_eq!(task::life(year, Some(3600)), hour);

@@ -1,11 +1,11 @@
 //! Discovery: the documents from which clients learn what is served. All are made from the table
-//! of resources when asked for.
+//! of resources on request.
 
 use serde_json::{Value, json};
 
-use crate::facts::{Gvk, RESOURCES, Resource, Subresource};
+use crate::api_types::{Gvk, RESOURCES, Resource, Subresource};
 
-/// The content type of aggregated discovery, which clients ask for in `Accept`.
+/// The content type of aggregated discovery, which clients send in `Accept`.
 pub const AGGREGATED_CONTENT_TYPE: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn every_group_is_listed_once_and_found() {
+    fn discovery_lists_every_group_once() {
         let all = groups();
         let names: Vec<&str> =
             all["groups"].as_array().unwrap().iter().map(|g| g["name"].as_str().unwrap()).collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn aggregated_lists_say_the_same() {
+    fn discovery_aggregated_equals_unaggregated() {
         let core = aggregated(true);
         let pods = find(&core["items"][0]["versions"][0]["resources"], "resource", "pods");
         assert_eq!(pods["responseKind"], json!({"group": "", "version": "v1", "kind": "Pod"}));

@@ -1,8 +1,8 @@
 //! OpenAPI v3: what `kubectl apply` and `kubectl create` need to leave validation to the server,
 //! what `kubectl apply` needs to merge lists, and the fields for `kubectl explain`. Documents are
-//! made from the API facts when asked for and not kept.
+//! generated from the API types on request and not cached.
 //!
-//! Current limitations: no descriptions, and of each operation only what clients look at.
+//! Current limitations: no descriptions, and of each operation only what clients read.
 
 mod schemas;
 pub mod v2;
@@ -12,8 +12,8 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::api_types::{Gvk, RESOURCES, Resource, types};
 use crate::discovery::{MINOR, served};
-use crate::facts::{Gvk, RESOURCES, Resource, types};
 
 /// What the documents say of themselves.
 static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
@@ -22,7 +22,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 #[must_use]
 pub fn index() -> Value {
     // what is in a document depends on this crate alone
-    let hash = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::facts::DATA));
+    let hash = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA));
     let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02X}")).collect();
     let mut paths = Map::new();
     for resource in RESOURCES {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::facts::{Field, Gvk, Leaf, ListKind, Shape, Type, types};
+use crate::api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, types};
 
 const PREFIX: &str = "#/components/schemas/";
 

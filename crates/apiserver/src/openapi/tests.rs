@@ -18,7 +18,7 @@ fn references(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_document_in_the_index_is_whole() {
+fn openapi_documents_in_the_index_are_complete() {
     let index = index();
     let paths = index["paths"].as_object().unwrap();
     assert_eq!(paths.len(), 11);
@@ -44,7 +44,7 @@ fn every_document_in_the_index_is_whole() {
 }
 
 #[test]
-fn kubectl_finds_what_it_looks_for() {
+fn openapi_has_what_kubectl_needs() {
     let document = document("api/v1").unwrap();
     let gvk = json!({"group": "", "version": "v1", "kind": "Pod"});
     let item = &document["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"];

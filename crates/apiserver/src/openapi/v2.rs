@@ -10,9 +10,9 @@
 use serde_json::{Map, Value, json};
 
 use super::{VERSION, path};
-use crate::facts::{RESOURCES, Resource};
+use crate::api_types::{RESOURCES, Resource};
 
-/// The type of the message. Old clients ask for it with an `@`, which is in no good name of a type.
+/// The media type. Old clients send it with an `@`, which is not valid in a media type.
 pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// Whether the message is wanted rather than JSON.
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_patched_is_told_and_nothing_else() {
+    fn openapi_v2_lists_exactly_patchable_kinds() {
         let document = document();
         let paths = document["paths"].as_object().unwrap();
         let patch = &paths["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];

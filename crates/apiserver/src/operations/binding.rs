@@ -1,4 +1,4 @@
-//! Pods get a node (`pods/binding`) and are asked to leave it (`pods/eviction`).
+//! Binding of pods to nodes (`pods/binding`) and eviction (`pods/eviction`).
 //!
 //! Current limitations: no disruption budgets exist yet, so every eviction is granted.
 
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{Api, DeleteOptions, calling_node};
 use crate::admission::node_restriction;
+use crate::api_types::Resource;
 use crate::auth::User;
-use crate::facts::Resource;
 use crate::object;
 use crate::registry::Write;
 use crate::schema;

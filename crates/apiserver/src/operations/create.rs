@@ -4,15 +4,15 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::{core, namespaces, node_restriction, pods, storage};
+use crate::api_types::Resource;
 use crate::auth::User;
 use crate::certificates;
-use crate::facts::Resource;
 use crate::object;
+use crate::offload;
 use crate::schema;
 use crate::schema::value::size;
 use crate::serviceaccounts;
 use crate::status::StatusError;
-use crate::work;
 
 /// How many generated names are tried.
 const NAME_ATTEMPTS: usize = 8;
@@ -56,7 +56,7 @@ impl Api {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         let length = size(&object);
-        work::run(length, || begin_life(resource, &mut object))?;
+        offload::run(length, || begin_life(resource, &mut object))?;
         certificates::stamp(resource, user, &mut object);
         certificates::admit_create(resource, &object)?;
         if let Some(node) = calling_node(user) {
@@ -75,7 +75,7 @@ impl Api {
             "Service" => Some(self.services.admit(resource, &mut object, None, dry_run)?),
             _ => None,
         };
-        work::run(length, || schema::validate_create(resource, &object))?;
+        offload::run(length, || schema::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
@@ -94,7 +94,7 @@ impl Api {
         }
         let created = created?;
         if resource.kind == "Namespace" {
-            self.furnish(&name).await?;
+            self.ensure_namespace_defaults(&name).await?;
         }
         Ok(created)
     }

@@ -9,15 +9,15 @@ use serde_json::Value;
 use super::{Api, calling_node};
 use crate::admission::services::Reservation;
 use crate::admission::{namespaces, node_restriction};
+use crate::api_types::Resource;
 use crate::auth::User;
-use crate::facts::Resource;
 use crate::object;
 use crate::registry::{Write, Written};
 use crate::status::StatusError;
 
 const PROPAGATION: &[&str] = &["Foreground", "Background", "Orphan"];
 
-/// What a client asks of a deletion.
+/// The options of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeleteOptions {
     pub(crate) grace_period_seconds: Option<i64>,
@@ -146,7 +146,7 @@ fn delete_when_finalized(current: &Value) -> Write {
     }
 }
 
-/// A namespace stays until it has been emptied, which is what its finalizers stand for.
+/// A namespace stays until it is empty, which its finalizers ensure.
 fn delete_namespace(current: &Value) -> Write {
     let mut new = current.clone();
     if object::is_deleting(current) {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_delete() {
+    fn delete_first_request() {
         let now = Timestamp::now();
         for (node, phase, requested, expected) in [
             ("", "Pending", None, ("delete", 0)),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn later_deletes_only_shorten() {
+    fn delete_again_only_shortens_the_grace_period() {
         let now = Timestamp::now();
         let Write::Put(deleting) = delete_pod(&pod("n1", "Running"), None, now) else { panic!() };
         assert_eq!(deleting["metadata"]["generation"], 2);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn finalizers_hold_an_object() {
+    fn delete_waits_for_finalizers() {
         let mut held = pod("", "Pending");
         held["metadata"]["finalizers"] = json!(["example.com/hold"]);
         assert_eq!(grace_of(delete_pod(&held, None, Timestamp::now())), ("put", 0));

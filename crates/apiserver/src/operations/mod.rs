@@ -16,9 +16,9 @@ pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::services::ServiceAllocator;
+use crate::api_types::Resource;
 use crate::auth::{self, User};
 use crate::authz::{Access, Authorizer, Decision};
-use crate::facts::Resource;
 use crate::object;
 use crate::registry::{ListRequest, Registry, VersionMatch};
 use crate::selector::{FieldSelector, LabelSelector};
@@ -52,7 +52,7 @@ impl Api {
         })
     }
 
-    /// Lets rights that were just given count, where a write asks for more than its own verb.
+    /// Waits until the authorizer has the newest rules, where a write requires more than its own verb.
     async fn settle_rights(&self, user: &User, resource: &Resource) {
         if matches!(resource.group, "rbac.authorization.k8s.io" | "certificates.k8s.io") {
             self.authorizer.catch_up(&self.registry, user).await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Api, Change};
-use crate::facts::{Gvk, Resource};
+use crate::api_types::{Gvk, Resource};
 use crate::object;
 use crate::patch;
 use crate::registry::Write;

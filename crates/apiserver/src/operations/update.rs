@@ -5,17 +5,17 @@ use serde_json::Value;
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
 use crate::admission::{core, node_restriction, pods, storage};
+use crate::api_types::{Gvk, Resource};
 use crate::auth::User;
 use crate::certificates;
-use crate::facts::{Gvk, Resource};
 use crate::object;
+use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::{size, text};
 use crate::schema::{self, FieldValidation};
 use crate::serviceaccounts;
 use crate::status::{MODIFIED, StatusError};
-use crate::work;
 
 /// How the object is to change.
 pub(crate) enum Change<'a> {
@@ -77,7 +77,7 @@ impl Api {
                 self.ttl(resource),
                 request.dry_run,
                 |current| {
-                    work::run(length.saturating_add(size(current)), || {
+                    offload::run(length.saturating_add(size(current)), || {
                         // What an earlier attempt took is given back first: the store has refused it.
                         if let Some(reservation) = reservation.take() {
                             reservation.cancel();

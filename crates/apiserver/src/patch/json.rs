@@ -52,7 +52,7 @@ pub(super) fn apply(
     Ok(())
 }
 
-/// Charges an operation before it is carried out, for all values that it looks at, compares, copies
+/// Charges an operation before it is executed, for all values that it reads, compares, copies
 /// or shifts, and refuses one that would nest values too deeply.
 fn charge(
     document: &Value,
@@ -60,14 +60,14 @@ fn charge(
     work: &mut Work,
 ) -> Result<(), StatusError> {
     let found = |pointer: &Pointer| document.pointer(pointer.as_str());
-    let mut places: Vec<&Pointer> = vec![operation.path()];
+    let mut pointers: Vec<&Pointer> = vec![operation.path()];
     let value = match operation {
         PatchOperation::Add(add) => Some(&add.value),
         PatchOperation::Replace(replace) => Some(&replace.value),
         PatchOperation::Test(test) => Some(&test.value),
         PatchOperation::Copy(copy) => found(&copy.from),
         PatchOperation::Move(r#move) => {
-            places.push(&r#move.from);
+            pointers.push(&r#move.from);
             found(&r#move.from)
         }
         PatchOperation::Remove(_) => None,
@@ -78,9 +78,9 @@ fn charge(
             "a JSON patch may not nest values deeper than {MAX_DEPTH} levels"
         )));
     }
-    for place in places {
-        let list = place.parent().and_then(found).and_then(Value::as_array);
-        work.charge(place.count() + list.map_or(0, Vec::len) / SHIFTED_PER_VISIT)?;
+    for pointer in pointers {
+        let list = pointer.parent().and_then(found).and_then(Value::as_array);
+        work.charge(pointer.count() + list.map_or(0, Vec::len) / SHIFTED_PER_VISIT)?;
     }
     Ok(())
 }

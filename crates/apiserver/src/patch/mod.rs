@@ -8,7 +8,7 @@ mod strategic;
 
 use serde_json::Value;
 
-use crate::facts::{Gvk, types};
+use crate::api_types::{Gvk, types};
 use crate::schema::{self, Decoded, MAX_DEPTH};
 use crate::status::StatusError;
 
@@ -79,11 +79,11 @@ struct Work(usize);
 
 impl Work {
     /// A few hundred milliseconds.
-    const MOST: usize = 4_000_000;
+    const MAX_VISITS: usize = 4_000_000;
 
     fn charge(&mut self, visits: usize) -> Result<(), StatusError> {
         self.0 = self.0.saturating_add(visits);
-        if self.0 > Self::MOST {
+        if self.0 > Self::MAX_VISITS {
             return Err(StatusError::too_large("the patch takes too much work to apply"));
         }
         Ok(())

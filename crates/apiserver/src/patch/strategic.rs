@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value};
 
 use super::Work;
-use crate::facts::{Field, Leaf, Type, types};
+use crate::api_types::{Field, Leaf, Type, types};
 use crate::status::StatusError;
 
 const DIRECTIVE: &str = "$patch";
@@ -257,20 +257,20 @@ fn merge_keyed(
         ));
     }
     old.retain(|item| item.get(key).is_none_or(|k| !deleted.contains(&k.to_string())));
-    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut positions: HashMap<String, usize> = HashMap::new();
     for (i, item) in old.iter().enumerate() {
         if let Some(value) = item.get(key) {
-            places.entry(value.to_string()).or_insert(i);
+            positions.entry(value.to_string()).or_insert(i);
         }
     }
     let mut order = Vec::with_capacity(changes.len());
     for change in changes {
         let id = change.get(key).ok_or_else(|| no_key(key))?.to_string();
         order.push(Some(id.clone()));
-        match places.get(&id).map(|i| &mut old[*i]) {
+        match positions.get(&id).map(|i| &mut old[*i]) {
             Some(Value::Object(item)) => merge(ty, item, change, work)?,
             _ => {
-                places.insert(id, old.len());
+                positions.insert(id, old.len());
                 old.push(Value::Object(cleaned_map(change)));
             }
         }
@@ -281,7 +281,7 @@ fn merge_keyed(
 /// Charges for the identities of a stored list's items. A patch may name one item many times, and
 /// have the lists within it merged as often.
 fn charge_items(list: &[Value], key: Option<&str>, work: &mut Work) -> Result<(), StatusError> {
-    /// An identity is made of text, several times.
+    /// An identity is built as text, several times.
     const VISITS: usize = 32;
     for item in list {
         work.charge(VISITS)?;
@@ -311,22 +311,22 @@ fn in_order(
     before: &Identities,
     key: Option<&str>,
 ) -> Vec<Value> {
-    let places = |ids: &Identities| -> HashMap<String, usize> {
+    let positions = |ids: &Identities| -> HashMap<String, usize> {
         ids.iter().enumerate().rev().filter_map(|(i, id)| Some((id.clone()?, i))).collect()
     };
-    let (wanted, stood) = (places(order), places(before));
-    let place = |places: &HashMap<String, usize>, item: &Value| {
-        identity(item, key).and_then(|id| places.get(&id).copied())
+    let (wanted, stood) = (positions(order), positions(before));
+    let position = |positions: &HashMap<String, usize>, item: &Value| {
+        identity(item, key).and_then(|id| positions.get(&id).copied())
     };
     let (mut ours, theirs): (Vec<Value>, Vec<Value>) =
-        list.into_iter().partition(|i| place(&wanted, i).is_some());
-    ours.sort_by_key(|item| place(&wanted, item));
+        list.into_iter().partition(|i| position(&wanted, i).is_some());
+    ours.sort_by_key(|item| position(&wanted, item));
     let mut result = Vec::with_capacity(ours.len() + theirs.len());
     let mut theirs = theirs.into_iter().peekable();
     for item in ours {
-        let here = place(&stood, &item);
+        let here = position(&stood, &item);
         while let Some(other) = theirs.peek() {
-            match (place(&stood, other), here) {
+            match (position(&stood, other), here) {
                 (Some(other), Some(here)) if other < here => result.extend(theirs.next()),
                 _ => break,
             }

@@ -97,7 +97,7 @@ fn hostile_json_patches() {
 
 /// CVE-2019-1002100, finding 7: each operation looked at all of a wide map, which took minutes.
 #[test]
-fn operations_on_wide_values_are_bounded() {
+fn json_patch_operations_on_wide_values_are_bounded() {
     let wide: Value =
         (0..100_000).map(|i| (format!("k{i}"), json!(""))).collect::<Map<_, _>>().into();
     let list = Value::Array(vec![json!(0); 300_000]);
@@ -293,7 +293,7 @@ fn strategic_patches() {
 
 /// What the kubelet sends: conditions merged by type, addresses replaced as a whole.
 #[test]
-fn a_kubelets_status_patch() {
+fn strategic_patch_of_pod_status() {
     const NODE: Gvk = Gvk { group: "", version: "v1", kind: "Node" };
     let current = json!({"status": {
         "addresses": [{"type": "InternalIP", "address": "1"}, {"type": "Hostname", "address": "h"}],
@@ -317,7 +317,7 @@ fn a_kubelets_status_patch() {
 
 /// The directive says how to take a list, also one that the object does not have yet.
 #[test]
-fn a_replacing_list_may_be_new() {
+fn strategic_patch_replace_of_an_absent_list() {
     let patch = json!({"status": {"podIPs": [{"ip": "10.0.0.2"}, {"$patch": "replace"}]}});
     for current in [json!({}), json!({"status": {"podIPs": [{"ip": "10.0.0.1"}]}})] {
         let result = patched(PatchKind::Strategic, &current, &patch).unwrap();

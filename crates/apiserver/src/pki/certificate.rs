@@ -17,7 +17,7 @@ use super::{Error, Result, files};
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_LIFE: Duration = DAY.saturating_mul(3650);
 const LEAF_LIFE: Duration = DAY.saturating_mul(365);
-/// A certificate with less than this left is made anew at start, so that it does not expire while serving.
+/// A certificate with less than this left is recreated at start, so that it does not expire while serving.
 const RENEW_BEFORE: Duration = DAY.saturating_mul(30);
 /// For machines whose clocks are a little behind.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -113,10 +113,10 @@ impl Certificate {
     pub(super) fn parse(path: &Path, pem: &str) -> Result<Self> {
         let invalid = |reason: String| Error::Invalid { path: path.to_owned(), reason };
         let der = CertificateDer::from_pem_slice(pem.as_bytes())
-            .map_err(|error| invalid(format!("is no certificate: {error}")))?
+            .map_err(|error| invalid(format!("is not a certificate: {error}")))?
             .to_vec();
         X509Certificate::from_der(&der)
-            .map_err(|error| invalid(format!("is no certificate: {error}")))?;
+            .map_err(|error| invalid(format!("is not a certificate: {error}")))?;
         Ok(Certificate { pem: pem.to_owned(), der })
     }
 
@@ -146,7 +146,7 @@ impl Certificate {
         names.filter_map(text).collect()
     }
 
-    fn judge(&self, test: impl FnOnce(&X509Certificate<'_>) -> bool) -> bool {
+    fn check(&self, test: impl FnOnce(&X509Certificate<'_>) -> bool) -> bool {
         X509Certificate::from_der(&self.der).is_ok_and(|(_, certificate)| test(&certificate))
     }
 
@@ -154,7 +154,7 @@ impl Certificate {
         let since_epoch =
             |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
         let now = SystemTime::now();
-        self.judge(|certificate| {
+        self.check(|certificate| {
             let validity = certificate.validity();
             validity.not_before.timestamp() <= since_epoch(now)
                 && validity.not_after.timestamp()
@@ -163,21 +163,21 @@ impl Certificate {
     }
 
     pub(super) fn belongs_to(&self, key: &KeyPair) -> bool {
-        self.judge(|certificate| certificate.public_key().raw == key.subject_public_key_info())
+        self.check(|certificate| certificate.public_key().raw == key.subject_public_key_info())
     }
 
     pub(super) fn is_signed_by(&self, ca: &Certificate) -> bool {
         let Ok((_, ca)) = X509Certificate::from_der(&ca.der) else {
             return false;
         };
-        self.judge(|certificate| {
+        self.check(|certificate| {
             certificate.issuer() == ca.subject()
                 && certificate.verify_signature(Some(ca.public_key())).is_ok()
         })
     }
 
     pub(super) fn fits(&self, profile: &Profile<'_>) -> bool {
-        self.judge(|certificate| {
+        self.check(|certificate| {
             let (user, groups) = subject_of(certificate);
             let has_usage =
                 certificate.extended_key_usage().ok().flatten().is_some_and(|usage| match profile

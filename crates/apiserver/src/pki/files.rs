@@ -55,6 +55,6 @@ pub(super) fn load_key(path: &Path) -> Result<Option<KeyPair>> {
     };
     KeyPair::from_pem(&pem).map(Some).map_err(|error| Error::Invalid {
         path: path.to_owned(),
-        reason: format!("is no private key: {error}"),
+        reason: format!("is not a private key: {error}"),
     })
 }

@@ -1,4 +1,4 @@
-//! Signing what others ask for. The certificate is put together here and not by `rcgen`, since a
+//! Signing of requests. The certificate is put together here and not by `rcgen`, since a
 //! subject may have several organizations, which `rcgen` cannot write: it is taken over as it came.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -36,7 +36,7 @@ const KEY_USAGES: [(&str, u8); 2] = [("digital signature", 0x80), ("key encipher
 const PURPOSES: [(&str, u64); 2] = [("server auth", 1), ("client auth", 2)];
 
 impl Authority {
-    /// A certificate of the CA for what was asked for, in PEM. `usages`: those that the request's
+    /// Issues a certificate for a request, in PEM. `usages`: those that the request's
     /// signer has checked.
     pub(crate) fn issue(
         &self,
@@ -97,7 +97,7 @@ fn algorithm_identifier(writer: DERWriter<'_>, oid: &[u64], has_null: bool) {
     });
 }
 
-/// From when and until when, in seconds; never longer than the CA, however long is asked for.
+/// The validity in seconds; at most that of the CA.
 fn validity(now: SystemTime, life: Duration, ca_until: u64) -> (u64, u64) {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let backdate = if life < SHORT { 0 } else { BACKDATE.as_secs() };

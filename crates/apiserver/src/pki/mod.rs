@@ -1,5 +1,5 @@
 //! The cluster's certificates: two CAs, and what they sign. Made at the first start, used again
-//! at the next one, made anew when expired or when the names in them no longer fit.
+//! at the next one, recreated when expired or when their names no longer match.
 //! The binary asks for identities; `server` and `kubelet` read them.
 //!
 //! Certificates with which nodes serve have a CA of their own, which nothing but this server's calls
@@ -51,7 +51,7 @@ pub enum Error {
     /// A certificate could not be made.
     #[error("make a certificate for {name:?}: {source}")]
     Make {
-        /// The common name asked for.
+        /// The common name.
         name: String,
         /// What the maker said.
         source: rcgen::Error,
@@ -88,7 +88,7 @@ impl Authority {
         };
         let (ca, signing_key) = match existing {
             Some((ca, Some(signing_key))) if ca.belongs_to(&signing_key) => (ca, signing_key),
-            // A CA that cannot be used here but still lives was put there by somebody: not ours to replace.
+            // A valid CA that cannot be used here is not ours: it is not replaced.
             Some(_) => {
                 return Err(Error::Invalid {
                     path: key,
@@ -200,7 +200,7 @@ impl Pki {
         self.dir.join("sa.key")
     }
 
-    /// A key that somebody put there, of whatever form, stays as it is.
+    /// An existing key of any form stays as it is.
     fn make_signing_key(&self) -> Result<()> {
         let path = self.signing_key_file();
         if path.exists() {

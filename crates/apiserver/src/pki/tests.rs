@@ -10,7 +10,7 @@ fn names(list: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn certificates_are_kept_until_they_no_longer_fit() {
+fn pki_certificates_are_kept_while_valid() {
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(dir.path()).unwrap();
     let serving = pki.serving(&names(&["localhost", "127.0.0.1"])).unwrap();
@@ -26,7 +26,7 @@ fn certificates_are_kept_until_they_no_longer_fit() {
 }
 
 #[test]
-fn keys_are_private_and_nothing_temporary_is_left() {
+fn pki_keys_have_mode_0600_and_no_temporary_files_remain() {
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(&dir.path().join("pki")).unwrap();
     pki.client("admin", "kubernetes-admin", Some("system:masters")).unwrap();
@@ -41,7 +41,7 @@ fn keys_are_private_and_nothing_temporary_is_left() {
 }
 
 #[test]
-fn an_expired_leaf_and_an_expired_ca_are_made_anew() {
+fn pki_expired_certificates_are_recreated() {
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(dir.path()).unwrap();
     let admin = pki.client("admin", "a", Some("g")).unwrap();
@@ -63,7 +63,7 @@ fn an_expired_leaf_and_an_expired_ca_are_made_anew() {
 }
 
 #[test]
-fn a_foreign_ca_without_its_key_is_refused_by_name() {
+fn pki_ca_without_its_key_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     Pki::open(dir.path()).unwrap();
     std::fs::remove_file(dir.path().join("ca.key")).unwrap();
@@ -75,7 +75,7 @@ fn a_foreign_ca_without_its_key_is_refused_by_name() {
 }
 
 #[test]
-fn a_kubeconfig_is_yaml_and_private() {
+fn pki_kubeconfig_is_yaml_with_mode_0600() {
     let dir = tempfile::tempdir().unwrap();
     let pki = Pki::open(dir.path()).unwrap();
     let identity = pki.client("n1", "system:node:n1", Some("system:nodes")).unwrap();

@@ -1,6 +1,6 @@
 //! Changes of stored objects for any number of watchers: one watch of the store per resource,
-//! fanned out. A short history lets a watcher resume; one that asks for more reads the store's own
-//! history until it has caught up. One that does not keep up is cut off, so memory is bounded by
+//! fanned out. A short history lets a watcher resume; one that needs more reads the store's own
+//! history until it has caught up. One that does not keep up is closed, so memory is bounded by
 //! the history and not by the watchers.
 
 use std::collections::{HashMap, VecDeque};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{decode_raw, refusal, too_large};
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::status::StatusError;
 
 /// Bounds of the history of one resource.
@@ -32,7 +32,7 @@ pub(crate) struct Change {
     pub(crate) previous: Option<Stored>,
 }
 
-/// A stored object, read when the first watcher wants it.
+/// A stored object, decoded when the first watcher needs it.
 pub(crate) struct Stored {
     raw: KeyValue,
     revision: Revision,
@@ -65,7 +65,7 @@ impl Stored {
 
     /// The same as JSON text, made once for all watchers.
     pub(crate) fn json(&self) -> Option<Bytes> {
-        self.json.get_or_init(|| serde_json::to_vec(self.value()?).ok().map(Bytes::from)).clone()
+        self.json.get_or_init(|| longshore_json::write(self.value()?).ok().map(Bytes::from)).clone()
     }
 }
 
@@ -150,7 +150,7 @@ async fn follow(
             Ok(WatchItem::Event(event)) => feed.push(event),
             Ok(WatchItem::Progress(revision)) => feed.advance(revision),
             Err(error) => {
-                tracing::warn!(storage, %error, "the watch of the store broke, watchers must resume");
+                tracing::warn!(storage, %error, "the watch of the store failed, watchers must resume");
                 break;
             }
         }
@@ -201,7 +201,7 @@ impl Feed {
             state.base = oldest.revision();
         }
         if let Some(live) = &state.live {
-            // Without receivers nobody is interested, which is no error.
+            // No receivers are not an error.
             let _ = live.send(Arc::new(event.into()));
         }
     }
@@ -277,7 +277,7 @@ impl Subscription {
         }
     }
 
-    /// Leaves the watch of its own for the shared one as soon as that reaches back far enough.
+    /// Switches from its own watch to the shared one as soon as that reaches back far enough.
     fn join_feed(&mut self) {
         if matches!(self.source, Source::Store(_))
             && let Some(source) = self.feed.subscribe(self.position)

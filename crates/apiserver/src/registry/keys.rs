@@ -1,7 +1,7 @@
 //! Where objects lie in the store: `/registry/<storage>[/<namespace>]/<name>`, as etcd holds them
 //! for every Kubernetes apiserver.
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::status::StatusError;
 
 /// The prefix of all objects of a resource, or of those in one namespace.

@@ -4,12 +4,12 @@ use longshore_store::{Error, ListOptions, Page, Revision};
 use serde_json::{Value, json};
 
 use super::{Registry, continue_token, keys, refusal, too_large};
-use crate::facts::Resource;
+use crate::api_types::Resource;
+use crate::offload;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
-use crate::work;
 
-/// Bounds the memory of one read of the store, whatever the client asks for.
+/// Bounds the memory of one read of the store, whatever the client requests.
 const PAGE: usize = 500;
 /// How many bytes are read from the store and written to an answer in the time in which one byte of
 /// a request's body is checked.
@@ -107,7 +107,7 @@ impl Registry {
                 return Err(too_large(least, revision));
             }
             let bytes = page.items.iter().map(|stored| stored.value.len()).sum::<usize>();
-            work::run(bytes / READS_AS_ONE_CHECK, || -> Result<(), StatusError> {
+            offload::run(bytes / READS_AS_ONE_CHECK, || -> Result<(), StatusError> {
                 for stored in &page.items {
                     let object = self.read_for_list(request.resource, stored);
                     if let Some(object) = object.filter(|object| request.matches(object)) {

@@ -20,7 +20,7 @@ pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, VersionMatch};
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::object;
 use crate::schema;
 use crate::status::{Cause, MODIFIED, StatusError};
@@ -35,7 +35,7 @@ const MAX_LEFT_OUT: usize = 1000;
 pub(crate) struct Registry {
     store: Arc<dyn Store>,
     feeds: Feeds,
-    /// The newest write of this server by resource, for those who must have seen it.
+    /// The newest write of this server by resource, for readers that must see it.
     written: Mutex<HashMap<&'static str, Revision>>,
     /// Objects that were left out of a list and logged, by key.
     left_out: Mutex<HashMap<String, Revision>>,
@@ -139,7 +139,7 @@ impl Registry {
                 tracing::error!(
                     key,
                     mod_revision,
-                    "the stored object cannot be read, lists leave it out"
+                    "cannot decode a stored object, it is omitted from lists"
                 );
             }
         }
@@ -163,7 +163,7 @@ impl Registry {
         if !dry_run {
             (_, revision) = self.store.delete(&key, revision).await.map_err(refusal)?;
             self.note(resource, revision);
-            tracing::warn!(key, "an object that cannot be read was deleted");
+            tracing::warn!(key, "an undecodable object was deleted");
         }
         let mut object = stub(resource, namespace, name);
         object::set_resource_version(&mut object, revision);
@@ -190,7 +190,7 @@ impl Registry {
         }
     }
 
-    /// Lets `decide` say what becomes of an object, again when somebody else wrote it meanwhile.
+    /// Updates an object as `decide` says, and retries on conflict.
     /// `decide` refuses what must not be repeated on a newer version. With `dry_run` nothing is written.
     pub(crate) async fn write(
         &self,
@@ -229,7 +229,7 @@ impl Registry {
             };
             stored = match conflict {
                 Some(newer) => newer,
-                // Somebody else has finished a deletion that had begun, such as a pod's node.
+                // Another client has finished the deletion, such as a pod's node.
                 None if deletes && object::is_deleting(&current) => {
                     return Ok(Written { object: current, deleted: true });
                 }
@@ -263,7 +263,7 @@ impl Registry {
         }
         if deletes {
             let (mut previous, revision) = match self.store.delete(key, revision).await {
-                // Its node was told by our own write that it may go, and was quicker.
+                // Our own write released it, and its node deleted it first.
                 Err(Error::Conflict { current: None, .. }) if written.is_some() => {
                     return Ok(written.map(|written| Written { deleted: true, ..written }));
                 }
@@ -283,7 +283,7 @@ impl Registry {
 /// The stored form: no resourceVersion, since the store's revision is the truth.
 fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
     object::metadata_mut(&mut object).remove("resourceVersion");
-    serde_json::to_vec(&schema::to_storage(resource, object))
+    longshore_json::write(&schema::to_storage(resource, object))
         .map(Bytes::from)
         .map_err(StatusError::internal)
 }
@@ -311,7 +311,7 @@ fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> 
 /// Parses stored bytes and puts the revision in. `None` for what is no object with a name: it was
 /// damaged, encrypted, or written in a form that is not known here.
 fn decode_raw(bytes: &[u8], revision: Revision) -> Option<Value> {
-    let mut value: Value = serde_json::from_slice(bytes).ok()?;
+    let mut value: Value = longshore_json::read(bytes).ok()?;
     if object::name(&value).is_empty() {
         return None;
     }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::facts::lookup;
+use crate::api_types::lookup;
 
 /// A real store that counts its watches.
 struct Counting {
@@ -74,7 +74,7 @@ fn map(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn objects_lie_where_every_apiserver_puts_them() {
+async fn registry_storage_keys_are_upstreams() {
     let (_dir, store, registry) = registry().await;
     let created = registry.create(maps(), map("a"), None).await.unwrap();
     let stored = store.get("/registry/configmaps/default/a").await.unwrap().unwrap();
@@ -107,7 +107,7 @@ async fn objects_lie_where_every_apiserver_puts_them() {
 
 /// Finding 13: one stored object that cannot be read failed every list that it was in.
 #[tokio::test]
-async fn an_object_that_cannot_be_read_leaves_the_others() {
+async fn registry_unreadable_object_leaves_the_others() {
     let (_dir, store, registry) = registry().await;
     registry.create(maps(), map("a"), None).await.unwrap();
     registry.create(maps(), map("z"), None).await.unwrap();
@@ -155,7 +155,7 @@ async fn an_object_that_cannot_be_read_leaves_the_others() {
 }
 
 #[tokio::test]
-async fn many_watchers_share_one_watch_of_the_store() {
+async fn watch_cache_shares_one_store_watch() {
     let (_dir, store, registry) = registry().await;
     let after = store.revision().await.unwrap();
     let mut watchers = Vec::new();
@@ -172,7 +172,7 @@ async fn many_watchers_share_one_watch_of_the_store() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_resumes_far_back_catches_up_and_joins_the_others() {
+async fn watch_cache_old_resource_version_catches_up() {
     let (_dir, store, registry) = registry().await;
     let first = registry.create(maps(), map("m0"), None).await.unwrap();
     let after: Revision = object::resource_version(&first).parse().unwrap();
@@ -198,7 +198,7 @@ async fn a_watcher_that_resumes_far_back_catches_up_and_joins_the_others() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_is_cut_off() {
+async fn watch_cache_slow_watcher_is_closed() {
     let (_dir, store, registry) = registry().await;
     let after = store.revision().await.unwrap();
     let mut slow = registry.feeds().subscribe(maps(), after).await.unwrap();
@@ -226,7 +226,7 @@ async fn a_watcher_that_does_not_read_is_cut_off() {
     assert_eq!(resumed.next().await.unwrap().unwrap().revision, after + 1);
 }
 
-/// Runs to its end while somebody decides what to write.
+/// Runs to its end while a write is being decided.
 fn in_between<T: Send, E: std::fmt::Debug>(work: impl Future<Output = Result<T, E>> + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -237,7 +237,7 @@ fn in_between<T: Send, E: std::fmt::Debug>(work: impl Future<Output = Result<T, 
 }
 
 #[tokio::test]
-async fn what_goes_while_it_is_deleted_is_deleted() {
+async fn registry_delete_of_a_vanished_object_succeeds() {
     let (_dir, _store, registry) = registry().await;
     for (marked, expected) in [(true, Ok(true)), (false, Err(404))] {
         let mut object = map("m");
@@ -260,7 +260,7 @@ async fn what_goes_while_it_is_deleted_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_write_decides_again_on_the_newest_version() {
+async fn registry_write_conflict_retries_on_the_newest_version() {
     let (_dir, _store, registry) = registry().await;
     registry.create(maps(), map("m"), None).await.unwrap();
     let attempts = AtomicUsize::new(0);
@@ -269,7 +269,7 @@ async fn a_write_decides_again_on_the_newest_version() {
         .write(maps(), ("default", "m"), None, false, |current| {
             attempts.fetch_add(1, Ordering::Relaxed);
             if std::mem::take(&mut is_first) {
-                // Somebody else is quicker.
+                // A conflict.
                 let key = keys::object(maps(), "default", "m").unwrap();
                 let revision: Revision = object::resource_version(current).parse().unwrap();
                 let value = encode(maps(), map("m")).unwrap();
@@ -295,7 +295,7 @@ async fn a_write_decides_again_on_the_newest_version() {
 
 proptest! {
     #[test]
-    fn continue_tokens_lead_back_and_nowhere_else(key in "[a-z0-9./-]{1,20}", revision in 1i64.., junk in ".{0,60}") {
+    fn list_continue_tokens_are_validated(key in "[a-z0-9./-]{1,20}", revision in 1i64.., junk in ".{0,60}") {
         let prefix = "/registry/pods/";
         let token = continue_token::encode(prefix, &format!("{prefix}{key}"), revision).unwrap();
         match continue_token::decode(prefix, &token) {

@@ -1,5 +1,4 @@
-//! Reading the body of a request: within a size, at a least rate, and within what its sender may
-//! hold.
+//! Reading the body of a request: with limits of size, rate and the sender's memory.
 
 use std::time::Duration;
 
@@ -8,59 +7,59 @@ use http_body_util::{BodyExt, Limited};
 use hyper::HeaderMap;
 use hyper::body::Body;
 use hyper::header::CONTENT_TYPE;
-use longshore_base::budget::{Holder, LeastRate, Share};
-use longshore_base::turns::Turn;
+use longshore_base::budget::{Holder, MinRate, Share};
+use longshore_base::fair_queue::Permit;
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::limits::{Limits, too_many};
 use super::respond::Result;
-use crate::facts::Gvk;
+use crate::api_types::Gvk;
+use crate::offload::{self, LARGE};
 use crate::schema::{self, FieldValidation};
 use crate::server::BoxError;
 use crate::status::StatusError;
-use crate::work::{self, LARGE};
 
 const MAX_BODY: usize = 3 << 20;
-/// How much of a body that is too large is read, and forgotten, so that its sender gets to read the answer.
+/// How much of a body that is too large is read and discarded, so that its sender reads the response.
 const MAX_DISCARDED: usize = 4 * MAX_BODY;
-/// What a body counts for before any of it is there: what it takes to wait for it.
+/// The memory of a body before any of it is received.
 const WAITING: u64 = 1 << 10;
-/// What is read of the body of a request that is refused, in bytes and time.
-const MOST_DRAINED: usize = 64 << 10;
+/// How much of the body of a rejected request is read, in bytes and time.
+const MAX_DRAINED: usize = 64 << 10;
 const DRAIN_TIME: Duration = Duration::from_millis(500);
-/// A body comes at once but for the slowest of lines, which still have 32 kbit/s.
-const RATE: LeastRate = LeastRate {
+/// The minimum rate of a body: that of the slowest lines, 32 kbit/s.
+const RATE: MinRate = MinRate {
     grace: Duration::from_secs(10),
     bytes_per_second: 4 << 10,
     longest: Duration::from_secs(55),
 };
 
-/// A body, and its share of what all bodies may hold, until it is dropped.
+/// A body, and its share of the memory for bodies, until it is dropped.
 pub(super) struct BodyText {
     pub(super) bytes: Bytes,
     pub(super) content_type: Option<String>,
     _share: Share,
-    /// A large body has its turn at being worked on.
-    _turn: Option<Turn>,
+    /// The slot of a large body.
+    _permit: Option<Permit>,
 }
 
 impl BodyText {
-    /// The same body, once it has its turn at being worked on.
-    pub(super) async fn in_turn(self, limits: &Limits, holder: &Holder) -> BodyText {
+    /// Waits for a slot if the body is large.
+    pub(super) async fn with_permit(self, limits: &Limits, holder: &Holder) -> BodyText {
         if self.bytes.len() < LARGE {
             return self;
         }
-        BodyText { _turn: Some(limits.turn(holder).await), ..self }
+        BodyText { _permit: Some(limits.large_work_permit(holder).await), ..self }
     }
 
-    /// The object of this kind that the body is, and warnings for the client.
+    /// Decodes an object of this kind, with warnings for the client.
     pub(super) fn read(
         &self,
         gvk: Gvk,
         validation: FieldValidation,
     ) -> Result<(Value, Vec<String>)> {
-        work::run(self.bytes.len(), || {
+        offload::run(self.bytes.len(), || {
             schema::read(gvk, &self.bytes, self.content_type.as_deref(), validation)
         })
     }
@@ -68,7 +67,7 @@ impl BodyText {
 
 impl Limits {
     /// Reads a body. 408 when it comes too slowly, 413 when it is too large, 429 when its sender has
-    /// too much under way.
+    /// too many bytes in flight.
     pub(super) async fn read<B>(
         &self,
         holder: &Holder,
@@ -118,7 +117,7 @@ impl Limits {
         }
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let content_type = content_type.map(str::to_owned);
-        Ok(BodyText { bytes: text.freeze(), content_type, _share: share, _turn: None })
+        Ok(BodyText { bytes: text.freeze(), content_type, _share: share, _permit: None })
     }
 }
 
@@ -136,14 +135,14 @@ fn too_slow() -> StatusError {
     }
 }
 
-/// Reads what somebody who is refused still sends, if it is little and comes soon: a stream that is
-/// answered before it has ended is reset, and there are clients that lose the answer then.
+/// Reads the rest of a rejected body, if it is small and comes soon: an HTTP/2 stream with a response
+/// before its end is reset, and some clients lose the response then.
 pub(super) async fn drain<B>(body: B)
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    let _ = timeout(DRAIN_TIME, std::pin::pin!(Limited::new(body, MOST_DRAINED)).collect()).await;
+    let _ = timeout(DRAIN_TIME, std::pin::pin!(Limited::new(body, MAX_DRAINED)).collect()).await;
 }
 
 #[cfg(test)]
@@ -179,7 +178,7 @@ mod tests {
 
     // Finding 3
     #[tokio::test(start_paused = true)]
-    async fn a_body_comes_at_a_least_rate() {
+    async fn request_body_minimum_rate() {
         let limits = Limits::new(RequestLimits::default());
         for (parts, code, seconds) in [
             (vec![(0, 100)], 200, 0),
@@ -209,7 +208,7 @@ mod tests {
 
     // Finding 3
     #[tokio::test(start_paused = true)]
-    async fn a_body_counts_for_what_has_come_of_it() {
+    async fn request_body_memory_is_counted_as_received() {
         let limits = Limits::new(RequestLimits::default());
         let slow = user("slow");
         let waiting = (0..100).map(|_| read(&limits, &slow, vec![(8_000, 1)]));
@@ -225,7 +224,7 @@ mod tests {
 
     // Finding 3
     #[tokio::test(start_paused = true)]
-    async fn who_holds_much_is_refused_and_nobody_else() {
+    async fn request_body_limit_is_per_user() {
         let limits = Limits::new(RequestLimits::default());
         let mut held = Vec::new();
         let refused = loop {

@@ -22,7 +22,7 @@ use crate::status::StatusError;
 
 impl Router {
     pub(super) async fn connect(&self, call: Call<'_>) -> Result {
-        // a WebSocket begins with a GET; who may only read must not run anything
+        // a WebSocket begins with a GET; permission to read must not be enough to run commands
         if call.verb != "create" {
             self.authorize(call.user, "create", call.line).await?;
         }
@@ -62,7 +62,7 @@ where
     let connection = connection
         .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
     let mut request = Request::from_parts(head, ());
-    let answer = streams::pass(&mut request, target, connection, streams::FOREVER).await;
+    let answer = streams::pass(&mut request, target, connection, streams::NO_IDLE_TIMEOUT).await;
     answer.map(handed_on).map_err(|error| match error {
         Error::NoUpgrade => StatusError::bad_request(error.to_string()),
         error => StatusError::internal(error),
@@ -87,7 +87,7 @@ pub(super) fn streamed(body: Incoming) -> Body {
     )
 }
 
-/// What a command's client asks for, in the node's words.
+/// The query of a command, as the kubelet expects it.
 fn command(query: &Query) -> String {
     let mut options = form_urlencoded::Serializer::new(String::new());
     for (name, nodes_name) in

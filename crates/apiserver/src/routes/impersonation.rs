@@ -1,4 +1,4 @@
-//! Acting as somebody else, as `kubectl --as` asks: `Impersonate-User`, `Impersonate-Group`,
+//! Impersonation, as with `kubectl --as`: `Impersonate-User`, `Impersonate-Group`,
 //! `Impersonate-Uid` and `Impersonate-Extra-KEY`. The caller must be allowed to `impersonate` each
 //! of them.
 
@@ -16,7 +16,7 @@ const EXTRA_PREFIX: &str = "impersonate-extra-";
 const AUTHENTICATION: &str = "authentication.k8s.io";
 
 impl Router {
-    /// As whom the caller wants this request to be judged and carried out.
+    /// The effective user of a request.
     pub(super) async fn effective(&self, caller: User, headers: &HeaderMap) -> Result<User> {
         let Some(wanted) = requested(headers)? else {
             return Ok(caller);
@@ -27,14 +27,14 @@ impl Router {
             let Err(reason) = self.api.is_allowed(&access).await? else {
                 continue;
             };
-            tracing::info!(user = ?caller.name, wanted = ?wanted.name, reason = ?reason, "refused to impersonate");
+            tracing::info!(user = ?caller.name, wanted = ?wanted.name, reason = ?reason, "impersonation denied");
             return Err(StatusError::forbidden_path(&authz::forbidden_message(&access, &reason)));
         }
         Ok(wanted.impersonated())
     }
 }
 
-/// Whom the headers name, if they name anybody.
+/// The user in the headers, if there is one.
 fn requested(headers: &HeaderMap) -> Result<Option<User>> {
     if !headers.keys().any(|name| name.as_str().starts_with(PREFIX)) {
         return Ok(None);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_wanted_user_is_asked_for() {
+    fn impersonation_authorizes_every_attribute() {
         let wanted = requested(&headers(&[
             ("impersonate-user", "jane"),
             ("impersonate-group", "a"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_go_without_saying() {
+    fn impersonation_adds_implied_groups() {
         for (name, given, expected) in [
             ("jane", "", "system:authenticated"),
             ("system:anonymous", "", "system:unauthenticated"),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_account_is_asked_for_as_such() {
+    fn impersonation_of_a_service_account() {
         let wanted = requested(&headers(&[("impersonate-user", "system:serviceaccount:ns:sa")]));
         let wanted = wanted.unwrap().unwrap();
         let target = targets(&wanted)[0];

@@ -1,30 +1,30 @@
-//! What one caller may hold of this server: requests under way, bytes of bodies and of answers, and
-//! turns at large work. Nodes, administrators and the cluster's own controllers have a part that
-//! nobody else may use, so that leases and status never wait behind others.
+//! Limits per user: requests in flight, bytes of bodies and responses, and concurrent large work.
+//! Nodes, administrators and the cluster's own controllers have reserved shares, so that leases and
+//! status never wait behind others.
 //!
 //! Current limitations: no API priority and fairness; the classes of callers are fixed.
 
 use std::sync::Arc;
 
 use longshore_base::budget::{Budget, Holder, Priority, Share};
-use longshore_base::turns::{Turn, Turns};
+use longshore_base::fair_queue::{FairQueue, Permit};
 
 use super::request::RequestLine;
 use super::respond::{Answer, Result};
 use crate::auth::User;
+use crate::offload::{self, LARGE};
 use crate::server::Memory;
 use crate::status::StatusError;
-use crate::work::{self, LARGE};
 use crate::{RequestLimits, auth};
 
-/// Requests of the system beyond the limit for everybody; upstream does not limit administrators.
+/// Requests of the system beyond the common limit; upstream does not limit administrators.
 const SYSTEM_REQUESTS: u64 = 4096;
 /// Bodies that are being read or worked on, in bytes; a JSON value takes several times as much.
 const BODIES: (u64, u64) = (12 << 20, 4 << 20);
 /// Answers that are being made or sent, in bytes, without the small ones.
 const ANSWERS: (u64, u64) = (256 << 20, 128 << 20);
-/// How many requests of one kind of callers are looked at at a time. Hardly any of it waits; a few more
-/// than there are threads are for what has to be read from the store.
+/// How many requests of one priority are authenticated and authorized at a time: more than there are
+/// threads, as some wait for the store.
 const ADMISSIONS: usize = 32;
 /// Watches, logs and other requests that last.
 const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
@@ -33,7 +33,7 @@ const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
 const SYSTEM_GROUPS: [&str; 3] = [auth::MASTERS, auth::NODES, "system:serviceaccounts:kube-system"];
 const SYSTEM_USERS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
 
-/// The user as a holder of budgets.
+/// The holder of budgets for a user.
 pub(super) fn holder(user: &User) -> Holder {
     let is_system = SYSTEM_GROUPS.iter().any(|group| user.is_in(group))
         || SYSTEM_USERS.contains(&user.name.as_str());
@@ -47,10 +47,10 @@ pub(super) struct Limits {
     reading: Arc<Budget>,
     mutating: Arc<Budget>,
     long_running: Arc<Budget>,
-    /// Turns at being looked at: who sends a request, and whether they may. Of everybody, and of the system.
-    admission: [Arc<Turns>; 2],
-    /// Turns at large work, likewise.
-    large_work: [Arc<Turns>; 2],
+    /// Slots for authentication and authorization: of ordinary users, and of the system.
+    admission: [Arc<FairQueue>; 2],
+    /// Slots for large work, likewise.
+    large_work: [Arc<FairQueue>; 2],
 }
 
 impl Limits {
@@ -61,19 +61,19 @@ impl Limits {
             most => Budget::new(most.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
-        let turns = |count| [Turns::new(count), Turns::new(count)];
+        let queues = |count| [FairQueue::new(count), FairQueue::new(count)];
         Limits {
             bodies: budget(BODIES),
             answers: budget(ANSWERS),
             reading: requests(most.reading),
             mutating: requests(most.mutating),
             long_running: budget(LONG_RUNNING),
-            admission: turns(ADMISSIONS),
-            large_work: turns(work::AT_A_TIME),
+            admission: queues(ADMISSIONS),
+            large_work: queues(offload::MAX_CONCURRENT),
         }
     }
 
-    /// A place among the requests that are being answered; 429 when there is none.
+    /// Admits a request to those in flight; 429 when there are too many.
     pub(super) fn admit(&self, holder: &Holder, line: &RequestLine) -> Result<Share> {
         let budget = match line.verb {
             _ if is_long_running(line) => &self.long_running,
@@ -83,14 +83,14 @@ impl Limits {
         budget.take(holder, 1).ok_or_else(too_many)
     }
 
-    /// The memory of an answer that is about to be made, of this many bytes so far.
+    /// Reserves memory for a response, of this many bytes so far.
     pub(super) fn memory(&self, holder: &Holder, bytes: usize) -> Result<Arc<Memory>> {
         self.answers.take(holder, bytes as u64).map(Memory::new).ok_or_else(too_many)
     }
 
-    /// Counts an answer that was made without. What was only read is refused when there is too little
-    /// memory left; what was done has to be said.
-    pub(super) fn count(&self, holder: &Holder, verb: &str, answer: Answer) -> Result {
+    /// Counts a response that was made without a reservation. A read is rejected when there is too
+    /// little memory left; the response to a write is sent.
+    pub(super) fn charge(&self, holder: &Holder, verb: &str, answer: Answer) -> Result {
         let length = answer.body().len();
         if length < LARGE || answer.body().memory().is_some() {
             return Ok(answer);
@@ -102,18 +102,18 @@ impl Limits {
         }
     }
 
-    /// A turn at work that is large, or may be: lists of any size, and bodies of many bytes.
-    pub(super) async fn turn(&self, holder: &Holder) -> Turn {
-        turn(&self.large_work, holder).await
+    /// Waits for a slot for large work: lists of any size, and large bodies.
+    pub(super) async fn large_work_permit(&self, holder: &Holder) -> Permit {
+        acquire(&self.large_work, holder).await
     }
 
-    /// A turn at being looked at, so that nobody waits for all of what another one sends at once.
-    pub(super) async fn admission_turn(&self, holder: &Holder) -> Turn {
-        turn(&self.admission, holder).await
+    /// Waits for a slot for authentication and authorization, by user in rotation.
+    pub(super) async fn admission_permit(&self, holder: &Holder) -> Permit {
+        acquire(&self.admission, holder).await
     }
 }
 
-async fn turn([ordinary, system]: &[Arc<Turns>; 2], holder: &Holder) -> Turn {
+async fn acquire([ordinary, system]: &[Arc<FairQueue>; 2], holder: &Holder) -> Permit {
     match holder.priority() {
         Priority::Ordinary => ordinary.take(holder).await,
         Priority::System => system.take(holder).await,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_the_cluster_running_has_a_part_of_their_own() {
+    fn request_limits_reserve_a_share_for_the_system() {
         for (name, group, priority) in [
             ("system:node:n1", "system:nodes", Priority::System),
             ("kubernetes-admin", "system:masters", Priority::System),
@@ -165,7 +165,7 @@ mod tests {
 
     // Finding 3
     #[test]
-    fn each_kind_of_request_has_its_limit() {
+    fn request_limits_by_kind() {
         let limits = Limits::new(RequestLimits { reading: 2, mutating: 2 });
         let user = Holder::new("a", Priority::Ordinary);
         let [read, write, watch] = [

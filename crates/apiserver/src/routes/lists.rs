@@ -9,14 +9,14 @@ use super::negotiate::Form;
 use super::request::Query;
 use super::respond::{self, Result, View};
 use super::{Call, Router, limits};
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::object;
+use crate::offload::LARGE;
 use crate::registry::{ListRequest, VersionMatch, too_large};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::server::Memory;
 use crate::status::StatusError;
 use crate::table::{self, Rows};
-use crate::work::LARGE;
 
 impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
@@ -40,7 +40,7 @@ impl Router {
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
-        let _turn = self.limits.turn(&call.holder).await;
+        let _permit = self.limits.large_work_permit(&call.holder).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
         let meta = self.api.registry.list(&request, |object| list.push(&object)).await?;
         list.finish(&meta.to_value())
@@ -88,11 +88,11 @@ impl<'a> ListText<'a> {
             self.text.push(b',');
         }
         let written = match (&self.rows, self.view.form) {
-            (Some(rows), _) => serde_json::to_writer(&mut self.text, &rows.row(object)),
+            (Some(rows), _) => longshore_json::append(&mut self.text, &rows.row(object)),
             (None, Form::Metadata) => {
-                serde_json::to_writer(&mut self.text, &table::partial_metadata(object))
+                longshore_json::append(&mut self.text, &table::partial_metadata(object))
             }
-            _ => serde_json::to_writer(&mut self.text, object),
+            _ => longshore_json::append(&mut self.text, object),
         };
         written.map_err(StatusError::internal)?;
         let more = self.text.len().saturating_sub(self.counted);
@@ -107,7 +107,7 @@ impl<'a> ListText<'a> {
 
     fn finish(mut self, meta: &Value) -> Result {
         self.text.extend_from_slice(b"],\"metadata\":");
-        serde_json::to_writer(&mut self.text, meta).map_err(StatusError::internal)?;
+        longshore_json::append(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');
         if self.text.capacity().saturating_sub(self.text.len()) >= Self::SPARE {
             self.text.shrink_to_fit();
@@ -191,7 +191,7 @@ fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<Vers
     }
 }
 
-/// `kind`, `apiVersion` and `metadata` of an object that stands for a revision alone.
+/// `kind`, `apiVersion` and `metadata` of an object that has only a revision.
 pub(super) fn bookmark(resource: &Resource, revision: i64, ends_initial_events: bool) -> Value {
     let mut bookmark = serde_json::json!({
         "kind": resource.kind,

@@ -156,7 +156,7 @@ fn refusal(status: StatusCode, pod: &str, text: String) -> StatusError {
                 ..Details::default()
             })),
         },
-        // A redirect too: where it leads is not for a node to say.
+        // A redirect too: redirects of nodes are not followed.
         status => StatusError::internal(format!("the node answered {status}: {text}")),
     }
 }
@@ -171,7 +171,7 @@ mod tests {
     use crate::routes::request::RequestLine;
 
     #[test]
-    fn containers_are_chosen_as_ever() {
+    fn logs_container_selection() {
         let pod = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}});
         assert_eq!(container(&pod, "web", Some("i")).unwrap(), "i");
         assert_eq!(
@@ -190,15 +190,15 @@ mod tests {
     }
 
     #[test]
-    fn refusals_keep_the_nodes_words() {
+    fn logs_errors_keep_the_kubelet_message() {
         assert_eq!(refusal(StatusCode::BAD_REQUEST, "web", "why".into()).message, "why");
         assert_eq!(refusal(StatusCode::FOUND, "web", String::new()).code, 500);
         assert_eq!(refusal(StatusCode::NOT_FOUND, "web", "gone".into()).code, 404);
     }
 
     #[test]
-    fn options_are_upstreams() {
-        let ask = |query: &str, gates: &str| {
+    fn logs_options_are_upstreams() {
+        let check = |query: &str, gates: &str| {
             let uri: Uri = format!("/api/v1/namespaces/a/pods/b/log?{query}").parse().unwrap();
             let line = RequestLine::parse(&Method::GET, &uri).unwrap();
             options(&line.query, "b", gates.parse().unwrap())
@@ -256,7 +256,7 @@ mod tests {
                 ),
             ),
         ] {
-            assert_eq!(ask(query, gates), expected, "{query}");
+            assert_eq!(check(query, gates), expected, "{query}");
         }
     }
 }

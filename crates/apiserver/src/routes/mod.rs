@@ -1,5 +1,5 @@
-//! From a request to its answer: understand it, know the caller, ask whether he may, and hand it
-//! to the room for its verb.
+//! From a request to its response: parse, authenticate, authorize, and dispatch to the handler of its
+//! verb.
 
 mod body;
 mod connect;
@@ -40,13 +40,13 @@ use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
 use self::served::Route;
 use crate::RequestLimits;
+use crate::api_types::{self, Resource, Subresource};
 use crate::auth::{Authenticator, User};
 use crate::authz::{self, Access, Target};
-use crate::facts::{self, Resource, Subresource};
 use crate::gates::FeatureGates;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
-use crate::server::{Held, Peer};
+use crate::server::{Peer, RequestGuard};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 
@@ -63,33 +63,33 @@ pub(crate) struct Router {
     limits: Limits,
 }
 
-/// A caller who may do what he asks for.
+/// An authorized user.
 struct Caller {
     user: User,
-    /// The user as a holder of what is limited.
+    /// The user, as the limits count it.
     holder: Holder,
     /// `None` for what is no resource.
     route: Option<Route>,
 }
 
-/// A request that is to be carried out.
+/// An admitted request.
 struct Admitted {
     caller: Caller,
-    /// Its place among those that are being answered.
-    place: Share,
+    /// Its share of the request limit.
+    share: Share,
 }
 
-/// A request whose caller is known and allowed.
+/// An authorized request.
 struct Call<'a> {
     user: &'a User,
-    /// The user as a holder of what is limited.
+    /// The user, as the limits count it.
     holder: Holder,
     verb: &'static str,
     line: &'a RequestLine,
     path: &'a ResourcePath,
     resource: &'static Resource,
     subresource: Option<&'static Subresource>,
-    /// The request but for its body: its headers, and the way to its connection.
+    /// The request without its body.
     head: Parts,
     /// `None` once it has been read.
     body: Option<Incoming>,
@@ -115,8 +115,8 @@ impl Router {
         }
     }
 
-    /// Every request gets an answer; a refusal is a `Status` object. Without `unadmitted` there are too
-    /// many requests of the peer, and the connection is being closed.
+    /// Handles a request; errors are `Status` objects. Without `unadmitted` the peer has too many
+    /// requests, and the connection is being closed.
     pub(crate) async fn handle(
         &self,
         peer: &Peer,
@@ -134,7 +134,7 @@ impl Router {
         let admitted = match &line {
             Ok(line) => {
                 // Many requests may wait here: they are small until they are admitted.
-                let _turn = self.limits.admission_turn(peer.holder()).await;
+                let _permit = self.limits.admission_permit(peer.holder()).await;
                 contained(self.admit(peer, line, &mut head)).await.map(|admitted| (line, admitted))
             }
             Err(error) => Err(error.clone()),
@@ -142,11 +142,11 @@ impl Router {
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
                 drop(unadmitted);
-                let Admitted { caller, place } = admitted;
+                let Admitted { caller, share } = admitted;
                 let answer = contained(self.answer(caller, line, head, &mut body)).await;
-                (answer, Held::Admitted(place))
+                (answer, RequestGuard::Admitted(share))
             }
-            Err(error) => (Err(error), Held::Refused(unadmitted)),
+            Err(error) => (Err(error), RequestGuard::Refused(unadmitted)),
         };
         let mut answer = match answer {
             Ok(answer) => answer,
@@ -165,7 +165,7 @@ impl Router {
         answer
     }
 
-    /// The body stays where it is when the request is refused before anybody reads it.
+    /// The body is not taken if the request is rejected before it is read.
     async fn answer(
         &self,
         Caller { user, holder, route }: Caller,
@@ -190,10 +190,10 @@ impl Router {
             }
             _ => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
         };
-        self.limits.count(&holder, line.verb, answer.map_err(|_| too_long())??)
+        self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
-    /// Who asks, for something that is served, and may. The connection is authorized with the request.
+    /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let caller = self.authenticator.caller(&peer.verdict, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
@@ -207,8 +207,8 @@ impl Router {
         if !user.is_anonymous() && !peer.authorize(&holder) {
             return Err(limits::too_many());
         }
-        let place = self.limits.admit(&holder, line)?;
-        Ok(Admitted { caller: Caller { user, holder, route }, place })
+        let share = self.limits.admit(&holder, line)?;
+        Ok(Admitted { caller: Caller { user, holder, route }, share })
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
@@ -222,20 +222,20 @@ impl Router {
             verb,
             path = ?line.path,
             reason = ?reason,
-            "refused a request"
+            "request forbidden"
         );
         let message = authz::forbidden_message(&access, &reason);
         let Target::Resource(target) = target else {
             return Err(StatusError::forbidden_path(&message));
         };
         let version = line.resource.as_ref().map_or("", |path| &path.version);
-        Err(match facts::lookup(target.group, version, target.resource) {
+        Err(match api_types::lookup(target.group, version, target.resource) {
             Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
         })
     }
 
-    /// Hands a request that is served ([`served`]) to whoever carries it out.
+    /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
         if let Some(subresource) = call.subresource {
             return self.subresource(call, subresource).await;
@@ -299,7 +299,7 @@ impl Call<'_> {
         self.head.headers.get(name)?.to_str().ok()
     }
 
-    /// How the client wants to see objects of the resource.
+    /// The requested form of objects of the resource.
     fn view(&self) -> Result<View> {
         Ok(View {
             resource: self.resource,

@@ -1,4 +1,4 @@
-//! In which form a client wants its answer.
+//! Negotiation of the response's form.
 
 use crate::status::StatusError;
 
@@ -49,7 +49,7 @@ fn is_json(media_type: &str) -> bool {
     matches!(media_type, "application/json" | "application/*" | "*/*")
 }
 
-/// The first form in `Accept` that can be produced; an absent header asks for nothing special.
+/// The first form in `Accept` that can be produced; JSON without the header.
 pub(super) fn form(accept: Option<&str>) -> Result<Form, StatusError> {
     let Some(accept) = accept.filter(|accept| !accept.trim().is_empty()) else {
         return Ok(Form::Object);

@@ -1,10 +1,10 @@
-//! `nodes/NAME/proxy/…`: anything that a node's port 10250 serves, asked by this server in the
+//! `nodes/NAME/proxy/…`: anything that a node's port 10250 serves, requested by this server in the
 //! caller's stead; and the same of ports of pods, by their own names or by a service's.
 //!
-//! What the caller proved who it is with goes no further than here, and pods do not learn who this
+//! The caller's credentials are not forwarded, and pods do not learn the credentials of this
 //! server is. A node's redirect is neither followed nor handed on: where it leads is not for a node
 //! to say. A pod's is handed on, below this path where it stays within the pod. An upgrade to a
-//! node runs commands as `pods/exec` does, so it takes leave to create whatever its method.
+//! node runs commands as `pods/exec` does, so it requires the verb `create` whatever its method.
 //!
 //! Current limitations: of a node there is its own port alone; links within pages stay as they are.
 
@@ -24,7 +24,7 @@ use crate::kubelet::{self, Endpoint, Error};
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
-/// Who is asked.
+/// The target of a proxy request.
 enum Target {
     Node(Endpoint),
     Pod { endpoint: Endpoint, is_tls: bool },
@@ -60,12 +60,12 @@ impl Router {
         *request.method_mut() = call.head.method.clone();
         *request.uri_mut() = uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
         *request.headers_mut() = std::mem::take(&mut call.head.headers);
-        streams::drop_proofs(request.headers_mut());
+        streams::drop_credentials(request.headers_mut());
         streams::drop_hop_headers(request.headers_mut());
         if let Ok(path) = HeaderValue::from_str(&call.line.path) {
             request.headers_mut().insert("x-forwarded-uri", path);
         }
-        let answer = self.ask(&target, request).await.map_err(|error| match error {
+        let answer = self.forward(&target, request).await.map_err(|error| match error {
             Error::Forbidden(_) => StatusError::bad_request(error.to_string()),
             error => {
                 StatusError::service_unavailable(format!("error trying to reach service: {error}"))
@@ -91,7 +91,7 @@ impl Router {
         Ok(Answer::from_parts(head, streamed(body)))
     }
 
-    async fn ask(
+    async fn forward(
         &self,
         target: &Target,
         request: Request<Incoming>,
@@ -106,12 +106,12 @@ impl Router {
     }
 
     async fn node_target(&self, call: &Call<'_>) -> Result<Target> {
-        let asked = Asked::parse("node", &call.path.name)?;
-        let node = self.api.registry.get(call.resource, "", asked.name).await?;
+        let target = SchemeNamePort::parse("node", &call.path.name)?;
+        let node = self.api.registry.get(call.resource, "", target.name).await?;
         let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
-        let is_own = asked.port.is_empty() || asked.number()? == Some(endpoint.port());
-        if asked.scheme == "http" || !is_own {
-            let why = format!("of node {} there is no port but that of its kubelet", asked.name);
+        let is_own = target.port.is_empty() || target.number()? == Some(endpoint.port());
+        if target.scheme == "http" || !is_own {
+            let why = format!("of node {} there is no port but that of its kubelet", target.name);
             return Err(StatusError::bad_request(why));
         }
         Ok(Target::Node(endpoint))
@@ -119,39 +119,39 @@ impl Router {
 
     /// Without a port, it is the first one that the pod names.
     async fn pod_target(&self, call: &Call<'_>) -> Result<Target> {
-        let asked = Asked::parse("pod", &call.path.name)?;
-        let pod = self.api.registry.get(call.resource, call.namespace(), asked.name).await?;
-        let port = match asked.port {
-            "" => first_port(&pod).unwrap_or(if asked.scheme == "https" { 443 } else { 80 }),
-            _ => asked.number()?.ok_or_else(|| asked.invalid())?,
+        let target = SchemeNamePort::parse("pod", &call.path.name)?;
+        let pod = self.api.registry.get(call.resource, call.namespace(), target.name).await?;
+        let port = match target.port {
+            "" => first_port(&pod).unwrap_or(if target.scheme == "https" { 443 } else { 80 }),
+            _ => target.number()?.ok_or_else(|| target.invalid())?,
         };
         let address = pod["status"]["podIP"].as_str().and_then(|ip| ip.parse().ok());
         let address = address.ok_or_else(|| StatusError::bad_request("address not allowed"))?;
         let endpoint = Endpoint::of_pod(address, port);
-        Ok(Target::Pod { endpoint, is_tls: asked.scheme == "https" })
+        Ok(Target::Pod { endpoint, is_tls: target.scheme == "https" })
     }
 
     /// A pod behind the service, by the name or the number of one of the service's ports.
     async fn service_target(&self, call: &Call<'_>) -> Result<Target> {
-        let asked = Asked::parse("service", &call.path.name)?;
+        let target = SchemeNamePort::parse("service", &call.path.name)?;
         let namespace = call.namespace();
-        let mut port = asked.port.to_owned();
-        if let Ok(number) = asked.port.parse::<i64>() {
-            let service = self.api.registry.get(call.resource, namespace, asked.name).await?;
+        let mut port = target.port.to_owned();
+        if let Ok(number) = target.port.parse::<i64>() {
+            let service = self.api.registry.get(call.resource, namespace, target.name).await?;
             let ports = items(&service["spec"]["ports"]);
             let found = ports.iter().find(|port| port["port"] == number).ok_or_else(|| {
                 StatusError::service_unavailable(format!(
                     "no service port {number} found for service {:?}",
-                    asked.name
+                    target.name
                 ))
             })?;
             port = text(&found["name"]).to_owned();
         }
-        let endpoints = self.api.registry.get(core("endpoints")?, namespace, asked.name).await?;
+        let endpoints = self.api.registry.get(core("endpoints")?, namespace, target.name).await?;
         for (address, port) in endpoints_of(&endpoints, &port) {
             if let Some(address) = self.pod_address(namespace, address).await? {
                 let endpoint = Endpoint::of_pod(address, port);
-                return Ok(Target::Pod { endpoint, is_tls: asked.scheme == "https" });
+                return Ok(Target::Pod { endpoint, is_tls: target.scheme == "https" });
             }
         }
         Err(StatusError::service_unavailable(format!(
@@ -160,7 +160,7 @@ impl Router {
         )))
     }
 
-    /// The address of an endpoint that is a pod of the namespace: only those are asked.
+    /// The address of an endpoint that is a pod of the namespace: only those are allowed.
     async fn pod_address(&self, namespace: &str, address: &Value) -> Result<Option<IpAddr>> {
         let target = &address["targetRef"];
         if text(&target["namespace"]) != namespace {
@@ -175,7 +175,7 @@ impl Router {
 }
 
 impl Target {
-    /// The path that the caller asks for, as it was sent.
+    /// The requested path, as it was sent.
     fn uri(&self, call: &Call<'_>) -> Result<Uri> {
         let (scheme, endpoint) = match self {
             Target::Pod { endpoint, is_tls: false } => ("http", endpoint),
@@ -185,7 +185,7 @@ impl Target {
         let query = call.head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
         let target = format!("{scheme}://{}/{path}{query}", endpoint.authority());
         target.parse().map_err(|error| {
-            StatusError::bad_request(format!("the path {path:?} cannot be asked for: {error}"))
+            StatusError::bad_request(format!("the path {path:?} cannot be target for: {error}"))
         })
     }
 }
@@ -229,7 +229,7 @@ fn first_port(pod: &Value) -> Option<u16> {
 }
 
 /// `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT`.
-struct Asked<'a> {
+struct SchemeNamePort<'a> {
     kind: &'static str,
     whole: &'a str,
     scheme: &'a str,
@@ -237,16 +237,16 @@ struct Asked<'a> {
     port: &'a str,
 }
 
-impl<'a> Asked<'a> {
-    fn parse(kind: &'static str, whole: &'a str) -> Result<Asked<'a>> {
+impl<'a> SchemeNamePort<'a> {
+    fn parse(kind: &'static str, whole: &'a str) -> Result<SchemeNamePort<'a>> {
         let (scheme, name, port) = match whole.split(':').collect::<Vec<_>>().as_slice() {
             [name] => ("", *name, ""),
             [name, port] => ("", *name, *port),
             [scheme @ ("http" | "https" | ""), name, port] => (*scheme, *name, *port),
             _ => ("", "", ""),
         };
-        let asked = Asked { kind, whole, scheme, name, port };
-        if name.is_empty() { Err(asked.invalid()) } else { Ok(asked) }
+        let target = SchemeNamePort { kind, whole, scheme, name, port };
+        if name.is_empty() { Err(target.invalid()) } else { Ok(target) }
     }
 
     /// The port, where it is a number.
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_schemes_and_ports() {
+    fn proxy_names_with_scheme_and_port() {
         for (text, expected) in [
             ("n1", Some(("", "n1", ""))),
             ("n1:10250", Some(("", "n1", "10250"))),
@@ -282,18 +282,18 @@ mod tests {
             ("", None),
             (":80", None),
         ] {
-            let asked = Asked::parse("pod", text).ok();
-            let asked = asked.map(|asked| (asked.scheme, asked.name, asked.port));
-            assert_eq!(asked, expected, "{text}");
+            let target = SchemeNamePort::parse("pod", text).ok();
+            let target = target.map(|target| (target.scheme, target.name, target.port));
+            assert_eq!(target, expected, "{text}");
         }
-        let port = |text| Asked::parse("pod", text).unwrap().number().ok();
+        let port = |text| SchemeNamePort::parse("pod", text).unwrap().number().ok();
         assert_eq!(port("n1:80"), Some(Some(80)));
         assert_eq!(port("n1"), Some(None));
         assert_eq!((port("n1:x"), port("n1:99999")), (None, None));
     }
 
     #[test]
-    fn redirects_stay_on_the_way_to_the_pod() {
+    fn proxy_redirects_are_rewritten() {
         let endpoint = Endpoint::of_pod("10.0.0.1".parse().unwrap(), 80);
         for (location, expected) in [
             ("/a?b=c", Some("/way/a?b=c")),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_with_the_port() {
+    fn proxy_endpoints_with_the_port() {
         let endpoints = json!({"subsets": [
             {"addresses": [{"ip": "a"}, {"ip": "b"}], "ports": [{"name": "web", "port": 80}]},
             {"notReadyAddresses": [{"ip": "c"}], "ports": [{"name": "web", "port": 80}]},

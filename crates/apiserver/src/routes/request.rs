@@ -1,4 +1,4 @@
-//! What a request's line asks for: verb, resource and query, read as upstream's `RequestInfo` is
+//! The request line: verb, resource and query, parsed as upstream's `RequestInfo`
 //! (`apiserver/pkg/endpoints/request/requestinfo.go`). Whether that is served is for [`super::served`].
 
 use hyper::{Method, Uri};
@@ -17,7 +17,7 @@ pub(super) struct RequestLine {
     /// `None`: no resource, the path says it all.
     pub(super) resource: Option<ResourcePath>,
     pub(super) query: Query,
-    /// What the field selector of a list, a watch or a deletecollection asks to be equal.
+    /// The equality terms of the field selector of a list, a watch or a deletecollection.
     fields: Vec<(String, String)>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct ResourcePath {
     pub(super) resource: String,
     pub(super) name: String,
     pub(super) subresource: String,
-    /// What is asked of the object itself by `proxy`: a path as it was sent, without its first slash.
+    /// The path below `proxy`, as it was sent, without its first slash.
     pub(super) below: String,
 }
 
@@ -94,7 +94,7 @@ impl Query {
         let parse = |text: &str| {
             let invalid = |_| {
                 StatusError::bad_request(format!(
-                    "invalid value for {name}: {text:?} is no such number"
+                    "invalid value for {name}: {text:?} is not a valid number"
                 ))
             };
             text.parse().map_err(invalid)
@@ -158,7 +158,7 @@ impl RequestLine {
         })
     }
 
-    /// The one name that the selector of a list or a watch asks for: what the caller must be allowed to see.
+    /// The name that the selector of a list or a watch requires: the authorized name.
     fn selected_name(&self) -> &str {
         let mut fields = self.fields.iter().filter(|_| matches!(self.verb, "list" | "watch"));
         let name = fields.find(|(field, _)| field == "metadata.name");
@@ -233,7 +233,7 @@ fn split(path: &str) -> Result<Option<ResourcePath>, StatusError> {
     Ok(Some(resource))
 }
 
-/// Cuts a path behind `nodes/NAME/proxy/` and its like: what follows is for whom it leads to.
+/// Splits a path after `nodes/NAME/proxy/` and similar: the rest is for the target.
 pub(super) fn split_proxied(path: &str) -> (&str, &str) {
     let is_proxied = |path: &str| {
         let parts: Vec<_> = path.split('/').collect();

@@ -6,7 +6,7 @@ use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::negotiate::Form;
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::schema;
 use crate::server::Body;
 use crate::status::StatusError;
@@ -36,7 +36,8 @@ pub(super) fn json_stream(body: Body) -> Answer {
 }
 
 pub(super) fn json(code: StatusCode, value: &Value) -> Answer {
-    json_text(code, value.to_string())
+    // a value can always be written
+    json_text(code, longshore_json::write(value).unwrap_or_default())
 }
 
 pub(super) fn text(code: StatusCode, text: String) -> Answer {
@@ -48,7 +49,7 @@ pub(super) fn text(code: StatusCode, text: String) -> Answer {
     response
 }
 
-/// A refusal as a `Status` object.
+/// An error as a `Status` object.
 pub(super) fn refusal(error: &StatusError) -> Answer {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(code, &error.to_value());
@@ -59,7 +60,7 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
     response
 }
 
-/// A `Status` object that says that all went well.
+/// A `Status` object of success.
 pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
     let mut status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
@@ -70,7 +71,7 @@ pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
     json(code, &status)
 }
 
-/// How objects are shown.
+/// The form of objects in responses.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     pub(super) resource: &'static Resource,
@@ -110,13 +111,13 @@ impl View {
     /// A stored object as this resource shows it, if it does not show it as it is stored.
     pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
         let owner =
-            crate::facts::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
+            crate::api_types::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
         (owner.group != self.resource.group)
             .then(|| schema::from_storage(self.resource, stored.clone()))
     }
 }
 
-/// Adds warnings for the person at the client.
+/// Adds `Warning` headers.
 pub(super) fn warn(response: &mut Answer, warnings: &[String]) {
     for warning in warnings {
         let quoted: String = warning

@@ -1,4 +1,4 @@
-//! Resources that are questions: who am I, may he do this, is this token good.
+//! Review resources: SelfSubjectReview, SubjectAccessReview and its kin, TokenReview.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@
 use hyper::Method;
 
 use super::request::{ResourcePath, Scope};
-use crate::facts::{self, Resource, Subresource};
+use crate::api_types::{self, Resource, Subresource};
 use crate::status::StatusError;
 
 /// What a path leads to.
@@ -28,7 +28,7 @@ const ITEM: &[&str] = &["delete", "get", "patch", "update"];
 
 /// What is behind a path: 404 if nothing is, 405 if something is that does not take this method.
 pub(super) fn route(path: &ResourcePath, method: &Method) -> Result<Route, StatusError> {
-    let resource = facts::lookup(&path.group, &path.version, &path.resource)
+    let resource = api_types::lookup(&path.group, &path.version, &path.resource)
         .ok_or_else(StatusError::no_such_path)?;
     let subresource = match path.subresource.as_str() {
         "" => None,
@@ -73,7 +73,7 @@ impl Route {
     }
 }
 
-/// The verb of a method on such a path; `None` for methods that stand for none.
+/// The verb of a method on such a path; `None` for methods without one.
 fn wanted(method: &Method, path: &ResourcePath) -> Option<&'static str> {
     match (method, path.name.is_empty()) {
         (&Method::GET, _) if path.is_watch => Some("watch"),

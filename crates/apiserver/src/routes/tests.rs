@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::request::RequestLine;
 use super::served;
+use crate::api_types::RESOURCES;
 use crate::authz::Target;
-use crate::facts::RESOURCES;
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
     RequestLine::parse(method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
@@ -110,7 +110,7 @@ fn request_lines() {
 }
 
 #[test]
-fn what_a_node_is_asked_is_left_as_it_is() {
+fn kubelet_paths_are_unchanged() {
     for (uri, expected) in [
         ("/api/v1/nodes/n1/proxy", ""),
         ("/api/v1/nodes/n1/proxy/", ""),
@@ -124,7 +124,7 @@ fn what_a_node_is_asked_is_left_as_it_is() {
 
 // Finding 2: a panic in one request ended the daemon.
 #[tokio::test]
-async fn a_panic_ends_its_request_alone() {
+async fn panic_ends_only_its_request() {
     let panics =
         async { if true { panic!("of this request") } else { Err::<(), _>(super::too_long()) } };
     let error = super::contained(panics).await.err().unwrap();
@@ -134,10 +134,10 @@ async fn a_panic_ends_its_request_alone() {
     assert_eq!(fine.err().unwrap().code, 504);
 }
 
-/// Finding 4: what a selector means must be the same to who authorizes and to who lists. With an
-/// escaped comma `type!=a\,metadata.name=b` asks for all but one, not for one.
+/// Finding 4: a selector must mean the same to authorization and to the list. With an
+/// escaped comma `type!=a\,metadata.name=b` selects all but one, not one.
 #[test]
-fn a_selector_is_authorized_for_what_it_selects() {
+fn authorization_of_selectors() {
     for (selector, name, fields) in [
         ("metadata.name%3Dx", "x", "metadata.name=x"),
         ("metadata.name%3D%3Dx,type%3Dy", "x", "metadata.name=x type=y"),
@@ -181,7 +181,7 @@ fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
 /// CVE-2019-11247: the served set of paths is exactly upstream's, for every resource, scope,
 /// subresource and method.
 #[test]
-fn served_paths_are_exactly_upstreams() {
+fn served_paths_are_upstreams() {
     let upstreams = upstreams_paths();
     let subresources: BTreeSet<&str> = RESOURCES
         .iter()
@@ -229,7 +229,7 @@ fn served_paths_are_exactly_upstreams() {
             template.replace("{namespace}", "a").replace("{name}", "b").replace("{path}", "c/d");
         const METHODS: [&str; 9] =
             ["GET", "DELETE", "HEAD", "POST", "PUT", "PATCH", "OPTIONS", "TRACE", "BREW"];
-        // Where nothing is served the method is not looked at.
+        // On a path that is not served the method does not matter.
         for method in if methods.is_some() { &METHODS[..] } else { &METHODS[..2] } {
             let expected = match methods {
                 None => 404,

@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 
 use super::respond::{self, Result};
 use super::{Call, Router};
+use crate::api_types::Subresource;
 use crate::auth::{Error, User};
-use crate::facts::Subresource;
 use crate::schema::FieldValidation;
 use crate::schema::value::{items, text};
 use crate::server::Body;
 use crate::status::StatusError;
 use crate::tokens::{CONFIGURATION_PATH, KEY_SET_PATH};
 
-/// How long keys may be kept by who has read them.
+/// How long clients may cache keys.
 const KEYS_CACHING: HeaderValue = HeaderValue::from_static("public, max-age=3600");
 
 impl Router {
@@ -46,11 +46,11 @@ impl Router {
         if audiences.is_empty() {
             audiences = self.api.tokens.audiences().to_vec();
         }
-        match self.authenticator.prove(token, &audiences).await {
-            Ok(proof) => Ok(json!({
+        match self.authenticator.authenticate_token(token, &audiences).await {
+            Ok(token) => Ok(json!({
                 "authenticated": true,
-                "user": user_info(&proof.user),
-                "audiences": proof.audiences,
+                "user": user_info(&token.user),
+                "audiences": token.audiences,
             })),
             Err(Error::Store(error)) => Err(error),
             Err(error) => Ok(json!({"user": {}, "error": error.to_string()})),

@@ -21,10 +21,10 @@ use crate::status::StatusError;
 use crate::table;
 
 const BOOKMARKS: Duration = Duration::from_secs(50);
-/// A watch without a time-out ends after this and up to twice as long, so that not all end at once.
-const LONGEST_WATCH: Duration = Duration::from_secs(1800);
+/// The timeout of a watch without one, and up to twice as long (jitter).
+const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// What a watch takes apart from its objects and selectors, in bytes.
+/// The memory of a watch without its objects and selectors, in bytes.
 const KEPT: usize = 4 << 10;
 /// How many times its length in the query a selector takes at most.
 const SELECTOR_GROWTH: usize = 16;
@@ -37,7 +37,7 @@ impl Router {
         let timeout = match query.number::<u64>("timeoutSeconds")?.unwrap_or(0) {
             0 => {
                 let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
-                LONGEST_WATCH.mul_f64(1.0 + part)
+                DEFAULT_WATCH_TIMEOUT.mul_f64(1.0 + part)
             }
             seconds => Duration::from_secs(seconds),
         };
@@ -78,7 +78,7 @@ impl Router {
             deadline: after(timeout),
             stop: self.stop.clone(),
         };
-        // A version that is given is where the client's knowledge ends, unless it asks for all from the start.
+        // Starts after the given resourceVersion, unless initial events are requested.
         let wants_initial = sends_initial.unwrap_or(version.unwrap_or(0) == 0);
         let after = match (wants_initial, version) {
             (false, Some(version)) if version > 0 => version,
@@ -86,7 +86,7 @@ impl Router {
                 self.api.registry.store().revision().await.map_err(crate::registry::refusal)?
             }
             (true, _) => {
-                let _turn = self.limits.turn(&call.holder).await;
+                let _permit = self.limits.large_work_permit(&call.holder).await;
                 let meta = self
                     .api
                     .registry
@@ -100,7 +100,7 @@ impl Router {
         };
         match self.api.registry.feeds().subscribe(call.resource, after).await {
             Ok(changes) => watcher.changes = Some(changes),
-            // Told within the watch, where clients expect it.
+            // Reported within the watch, where clients expect it.
             Err(error) if error.code == 410 => watcher.push_error(&error),
             Err(error) => return Err(error),
         }
@@ -167,7 +167,7 @@ impl Filter {
 struct Watcher {
     view: View,
     filter: Filter,
-    /// What is kept for the client, which it holds until it takes it.
+    /// Frames for the client, counted until it reads them.
     memory: Arc<Memory>,
     ready: VecDeque<Bytes>,
     /// How many frames of `ready` are of the objects that were there at the start.

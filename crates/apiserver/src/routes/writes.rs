@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::body::BodyText;
 use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
-use crate::facts::{Gvk, Subresource};
+use crate::api_types::{Gvk, Subresource};
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
 use crate::patch::PatchKind;
@@ -87,7 +87,7 @@ impl Router {
         let request = lists::list_request(&call.line.query, call.resource, call.namespace())?;
         let mut items = Vec::new();
         let memory = self.limits.memory(&call.holder, 0)?;
-        let turn = self.limits.turn(&call.holder).await;
+        let permit = self.limits.large_work_permit(&call.holder).await;
         let meta = self
             .api
             .registry
@@ -99,7 +99,7 @@ impl Router {
                 Ok(())
             })
             .await?;
-        drop(turn);
+        drop(permit);
         for item in &items {
             let result = self
                 .api
@@ -112,7 +112,7 @@ impl Router {
                 )
                 .await;
             match result {
-                // Somebody else was quicker.
+                // It was deleted meanwhile.
                 Err(error) if error.code == 404 => {}
                 result => drop(result?),
             }
@@ -164,7 +164,7 @@ impl Router {
         let body =
             call.body.take().ok_or_else(|| StatusError::internal("the body was read twice"))?;
         let body = self.limits.read(&call.holder, &call.head.headers, body).await?;
-        Ok(body.in_turn(&self.limits, &call.holder).await)
+        Ok(body.with_permit(&self.limits, &call.holder).await)
     }
 
     /// Options come in the body or, without one, in the query.

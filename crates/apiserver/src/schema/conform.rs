@@ -12,7 +12,7 @@ use super::FieldValidation;
 use super::decode::{Decoded, MAX_NAMED_FIELDS};
 use super::quantity::{self, Quantity};
 use super::value::text;
-use crate::facts::{Field, Gvk, Leaf, Shape, Type, types};
+use crate::api_types::{Field, Gvk, Leaf, Shape, Type, types};
 use crate::status::StatusError;
 
 /// Checks the object against the type of `gvk`: fills in a missing apiVersion and kind, drops nulls
@@ -68,7 +68,7 @@ pub(super) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<()
     for field in ["apiVersion", "kind"] {
         if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {
             return Err(StatusError::bad_request(format!(
-                "couldn't get version/kind; field {field} is no string"
+                "couldn't get version/kind; field {field} is not a string"
             )));
         }
     }
@@ -188,9 +188,10 @@ impl Walk {
             (Leaf::IntOrString, Value::Number(n)) => is_int32(n),
             (Leaf::IntOrString, Value::String(_)) => true,
             (Leaf::Quantity, Value::Number(_) | Value::String(_)) => {
-                let spelled = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let normalized_name =
+                    value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                 let quantity =
-                    Quantity::parse(&spelled).ok_or_else(|| self.at(quantity::SYNTAX))?;
+                    Quantity::parse(&normalized_name).ok_or_else(|| self.at(quantity::SYNTAX))?;
                 *value = quantity.to_string().into();
                 true
             }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 
 const GROUP: &str = "events.k8s.io";
 

@@ -38,7 +38,7 @@ pub use validate::{
     validate_resize, validate_status_update, validate_update,
 };
 
-use crate::facts::Gvk;
+use crate::api_types::Gvk;
 use crate::status::StatusError;
 
 /// Reads a body as an object of this kind: [`decode`] or its protobuf sister, then [`conform`].

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::value::{default, is_zero, items, items_mut, map_mut, same, text};
 use super::{certificates, qos};
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::object::{child_mut, metadata_mut, now};
 
 /// Metadata that no client can change once the object is there.
@@ -266,7 +266,7 @@ fn keep_metadata(resource: &Resource, map: &mut Map<String, Value>, old: &Value)
             default(metadata, field, value.clone());
         }
     }
-    // a lease is a lock: whoever updates it must say which state he saw
+    // a lease is a lock: an update must name the version that it is based on
     if let Some(revision) = old.get("resourceVersion")
         && resource.kind != "Lease"
     {
@@ -296,7 +296,7 @@ fn content_changed(resource: &Resource, new: &Map<String, Value>, old: &Value) -
         || !same(labels, &old["metadata"]["labels"])
 }
 
-/// Addresses and node ports that the server once gave stay where an update leaves them out.
+/// Keeps allocated addresses and node ports that an update omits.
 fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
     let Some(spec) = map_mut(service, "spec") else { return };
     let kind = spec.get("type").map_or("", text).to_owned();

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn no_quantities() {
+    fn quantity_invalid() {
         for text in [
             "", "-", "m", "1.2.3", "1 Gi", "1KiB", "0x10", "e3", "1e", "1e-", "1e3Mi", "--1", "½",
             "1٣",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_compare_across_formats() {
+    fn quantity_comparison_across_formats() {
         let amount = |text| Quantity::parse(text).map(Quantity::amount);
         assert_eq!(amount("1Gi"), amount("1073741824"));
         assert_eq!(amount("1e3"), amount("1k"));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_up_to_milli() {
+    fn quantity_rounds_up_to_milli() {
         let round = |text| Quantity::parse(text).map(|q| q.round_up_to_milli().to_string());
         assert_eq!(round("1u").as_deref(), Some("1m"));
         assert_eq!(round("1500u").as_deref(), Some("2m"));
@@ -254,7 +254,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn never_panics_and_canonical_is_stable(text in "[-+]?[0-9.]{0,40}[eEinumkKMGTP]{0,2}[-+]?[0-9]{0,12}") {
+        fn quantity_never_panics_and_canonical_form_is_stable(text in "[-+]?[0-9.]{0,40}[eEinumkKMGTP]{0,2}[-+]?[0-9]{0,12}") {
             if let Some(q) = Quantity::parse(&text) {
                 let again = Quantity::parse(&q.to_string()).expect("canonical text parses");
                 proptest::prop_assert_eq!(again.to_string(), q.to_string());

@@ -1,4 +1,4 @@
-//! Short ways to look into objects, for code that reads many fields. Indexing a JSON value by a
+//! Helpers to read fields of objects. Indexing a JSON value by a
 //! missing key gives null, so every reader below has an answer for what is absent.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ pub(crate) fn items_mut(
     value.and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
 }
 
-/// What Go leaves out of its JSON: null, false, zero, and empty strings, lists and maps.
+/// Values that Go omits from JSON (`omitempty`): null, false, zero, and empty strings, lists and maps.
 pub(crate) fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -39,7 +39,7 @@ pub(crate) fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Equal for a Go client, which cannot tell an absent field from a zero one.
+/// Equal for a Go client, for which absent fields are zero.
 pub(crate) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -107,7 +107,7 @@ pub(crate) mod arbitrary {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use crate::facts::{Field, Leaf, Shape, Type, types};
+    use crate::api_types::{Field, Leaf, Shape, Type, types};
 
     const NAMES: [&str; 40] = [
         "metadata",

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::schema::value::text;
 use crate::status::StatusError;
 
@@ -111,13 +111,13 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
-    /// The one name it asks for, if it does (`metadata.name=x`).
+    /// The name that it requires, if any (`metadata.name=x`).
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.exact("metadata.name")
     }
 
-    /// The value that `=` asks of this field of the stored object.
+    /// The value that `=` requires of this field.
     #[must_use]
     pub fn exact(&self, field: &str) -> Option<&str> {
         self.0.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())

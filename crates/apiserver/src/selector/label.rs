@@ -23,7 +23,7 @@ pub struct Requirement {
     values: Vec<String>,
 }
 
-/// What a requirement asks of its label.
+/// The operator of a requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     /// `=` or `==`

@@ -12,11 +12,11 @@ mod tests;
 
 /// The most terms of one selector. It is put to every object and every change, so that its length is
 /// a factor in the work for each of them.
-const MOST_TERMS: usize = 1000;
+const MAX_TERMS: usize = 1000;
 
 fn check_count(terms: usize) -> Result<(), String> {
-    match terms < MOST_TERMS {
+    match terms < MAX_TERMS {
         true => Ok(()),
-        false => Err(format!("invalid selector: it has more than {MOST_TERMS} terms")),
+        false => Err(format!("invalid selector: it has more than {MAX_TERMS} terms")),
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::facts::lookup;
+use crate::api_types::lookup;
 
 fn labelled(labels: &Value) -> Value {
     json!({"metadata": {"labels": labels}})

@@ -13,7 +13,7 @@ use longshore_base::budget::Share;
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
 
-use crate::work::LARGE;
+use crate::offload::LARGE;
 
 /// Why a stream broke off.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -21,7 +21,7 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
 /// as ours, and not lost in the buffers of a connection whose client reads nothing.
 const PART: usize = 16 << 10;
-/// How long a client may leave a large answer untouched.
+/// How long a client may not read from a large response.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 enum Content {
@@ -29,12 +29,12 @@ enum Content {
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
 }
 
-/// What a request is counted with until its answer is sent; held to be dropped.
+/// The guard of a request, held until its response is sent.
 #[expect(dead_code, reason = "held until it is dropped")]
-pub(crate) enum Held {
+pub(crate) enum RequestGuard {
     /// Its place among those being answered.
     Admitted(Share),
-    /// It was refused.
+    /// It was rejected.
     Refused(Unadmitted),
 }
 
@@ -42,8 +42,8 @@ pub(crate) enum Held {
 pub(crate) struct Body {
     content: Content,
     memory: Option<Arc<Memory>>,
-    /// What is given back when the answer is sent.
-    _held: (Option<Held>, Option<Arc<()>>),
+    /// Released when the response is sent.
+    _guards: (Option<RequestGuard>, Option<Arc<()>>),
 }
 
 impl Body {
@@ -71,20 +71,20 @@ impl Body {
         self.memory.as_ref()
     }
 
-    /// Holds what its request is counted with.
-    pub(crate) fn hold(&mut self, request: Held) {
-        self._held.0 = Some(request);
+    /// Holds the guard of its request.
+    pub(crate) fn hold(&mut self, request: RequestGuard) {
+        self._guards.0 = Some(request);
     }
 
     pub(super) fn holding(mut self, activity: Arc<()>) -> Body {
-        self._held.1 = Some(activity);
+        self._guards.1 = Some(activity);
         self
     }
 }
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _held: (None, None) }
+        Body { content, memory: None, _guards: (None, None) }
     }
 }
 
@@ -164,7 +164,7 @@ impl Memory {
         self.share().shrink(bytes as u64);
     }
 
-    /// Something was asked of the body, and was there or not.
+    /// The body was polled, and was ready or not.
     fn note(&self, is_there: bool) {
         let now = self.began.elapsed().as_millis().try_into().unwrap_or(Self::NOTHING);
         self.waits_since.store(if is_there { now } else { Self::NOTHING }, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl LargeAnswers {
         }
     }
 
-    /// Whether the client leaves one of them lying. Such a connection is closed.
+    /// Whether the client does not read one of them. Such a connection is closed.
     pub(super) fn are_stalled(&self) -> bool {
         let mut answers = self.answers();
         answers.retain(|memory| memory.strong_count() > 0);
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_whole_body_comes_in_parts() {
+    async fn response_body_is_sent_in_parts() {
         let text: String = "longshore ".repeat(10_000);
         let mut body = Body::from(text.clone());
         let mut parts = Vec::new();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_ends_its_answer_alone() {
+    async fn panic_ends_only_its_response() {
         let frames =
             stream::poll_fn(|_| -> Poll<Option<Result<Bytes, BoxError>>> { panic!("here") });
         let mut body = Body::stream(frames);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_large_answer_that_is_not_taken_is_stalled() {
+    async fn response_stall_detection_of_large_bodies() {
         let budget = Budget::new(u64::MAX, 0);
         let holder = Holder::new("a", Priority::Ordinary);
         let answers = LargeAnswers::default();
@@ -255,7 +255,7 @@ mod tests {
             memory.began = began;
             let mut body = Body::from("x".repeat(100_000)).with_memory(Arc::new(memory));
             answers.add(&body);
-            assert!(!answers.are_stalled(), "nobody has asked for it yet");
+            assert!(!answers.are_stalled(), "it was not polled yet");
             body.memory().unwrap().waits_since.store(0, Ordering::Relaxed);
             assert_eq!(answers.are_stalled(), stalled, "{bytes} {waited:?}");
             let _ = body.frame().await;

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use body::LargeAnswers;
-pub(crate) use body::{Body, BoxError, Held, Memory};
+pub(crate) use body::{Body, BoxError, Memory, RequestGuard};
 pub(crate) use tls::{Tls, load, provider};
 
 use crate::routes::Router;
@@ -37,9 +37,9 @@ use crate::routes::Router;
 /// them sends a request into a connection that is just being closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 const IDLE_CHECK: Duration = Duration::from_secs(30);
-/// A silent peer is asked for a sign of life this often.
+/// The interval of keepalive probes of a silent peer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// One that does not give it is asked again this often.
+/// The interval of repeated probes.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How much of an answer one stream buffers.
 const STREAM_SEND_BUFFER: usize = 64 << 10;
@@ -48,17 +48,17 @@ const SEND_BUFFER: usize = 16 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// The most headers of a request of HTTP/1; in HTTP/2 their size bounds their number.
 const MAX_HEADERS: usize = 100;
-/// What is still running this long after a stop signal is cut off.
+/// How long requests may take to end after a stop signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The other end of a connection.
 pub(crate) struct Peer {
-    /// What its certificate proves.
+    /// The result of the verification of its certificate.
     pub(crate) verdict: Verdict,
     connection: Arc<Connection>,
     is_http2: bool,
-    /// It is to end with the answers that are under way.
-    closes: CancellationToken,
+    /// It is to be closed after the responses in flight.
+    close: CancellationToken,
     large_answers: LargeAnswers,
 }
 
@@ -67,21 +67,21 @@ impl Peer {
     pub(crate) fn authorize(&self, user: &Holder) -> bool {
         let authorized = self.connection.authorize(user);
         if !authorized {
-            self.closes.cancel();
+            self.close.cancel();
         }
         authorized
     }
 
-    /// Who its requests are counted for before it is known who sends them.
+    /// The holder of its requests before they are authenticated.
     pub(crate) fn holder(&self) -> &Holder {
         self.connection.holder()
     }
 
-    /// A request came without credentials. HTTP/2 makes requests cheap for a client and dear for us:
-    /// those who prove nothing get one at a time, as upstream has it since CVE-2023-44487.
+    /// A request without credentials: its HTTP/2 connection is closed after it, as upstream does since
+    /// CVE-2023-44487.
     pub(crate) fn unauthenticated(&self) {
         if self.is_http2 {
-            self.closes.cancel();
+            self.close.cancel();
         }
     }
 }
@@ -103,19 +103,22 @@ pub(crate) async fn serve(
             accepted = accept(&listener) => accepted,
         };
         let (tls, router, stop, abort) = (tls.clone(), router.clone(), stop.clone(), abort.clone());
-        let (place, closed) = limiter.accept(address.ip());
+        let (tracked, closed) = limiter.accept(address.ip());
         connections.spawn(async move {
             tokio::select! {
                 () = abort.cancelled() => {}
                 reason = closed => tracing::debug!(%address, %reason, "closed"),
-                () = connection(stream, place, tls, router, stop) => {}
+                () = connection(stream, tracked, tls, router, stop) => {}
             }
         });
     }
     drop(listener);
     connections.close();
     if timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "cutting off what does not end");
+        tracing::warn!(
+            connections = connections.len(),
+            "closing connections after the drain timeout"
+        );
         abort.cancel();
         connections.wait().await;
     }
@@ -136,7 +139,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 
 async fn connection(
     stream: TcpStream,
-    place: Arc<Connection>,
+    tracked: Arc<Connection>,
     tls: Arc<Tls>,
     router: Arc<Router>,
     stop: CancellationToken,
@@ -149,7 +152,7 @@ async fn connection(
     {
         tracing::debug!(%error, "socket options");
     }
-    let stream = Counted::new(stream, place.clone());
+    let stream = Counted::new(stream, tracked.clone());
     let handshake = TlsAcceptor::from(tls.config.clone()).accept(stream);
     let mut stream = match timeout(FIRST_REQUEST_TIMEOUT, handshake).await {
         Ok(Ok(stream)) => stream,
@@ -159,28 +162,28 @@ async fn connection(
     let (verdict, is_http2) = {
         let (_, session) = stream.get_mut();
         session.set_buffer_limit(Some(SEND_BUFFER));
-        (tls.judge(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
+        (tls.verify(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
     };
     if let Verdict::Untrusted(reason) = &verdict {
-        tracing::info!(%reason, "a client shows a certificate that is not to be trusted");
+        tracing::info!(%reason, "untrusted client certificate");
     }
     let peer = Arc::new(Peer {
         verdict,
-        connection: place,
+        connection: tracked,
         is_http2,
-        closes: stop.child_token(),
+        close: stop.child_token(),
         large_answers: LargeAnswers::default(),
     });
-    // Every request under way, and every answer that is still being sent, holds a clone.
+    // Every request in flight, and every response that is still being sent, holds a clone.
     let activity = Arc::new(());
     let service = service_fn(|request| {
         let (router, peer, activity) = (router.clone(), peer.clone(), activity.clone());
         let is_upgrade = streams::is_upgrade(request.headers());
-        // Before it has a task: a connection has many requests read before the first is looked at.
+        // Before it has a task: many requests of a connection may be read before the first is handled.
         let unadmitted = peer.connection.receive();
         async move {
             let mut response = router.handle(&peer, request, unadmitted).await;
-            streams::end_refused(is_upgrade, &mut response);
+            streams::close_on_refusal(is_upgrade, &mut response);
             peer.large_answers.add(response.body());
             Ok::<_, Infallible>(response.map(|body| body.holding(activity)))
         }
@@ -199,13 +202,13 @@ async fn connection(
                 }
                 return;
             }
-            () = peer.closes.cancelled(), if !is_closing => {
+            () = peer.close.cancelled(), if !is_closing => {
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }
             () = check.as_mut() => {
                 if peer.large_answers.are_stalled() {
-                    return tracing::info!("a client does not take its answer");
+                    return tracing::info!("closing a connection whose client does not read its response");
                 }
                 let is_authorized = peer.connection.is_authorized();
                 let requests = peer.connection.requests();
@@ -216,10 +219,10 @@ async fn connection(
                 };
                 if idle >= most {
                     if is_closing {
-                        // Did not go when asked.
+                        // It ignored the graceful shutdown.
                         return;
                     }
-                    peer.closes.cancel();
+                    peer.close.cancel();
                 }
                 check.as_mut().reset(after(period));
             }

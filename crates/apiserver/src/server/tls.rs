@@ -28,16 +28,16 @@ impl Tls {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(invalid)?
-            .with_client_cert_verifier(clients.ask())
+            .with_client_cert_verifier(clients.handshake_verifier())
             .with_single_cert(chain, key)
             .map_err(invalid)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Tls { config: Arc::new(config), clients })
     }
 
-    /// What these certificates of a client prove.
-    pub(crate) fn judge(&self, chain: Option<&[CertificateDer<'_>]>) -> Verdict {
-        self.clients.judge(chain.unwrap_or_default())
+    /// Verifies the certificates of a client.
+    pub(crate) fn verify(&self, chain: Option<&[CertificateDer<'_>]>) -> Verdict {
+        self.clients.verify(chain.unwrap_or_default())
     }
 }
 

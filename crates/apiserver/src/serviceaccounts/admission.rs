@@ -1,23 +1,23 @@
-//! What a pod has from its service account: a token in every container, the account's pull secrets,
-//! and limits to what it may mount. A pod without an account, or with one that does not exist, is
-//! not made. A mirror pod refers to no account, and so to no API object at all.
+//! The ServiceAccount admission plugin: adds the token to every container and the account's pull
+//! secrets, and enforces mountable secrets. A pod whose account does not exist is rejected. A mirror
+//! pod must not refer to an account or any other API object.
 
 use serde_json::{Value, json};
 
 use super::{DEFAULT, PODS_TOKEN_EXPIRATION, ROOT_CA};
 use crate::admission::{core, pods::is_mirror};
+use crate::api_types::Resource;
 use crate::authz;
-use crate::facts::Resource;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{items, items_mut, text};
 use crate::status::StatusError;
 
-/// Volumes of tokens have this at the begin of their names.
+/// The prefix of the names of token volumes.
 const VOLUME_PREFIX: &str = "kube-api-access-";
-/// Where programs look for their token.
+/// The mount path of the token.
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// An account with this mark lets its pods have those secrets alone that it names.
+/// The annotation that restricts pods to the secrets that their account names.
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 const FILE_MODE: i64 = 0o644;
 
@@ -30,14 +30,14 @@ pub(crate) async fn admit_create(
         true => check_mirror(pod),
         false => {
             let account = account_of(registry, resource, pod).await?;
-            equip(&account, pod).map_err(StatusError::internal)?;
+            add_token_and_pull_secrets(&account, pod).map_err(StatusError::internal)?;
             check_secrets(&account, pod)
         }
     };
     admitted.map_err(|why| StatusError::forbidden(resource, object::name(pod), &why))
 }
 
-/// Judges containers that are added to a pod that exists.
+/// Admits ephemeral containers.
 pub(crate) fn admit_ephemeral_containers(
     account: Option<&Value>,
     resource: &Resource,
@@ -86,7 +86,7 @@ pub(super) fn check_mirror(pod: &Value) -> Result<(), String> {
     Err(format!("a mirror pod may not {fault}"))
 }
 
-/// The pod's account, which it is given when it names none.
+/// The pod's account; sets the default one.
 async fn account_of(
     registry: &Registry,
     resource: &Resource,
@@ -104,8 +104,11 @@ async fn account_of(
     })
 }
 
-/// Gives the pod the account's token and pull secrets, as far as it has none of its own.
-pub(super) fn equip(account: &Value, pod: &mut Value) -> Result<(), getrandom::Error> {
+/// Adds the account's token and pull secrets to a pod that has none.
+pub(super) fn add_token_and_pull_secrets(
+    account: &Value,
+    pod: &mut Value,
+) -> Result<(), getrandom::Error> {
     let automount = [&pod["spec"], account]
         .into_iter()
         .find_map(|owner| owner["automountServiceAccountToken"].as_bool());
@@ -173,7 +176,7 @@ fn is_enforced(account: &Value) -> bool {
     matches!(mark, "1" | "t" | "T" | "true" | "TRUE" | "True")
 }
 
-/// Of an account that names its secrets, pods may have no others.
+/// Enforces the mountable secrets of an account.
 pub(super) fn check_secrets(account: &Value, pod: &Value) -> Result<(), String> {
     if !is_enforced(account) {
         return Ok(());

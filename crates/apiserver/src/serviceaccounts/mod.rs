@@ -1,23 +1,22 @@
-//! Service accounts, the identities of programs: what each namespace has for them, what a pod gets
-//! of its account, the tokens that prove one, and whether a token still does.
-//! `routes` has tokens issued, `auth` has them judged, `operations` asks when a pod is made.
+//! Service accounts: the defaults of each namespace, admission of pods, issue of tokens and their
+//! validation. Used by `routes` (TokenRequest), `auth` and `operations` (creation of pods).
 //!
 //! Current limitations: secrets of type `kubernetes.io/service-account-token` are not filled in.
 
 mod admission;
-mod judge;
-mod keeper;
+mod controller;
 mod request;
 #[cfg(test)]
 mod tests;
+mod token_validation;
 
 pub(crate) use admission::{admit_create, admit_ephemeral_containers};
-pub(crate) use keeper::run;
+pub(crate) use controller::run;
 
 /// The account of a pod that names none.
 pub(crate) const DEFAULT: &str = "default";
 /// The config map that holds the CA of this server's certificate, in each namespace.
 pub(crate) const ROOT_CA: &str = "kube-root-ca.crt";
-/// What the tokens that pods get by themselves ask for (seconds): an odd number, by which they are
-/// known from those that somebody asked for.
+/// The expiration of the tokens that pods get by default (seconds): an odd number, which
+/// distinguishes them from explicitly requested ones.
 const PODS_TOKEN_EXPIRATION: i64 = 3607;

@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 
 use super::PODS_TOKEN_EXPIRATION;
 use crate::admission::{core, node_restriction};
+use crate::api_types::Resource;
 use crate::auth::{self, User};
-use crate::facts::Resource;
 use crate::object;
 use crate::operations::Api;
 use crate::schema::value::{items, text};
 use crate::status::{Cause, StatusError};
 use crate::tokens::{Claims, Kubernetes, Reference};
 
-const SHORTEST: i64 = 10 * 60;
-const LONGEST: i64 = 1 << 32;
+const MIN_EXPIRATION: i64 = 10 * 60;
+const MAX_EXPIRATION: i64 = 1 << 32;
 const DEFAULT_EXPIRATION: i64 = 3600;
-/// How long a pod's token lives when its clients may be such that never read it anew.
+/// The extended expiration of a pod's token, for clients that never reload it.
 const EXTENDED_EXPIRATION: i64 = 365 * 24 * 3600;
 
 /// What refusals are about.
@@ -207,8 +207,8 @@ fn reference(object: &Value) -> Reference {
 
 fn check_expiration(seconds: i64) -> Result<(), StatusError> {
     let why = match seconds {
-        ..SHORTEST => "may not specify a duration less than 10 minutes",
-        SHORTEST..=LONGEST => return Ok(()),
+        ..MIN_EXPIRATION => "may not specify a duration less than 10 minutes",
+        MIN_EXPIRATION..=MAX_EXPIRATION => return Ok(()),
         _ => "may not specify a duration larger than 2^32 seconds",
     };
     Err(invalid("", "spec.expirationSeconds", &json!(seconds), why))

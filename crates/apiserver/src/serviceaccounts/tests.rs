@@ -2,21 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::admission::{check_mirror, check_secrets, equip};
-use super::judge::{Fault, alive};
+use super::admission::{add_token_and_pull_secrets, check_mirror, check_secrets};
+use super::token_validation::{Fault, check_reference};
 use crate::tokens::Reference;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-fn equipped(account: Value, spec: Value) -> Value {
+fn with_token_and_pull_secrets(account: Value, spec: Value) -> Value {
     let mut pod = json!({"metadata": {"name": "p"}, "spec": spec});
-    equip(&account, &mut pod).unwrap();
+    add_token_and_pull_secrets(&account, &mut pod).unwrap();
     pod["spec"].take()
 }
 
 #[test]
-fn every_container_gets_the_token_and_the_pod_one_volume() {
-    let spec = equipped(
+fn service_account_token_is_mounted_in_every_container() {
+    let spec = with_token_and_pull_secrets(
         json!({}),
         json!({
             "initContainers": [{"name": "i"}],
@@ -51,7 +51,7 @@ fn every_container_gets_the_token_and_the_pod_one_volume() {
 }
 
 #[test]
-fn who_wants_no_token_gets_none() {
+fn service_account_token_automount_disabled() {
     let container = json!([{"name": "a"}]);
     for (account, pod, expected) in [
         (json!(null), json!(null), true),
@@ -63,34 +63,37 @@ fn who_wants_no_token_gets_none() {
         let account = json!({"automountServiceAccountToken": account});
         let spec =
             json!({"automountServiceAccountToken": pod.clone(), "containers": container.clone()});
-        let spec = equipped(account.clone(), spec);
+        let spec = with_token_and_pull_secrets(account.clone(), spec);
         assert_eq!(spec["volumes"].is_array(), expected, "{account} {pod}");
         assert_eq!(spec["containers"][0]["volumeMounts"].is_array(), expected, "{account} {pod}");
     }
-    // Nobody needs it: no volume.
+    // It is not mounted: no volume.
     let own = json!({"containers": [{"volumeMounts": [{"name": "x", "mountPath": MOUNT_PATH}]}]});
-    assert!(equipped(json!({}), own)["volumes"].is_null());
+    assert!(with_token_and_pull_secrets(json!({}), own)["volumes"].is_null());
     // A volume that was there, as in a pod that is made from another one's manifest.
     let again = json!({"containers": container, "volumes": [{"name": "kube-api-access-12345"}]});
-    let spec = equipped(json!({}), again);
+    let spec = with_token_and_pull_secrets(json!({}), again);
     assert_eq!(spec["volumes"].as_array().unwrap().len(), 1);
     assert_eq!(spec["containers"][0]["volumeMounts"][0]["name"], "kube-api-access-12345");
 }
 
 #[test]
-fn pull_secrets_of_the_account() {
+fn service_account_pull_secrets() {
     let account = json!({"imagePullSecrets": [{"name": "a"}, {"name": "b"}]});
     assert_eq!(
-        equipped(account.clone(), json!({}))["imagePullSecrets"],
+        with_token_and_pull_secrets(account.clone(), json!({}))["imagePullSecrets"],
         account["imagePullSecrets"]
     );
     let own = json!({"imagePullSecrets": [{"name": "own"}]});
-    assert_eq!(equipped(account, own.clone())["imagePullSecrets"], own["imagePullSecrets"]);
-    assert!(equipped(json!({}), json!({}))["imagePullSecrets"].is_null());
+    assert_eq!(
+        with_token_and_pull_secrets(account, own.clone())["imagePullSecrets"],
+        own["imagePullSecrets"]
+    );
+    assert!(with_token_and_pull_secrets(json!({}), json!({}))["imagePullSecrets"].is_null());
 }
 
 #[test]
-fn mirror_pods_refer_to_no_account() {
+fn service_account_is_rejected_in_mirror_pods() {
     let token = json!([{"serviceAccountToken": {"path": "t"}}]);
     for (spec, expected) in [
         (json!({"containers": [{"name": "a"}]}), ""),
@@ -118,7 +121,7 @@ fn mirror_pods_refer_to_no_account() {
 }
 
 #[test]
-fn an_account_may_limit_its_pods_to_its_secrets() {
+fn service_account_enforces_mountable_secrets() {
     let account = |mark: &str| {
         json!({
             "metadata": {"name": "sa", "annotations": {"kubernetes.io/enforce-mountable-secrets": mark}},
@@ -155,12 +158,12 @@ fn an_account_may_limit_its_pods_to_its_secrets() {
 }
 
 #[test]
-fn one_life_and_a_minute_more() {
+fn service_account_reference_leeway_after_deletion() {
     let now = 1_800_000_000;
     let at = |seconds| jiff::Timestamp::from_second(seconds).unwrap().to_string();
     let meant = Reference { name: "p".into(), uid: "u".into() };
     let object = |uid: &str, deleted: Value| json!({"metadata": {"name": "p", "uid": uid, "deletionTimestamp": deleted}});
-    let judge = |object: Option<Value>| match alive(object.as_ref(), &meant, now) {
+    let check = |object: Option<Value>| match check_reference(object.as_ref(), &meant, now) {
         Ok(()) => "good".to_owned(),
         Err(Fault::Absent) => "absent".into(),
         Err(Fault::Deleted) => "deleted".into(),
@@ -175,6 +178,6 @@ fn one_life_and_a_minute_more() {
         (Some(object("u", at(now - 60).into())), "good"),
         (Some(object("u", at(now - 61).into())), "deleted"),
     ] {
-        assert_eq!(judge(object.clone()), expected, "{object:?}");
+        assert_eq!(check(object.clone()), expected, "{object:?}");
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::age::since;
 use super::{Column, access, pod, storage};
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::schema::value::{entries, items, text};
 
 /// How objects of one kind become rows.
@@ -334,7 +334,7 @@ fn endpoint_slice(slice: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-/// Events of either group: the newer names stand where the older ones are absent.
+/// Events of either group: the newer fields are used where the older ones are absent.
 fn event(event: &Value, now: Timestamp) -> Vec<Value> {
     let field = |old: &str, new: &str| if event[old].is_null() { &event[new] } else { &event[old] };
     let first = match field("firstTimestamp", "deprecatedFirstTimestamp") {

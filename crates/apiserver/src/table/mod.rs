@@ -12,7 +12,7 @@ mod storage;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::schema::value::text;
 use crate::status::StatusError;
 
@@ -75,7 +75,7 @@ pub fn render<'a>(
     })
 }
 
-/// The parts of a table of one resource, for those who write a table piece by piece.
+/// The parts of a table of one resource, for writing a table in parts.
 pub(crate) struct Rows {
     printer: &'static cells::Printer,
     include: IncludeObject,

@@ -1,4 +1,4 @@
-//! The row of a pod. Its STATUS is what a person wants to know first, drawn from phase, conditions
+//! The row of a pod. Its STATUS is a summary of phase, conditions
 //! and every container.
 
 use jiff::Timestamp;
@@ -89,7 +89,7 @@ fn summarize(pod: &Value) -> Summary {
 
 type Restarts = (i64, Option<Timestamp>);
 
-/// Looks at the init containers in turn; the restarts of the sidecars among them when init is over.
+/// The status of the init containers; the restarts of the sidecars among them when init is over.
 fn init_containers(pod: &Value, summary: &mut Summary) -> Option<Restarts> {
     let specs = items(&pod["spec"]["initContainers"]);
     let by_name = by_name(&pod["spec"]["initContainers"]);

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::facts::{RESOURCES, lookup};
+use crate::api_types::{RESOURCES, lookup};
 
 const NOW: &str = "2026-01-02T00:00:00Z";
 const CREATED: &str = "2026-01-01T23:55:00Z";
@@ -146,7 +146,7 @@ fn pod_status() {
 }
 
 #[test]
-fn a_pod_being_deleted() {
+fn table_pod_being_deleted() {
     let row = |phase: &str, reason: &str| {
         let object = json!({"metadata": {"deletionTimestamp": NOW}, "status": {"phase": phase, "reason": reason}});
         cells("pods", object)[2].clone()
@@ -157,7 +157,7 @@ fn a_pod_being_deleted() {
 }
 
 #[test]
-fn wide_cells_of_a_pod() {
+fn table_wide_pod_columns() {
     let object = json!({
         "metadata": {"name": "p"},
         "spec": {"nodeName": "n", "containers": [{}], "readinessGates": [{"conditionType": "a"}, {"conditionType": "b"}]},
@@ -297,7 +297,7 @@ fn other_kinds() {
 }
 
 #[test]
-fn what_a_row_carries() {
+fn table_row_object_by_include_object() {
     let pods = lookup("", "v1", "pods").unwrap();
     let pod = json!({"kind": "Pod", "metadata": {"name": "p"}, "status": {"phase": "Succeeded"}});
     let render = |include, headers| render(pods, [&pod], json!({}), include, headers, now());

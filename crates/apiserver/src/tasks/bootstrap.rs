@@ -8,13 +8,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{core, namespaces};
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::object;
 use crate::operations::Api;
 use crate::status::StatusError;
 
 const NAME: &str = "kubernetes";
-/// How often is seen to it that the way to this server is still there.
+/// How often the service `kubernetes` and its endpoints are reconciled.
 const CHECK: Duration = Duration::from_secs(10);
 
 /// Makes what is missing and corrects where `default/kubernetes` leads to.
@@ -34,9 +34,9 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         api.ensure(core("namespaces")?, namespace).await?;
-        api.furnish(name).await?;
+        api.ensure_namespace_defaults(name).await?;
     }
-    way_in(api).await?;
+    reconcile_kubernetes_service(api).await?;
     let service = api.registry.get(core("services")?, "default", NAME).await?;
     let (has, wanted) = (&service["spec"]["clusterIP"], address(api));
     if *has != wanted.as_str() {
@@ -49,23 +49,23 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
     Ok(())
 }
 
-/// Makes anew what leads to this server when somebody has deleted or edited it, until `stop`.
+/// Restores the service `kubernetes` and its endpoints when they were deleted or edited, until `stop`.
 pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = sleep(CHECK) => {}
         }
-        if let Err(error) = way_in(api).await {
-            tracing::warn!(%error, "looking after the service default/kubernetes");
+        if let Err(error) = reconcile_kubernetes_service(api).await {
+            tracing::warn!(%error, "cannot reconcile the service default/kubernetes");
         }
         if let Err(error) = api.services.repair(&api.registry, Instant::now()).await {
-            tracing::warn!(%error, "looking what became of writes of services");
+            tracing::warn!(%error, "cannot check service writes of unknown outcome");
         }
     }
 }
 
-async fn way_in(api: &Api) -> Result<(), StatusError> {
+async fn reconcile_kubernetes_service(api: &Api) -> Result<(), StatusError> {
     service(api).await?;
     endpoints(api).await
 }

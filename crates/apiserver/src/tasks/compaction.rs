@@ -17,7 +17,7 @@ pub(crate) async fn run(store: &dyn Store, interval: Duration, stop: Cancellatio
         if let Some(revision) = horizon
             && let Err(error) = store.compact(revision).await
         {
-            tracing::warn!(%error, revision, "compaction");
+            tracing::warn!(%error, revision, "cannot compact the store");
         }
         horizon = match store.revision().await {
             Ok(revision) => Some(revision),

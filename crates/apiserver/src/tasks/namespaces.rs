@@ -8,14 +8,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{core, namespaces::is_terminating};
+use crate::api_types::RESOURCES;
 use crate::auth::User;
-use crate::facts::RESOURCES;
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::registry::Subscription;
 use crate::status::StatusError;
 
-/// The finalizer of every namespace: "somebody has emptied it".
+/// The finalizer of every namespace, removed when it is empty.
 const FINALIZER: &str = "kubernetes";
 /// How long a namespace that still holds something is left alone.
 const RETRY: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) async fn run(api: &Api, stop: CancellationToken) {
     let user = User::apiserver();
     let mut changes = None;
     loop {
-        // Subscribed before the look around, so that nothing in between is missed.
+        // Subscribed before the lists, so that no change in between is missed.
         if changes.is_none() {
             changes = subscribe(api).await;
         }
@@ -34,7 +34,7 @@ pub(crate) async fn run(api: &Api, stop: CancellationToken) {
             Ok(true) => RESYNC,
             Ok(false) => RETRY,
             Err(error) => {
-                tracing::warn!(%error, "looking after the namespaces");
+                tracing::warn!(%error, "cannot reconcile namespaces");
                 RETRY
             }
         };
@@ -53,7 +53,7 @@ async fn subscribe(api: &Api) -> Option<Subscription> {
     api.registry.feeds().subscribe(core("namespaces").ok()?, after).await.ok()
 }
 
-/// Whether the subscription is good for more.
+/// Whether the subscription has more changes.
 async fn next(changes: &mut Option<Subscription>) -> bool {
     match changes {
         Some(changes) => matches!(changes.next().await, Ok(Some(_))),
@@ -61,7 +61,7 @@ async fn next(changes: &mut Option<Subscription>) -> bool {
     }
 }
 
-/// Looks after every namespace once. `false`: some are not empty yet.
+/// Reconciles every namespace once. `false`: some are not empty yet.
 async fn sweep(api: &Api, user: &User) -> Result<bool, StatusError> {
     let mut is_done = true;
     for namespace in api.list_all(core("namespaces")?, "").await? {

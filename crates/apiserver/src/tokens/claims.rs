@@ -10,7 +10,7 @@ pub(crate) const LEEWAY: i64 = 60;
 /// The claims of a token. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claims {
-    /// For whom the token is meant.
+    /// The audiences.
     #[serde(default, deserialize_with = "one_or_many")]
     pub(crate) aud: Vec<String>,
     /// The end of its life.
@@ -18,7 +18,7 @@ pub(crate) struct Claims {
     /// When it was issued.
     #[serde(default)]
     pub(crate) iat: i64,
-    /// Who issued it.
+    /// The issuer.
     pub(crate) iss: String,
     /// The token's own name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -49,7 +49,7 @@ pub(crate) struct Kubernetes {
     pub(crate) secret: Option<Reference>,
     /// The account.
     pub(crate) serviceaccount: Reference,
-    /// From when on a use of the token is a fault of a client that does not read it anew.
+    /// After this time a use of the token shows a client that does not reload it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) warnafter: Option<i64>,
 }

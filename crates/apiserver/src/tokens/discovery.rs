@@ -13,7 +13,7 @@ pub(crate) const CONFIGURATION_PATH: &str = "/.well-known/openid-configuration";
 pub(crate) const KEY_SET_PATH: &str = "/openid/v1/jwks";
 
 /// The provider's metadata. `None` for an issuer that is no `https` address, or for keys that are at
-/// none: nobody could follow the rules of discovery for it.
+/// none: discovery is not possible for it.
 pub(super) fn configuration(
     issuer: &str,
     jwks_uri: Option<&str>,

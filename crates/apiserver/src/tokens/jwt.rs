@@ -8,7 +8,7 @@ use super::Error;
 use super::keys::{PublicKey, SigningKey};
 
 /// Longer than any token that fits a request's headers.
-const LONGEST: usize = 64 << 10;
+const MAX_TOKEN: usize = 64 << 10;
 
 #[derive(Deserialize, Serialize)]
 struct Header {
@@ -35,7 +35,7 @@ pub(super) fn sign(key: &SigningKey, claims: &[u8]) -> Result<String, Error> {
 /// The claims of a token that the holder of one of the keys has signed. Nothing of a token is
 /// believed before; in particular, the key decides on the algorithm.
 pub(super) fn verify(token: &str, keys: &[PublicKey]) -> Result<Vec<u8>, Error> {
-    if token.len() > LONGEST {
+    if token.len() > MAX_TOKEN {
         return Err(Error::NotAToken);
     }
     let (message, signature) = token.rsplit_once('.').ok_or(Error::NotAToken)?;

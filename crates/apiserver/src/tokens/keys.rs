@@ -146,7 +146,7 @@ impl SigningKey {
     pub(crate) fn load(path: &Path) -> Result<SigningKey> {
         let invalid = |reason| Error::Invalid { path: path.to_owned(), reason };
         let der = PrivateKeyDer::from_pem_slice(&read(path)?)
-            .map_err(|error| invalid(format!("is no private key: {error}")))?;
+            .map_err(|error| invalid(format!("is not a private key: {error}")))?;
         SigningKey::from_der(&der).map_err(invalid)
     }
 
@@ -199,7 +199,7 @@ pub(crate) fn load_public(path: &Path) -> Result<Vec<PublicKey>> {
         keys.push(SigningKey::from_der(&private).map_err(invalid)?.public);
     }
     if keys.is_empty() {
-        return Err(invalid("there is no public key in it".into()));
+        return Err(invalid("it contains no public key".into()));
     }
     Ok(keys)
 }

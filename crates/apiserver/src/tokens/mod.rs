@@ -1,4 +1,4 @@
-//! Tokens of service accounts: JSON Web Tokens, signed with a key of the cluster's own and good for
+//! Tokens of service accounts: JSON Web Tokens, signed with a key of the cluster and valid for
 //! some audiences and some time. Pure: whether an account still exists is for `serviceaccounts` to
 //! say, which issues them; `auth` has them verified.
 //!
@@ -22,7 +22,7 @@ use keys::{PublicKey, SigningKey};
 
 use crate::pki;
 
-/// Who issues tokens when nothing else is said, as for kubeadm.
+/// The default issuer, as of kubeadm.
 const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// How tokens of service accounts are issued and verified.
@@ -33,10 +33,10 @@ pub struct TokenConfig {
     pub key_files: Vec<PathBuf>,
     /// What signs tokens; without it, a key in the directory of certificates.
     pub signing_key_file: Option<PathBuf>,
-    /// Who issues tokens: the first one now, the others in the past. Empty:
+    /// The issuers: the first one is used for new tokens, the others are accepted. Empty:
     /// `https://kubernetes.default.svc.cluster.local`.
     pub issuers: Vec<String>,
-    /// As whom this server accepts tokens, and for whom tokens are that name nobody. Empty: the issuers.
+    /// The audiences that this server accepts, and the default ones of new tokens. Empty: the issuers.
     pub audiences: Vec<String>,
     /// Where others find the keys; without it, this server's advertised address.
     pub jwks_uri: Option<String>,
@@ -80,7 +80,7 @@ pub(crate) enum Error {
     Expired,
     #[error("service account token is not valid yet")]
     NotYet,
-    #[error("the signing key does not work")]
+    #[error("signing failed")]
     Signing,
 }
 
@@ -133,12 +133,12 @@ impl Tokens {
         })
     }
 
-    /// Who issues tokens.
+    /// The issuer of new tokens.
     pub(crate) fn issuer(&self) -> &str {
         &self.issuers[0]
     }
 
-    /// As whom this server accepts tokens.
+    /// The audiences that this server accepts.
     pub(crate) fn audiences(&self) -> &[String] {
         &self.audiences
     }
@@ -163,7 +163,7 @@ impl Tokens {
         Ok((claims, audiences))
     }
 
-    /// The OpenID provider's metadata, for who wants to verify tokens elsewhere.
+    /// The OpenID provider's metadata, for the verification of tokens elsewhere.
     pub(crate) fn configuration(&self) -> Option<&Value> {
         self.configuration.as_ref()
     }

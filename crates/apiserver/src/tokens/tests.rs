@@ -70,7 +70,7 @@ fn forge(key: &SigningKey, header: &Value, payload: &[u8]) -> String {
 }
 
 #[test]
-fn a_token_says_what_upstreams_tokens_say() {
+fn token_claims_are_upstreams() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = tokens(&TokenConfig::default(), &key(dir.path(), "sa.key"));
     let token = tokens.sign(&claims()).unwrap();
@@ -94,7 +94,7 @@ fn a_token_says_what_upstreams_tokens_say() {
 
 /// OpenSSL makes the keys, names them and verifies what they sign.
 #[test]
-fn keys_of_every_kind_and_form_sign_what_others_verify() {
+fn token_signing_keys_of_every_type() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     openssl("genrsa -traditional -out rsa1.pem 2048", dir);
@@ -142,7 +142,7 @@ fn keys_of_every_kind_and_form_sign_what_others_verify() {
 }
 
 #[test]
-fn keys_that_do_not_serve_are_refused_with_their_file() {
+fn token_signing_key_errors_name_the_file() {
     let dir = tempfile::tempdir().unwrap();
     openssl("genrsa -out short.pem 1024", dir.path());
     openssl("ecparam -name secp521r1 -genkey -noout -out p521.pem", dir.path());
@@ -158,7 +158,7 @@ fn keys_that_do_not_serve_are_refused_with_their_file() {
 }
 
 #[test]
-fn when_and_for_whom_a_token_is_good() {
+fn token_validity_and_audience() {
     let dir = tempfile::tempdir().unwrap();
     let config = TokenConfig {
         issuers: vec![API.into(), "https://old".into()],
@@ -198,10 +198,10 @@ fn when_and_for_whom_a_token_is_good() {
 }
 
 #[test]
-fn forgeries() {
+fn token_forgeries() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = tokens(&TokenConfig::default(), &key(dir.path(), "sa.key"));
-    let stranger = SigningKey::load(&key(dir.path(), "other.key")).unwrap();
+    let foreign_key = SigningKey::load(&key(dir.path(), "other.key")).unwrap();
     let (own, kid) = (&tokens.signing, tokens.keys[0].id());
     let good = tokens.sign(&claims()).unwrap();
     let [_, payload, _] = parts(&good);
@@ -229,12 +229,16 @@ fn forgeries() {
         ),
         (
             "another's key",
-            forge(&stranger, &json!({"alg": "ES256", "kid": kid}), &payload),
+            forge(&foreign_key, &json!({"alg": "ES256", "kid": kid}), &payload),
             Error::Signature,
         ),
         (
             "another's key by its name",
-            forge(&stranger, &json!({"alg": "ES256", "kid": stranger.public().id()}), &payload),
+            forge(
+                &foreign_key,
+                &json!({"alg": "ES256", "kid": foreign_key.public().id()}),
+                &payload,
+            ),
             Error::NoKey,
         ),
         (
@@ -278,7 +282,7 @@ fn forgeries() {
 }
 
 #[test]
-fn a_key_is_replaced_without_a_break() {
+fn token_signing_key_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let (old, new) = (key(dir.path(), "old.key"), key(dir.path(), "new.key"));
     let before = tokens(&TokenConfig::default(), &old);
@@ -294,7 +298,7 @@ fn a_key_is_replaced_without_a_break() {
 }
 
 #[test]
-fn one_file_may_hold_many_keys() {
+fn token_key_file_with_several_keys() {
     let dir = tempfile::tempdir().unwrap();
     let pairs = [&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384]
         .map(|kind| KeyPair::generate_for(kind).unwrap());
@@ -307,7 +311,7 @@ fn one_file_may_hold_many_keys() {
 }
 
 #[test]
-fn discovery_is_for_issuers_that_are_web_sites() {
+fn token_discovery_requires_an_https_issuer() {
     let dir = tempfile::tempdir().unwrap();
     let key = key(dir.path(), "sa.key");
     let of = |issuer: &str, jwks_uri: Option<&str>| {

@@ -1,6 +1,6 @@
 //! PURE: which volumes are to be attached to a node. A driver's attacher does it; this says what
-//! it is to do, by VolumeAttachments, and tells the node what was done. Disks that a node logs in to
-//! by itself (iSCSI) are attached when a pod wants them.
+//! it is to do, by VolumeAttachments, and reports to the node what was done. Disks that a node logs in to
+//! by itself (iSCSI) are attached when a pod uses them.
 //!
 //! What CSI drivers have taken over of other kinds of volume is theirs here, too.
 //!
@@ -12,18 +12,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::binder::{Told, is_bound_for_good};
+use super::binder::{VolumeEvent, is_bound_for_good};
 use super::world::{Key, World};
 use crate::object;
 use crate::schema::value::{items, text};
 
-/// What unique names of CSI volumes begin with.
+/// The prefix of unique names of CSI volumes.
 const CSI: &str = "kubernetes.io/csi/";
-/// What those of iSCSI disks begin with. Nodes log in to these by themselves, once they are told.
+/// The prefix of iSCSI disks. Nodes log in to these themselves, once they are in `volumesAttached`.
 const ISCSI: &str = "kubernetes.io/iscsi/";
 
-/// Whether a unique name is of a kind of volume that is attached here.
-pub(super) fn is_ours_to_tell(name: &str) -> bool {
+/// Whether volumes of that unique name are attached here.
+pub(super) fn is_attached_here(name: &str) -> bool {
     name.starts_with(CSI) || name.starts_with(ISCSI)
 }
 
@@ -39,22 +39,22 @@ pub(super) fn disk_name(source: &Value) -> Option<String> {
 pub(super) struct Plan {
     /// New VolumeAttachments.
     pub(super) attach: Vec<Value>,
-    /// Names of VolumeAttachments that nobody needs.
+    /// Names of VolumeAttachments that are not needed.
     pub(super) detach: Vec<String>,
-    /// What the node is to be told that it has, by unique names; `None` when it knows.
+    /// The new `volumesAttached` of the node, by unique names; `None`: unchanged.
     pub(super) attached: Option<BTreeSet<String>>,
-    /// What pods on the node are told.
-    pub(super) told: Vec<(Key, Told)>,
+    /// Events about pods on the node.
+    pub(super) events: Vec<(Key, VolumeEvent)>,
 }
 
 /// A volume as its driver knows it.
 #[derive(Debug, PartialEq, Eq)]
-struct Driven {
+struct CsiVolume {
     driver: String,
     handle: String,
 }
 
-impl Driven {
+impl CsiVolume {
     /// The PersistentVolume; `None`: it has no driver, or one that cannot know it.
     fn of(volume: &Value) -> Option<Self> {
         if volume["spec"]["csi"].is_object() {
@@ -84,7 +84,7 @@ impl Driven {
         format!("{CSI}{}^{}", self.driver, self.handle)
     }
 
-    /// The name under which every attacher and node looks for the attachment.
+    /// The name of the VolumeAttachment, as attachers and kubelets compute it.
     fn attachment_name(&self, node: &str) -> String {
         let hash = Sha256::digest(format!("{}{}{node}", self.handle, self.driver));
         let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -100,12 +100,12 @@ impl Driven {
 
 /// A volume that is to be attached.
 struct Wanted<'a> {
-    driven: Driven,
-    /// The PersistentVolume, or what stands for a volume that a pod describes.
+    csi_volume: CsiVolume,
+    /// The PersistentVolume, or the one translated from an inline volume.
     volume: &'a Value,
-    /// What an attacher is told that it is.
+    /// The source in the VolumeAttachment.
     source: Value,
-    /// A pod that wants it.
+    /// A pod that uses it.
     pod: Key,
 }
 
@@ -130,9 +130,9 @@ fn is_held_elsewhere(world: &World, wanted: &Wanted<'_>, node: &str) -> bool {
     }
     let mut others = world.attachments.values().filter(|attachment| {
         let spec = &attachment["spec"];
-        spec["attacher"] == wanted.driven.driver.as_str() && spec["nodeName"] != node
+        spec["attacher"] == wanted.csi_volume.driver.as_str() && spec["nodeName"] != node
     });
-    others.any(|other| Driven::attached(world, other).as_ref() == Some(&wanted.driven))
+    others.any(|other| CsiVolume::attached(world, other).as_ref() == Some(&wanted.csi_volume))
 }
 
 /// What is next for a node.
@@ -144,10 +144,10 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
     }
     // By the name of the attachment.
     let mut wanted: BTreeMap<String, Wanted<'_>> = BTreeMap::new();
-    let mut want = |driven: Option<Driven>, volume, source, pod: &Key| {
-        if let Some(driven) = driven.filter(|driven| driven.is_attachable(world)) {
-            let new = Wanted { volume, source, pod: pod.clone(), driven };
-            wanted.entry(new.driven.attachment_name(name)).or_insert(new);
+    let mut want = |csi_volume: Option<CsiVolume>, volume, source, pod: &Key| {
+        if let Some(csi_volume) = csi_volume.filter(|csi_volume| csi_volume.is_attachable(world)) {
+            let new = Wanted { volume, source, pod: pod.clone(), csi_volume };
+            wanted.entry(new.csi_volume.attachment_name(name)).or_insert(new);
         }
     };
     let mut attached: BTreeSet<String> = BTreeSet::new();
@@ -157,18 +157,18 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
             let Some(volume) = behind(world, &(key.0.clone(), claim)) else { continue };
             attached.extend(disk_name(&volume["spec"]["iscsi"]));
             let source = json!({"persistentVolumeName": object::name(volume)});
-            want(Driven::of(volume), volume, source, key);
+            want(CsiVolume::of(volume), volume, source, key);
         }
         for volume in &pod.migrated {
             let source = json!({"inlineVolumeSpec": volume["spec"]});
-            want(Driven::of(volume), volume, source, key);
+            want(CsiVolume::of(volume), volume, source, key);
         }
     }
     let here = |attachment: &&Value| attachment["spec"]["nodeName"] == name;
     for attachment in world.attachments.values().filter(here) {
         let own = object::name(attachment);
-        let driven = Driven::attached(world, attachment);
-        let unique = driven.map(|driven| driven.unique_name()).unwrap_or_default();
+        let csi_volume = CsiVolume::attached(world, attachment);
+        let unique = csi_volume.map(|csi_volume| csi_volume.unique_name()).unwrap_or_default();
         let is_used = node.is_some_and(|node| node.in_use.contains(&unique));
         let is_deleting = object::is_deleting(attachment);
         if wanted.remove(own).is_none() && !is_used && !is_deleting && is_ours(own) {
@@ -184,16 +184,16 @@ pub(super) fn plan(world: &World, name: &str) -> Plan {
                 "Multi-Attach error for volume {:?} Volume is already exclusively attached to one node and can't be attached to another",
                 object::name(wanted.volume)
             );
-            let told = Told::warning("FailedAttachVolume", why);
-            plan.told.extend(told.map(|told| (wanted.pod, told)));
+            let event = VolumeEvent::warning("FailedAttachVolume", why);
+            plan.events.extend(event.map(|event| (wanted.pod, event)));
         } else {
             plan.attach.push(attachment(&own, wanted, name));
         }
     }
-    // A disk stays as long as it is used; what others attached is theirs to tell.
+    // A disk stays as long as it is used; entries of other attachers stay.
     let stays = |name: &&String| match name.starts_with(ISCSI) {
         true => node.in_use.contains(*name),
-        false => !is_ours_to_tell(name),
+        false => !is_attached_here(name),
     };
     attached.extend(node.attached.iter().filter(stays).cloned());
     plan.attached = (attached != node.attached).then_some(attached);
@@ -206,7 +206,7 @@ fn attachment(name: &str, wanted: Wanted<'_>, node: &str) -> Value {
         "kind": "VolumeAttachment",
         "metadata": {"name": name},
         "spec": {
-            "attacher": wanted.driven.driver,
+            "attacher": wanted.csi_volume.driver,
             "nodeName": node,
             "source": wanted.source,
         },

@@ -12,11 +12,11 @@ use crate::schema::value::{items, same, text};
 
 /// On a claim: it was bound once, and never is again.
 pub(super) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// On a claim or a volume: nobody but this task chose the other.
+/// On a claim or a volume: the controller chose the other one.
 pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// On a claim: where its first pod will run.
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// On a volume: who made it, and so is to delete it.
+/// On a volume: its provisioner, which also deletes it.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 /// The names of plugins that were part of Kubernetes, none of which is here.
@@ -52,26 +52,26 @@ pub(super) enum VolumeStep {
     Unprotect,
 }
 
-/// What people are told, of the object in question.
+/// An event about the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct VolumeEvent {
     pub(super) is_warning: bool,
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-impl Told {
-    pub(super) fn normal(reason: &'static str, message: impl Into<String>) -> Option<Told> {
-        Some(Told { is_warning: false, reason, message: message.into() })
+impl VolumeEvent {
+    pub(super) fn normal(reason: &'static str, message: impl Into<String>) -> Option<VolumeEvent> {
+        Some(VolumeEvent { is_warning: false, reason, message: message.into() })
     }
 
-    pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> Option<Told> {
-        Some(Told { is_warning: true, reason, message: message.into() })
+    pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> Option<VolumeEvent> {
+        Some(VolumeEvent { is_warning: true, reason, message: message.into() })
     }
 }
 
-/// A step, where there is one, and what is told.
-pub(super) type Decision<S> = (Option<S>, Option<Told>);
+/// A step and an event, if there are any.
+pub(super) type Decision<S> = (Option<S>, Option<VolumeEvent>);
 
 pub(super) fn has_annotation(object: &Value, annotation: &str) -> bool {
     object["metadata"]["annotations"].get(annotation).is_some()
@@ -108,20 +108,20 @@ pub(super) fn claim(world: &World, key: &Key) -> Decision<ClaimStep> {
         ),
         (true, volume) => bound(world, claim, volume),
         (false, "") => open(world, key, claim),
-        (false, volume) => asks_for(world, key, claim, volume),
+        (false, volume) => prebound(world, key, claim, volume),
     }
 }
 
 fn lost(claim: &Value, reason: &'static str, why: &str) -> Decision<ClaimStep> {
     match claim["status"]["phase"] == "Lost" {
         true => (None, None),
-        false => (Some(ClaimStep::Phase("Lost")), Told::warning(reason, why)),
+        false => (Some(ClaimStep::Phase("Lost")), VolumeEvent::warning(reason, why)),
     }
 }
 
-fn pending(claim: &Value, told: Option<Told>) -> Decision<ClaimStep> {
+fn pending(claim: &Value, event: Option<VolumeEvent>) -> Decision<ClaimStep> {
     let is_new = claim["status"]["phase"] != "Pending";
-    (is_new.then_some(ClaimStep::Phase("Pending")), told)
+    (is_new.then_some(ClaimStep::Phase("Pending")), event)
 }
 
 fn bound(world: &World, claim: &Value, name: &str) -> Decision<ClaimStep> {
@@ -155,7 +155,7 @@ fn open(world: &World, key: &Key, claim: &Value) -> Decision<ClaimStep> {
     match matching::best(world, key, claim, consumer) {
         Ok(Some(volume)) => return (Some(ClaimStep::Bind(volume.to_owned())), None),
         Ok(None) => {}
-        Err(why) => return pending(claim, Told::warning("FailedBinding", why)),
+        Err(why) => return pending(claim, VolumeEvent::warning("FailedBinding", why)),
     }
     if class_of(claim).is_none()
         && let Some(class) = default_class(world.classes.values())
@@ -166,11 +166,11 @@ fn open(world: &World, key: &Key, claim: &Value) -> Decision<ClaimStep> {
         _ if waits && node.is_none() => pending(claim, waiting(world, key)),
         ("", _) => {
             let why = "no persistent volumes available for this claim and no storage class is set";
-            pending(claim, Told::normal("FailedBinding", why))
+            pending(claim, VolumeEvent::normal("FailedBinding", why))
         }
         (name, None) => {
             let why = format!("storageclass.storage.k8s.io {name:?} not found");
-            pending(claim, Told::warning("ProvisioningFailed", why))
+            pending(claim, VolumeEvent::warning("ProvisioningFailed", why))
         }
         (_, Some(class)) => {
             provision(claim, text(&class["provisioner"]), node.map(|(name, _)| name))
@@ -187,18 +187,19 @@ fn consumer<'a>(world: &'a World, key: &Key, claim: &'a Value) -> Option<(&'a st
     world.nodes.get(name).map(|node| (name, node))
 }
 
-fn waiting(world: &World, key: &Key) -> Option<Told> {
+fn waiting(world: &World, key: &Key) -> Option<VolumeEvent> {
     let pods = world.users(key).filter(|(_, pod)| pod.node.is_empty() && !pod.is_over);
     let names: Vec<String> = pods.map(|((_, name), _)| name).collect();
     match names.as_slice() {
-        [] => Told::normal(
+        [] => VolumeEvent::normal(
             "WaitForFirstConsumer",
             "waiting for first consumer to be created before binding",
         ),
-        [name] => {
-            Told::normal("WaitForPodScheduled", format!("waiting for pod {name} to be scheduled"))
-        }
-        names => Told::normal(
+        [name] => VolumeEvent::normal(
+            "WaitForPodScheduled",
+            format!("waiting for pod {name} to be scheduled"),
+        ),
+        names => VolumeEvent::normal(
             "WaitForPodScheduled",
             format!("waiting for pods {} to be scheduled", names.join(",")),
         ),
@@ -208,9 +209,9 @@ fn waiting(world: &World, key: &Key) -> Option<Told> {
 fn provision(claim: &Value, provisioner: &str, node: Option<&str>) -> Decision<ClaimStep> {
     if provisioner.starts_with(BUILT_IN) {
         let why = format!("no volume plugin matched name: {provisioner}");
-        return pending(claim, Told::warning("ProvisioningFailed", why));
+        return pending(claim, VolumeEvent::warning("ProvisioningFailed", why));
     }
-    let told = Told::normal(
+    let event = VolumeEvent::normal(
         "ExternalProvisioning",
         format!(
             "Waiting for a volume to be created either by the external provisioner '{provisioner}' \
@@ -223,15 +224,15 @@ fn provision(claim: &Value, provisioner: &str, node: Option<&str>) -> Decision<C
         && node.is_none_or(|node| annotations[SELECTED_NODE] == node);
     let step =
         ClaimStep::Provision { provisioner: provisioner.to_owned(), node: node.map(str::to_owned) };
-    ((!is_asked).then_some(step), told)
+    ((!is_asked).then_some(step), event)
 }
 
-/// On a claim: who is to make its volume, under two names.
+/// On a claim: its provisioner, under two names.
 pub(super) const PROVISIONERS: [&str; 2] =
     ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
 /// A claim that names its volume.
-fn asks_for(world: &World, key: &Key, claim: &Value, name: &str) -> Decision<ClaimStep> {
+fn prebound(world: &World, key: &Key, claim: &Value, name: &str) -> Decision<ClaimStep> {
     let bind = || (Some(ClaimStep::Bind(name.to_owned())), None);
     match world.volumes.get(name) {
         None => pending(claim, None),
@@ -240,14 +241,14 @@ fn asks_for(world: &World, key: &Key, claim: &Value, name: &str) -> Decision<Cla
                 None => bind(),
                 Some(why) => {
                     let why = format!("Cannot bind to requested volume {name:?}: {why}");
-                    pending(claim, Told::warning("VolumeMismatch", why))
+                    pending(claim, VolumeEvent::warning("VolumeMismatch", why))
                 }
             }
         }
         Some(volume) if matching::is_for(volume, key, claim) => bind(),
         Some(_) => {
             let why = format!("volume {name:?} already bound to a different claim.");
-            pending(claim, Told::warning("FailedBinding", why))
+            pending(claim, VolumeEvent::warning("FailedBinding", why))
         }
     }
 }
@@ -279,20 +280,20 @@ pub(super) fn volume(world: &World, name: &str) -> Decision<VolumeStep> {
     let may_go =
         object::is_deleting(volume) && phase != "Bound" && is_protected(volume, VOLUME_PROTECTION);
     match decision {
-        (None, told) if may_go => (Some(VolumeStep::Unprotect), told),
+        (None, event) if may_go => (Some(VolumeStep::Unprotect), event),
         decision => decision,
     }
 }
 
-/// The claim's own turn leaves such a volume alone.
-fn mode_conflict(volume: &Value, claim: &Value) -> Option<Told> {
+/// Such a volume is skipped when the claim is reconciled.
+fn mode_conflict(volume: &Value, claim: &Value) -> Option<VolumeEvent> {
     let why = format!(
         "Cannot bind PersistentVolume to requested PersistentVolumeClaim {:?} due to incompatible volumeMode.",
         object::name(claim)
     );
     match matching::same_mode(volume, claim) {
         true => None,
-        false => Told::warning("VolumeMismatch", why),
+        false => VolumeEvent::warning("VolumeMismatch", why),
     }
 }
 
@@ -308,7 +309,7 @@ fn reclaim(volume: &Value) -> Decision<VolumeStep> {
         return (None, None);
     }
     let fail = |reason, why: String| {
-        (Some(VolumeStep::Phase("Failed", why.clone())), Told::warning(reason, why))
+        (Some(VolumeStep::Phase("Failed", why.clone())), VolumeEvent::warning(reason, why))
     };
     match text(&volume["spec"]["persistentVolumeReclaimPolicy"]) {
         "Recycle" => {

@@ -1,10 +1,10 @@
-//! Those who use volumes: claims of pods' ephemeral volumes, what is attached to nodes, and classes
+//! Users of volumes: claims of ephemeral volumes, attachments to nodes, and classes
 //! of attributes.
 
 use serde_json::{Value, json};
 
-use super::attachments::{self, is_ours_to_tell};
-use super::binder::Told;
+use super::attachments::{self, is_attached_here};
+use super::binder::VolumeEvent;
 use super::world::Key;
 use super::writes::Done;
 use super::{Task, pod};
@@ -40,7 +40,7 @@ impl Task<'_> {
                             made.push(claim);
                             continue;
                         }
-                        // Its watch will tell of it.
+                        // The watch reports it.
                         Err(error) if error.reason == "AlreadyExists" => continue,
                         Err(error) => format!("create PVC {name}: {error}"),
                     }
@@ -52,7 +52,7 @@ impl Task<'_> {
             self.world.put(&claim, &mut self.work);
         }
         for fault in faults {
-            self.tell_pod(key, Told::warning("FailedBinding", fault)).await?;
+            self.record_pod_event(key, VolumeEvent::warning("FailedBinding", fault)).await?;
         }
         Ok(())
     }
@@ -62,17 +62,17 @@ impl Task<'_> {
         let resource = storage("volumeattachments")?;
         // A node hears that it loses a volume before it does.
         if let Some(attached) = plan.attached {
-            let tell = |node: &mut Value| {
+            let record_event = |node: &mut Value| {
                 let others = items(&node["status"]["volumesAttached"]).iter();
-                let others = others.filter(|v| !is_ours_to_tell(text(&v["name"]))).cloned();
-                let own = attached.iter().filter(|name| is_ours_to_tell(name));
+                let others = others.filter(|v| !is_attached_here(text(&v["name"]))).cloned();
+                let own = attached.iter().filter(|name| is_attached_here(name));
                 let own = own.map(|name| json!({"devicePath": "", "name": name}));
                 let all: Vec<Value> = others.chain(own).collect();
                 child_mut(node, "status").insert("volumesAttached".into(), all.into());
                 Ok(())
             };
-            let written = self.api.amend(core("nodes")?, "", name, tell).await?;
-            self.learn(&written);
+            let written = self.api.amend(core("nodes")?, "", name, record_event).await?;
+            self.observe(&written);
         }
         for attachment in plan.attach {
             match self.api.create(&User::apiserver(), resource, "", attachment, false).await {
@@ -86,8 +86,8 @@ impl Task<'_> {
                 self.delete(resource, &attachment).await?;
             }
         }
-        for (pod, told) in plan.told {
-            self.tell_pod(&pod, Some(told)).await?;
+        for (pod, event) in plan.events {
+            self.record_pod_event(&pod, Some(event)).await?;
         }
         Ok(())
     }
@@ -108,9 +108,9 @@ impl Task<'_> {
         self.change(resource, &class, |class| unprotect(class, ATTRIBUTES_PROTECTION)).await
     }
 
-    async fn tell_pod(&mut self, key: &Key, told: Option<Told>) -> Done {
+    async fn record_pod_event(&mut self, key: &Key, event: Option<VolumeEvent>) -> Done {
         if let Some(pod) = self.api.registry.find(core("pods")?, &key.0, &key.1).await? {
-            self.tell(&pod, told).await;
+            self.record_event(&pod, event).await;
         }
         Ok(())
     }

@@ -1,33 +1,33 @@
-//! Tells people, by events, what was decided and why: once, until something else is to be said.
+//! Records events about decisions and their reasons, each once until another one is recorded.
 
 use std::collections::HashMap;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::binder::Told;
+use super::binder::VolumeEvent;
 use crate::admission::core;
 use crate::auth::User;
 use crate::object;
 use crate::operations::Api;
 use crate::status::StatusError;
 
-/// What was last told, by the UID of whom it is about.
+/// The last event, by the UID of its object.
 #[derive(Default)]
-pub(super) struct Teller(HashMap<String, Told>);
+pub(super) struct EventRecorder(HashMap<String, VolumeEvent>);
 
-impl Teller {
-    /// Tells it, unless it was the last thing that was told of the object.
-    pub(super) async fn tell(&mut self, api: &Api, about: &Value, told: Told) {
+impl EventRecorder {
+    /// Records the event, unless it was the last one of the object.
+    pub(super) async fn record_event(&mut self, api: &Api, about: &Value, event: VolumeEvent) {
         let uid = object::uid(about).to_owned();
-        if self.0.get(&uid) == Some(&told) {
+        if self.0.get(&uid) == Some(&event) {
             return;
         }
-        if let Err(error) = write(api, about, &told).await {
-            // A namespace that ends takes no events, which nobody would read anyway.
-            tracing::debug!(%error, about = object::name(about), "an event could not be written");
+        if let Err(error) = write(api, about, &event).await {
+            // A namespace that is being deleted takes no events.
+            tracing::debug!(%error, about = object::name(about), "cannot write an event");
         }
-        self.0.insert(uid, told);
+        self.0.insert(uid, event);
     }
 
     /// Forgets an object that is gone.
@@ -36,7 +36,7 @@ impl Teller {
     }
 }
 
-async fn write(api: &Api, about: &Value, told: &Told) -> Result<(), StatusError> {
+async fn write(api: &Api, about: &Value, event: &VolumeEvent) -> Result<(), StatusError> {
     const COMPONENT: &str = "persistentvolume-controller";
     let namespace = match object::namespace(about) {
         "" => "default",
@@ -59,9 +59,9 @@ async fn write(api: &Api, about: &Value, told: &Told) -> Result<(), StatusError>
             "uid": object::uid(about),
             "resourceVersion": object::resource_version(about),
         },
-        "reason": told.reason,
-        "message": told.message,
-        "type": if told.is_warning { "Warning" } else { "Normal" },
+        "reason": event.reason,
+        "message": event.message,
+        "type": if event.is_warning { "Warning" } else { "Normal" },
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "firstTimestamp": now,

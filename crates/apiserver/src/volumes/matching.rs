@@ -11,18 +11,18 @@ use crate::schema::quantity::Quantity;
 use crate::schema::value::{items, same, text};
 use crate::selector::LabelSelector;
 
-/// For whom a volume is looked for.
+/// The consumer of the volume.
 #[derive(Clone, Copy)]
 pub(super) enum Consumer<'a> {
-    /// For anybody: where the volume can be used does not matter.
+    /// Immediate binding: node affinity does not matter.
     Any,
-    /// For pods that nobody has found a node for: only volumes that are meant for the claim.
+    /// Pods that are not scheduled: only prebound volumes.
     Nowhere,
-    /// For pods on this node, where the volume must be usable.
+    /// Pods on this node, which the node affinity must allow.
     On(&'a str, &'a Node),
 }
 
-/// The size that a claim asks for.
+/// The size that a claim requests.
 pub(super) fn requested(claim: &Value) -> i128 {
     amount(&claim["spec"]["resources"]["requests"]["storage"])
 }
@@ -50,7 +50,7 @@ pub(super) fn same_mode(volume: &Value, claim: &Value) -> bool {
     mode(volume) == mode(claim)
 }
 
-/// Whether the volume can be used in every way that the claim asks for.
+/// Whether the volume has all access modes of the claim.
 pub(super) fn has_modes(volume: &Value, claim: &Value) -> bool {
     let modes = items(&volume["spec"]["accessModes"]);
     items(&claim["spec"]["accessModes"]).iter().all(|mode| modes.contains(mode))
@@ -97,7 +97,7 @@ pub(super) fn best<'a>(
             && class_of(volume).unwrap_or_default() == class
             && selector.matches(volume)
     });
-    // Volumes that can be used in more ways than asked for are spared, unless the node matters.
+    // Volumes with more access modes than requested are spared, unless the node matters.
     let rank = |volume: &&Value| match consumer {
         Consumer::On(..) => (0, size(volume)),
         _ => (items(&volume["spec"]["accessModes"]).len(), size(volume)),
@@ -131,7 +131,7 @@ pub(super) fn is_usable_on(volume: &Value, name: &str, node: &Node) -> bool {
     }
     items(&required["nodeSelectorTerms"]).iter().any(|term| {
         let (labels, fields) = (items(&term["matchExpressions"]), items(&term["matchFields"]));
-        // A term that asks for nothing selects nothing.
+        // An empty term selects nothing.
         (!labels.is_empty() || !fields.is_empty())
             && labels.iter().all(|expression| {
                 LabelSelector::of_node(expression).is_ok_and(|label| label.matches(&node.labels))

@@ -1,12 +1,11 @@
 //! Binds claims to volumes, makes the claims of ephemeral volumes, keeps what is used from being
 //! deleted, and says which volumes are to be attached to which node: stand-ins for the volume
-//! controllers of a full cluster, which are told to stay away by `--bind-volumes=false`.
+//! controllers of a full cluster, with which these are disabled by `--bind-volumes=false`.
 //!
-//! One task, fed by the store's watches: a change names what is to be looked at (`world`), pure
-//! rules say what is next for it (`binder`, `matching`, `attachments`), and `writes` and `consumers`
-//! do that.
+//! One task, fed by the store's watches: a change enqueues items (`world`), pure functions decide the
+//! next step of each (`binder`, `matching`, `attachments`), and `writes` and `consumers` execute it.
 //!
-//! Current limitations: no volume is made or recycled here, that is a provisioner's.
+//! Current limitations: volumes are not provisioned or recycled here.
 
 mod attachments;
 mod binder;
@@ -30,7 +29,7 @@ use futures::future::select_all;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use self::events::Teller;
+use self::events::EventRecorder;
 use self::world::{Item, World};
 use crate::admission::{core, storage};
 use crate::object;
@@ -55,7 +54,7 @@ pub(crate) async fn run(api: &Api, settings: Settings, stop: CancellationToken) 
             ended = follow(api, settings) => ended,
         };
         if let Err(error) = ended {
-            tracing::warn!(%error, "looking after volumes");
+            tracing::warn!(%error, "cannot reconcile volumes");
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -70,12 +69,12 @@ struct Task<'a> {
     settings: Settings,
     world: World,
     work: BTreeSet<Item>,
-    /// What could not be done, for another try.
+    /// Failed items, to be retried.
     failed: BTreeSet<Item>,
-    teller: Teller,
+    recorder: EventRecorder,
 }
 
-/// Looks at everything, and then at what changes, until it misses something.
+/// Reconciles everything, and then what changes, until a change is missed.
 async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
     let followed = [
         core("nodes")?,
@@ -87,7 +86,7 @@ async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
         storage::resource("volumeattachments")?,
         storage::resource("volumeattributesclasses")?,
     ];
-    // Subscribed before the look around, so that nothing in between is missed.
+    // Subscribed before the lists, so that no change in between is missed.
     let after = api.registry.store().revision().await.map_err(registry::refusal)?;
     let mut task = Task {
         api,
@@ -95,7 +94,7 @@ async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
         world: World::default(),
         work: BTreeSet::new(),
         failed: BTreeSet::new(),
-        teller: Teller::default(),
+        recorder: EventRecorder::default(),
     };
     let mut feeds = Vec::new();
     for resource in followed {
@@ -106,13 +105,13 @@ async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
     }
     task.work = task.world.everything();
     loop {
-        // All that has come is known before anything is decided.
+        // All pending changes are applied before anything is decided.
         while let Some(change) = next(&mut feeds).now_or_never() {
             let Some(change) = change? else { return Ok(()) };
             task.apply(&change);
         }
         if let Some(item) = task.work.pop_first() {
-            task.look_at(item).await;
+            task.reconcile(item).await;
             continue;
         }
         tokio::select! {
@@ -120,14 +119,14 @@ async fn follow(api: &Api, settings: Settings) -> Result<(), StatusError> {
                 let Some(change) = change? else { return Ok(()) };
                 task.apply(&change);
             }
-            () = another_try(!task.failed.is_empty()) => {
+            () = retry_delay(!task.failed.is_empty()) => {
                 task.work.append(&mut task.failed);
             }
         }
     }
 }
 
-async fn another_try(is_wanted: bool) {
+async fn retry_delay(is_wanted: bool) {
     match is_wanted {
         true => sleep(RETRY).await,
         false => pending().await,
@@ -142,18 +141,18 @@ async fn next(feeds: &mut [Subscription]) -> Result<Option<Arc<Change>>, StatusE
 impl Task<'_> {
     fn apply(&mut self, change: &Change) {
         if let Some(current) = &change.current {
-            // One that cannot be read is there all the same.
+            // An undecodable object still exists.
             if let Some(object) = current.value() {
                 self.world.put(object, &mut self.work);
             }
         } else if let Some(last) = change.previous.as_ref().and_then(|last| last.value()) {
             self.world.remove(last, &mut self.work);
-            self.teller.forget(object::uid(last));
+            self.recorder.forget(object::uid(last));
         }
     }
 
-    /// Does what is next for one thing. One that cannot be handled holds up no other.
-    async fn look_at(&mut self, item: Item) {
+    /// Reconciles one item. Failed ones are retried later.
+    async fn reconcile(&mut self, item: Item) {
         let done = match &item {
             Item::Pod(key) => self.pod(key).await,
             Item::Claim(key) => self.claim(key).await,
@@ -165,7 +164,7 @@ impl Task<'_> {
             Ok(()) => {}
             Err(error) if error.code == 404 => {}
             Err(error) => {
-                tracing::warn!(%error, ?item, "looking after volumes");
+                tracing::warn!(%error, ?item, "cannot reconcile volumes");
                 self.failed.insert(item);
             }
         }

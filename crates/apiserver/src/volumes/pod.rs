@@ -8,7 +8,7 @@ use super::attachments::disk_name;
 use crate::object;
 use crate::schema::value::{entries, items, text};
 
-/// A node whose volumes somebody else than its kubelet attaches.
+/// The annotation of nodes whose volumes the attach/detach controller attaches.
 const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// A pod.
@@ -25,8 +25,7 @@ pub(super) struct Pod {
     pub(super) ephemeral: Vec<(String, Value)>,
     /// The iSCSI disks that it describes itself, by their unique names.
     pub(super) disks: Vec<String>,
-    /// The PersistentVolumes that those of its volumes stand for whose kind a CSI driver has taken
-    /// over.
+    /// The PersistentVolumes of its in-tree volumes that are migrated to CSI.
     pub(super) migrated: Vec<Value>,
     /// It succeeded or failed.
     pub(super) is_over: bool,
@@ -41,7 +40,7 @@ impl Pod {
         let named = volumes.iter().map(|v| text(&v["persistentVolumeClaim"]["claimName"]));
         let ephemeral = volumes.iter().filter(|volume| volume["ephemeral"].is_object());
         let namespace = object::namespace(pod);
-        // What its driver cannot know is told by the node.
+        // What its driver cannot handle is reported by the node.
         let migrated = |volume| longshore_migration::inline(volume, namespace).ok().flatten();
         Pod {
             revision: object::resource_version(pod).parse().unwrap_or(0),
@@ -130,11 +129,11 @@ pub(super) struct Node {
     pub(super) revision: i64,
     /// As an object has them, below `metadata`.
     pub(super) labels: Value,
-    /// Whether its kubelet leaves it to others to attach volumes.
+    /// Whether the attach/detach controller attaches its volumes.
     pub(super) is_managed: bool,
     /// What it says that it still has mounted: unique names of volumes.
     pub(super) in_use: BTreeSet<String>,
-    /// What it was told to be attached.
+    /// `volumesAttached`: unique names of volumes.
     pub(super) attached: BTreeSet<String>,
 }
 

@@ -1,6 +1,5 @@
-//! What the task knows of volumes and of who uses them, and which of it is to be looked at when
-//! something changes. An object that is older than what is known already changes nothing, so that
-//! what the task has just written holds until its watch tells the same.
+//! The state of volumes and their users, and what is to be reconciled after a change. Older versions of
+//! an object are ignored, so what the task has written holds until its watch reports it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,22 +13,22 @@ use crate::schema::value::text;
 /// Namespace and name.
 pub(super) type Key = (String, String);
 
-/// Something to look at.
+/// An item of the work queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Item {
     /// Claims of its ephemeral volumes.
     Pod(Key),
-    /// Whom it is for, and whether it may go. Before claims, which look for what is available.
+    /// Its binding and protection. Before claims, which need to know the available volumes.
     Volume(String),
-    /// What it is bound to, and whether it may go.
+    /// Its binding and protection.
     Claim(Key),
-    /// What is attached to it.
+    /// Its attachments.
     Node(String),
-    /// Whether this class of attributes may go.
+    /// The protection of a VolumeAttributesClass.
     Attributes(String),
 }
 
-/// Everything known.
+/// All objects.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) volumes: BTreeMap<String, Value>,
@@ -65,7 +64,7 @@ fn revision(object: &Value) -> i64 {
 }
 
 impl World {
-    /// Takes an object in, unless a newer one is known. What is to be looked at goes into `work`.
+    /// Stores an object, unless a newer one is known. Enqueues related items in `work`.
     pub(super) fn put(&mut self, object: &Value, work: &mut BTreeSet<Item>) {
         if self.revision_of(object).is_some_and(|known| known > revision(object)) {
             return;
@@ -97,14 +96,14 @@ impl World {
             "VolumeAttachment" => drop(self.attachments.insert(name, object.clone())),
             _ => {}
         }
-        self.concern(object, work);
+        self.enqueue_related(object, work);
     }
 
     /// An object is gone, unless one of that name was made since.
     pub(super) fn remove(&mut self, last: &Value, work: &mut BTreeSet<Item>) {
         if self.revision_of(last).is_some_and(|known| known <= revision(last)) {
             self.forget(last, work);
-            self.concern(last, work);
+            self.enqueue_related(last, work);
         }
     }
 
@@ -125,7 +124,7 @@ impl World {
         known.map(revision)
     }
 
-    /// Forgets what is known of that name, and notes whom that concerns.
+    /// Removes the object of that name, and enqueues related items.
     fn forget(&mut self, object: &Value, work: &mut BTreeSet<Item>) {
         let (key, name) = (key_of(object), object::name(object));
         let known = match text(&object["kind"]) {
@@ -137,7 +136,7 @@ impl World {
             "VolumeAttachment" => self.attachments.remove(name),
             "Pod" => {
                 if let Some(pod) = self.pods.remove(&key) {
-                    self.concern_pod(&key, &pod, work);
+                    self.enqueue_pod(&key, &pod, work);
                     for claim in pod.claims() {
                         release(&mut self.users, &(key.0.clone(), claim), &key.1);
                     }
@@ -157,22 +156,22 @@ impl World {
         {
             release(&mut self.volumes_of, &claim, &name.to_owned());
         }
-        self.concern(&known, work);
+        self.enqueue_related(&known, work);
     }
 
-    /// Notes what is to be looked at because of this object.
-    fn concern(&self, object: &Value, work: &mut BTreeSet<Item>) {
+    /// Enqueues the items related to this object.
+    fn enqueue_related(&self, object: &Value, work: &mut BTreeSet<Item>) {
         let (key, name) = (key_of(object), object::name(object));
         match text(&object["kind"]) {
             "PersistentVolume" => {
                 work.insert(Item::Volume(name.to_owned()));
-                self.concern_attributes(object, work);
+                self.enqueue_attributes(object, work);
                 match claim_of(object) {
                     Some(claim) => {
-                        self.concern_nodes(&claim, work);
+                        self.enqueue_nodes(&claim, work);
                         work.insert(Item::Claim(claim));
                     }
-                    None => self.concern_open_claims(work),
+                    None => self.enqueue_unbound_claims(work),
                 }
             }
             "PersistentVolumeClaim" => {
@@ -181,13 +180,13 @@ impl World {
                 let volume = text(&object["spec"]["volumeName"]);
                 work.insert(Item::Volume(volume.to_owned()));
                 work.extend(self.users(&key).map(|(pod, _)| Item::Pod(pod)));
-                self.concern_nodes(&key, work);
-                self.concern_attributes(object, work);
+                self.enqueue_nodes(&key, work);
+                self.enqueue_attributes(object, work);
                 work.insert(Item::Claim(key));
             }
             "Pod" => {
                 if let Some(pod) = self.pods.get(&key) {
-                    self.concern_pod(&key, pod, work);
+                    self.enqueue_pod(&key, pod, work);
                 }
             }
             "Node" => {
@@ -198,7 +197,7 @@ impl World {
                 }
                 work.insert(Item::Node(name.to_owned()));
             }
-            "StorageClass" => self.concern_open_claims(work),
+            "StorageClass" => self.enqueue_unbound_claims(work),
             "VolumeAttributesClass" => drop(work.insert(Item::Attributes(name.to_owned()))),
             "CSIDriver" => work.extend(self.bound.keys().cloned().map(Item::Node)),
             "VolumeAttachment" => {
@@ -207,7 +206,7 @@ impl World {
                 let volume = text(&object["spec"]["source"]["persistentVolumeName"]);
                 let volume = self.volumes.get(volume);
                 match volume.filter(|volume| volume["spec"]["csi"].is_object()).map(claim_of) {
-                    Some(claim) => claim.iter().for_each(|claim| self.concern_nodes(claim, work)),
+                    Some(claim) => claim.iter().for_each(|claim| self.enqueue_nodes(claim, work)),
                     // Pods may describe the same volume themselves.
                     None => work.extend(self.bound.keys().cloned().map(Item::Node)),
                 }
@@ -216,7 +215,7 @@ impl World {
         }
     }
 
-    fn concern_pod(&self, key: &Key, pod: &Pod, work: &mut BTreeSet<Item>) {
+    fn enqueue_pod(&self, key: &Key, pod: &Pod, work: &mut BTreeSet<Item>) {
         work.insert(Item::Pod(key.clone()));
         work.extend(used(key, pod).map(Item::Claim));
         let describes = !pod.disks.is_empty() || !pod.migrated.is_empty();
@@ -227,24 +226,24 @@ impl World {
     }
 
     /// The nodes with pods that use the claim.
-    fn concern_nodes(&self, claim: &Key, work: &mut BTreeSet<Item>) {
+    fn enqueue_nodes(&self, claim: &Key, work: &mut BTreeSet<Item>) {
         let nodes = self.users(claim).map(|(_, pod)| pod.node.clone());
         work.extend(nodes.filter(|node| !node.is_empty()).map(Item::Node));
     }
 
-    fn concern_attributes(&self, object: &Value, work: &mut BTreeSet<Item>) {
+    fn enqueue_attributes(&self, object: &Value, work: &mut BTreeSet<Item>) {
         if let Some(class) = object["spec"]["volumeAttributesClassName"].as_str() {
             work.insert(Item::Attributes(class.to_owned()));
         }
     }
 
     /// The claims that are not bound yet.
-    fn concern_open_claims(&self, work: &mut BTreeSet<Item>) {
+    fn enqueue_unbound_claims(&self, work: &mut BTreeSet<Item>) {
         let open = self.claims.iter().filter(|(_, claim)| !is_bound_for_good(claim));
         work.extend(open.map(|(key, _)| Item::Claim(key.clone())));
     }
 
-    /// Everything there is to look at.
+    /// All items.
     pub(super) fn everything(&self) -> BTreeSet<Item> {
         let mut work: BTreeSet<Item> = self.claims.keys().cloned().map(Item::Claim).collect();
         work.extend(self.volumes.keys().cloned().map(Item::Volume));

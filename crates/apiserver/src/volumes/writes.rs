@@ -1,18 +1,18 @@
-//! Carries out what was decided about claims and volumes. Each write looks at the newest object and does nothing when that
-//! is not the one that the decision was about; what was written is known at once.
+//! Executes the steps for claims and volumes. Each write reads the newest object and does nothing if it
+//! was replaced; what was written is in the state at once.
 
 use serde_json::{Value, json};
 
 use super::binder::{
-    self, BIND_COMPLETED, BOUND_BY_CONTROLLER, ClaimStep, PROVISIONERS, SELECTED_NODE, Told,
+    self, BIND_COMPLETED, BOUND_BY_CONTROLLER, ClaimStep, PROVISIONERS, SELECTED_NODE, VolumeEvent,
     VolumeStep, has_annotation,
 };
 use super::world::Key;
 use super::{Task, pod};
 use crate::admission::core;
 use crate::admission::storage::{CLAIM_PROTECTION, VOLUME_PROTECTION, unprotect};
+use crate::api_types::Resource;
 use crate::auth::User;
-use crate::facts::Resource;
 use crate::object::{self, child_mut, metadata_mut};
 use crate::operations::DeleteOptions;
 use crate::registry::Written;
@@ -24,7 +24,7 @@ pub(super) type Done = Result<(), StatusError>;
 
 impl Task<'_> {
     pub(super) async fn claim(&mut self, key: &Key) -> Done {
-        let (step, told) = binder::claim(&self.world, key);
+        let (step, event) = binder::claim(&self.world, key);
         let Some(claim) = self.world.claims.get(key).cloned() else { return Ok(()) };
         let done = match step {
             None => Ok(()),
@@ -65,7 +65,7 @@ impl Task<'_> {
             Some(ClaimStep::Delete) if self.has_owner(&claim).await? => Ok(()),
             Some(ClaimStep::Delete) => self.delete(core("persistentvolumeclaims")?, &claim).await,
         };
-        self.tell(&claim, told).await;
+        self.record_event(&claim, event).await;
         done
     }
 
@@ -129,31 +129,31 @@ impl Task<'_> {
     }
 
     pub(super) async fn volume(&mut self, name: &str) -> Done {
-        let (step, told) = binder::volume(&self.world, name);
+        let (step, event) = binder::volume(&self.world, name);
         let Some(volume) = self.world.volumes.get(name).cloned() else { return Ok(()) };
-        let (done, told) = match step {
-            None => (Ok(()), told),
+        let (done, event) = match step {
+            None => (Ok(()), event),
             Some(VolumeStep::Phase("Released", _)) if self.has_claim(&volume).await? => {
                 return Ok(());
             }
             Some(VolumeStep::Phase(phase, message)) => {
-                (self.change_volume(&volume, |volume| enter(volume, phase, &message)).await, told)
+                (self.change_volume(&volume, |volume| enter(volume, phase, &message)).await, event)
             }
-            Some(VolumeStep::Unbind) => (self.change_volume(&volume, unbind).await, told),
+            Some(VolumeStep::Unbind) => (self.change_volume(&volume, unbind).await, event),
             Some(VolumeStep::Unprotect) => {
                 let change = |volume: &mut Value| unprotect(volume, VOLUME_PROTECTION);
-                (self.change_volume(&volume, change).await, told)
+                (self.change_volume(&volume, change).await, event)
             }
             Some(VolumeStep::DeleteData) => match self.delete_data(&volume).await {
                 Ok(()) => (self.delete(core("persistentvolumes")?, &volume).await, None),
                 Err(why) => {
                     let fail = |volume: &mut Value| enter(volume, "Failed", &why);
                     let done = self.change_volume(&volume, fail).await;
-                    (done, Told::warning("VolumeFailedDelete", why))
+                    (done, VolumeEvent::warning("VolumeFailedDelete", why))
                 }
             },
         };
-        self.tell(&volume, told).await;
+        self.record_event(&volume, event).await;
         done
     }
 
@@ -222,7 +222,7 @@ impl Task<'_> {
             Ok(())
         };
         let written = self.api.amend(resource, namespace, name, amend).await?;
-        self.learn(&written);
+        self.observe(&written);
         Ok(())
     }
 
@@ -233,7 +233,7 @@ impl Task<'_> {
         let user = User::apiserver();
         match self.api.delete(&user, resource, namespace, name, &options).await {
             Ok(written) => {
-                self.learn(&written);
+                self.observe(&written);
                 Ok(())
             }
             // Another one of that name.
@@ -242,16 +242,16 @@ impl Task<'_> {
         }
     }
 
-    pub(super) fn learn(&mut self, written: &Written) {
+    pub(super) fn observe(&mut self, written: &Written) {
         match written.deleted {
             true => self.world.remove(&written.object, &mut self.work),
             false => self.world.put(&written.object, &mut self.work),
         }
     }
 
-    pub(super) async fn tell(&mut self, about: &Value, told: Option<Told>) {
-        if let Some(told) = told {
-            self.teller.tell(self.api, about, told).await;
+    pub(super) async fn record_event(&mut self, about: &Value, event: Option<VolumeEvent>) {
+        if let Some(event) = event {
+            self.recorder.record_event(self.api, about, event).await;
         }
     }
 }
@@ -276,8 +276,7 @@ fn enter(volume: &mut Value, phase: &str, message: &str) {
     note_transition(volume, &before);
 }
 
-/// What this task wrote into the volume goes; what somebody else did stays, for the same claim or
-/// another one of its name.
+/// Removes what this controller wrote; a prebinding of others stays.
 fn unbind(volume: &mut Value) {
     if has_annotation(volume, BOUND_BY_CONTROLLER) {
         child_mut(volume, "spec").remove("claimRef");

@@ -1,4 +1,4 @@
-//! A stand-in for a node's port 10250 that answers as it is told.
+//! A stand-in for a node's port 10250 with configured responses.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};

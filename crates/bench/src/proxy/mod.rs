@@ -52,7 +52,7 @@ pub(crate) struct Phase {
 
 /// Measures everything; what it started is gone when it returns.
 pub(crate) async fn run(args: &Args) -> Result<Vec<Measurements>> {
-    let mut figures = Vec::new();
+    let mut results = Vec::new();
     for services in &args.services {
         let render_seconds = render::seconds(*services, ENDPOINTS)?;
         for backend in Backend::ALL {
@@ -61,10 +61,10 @@ pub(crate) async fn run(args: &Args) -> Result<Vec<Measurements>> {
             let phases = measure(&mut world, *services, args.repeat.into()).await;
             let phases = phases.map_err(|error| world.explain(error))?;
             world.stop()?;
-            figures.push(Measurements { backend, services: *services, render_seconds, phases });
+            results.push(Measurements { backend, services: *services, render_seconds, phases });
         }
     }
-    Ok(figures)
+    Ok(results)
 }
 
 async fn measure(world: &mut World, services: usize, repeat: usize) -> Result<Vec<Phase>> {
@@ -149,7 +149,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// What goes on, for a person; the figures alone go to stdout.
+/// What goes on, for a person; the results alone go to stdout.
 fn say(what: &str) {
     eprintln!("bench-proxy: {what}");
 }

@@ -1,16 +1,16 @@
-//! The figures as a table for people, in the form of docs/benchmarks-proxy.md.
+//! The results as a table for people, in the form of docs/benchmarks-proxy.md.
 use std::fmt::Write;
 
 use super::{Measurements, Phase};
 use crate::statistics::{Spread, median};
 
 /// A line a phase: medians, and the worst time.
-pub(crate) fn table(figures: &[Measurements]) -> String {
+pub(crate) fn table(results: &[Measurements]) -> String {
     let mut table = String::from(
         "| services | iptables | | time | worst | CPU-seconds, own | with programs | lock held | MiB (peak) |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );
-    for Measurements { backend, services, phases, .. } in figures {
+    for Measurements { backend, services, phases, .. } in results {
         for phase in phases {
             // writing into a string cannot fail
             let _ = writeln!(table, "| {services} | {backend} | {}", cells(phase));
@@ -19,7 +19,7 @@ pub(crate) fn table(figures: &[Measurements]) -> String {
     table.push_str("\n| services | all rules as text |\n|---|---|\n");
     // the same for all variants
     let mut last = None;
-    for Measurements { services, render_seconds, .. } in figures {
+    for Measurements { services, render_seconds, .. } in results {
         if last.replace(services) != Some(services) {
             let _ = writeln!(table, "| {services} | {} |", time(*render_seconds));
         }
@@ -28,7 +28,7 @@ pub(crate) fn table(figures: &[Measurements]) -> String {
 }
 
 fn cells(phase: &Phase) -> String {
-    let middle = |figures: &[f64]| median(figures.iter().copied());
+    let middle = |results: &[f64]| median(results.iter().copied());
     let worst = Spread::of(phase.seconds.clone()).map_or(0.0, |spread| spread.max);
     let lock = phase.lock_seconds.as_deref().map_or("none".into(), |lock| time(middle(lock)));
     format!(
@@ -63,14 +63,14 @@ mod tests {
             lock_seconds: None,
             memory: Memory { rss: 10.0, pss: 9.0, peak: 12.0 },
         };
-        let figures = Measurements {
+        let results = Measurements {
             backend: Backend::Nft,
             services: 10,
             render_seconds: 0.05,
             phases: vec![phase],
         };
-        let legacy = Measurements { backend: Backend::Legacy, ..figures.clone() };
-        let table = table(&[figures, legacy]);
+        let legacy = Measurements { backend: Backend::Legacy, ..results.clone() };
+        let table = table(&[results, legacy]);
         let third = table.lines().nth(2);
         let line = "| 10 | nft | cold | 20 ms | 1.50 s | 0.100 | 0.200 | none | 10.0 (12.0) |";
         assert_eq!(third, Some(line));

@@ -27,7 +27,7 @@ use serde_json::{Map, Value, json};
 use crate::process::{self, Memory};
 
 /// The longest that anything may take: the Go proxy's cold start of 10,000 services, and more.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const TIMEOUT: Duration = Duration::from_secs(1200);
 /// Requests to the apiserver at once.
 const WRITERS: usize = 16;
 const METRICS_PORT: u16 = 10249;
@@ -91,7 +91,7 @@ impl World {
             Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.proxy_url = None;
         let client = Client::try_from(config)?;
-        // What the kubelet leaves tells the proxy whose tables to use.
+        // The kubelet's chains show the proxy whose tables to use.
         for family in ["iptables", "ip6tables"] {
             let program = format!("{family}-{backend}");
             host.run(&program, ["-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])?;
@@ -220,30 +220,30 @@ impl World {
     }
 
     pub(super) fn probe_answers(&self, number: usize) -> Result<bool> {
-        Ok(self.ask(self.probe.context("no probe")?).is_some_and(|ip| ip == pod(number)))
+        Ok(self.request(self.probe.context("no probe")?).is_some_and(|ip| ip == pod(number)))
     }
 
     pub(super) fn extra_answers(&self) -> Result<bool> {
-        Ok(self.ask(self.extra.context("nothing extra")?).is_some())
+        Ok(self.request(self.extra.context("nothing extra")?).is_some())
     }
 
     /// Who answers at port 80 of an address, asked on the host.
-    fn ask(&self, ip: IpAddr) -> Option<Ipv4Addr> {
-        let ask = move || {
+    fn request(&self, ip: IpAddr) -> Option<Ipv4Addr> {
+        let request = move || {
             let address = SocketAddr::new(ip, 80);
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
             let mut text = String::new();
             stream.read_to_string(&mut text).ok()?;
             text.parse().ok()
         };
-        on(&self.host, ask).ok().flatten()
+        on(&self.host, request).ok().flatten()
     }
 
     /// Waits for a sync of IPv4 that ended after a moment; when it did, in seconds since 1970.
     pub(super) async fn synced_after(&mut self, begin: f64) -> Result<f64> {
         let address = SocketAddr::from((self.host.node_ip(), METRICS_PORT));
         let daemon = self.proxy.as_mut().context("no proxy")?.daemon();
-        let synced = wait_until(PATIENCE, "a sync", async || {
+        let synced = wait_until(TIMEOUT, "a sync", async || {
             daemon.check_running()?;
             let at = last_sync(address)?;
             if at > begin { Ok(at) } else { Err(anyhow!("the last was at {at}")) }
@@ -256,7 +256,7 @@ impl World {
         Ok(Cost { own: 0.0, all: 0.0, lock: self.lock.as_ref().map(LockWatch::seconds) })
     }
 
-    #[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+    #[allow(clippy::cast_precision_loss, reason = "for display only")]
     pub(super) fn cost(&mut self) -> Result<Cost> {
         let pid = self.proxy.as_mut().context("no proxy")?.daemon().pid();
         let stat = Process::new(i32::try_from(pid)?)?.stat()?;
@@ -306,7 +306,7 @@ fn on<T: Send + 'static>(host: &Host, run: impl FnOnce() -> T + Send + 'static) 
     Ok(thread.join().map_err(|_| anyhow!("a thread ended badly"))??)
 }
 
-/// An address on the host where whoever connects is told it.
+/// An address on the host that is sent to whoever connects.
 fn serve(host: &Host, ip: Ipv4Addr) -> Result<()> {
     host.run("ip", ["addr", "add", &format!("{ip}/32"), "dev", "lo"])?;
     let listener = on(host, move || TcpListener::bind((ip, 8080)))??;

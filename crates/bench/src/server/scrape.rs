@@ -55,7 +55,7 @@ pub(crate) async fn measure(cluster: &mut Cluster<'_>, port: &mut Port) -> Resul
         tokio::time::sleep(APART).await;
     }
     let sending = tokio::task::spawn_blocking(move || send(bytes)).await??;
-    #[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+    #[allow(clippy::cast_precision_loss, reason = "for display only")]
     Ok(Scrapes {
         first_ms: first,
         often_ms: often,

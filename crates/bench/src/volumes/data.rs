@@ -28,7 +28,7 @@ const UPDATES: usize = 30;
 /// After a burst or a change: what it has stirred up is to settle.
 const SETTLE: Duration = Duration::from_secs(5);
 /// How long a change may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const GONE: Duration = Duration::from_secs(120);
 
 /// What was found.
@@ -126,7 +126,7 @@ fn with_volumes(number: usize, node: &str) -> Result<Pod> {
     Ok(serde_json::from_value(pod)?)
 }
 
-#[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+#[allow(clippy::cast_precision_loss, reason = "for display only")]
 async fn idle(cluster: &mut Cluster<'_>, seconds: u16) -> Result<Idle> {
     tokio::time::sleep(SETTLE).await;
     let pid = cluster.node.daemon().pid();
@@ -154,7 +154,7 @@ fn trees(root: &Path) -> Result<HashMap<PathBuf, PathBuf>> {
     Ok(found)
 }
 
-#[allow(clippy::cast_precision_loss, reason = "figures to look at")]
+#[allow(clippy::cast_precision_loss, reason = "for display only")]
 async fn update(cluster: &mut Cluster<'_>, idle: &Idle, count: usize) -> Result<Updates> {
     let secrets: Api<Secret> = Api::default_namespaced(cluster.client());
     let root = cluster.node.root_dir();
@@ -176,7 +176,7 @@ async fn update(cluster: &mut Cluster<'_>, idle: &Idle, count: usize) -> Result<
         let sent = Instant::now();
         secrets.patch(&secret_name(number), &PatchParams::default(), &patch).await?;
         while fs::read(&file)? != b"1" {
-            if sent.elapsed() > PATIENCE {
+            if sent.elapsed() > TIMEOUT {
                 bail!("{} does not change", file.display());
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

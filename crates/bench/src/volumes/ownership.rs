@@ -41,7 +41,7 @@ pub(super) fn run(files: usize, rounds: usize) -> Result<Ownership> {
             close(&root)?;
             let began = Instant::now();
             match by_node {
-                true => Change::new(group, false, false).give(&root)?,
+                true => Change::new(group, false, false).apply_blocking(&root)?,
                 false => give_by_chown(&root, group)?,
             }
             times.push(began.elapsed().as_secs_f64());
@@ -49,7 +49,7 @@ pub(super) fn run(files: usize, rounds: usize) -> Result<Ownership> {
         }
     }
     let began = Instant::now();
-    Change::new(group, false, true).give(&root)?;
+    Change::new(group, false, true).apply_blocking(&root)?;
     Ok(Ownership {
         files,
         cpus: std::thread::available_parallelism()?.get(),

@@ -1,10 +1,9 @@
-//! The certificate that the node shows to the apiserver: who gives the first one, and what the
-//! kubeconfig says of it.
+//! The client certificate of the node: TLS bootstrapping, and the kubeconfig that refers to it.
 //!
 //! A kubeconfig with a good certificate, or with another credential than one, is used as it is.
 //! When it is missing, unreadable or its certificate has ended, and a bootstrap kubeconfig is there,
-//! a new one is written that points at the store, and the bootstrap credential asks for what is to
-//! be put there. Nothing waits for that but what speaks with the apiserver.
+//! a new one is written that points at the store, and a certificate is requested with the bootstrap
+//! credential. Only requests to the apiserver wait for that.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +19,13 @@ use tracing::{error, info};
 use crate::{CredentialState, Credentials, Identity, Limits};
 use longshore_config::Config;
 
-use super::keeper::{Keeper, Parts};
+use super::manager::{CertificateManager, Parts};
 use super::metrics::CertificateMetrics;
 use super::pair;
 use super::request::{Signer, Template};
 use super::store::{Store, StoreError};
 
-/// Why a node cannot begin as a client.
+/// Why a node has no client credential.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
     /// No kubeconfig, and nothing to make one of.
@@ -52,7 +51,7 @@ pub enum BootstrapError {
     Store(#[from] StoreError),
 }
 
-/// What a kubeconfig has to show.
+/// The kind of credential in a kubeconfig.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Credential {
     /// The pair of the store, whatever that is.
@@ -65,18 +64,18 @@ pub(super) enum Credential {
 
 /// The node's certificate as a client, for the lifetime of the daemon.
 pub struct ClientCertificate {
-    /// Whom clients are to be made for.
+    /// The credentials of the node's clients.
     pub credentials: Credentials,
     /// The task that keeps the certificate; `None`: the kubeconfig's own is used to its end.
-    pub keeper: Option<Keeper>,
+    pub manager: Option<CertificateManager>,
 }
 
 impl ClientCertificate {
-    /// Looks at what there is, and writes a kubeconfig if the bootstrap kubeconfig allows it.
+    /// Checks the credential, and writes a kubeconfig if there is a bootstrap kubeconfig.
     /// `None`: the node has no apiserver.
     ///
     /// # Errors
-    /// When nothing is there that a node could ever begin with.
+    /// When there is no credential at all.
     pub fn prepare(
         config: &Config,
         limits: Limits,
@@ -92,7 +91,7 @@ impl ClientCertificate {
         if let Credential::Unusable(reason) = &credential {
             match files.adopt_bootstrap() {
                 Ok(()) => credential = Credential::Store,
-                // static pods can run meanwhile, and whoever mends it need not restart anything
+                // static pods can run meanwhile, and no restart is needed once it is repaired
                 Err(missing) if Kubeconfig::read_from(&files.kubeconfig).is_ok() => {
                     if !kept {
                         error!(kubeconfig = %files.kubeconfig.display(), "{reason}; {missing}");
@@ -106,40 +105,39 @@ impl ClientCertificate {
         }
         let credentials = Credentials::of(&files.kubeconfig);
         if !rotate && credential == Credential::Own {
-            return Ok(Some(Self { credentials, keeper: None }));
+            return Ok(Some(Self { credentials, manager: None }));
         }
-        let standing = watch::Sender::new(CredentialState::Kubeconfig);
-        let identity =
-            Identity { path: files.store.current_path(), standing: standing.subscribe() };
+        let state = watch::Sender::new(CredentialState::Kubeconfig);
+        let identity = Identity { path: files.store.current_path(), state: state.subscribe() };
         let credentials = Credentials { identity: Some(identity), ..credentials };
         let template = watch::Sender::new(Some(Template::node(&config.node_name))).subscribe();
-        let judge = files.clone();
-        let otherwise = move |lack| match judge.credential(Timestamp::now()) {
+        let source = files.clone();
+        let state_without = move |missing| match source.credential(Timestamp::now()) {
             Credential::Own => CredentialState::Kubeconfig,
-            Credential::Store => CredentialState::Lacking(lack),
+            Credential::Store => CredentialState::Lacking(missing),
             Credential::Unusable(reason) => {
-                CredentialState::Lacking(format!("kubeconfig: {reason}; {lack}"))
+                CredentialState::Lacking(format!("kubeconfig: {reason}; {missing}"))
             }
         };
         let (asked, rest_client) = (credentials.clone(), rest_client.clone());
-        let keeper = Keeper::new(Parts {
+        let manager = CertificateManager::new(Parts {
             store: files.store.clone(),
             signer: Signer::Client,
             template,
-            way: Box::new(move |good| {
+            new_client: Box::new(move |good| {
                 let connect = Connect { own: asked.clone(), limits, metrics: rest_client.clone() };
-                connect.way(files.clone(), good).boxed()
+                connect.new_client(files.clone(), good).boxed()
             }),
             renew: rotate,
-            otherwise: Box::new(otherwise),
-            standing,
+            state_without: Box::new(state_without),
+            state,
             metrics: metrics.clone(),
         });
-        Ok(Some(Self { credentials, keeper: Some(keeper) }))
+        Ok(Some(Self { credentials, manager: Some(manager) }))
     }
 }
 
-/// How the client that asks is made.
+/// Makes the client that sends certificate requests.
 struct Connect {
     own: Credentials,
     limits: Limits,
@@ -148,14 +146,14 @@ struct Connect {
 
 impl Connect {
     /// The node's own while it has a good credential, or else the bootstrap's.
-    async fn way(self, files: Files, good: bool) -> Result<Client, String> {
+    async fn new_client(self, files: Files, good: bool) -> Result<Client, String> {
         let credentials = match files.credential(Timestamp::now()) {
             _ if good => self.own,
             Credential::Own => Credentials { identity: None, ..self.own },
             Credential::Store | Credential::Unusable(_) => {
                 files.adopt_bootstrap()?;
                 let kubeconfig = files.bootstrap.ok_or_else(|| NO_BOOTSTRAP.to_owned())?;
-                info!(kubeconfig = %kubeconfig.display(), "asking with the bootstrap credential");
+                info!(kubeconfig = %kubeconfig.display(), "requesting with the bootstrap credential");
                 Credentials::of(&kubeconfig)
             }
         };
@@ -164,7 +162,7 @@ impl Connect {
     }
 }
 
-const NO_BOOTSTRAP: &str = "no --bootstrap-kubeconfig is given, so no certificate can be asked for: \
+const NO_BOOTSTRAP: &str = "no --bootstrap-kubeconfig is given, so no certificate can be requested: \
      give one with a bootstrap token (kubeadm token create), or put a kubeconfig with a valid \
      client certificate in its place (kubeadm kubeconfig user, or kubeadm certs on a control plane)";
 
@@ -198,15 +196,15 @@ impl Files {
             (None, Some(file)) => std::fs::read(file)
                 .map(|pem| (pem, format!("its certificate {file}")))
                 .map_err(|error| format!("its certificate {file}: {error}")),
-            // a token, a program, or nobody at all: not for us to judge
+            // a token, an exec plugin, or none: used as it is
             (None, None) => return Credential::Own,
         };
-        let judged = certificate.and_then(|(pem, what)| match pair::leaf(&pem) {
-            Ok(leaf) if leaf.is_expired(now) => Err(format!("{what} ended at {}", leaf.until)),
+        let valid = certificate.and_then(|(pem, what)| match pair::leaf(&pem) {
+            Ok(leaf) if leaf.is_expired(now) => Err(format!("{what} expired at {}", leaf.until)),
             Ok(_) => Ok(()),
             Err(reason) => Err(format!("{what}: {reason}")),
         });
-        judged.map_or_else(Credential::Unusable, |()| Credential::Own)
+        valid.map_or_else(Credential::Unusable, |()| Credential::Own)
     }
 
     /// Sees to it that the kubeconfig points at the store, with the bootstrap's cluster. The error
@@ -215,7 +213,7 @@ impl Files {
         let path = self.bootstrap.as_deref().ok_or(NO_BOOTSTRAP)?;
         if !path.exists() {
             return Err(format!(
-                "the bootstrap kubeconfig {} does not exist, so no certificate can be asked for: \
+                "the bootstrap kubeconfig {} does not exist, so no certificate can be requested: \
                  put one there with a new bootstrap token (kubeadm token create)",
                 path.display()
             ));

@@ -15,7 +15,7 @@ pub struct CertificateMetrics {
     server_lifetimes: Histogram,
 }
 
-/// Until when the certificates are good; `None` for one that nobody renews.
+/// When the certificates expire; `None` for one that is not rotated.
 #[derive(Debug, Default)]
 struct Ends {
     client: Option<Timestamp>,
@@ -116,17 +116,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_told() {
+    fn metrics_of_certificate_ttl() {
         let registry = Registry::default();
         let certificates = CertificateMetrics::new(&registry);
-        let told = |side: &str| {
+        let seconds = |side: &str| {
             let name = format!("kubelet_certificate_manager_{side}_ttl_seconds");
             parse(&registry.text()).unwrap().sum(&name, &[]).unwrap()
         };
-        assert_eq!((told("client"), told("server")), (f64::INFINITY, f64::INFINITY));
+        assert_eq!((seconds("client"), seconds("server")), (f64::INFINITY, f64::INFINITY));
         certificates.client(Timestamp::now() + SignedDuration::from_hours(1));
         certificates.server(Timestamp::now() - SignedDuration::from_secs(90));
-        assert!((3590.0..=3600.0).contains(&told("client")), "{}", told("client"));
-        assert!((-95.0..=-90.0).contains(&told("server")), "{}", told("server"));
+        assert!((3590.0..=3600.0).contains(&seconds("client")), "{}", seconds("client"));
+        assert!((-95.0..=-90.0).contains(&seconds("server")), "{}", seconds("server"));
     }
 }

@@ -18,15 +18,15 @@ pub(super) struct Leaf {
     pub(super) name: String,
     /// The organizations: the user's groups.
     pub(super) groups: BTreeSet<String>,
-    /// The names of hosts that it is good for.
+    /// The DNS names that it is valid for.
     pub(super) dns: BTreeSet<String>,
-    /// The addresses that it is good for.
+    /// The IP addresses that it is valid for.
     pub(super) ips: BTreeSet<IpAddr>,
     /// From when it is good.
     pub(super) from: Timestamp,
     /// Until when it is good.
     pub(super) until: Timestamp,
-    /// The certificate itself, to tell one from another.
+    /// The certificate itself, to compare it with another.
     der: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! One request for a certificate: made of a key and a [`Template`], sent, and waited for.
+//! One request for a certificate: made from a key and a [`Template`], sent, and waited for.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ use x509_parser::prelude::{FromDer, X509CertificationRequest};
 use super::pair;
 use crate::{Item, object};
 
-/// Whom a certificate is to be for.
+/// The subject of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Template {
     /// The user.
@@ -52,7 +52,7 @@ impl Template {
     }
 }
 
-/// Who signs, which says what the certificate is for.
+/// The signer, which determines the use of the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signer {
     /// Clients of the apiserver that are kubelets.
@@ -69,7 +69,7 @@ impl Signer {
         }
     }
 
-    /// What is asked for with a key on an elliptic curve, which does not encipher.
+    /// The usages for a key on an elliptic curve, which cannot encipher.
     fn usages(self) -> [&'static str; 2] {
         match self {
             Self::Client => ["digital signature", "client auth"],
@@ -87,15 +87,15 @@ pub(super) enum RequestError {
     /// The apiserver does not take it.
     #[error("cannot create a certificate signing request: {0}")]
     Create(#[source] Box<KubeError>),
-    /// The apiserver does not take who asks.
+    /// The apiserver does not accept the credential.
     #[error(
-        "the apiserver does not accept the credential that asks (401): {0}; a bootstrap token ends \
+        "the apiserver does not accept the credential (401): {0}; a bootstrap token expires \
          after a day: make a new one (kubeadm token create)"
     )]
     Unauthorized(String),
-    /// Somebody has said no.
+    /// The request was denied or failed.
     #[error("certificate signing request {name} was {verdict}: {reason}")]
-    Refused {
+    Rejected {
         /// The request.
         name: String,
         /// `denied`, or what else.
@@ -105,13 +105,13 @@ pub(super) enum RequestError {
     },
     /// The request of that name is not this one, or cannot serve any more.
     #[error("certificate signing request {name} cannot be used: {reason}")]
-    Spent {
+    Unusable {
         /// The request.
         name: String,
         /// Why not.
         reason: String,
     },
-    /// Nobody has said anything.
+    /// The request was not decided in time.
     #[error("certificate signing request {name} was not approved and signed within {waited:?}")]
     Overdue {
         /// The request.
@@ -126,7 +126,7 @@ pub(super) struct Request {
     signer: Signer,
     pem: String,
     key: KeyPair,
-    /// The same for the same key and wish: a daemon that starts again finds what it has asked for.
+    /// The same for the same key and template: after a restart the daemon finds its request.
     /// `None`: each is a new one.
     name: Option<String>,
 }
@@ -156,10 +156,10 @@ impl Request {
 
     /// Sends it, or takes up the one of before, and waits until it is signed or refused. The answer
     /// is the certificate as PEM.
-    pub(super) async fn fulfil(
+    pub(super) async fn wait_for_certificate(
         &self,
         client: Client,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<String, RequestError> {
         let api: Api<Item<CertificateSigningRequest>> = Api::all(client);
         let sent = self.send(&api).await?;
@@ -170,19 +170,20 @@ impl Request {
             let mut states = pin!(watch_object(api, &name).default_backoff());
             while let Some(state) = states.next().await {
                 match state {
-                    Ok(Some(item)) => match judge(&item.known(), uid.as_deref(), Timestamp::now())?
-                    {
-                        Some(certificate) => return Ok(certificate),
-                        None => debug!(csr = name, "not issued yet"),
-                    },
-                    Ok(None) => return Err(spent(&name, "it was deleted")),
+                    Ok(Some(item)) => {
+                        match issued_certificate(&item.known(), uid.as_deref(), Timestamp::now())? {
+                            Some(certificate) => return Ok(certificate),
+                            None => debug!(csr = name, "not issued yet"),
+                        }
+                    }
+                    Ok(None) => return Err(unusable(&name, "it was deleted")),
                     Err(error) => debug!(csr = name, "cannot watch: {error}"),
                 }
             }
-            Err(spent(&name, "the watch ended"))
+            Err(unusable(&name, "the watch ended"))
         };
-        let overdue = || RequestError::Overdue { name: name.clone(), waited: patience };
-        tokio::time::timeout(patience, issued).await.unwrap_or_else(|_| Err(overdue()))
+        let overdue = || RequestError::Overdue { name: name.clone(), waited: timeout };
+        tokio::time::timeout(timeout, issued).await.unwrap_or_else(|_| Err(overdue()))
     }
 
     async fn send(
@@ -210,10 +211,10 @@ impl Request {
                 let found = found.map_err(|error| RequestError::Create(error.into()))?;
                 match public_key_of(&found) == Some(self.key.subject_public_key_info()) {
                     true => {
-                        info!(csr = name, "taking up the request of before");
+                        info!(csr = name, "using the existing request");
                         Ok(found)
                     }
-                    false => Err(spent(name, "it was made with another key")),
+                    false => Err(unusable(name, "it was created with another key")),
                 }
             }
             (Err(error), _) => Err(not_created(error)),
@@ -228,19 +229,19 @@ fn not_created(error: KubeError) -> RequestError {
     }
 }
 
-fn spent(name: &str, reason: &str) -> RequestError {
-    RequestError::Spent { name: name.to_owned(), reason: reason.to_owned() }
+fn unusable(name: &str, reason: &str) -> RequestError {
+    RequestError::Unusable { name: name.to_owned(), reason: reason.to_owned() }
 }
 
-/// What has become of a request: the certificate, nothing yet, or a reason to wait no longer.
-pub(super) fn judge(
+/// The result of a request: the certificate, nothing yet, or an error.
+pub(super) fn issued_certificate(
     csr: &CertificateSigningRequest,
     uid: Option<&str>,
     now: Timestamp,
 ) -> Result<Option<String>, RequestError> {
     let name = csr.metadata.name.clone().unwrap_or_default();
     if csr.metadata.uid.as_deref() != uid {
-        return Err(spent(&name, "another one has taken its place"));
+        return Err(unusable(&name, "another one has taken its place"));
     }
     let Some(status) = &csr.status else { return Ok(None) };
     let mut approved = false;
@@ -256,19 +257,19 @@ pub(super) fn judge(
         };
         let said = [&condition.reason, &condition.message].map(|text| text.as_deref());
         let reason = said.into_iter().flatten().collect::<Vec<_>>().join(": ");
-        return Err(RequestError::Refused { name, verdict, reason });
+        return Err(RequestError::Rejected { name, verdict, reason });
     }
     let Some(certificate) = status.certificate.as_ref().filter(|_| approved) else {
         return Ok(None);
     };
     let leaf = pair::leaf(&certificate.0)
-        .map_err(|reason| spent(&name, &format!("its certificate: {reason}")))?;
+        .map_err(|reason| unusable(&name, &format!("its certificate: {reason}")))?;
     if leaf.is_expired(now) {
-        return Err(spent(&name, &format!("its certificate ended at {}", leaf.until)));
+        return Err(unusable(&name, &format!("its certificate expired at {}", leaf.until)));
     }
     String::from_utf8(certificate.0.clone())
         .map(Some)
-        .map_err(|_| spent(&name, "its certificate is no text"))
+        .map_err(|_| unusable(&name, "its certificate is not UTF-8"))
 }
 
 fn public_key_of(csr: &CertificateSigningRequest) -> Option<Vec<u8>> {

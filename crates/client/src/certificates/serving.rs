@@ -1,5 +1,5 @@
 //! The certificate that the node's server shows, when the cluster signs it (`serverTLSBootstrap`):
-//! for the names and addresses that the node object has, and anew when they change.
+//! for the names and addresses of the Node object, requested again when they change.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -14,7 +14,7 @@ use kube::Client;
 use longshore_config::Config;
 use tokio::sync::watch;
 
-use super::keeper::{Keeper, Parts};
+use super::manager::{CertificateManager, Parts};
 use super::metrics::CertificateMetrics;
 use super::request::{Signer, Template};
 use super::store::{Store, StoreError};
@@ -26,7 +26,7 @@ pub fn pair_path(cert_dir: &Path) -> PathBuf {
     cert_dir.join(format!("{NAME}-current.pem"))
 }
 
-/// Keeps the pair for the node that `node` tells of. The task never ends; drop it to stop.
+/// Rotates the serving certificate of the node in `node`. The task never ends; drop it to stop.
 pub fn keep(
     config: &Config,
     client: Client,
@@ -36,19 +36,19 @@ pub fn keep(
     let store = Store::open(&config.cert_dir, NAME)?;
     let dns_only = config.gates.enabled("AllowDNSOnlyNodeCSR");
     let (wanted, template) = watch::channel(None);
-    let keeper = Keeper::new(Parts {
+    let manager = CertificateManager::new(Parts {
         store,
         signer: Signer::Serving,
         template,
-        way: Box::new(move |_| futures::future::ready(Ok(client.clone())).boxed()),
+        new_client: Box::new(move |_| futures::future::ready(Ok(client.clone())).boxed()),
         renew: true,
-        otherwise: Box::new(CredentialState::Lacking),
-        standing: watch::Sender::new(CredentialState::Lacking(String::new())),
+        state_without: Box::new(CredentialState::Lacking),
+        state: watch::Sender::new(CredentialState::Lacking(String::new())),
         metrics,
     });
     let name = config.node_name.clone();
     Ok(async move {
-        tokio::join!(follow(&name, dns_only, node, wanted), keeper.run());
+        tokio::join!(follow(&name, dns_only, node, wanted), manager.run());
     })
 }
 
@@ -66,9 +66,9 @@ async fn follow(
         // a node that is not known now has the addresses that it had
         if let Some(addresses) = addresses {
             let template = template(name, &addresses, dns_only);
-            wanted.send_if_modified(|told| {
-                let changed = *told != template;
-                *told = template;
+            wanted.send_if_modified(|last| {
+                let changed = *last != template;
+                *last = template;
                 changed
             });
         }
@@ -78,7 +78,7 @@ async fn follow(
     }
 }
 
-/// What is asked for; `None`: the addresses are not enough to ask for anything.
+/// The template of the request; `None`: there are not enough addresses for one.
 pub(super) fn template(name: &str, addresses: &[NodeAddress], dns_only: bool) -> Option<Template> {
     let (mut dns, mut ips) = (BTreeSet::new(), BTreeSet::new());
     for NodeAddress { address, type_ } in addresses.iter().filter(|one| !one.address.is_empty()) {

@@ -1,5 +1,5 @@
 //! The files of one kind of pair, as upstream has them: a pair of each renewal in a file named by
-//! its date, and a link to the one that counts. A daemon that dies at any moment leaves a link that
+//! its date, and a link to the current one. A daemon killed at any time leaves a link that
 //! leads to a whole pair, or none.
 
 use std::fs;
@@ -31,7 +31,7 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
-    /// What should be a link is somebody's file.
+    /// There is a file in place of the link.
     #[error("{}: expected a symbolic link, found a file; move it away", path.display())]
     NoLink {
         /// The file.

@@ -16,11 +16,11 @@ use super::event_name;
 /// Events of one object that pass at once, and how many more each second.
 const SPAM_BURST: f64 = 25.0;
 const SPAM_RATE: f64 = 1.0 / 300.0;
-/// So many messages of one kind within the interval are told apart; more are combined.
+/// So many messages of one kind within the interval stay separate events; more are combined.
 const SIMILAR: usize = 10;
 const SIMILAR_INTERVAL: Duration = Duration::from_secs(600);
 /// Objects and events remembered: the pods of a full node several times over.
-const REMEMBERED: usize = 1024;
+const MAX_CACHED: usize = 1024;
 
 /// What is remembered of an event that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) struct Written {
     pub(super) count: i32,
 }
 
-/// What was told lately.
+/// The recent events.
 #[derive(Debug, Default)]
 pub(super) struct Correlator {
     hasher: RandomState,
@@ -51,8 +51,8 @@ struct Similar {
 }
 
 impl Correlator {
-    /// What is to be written of a newly told event with the key it is remembered by: itself, a
-    /// repetition (its count is above 1 and its name that of the first), or nothing.
+    /// The event to write for a new one, with its key: itself, a repetition (its count is above 1 and
+    /// its name that of the first), or nothing.
     pub(super) fn fold(&mut self, mut event: Event, now: Instant) -> Option<(u64, Event)> {
         let key = self.combine(&mut event, now);
         if let Some(seen) = self.seen.get(key, now) {
@@ -148,7 +148,7 @@ impl<V> Recent<V> {
     }
 
     fn make_room(&mut self, key: u64) {
-        if self.entries.len() < REMEMBERED || self.entries.contains_key(&key) {
+        if self.entries.len() < MAX_CACHED || self.entries.contains_key(&key) {
             return;
         }
         // seldom, and over a short map: no second index is worth its memory

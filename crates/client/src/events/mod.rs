@@ -1,4 +1,4 @@
-//! The event recorder: what parts of the daemon tell about pods and the node becomes Event objects.
+//! The event recorder: writes Event objects about pods and the node.
 //!
 //! [`Recorder`] is a cheap handle that never waits. One task behind it folds repetitions together
 //! ([`correlator`]) and writes to the apiserver, or to the log alone when there is none.
@@ -25,23 +25,23 @@ use self::correlator::{Correlator, Written};
 pub use self::pod::PodEventRecorder;
 use crate::Item;
 
-/// Events waiting to be written; more are dropped, as a burst tells nothing new.
+/// Events waiting to be written; more are dropped.
 const QUEUE: usize = 1000;
 /// How often writing one event is tried.
-const TRIES: u32 = 12;
+const MAX_ATTEMPTS: u32 = 12;
 /// The longest pause between tries.
-const PAUSE: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// The name that the node goes by in its events.
 const KUBELET: &str = "kubelet";
 /// The longest message kept, which bounds what the queue can hold.
 const MAX_MESSAGE: usize = 4096;
 
-/// Whether an event is news or trouble.
+/// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
-    /// Things go as they should.
+    /// Normal operation.
     Normal,
-    /// Somebody may want to look.
+    /// A problem.
     Warning,
 }
 
@@ -55,15 +55,15 @@ impl EventType {
     }
 }
 
-/// Tells events. Cheap to clone; never waits, never fails.
+/// Records events. Cheap to clone; never waits, never fails.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    queue: mpsc::Sender<Told>,
+    queue: mpsc::Sender<PendingEvent>,
 }
 
-/// An event as it was told.
+/// An event that is waiting to be written.
 #[derive(Debug, Clone)]
-struct Told {
+struct PendingEvent {
     about: ObjectReference,
     kind: EventType,
     reason: String,
@@ -74,9 +74,9 @@ struct Told {
 
 impl Recorder {
     /// Starts the task that writes events of the node `host`; it ends when the last handle is
-    /// dropped, or it is told to finish, and what was told before is written. Without a client,
-    /// events are logged only.
-    pub fn start(client: Option<Client>, host: &str) -> (Self, Writing) {
+    /// dropped or `finish` is called, after the queued events are written. Without a client, events
+    /// are only logged.
+    pub fn start(client: Option<Client>, host: &str) -> (Self, RecorderTask) {
         Self::start_as(KUBELET, client, host)
     }
 
@@ -85,21 +85,21 @@ impl Recorder {
         component: &'static str,
         client: Option<Client>,
         host: &str,
-    ) -> (Self, Writing) {
-        let (queue, told) = mpsc::channel(QUEUE);
+    ) -> (Self, RecorderTask) {
+        let (queue, pending) = mpsc::channel(QUEUE);
         let (host, correlator) = (host.to_owned(), Correlator::default());
         let writer = Writer { component, client, host, correlator };
-        let enough = CancellationToken::new();
-        let task = tokio::spawn(writer.run(told, enough.clone()));
-        (Self { queue }, Writing { task, enough })
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(writer.run(pending, stop.clone()));
+        (Self { queue }, RecorderTask { task, stop })
     }
 
-    /// Tells an event about an object.
+    /// Records an event about an object.
     pub fn event(&self, about: ObjectReference, kind: EventType, reason: &str, message: &str) {
         self.annotated_event(about, kind, reason, message, BTreeMap::new());
     }
 
-    /// Tells an event about an object, with annotations for tools.
+    /// Records an event about an object, with annotations.
     pub fn annotated_event(
         &self,
         about: ObjectReference,
@@ -111,8 +111,8 @@ impl Recorder {
         let mut message = message.to_owned();
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         let (reason, at) = (reason.to_owned(), Timestamp::now());
-        let told = Told { about, kind, reason, message, annotations, at };
-        if let Err(error) = self.queue.try_send(told) {
+        let pending = PendingEvent { about, kind, reason, message, annotations, at };
+        if let Err(error) = self.queue.try_send(pending) {
             debug!("event dropped: {error}");
         }
     }
@@ -130,18 +130,18 @@ pub fn node_reference(name: &str) -> ObjectReference {
     }
 }
 
-/// The task that writes events. Dropped, it goes on.
+/// The task that writes events. It goes on when this is dropped.
 #[derive(Debug)]
-pub struct Writing {
+pub struct RecorderTask {
     task: JoinHandle<()>,
-    enough: CancellationToken,
+    stop: CancellationToken,
 }
 
-impl Writing {
-    /// Done when all that was told so far is written; what is told from now on is lost. The error
-    /// is a panic of the task.
+impl RecorderTask {
+    /// Waits until all queued events are written; later ones are dropped. The error is a panic of
+    /// the task.
     pub async fn finish(self) -> Result<(), JoinError> {
-        self.enough.cancel();
+        self.stop.cancel();
         self.task.await
     }
 }
@@ -155,31 +155,32 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut queue: mpsc::Receiver<Told>, enough: CancellationToken) {
+    async fn run(mut self, mut queue: mpsc::Receiver<PendingEvent>, stop: CancellationToken) {
         loop {
-            let told = tokio::select! {
-                told = queue.recv() => told,
-                () = enough.cancelled(), if !queue.is_closed() => {
+            let pending = tokio::select! {
+                pending = queue.recv() => pending,
+                () = stop.cancelled(), if !queue.is_closed() => {
                     queue.close();
                     continue;
                 }
             };
-            let Some(told) = told else { return };
-            let about = &told.about;
+            let Some(pending) = pending else { return };
+            let about = &pending.about;
             let name = about.name.as_deref().unwrap_or_default();
             let namespace = about.namespace.as_deref().unwrap_or_default();
-            let (kind, object) = (told.kind.as_str(), about.kind.as_deref().unwrap_or_default());
-            info!(kind, object, namespace, name, reason = told.reason, "{}", told.message);
+            let (kind, object) = (pending.kind.as_str(), about.kind.as_deref().unwrap_or_default());
+            info!(kind, object, namespace, name, reason = pending.reason, "{}", pending.message);
             if self.client.is_some()
-                && let Some((key, event)) = self.correlator.fold(self.event(told), Instant::now())
+                && let Some((key, event)) =
+                    self.correlator.fold(self.event(pending), Instant::now())
             {
                 self.write(key, event).await;
             }
         }
     }
 
-    fn event(&self, told: Told) -> Event {
-        let Told { about, kind, reason, message, annotations, at } = told;
+    fn event(&self, pending: PendingEvent) -> Event {
+        let PendingEvent { about, kind, reason, message, annotations, at } = pending;
         let namespace = about.namespace.clone().filter(|namespace| !namespace.is_empty());
         Event {
             metadata: ObjectMeta {
@@ -210,7 +211,7 @@ impl Writer {
         let Some(client) = self.client.clone() else { return };
         let namespace = event.metadata.namespace.as_deref().unwrap_or("default");
         let api: Api<Item<Event>> = Api::namespaced(client, namespace);
-        for attempt in 1..=TRIES {
+        for attempt in 1..=MAX_ATTEMPTS {
             match write_once(&api, &event).await {
                 Ok(name) => {
                     let count = event.count.unwrap_or(1);
@@ -218,20 +219,20 @@ impl Writer {
                     return;
                 }
                 Err(KubeError::Api(status)) if status.code < 500 && status.code != 429 => {
-                    debug!(reason = event.reason, "event refused: {status}");
+                    debug!(reason = event.reason, "event rejected: {status}");
                     return;
                 }
                 Err(error) => debug!(attempt, "cannot write event: {error}"),
             }
-            if attempt < TRIES {
-                tokio::time::sleep(PAUSE.min(Duration::from_millis(100 << attempt))).await;
+            if attempt < MAX_ATTEMPTS {
+                tokio::time::sleep(MAX_BACKOFF.min(Duration::from_millis(100 << attempt))).await;
             }
         }
-        warn!(reason = event.reason, "event given up after {TRIES} tries");
+        warn!(reason = event.reason, "event dropped after {MAX_ATTEMPTS} attempts");
     }
 }
 
-/// Counts up the event of that name if it is a repetition, or makes it. Answers with its name.
+/// Increments the count of the event if it is a repetition, or creates it. Returns its name.
 async fn write_once(api: &Api<Item<Event>>, event: &Event) -> Result<String, KubeError> {
     let name = event.metadata.name.clone().unwrap_or_default();
     if event.count > Some(1) {
@@ -242,7 +243,7 @@ async fn write_once(api: &Api<Item<Event>>, event: &Event) -> Result<String, Kub
         });
         match api.patch(&name, &PatchParams::default(), &Patch::Strategic(change)).await {
             Ok(_) => return Ok(name),
-            // its time ran out on the server: it is made anew
+            // it expired on the server: it is created again
             Err(KubeError::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn told(object: &str, reason: &str, message: &str) -> Event {
+fn event(object: &str, reason: &str, message: &str) -> Event {
     let writer = Writer {
         component: KUBELET,
         client: None,
@@ -25,7 +25,7 @@ fn told(object: &str, reason: &str, message: &str) -> Event {
         name: Some(object.to_owned()),
         ..ObjectReference::default()
     };
-    writer.event(Told {
+    writer.event(PendingEvent {
         about,
         kind: EventType::Normal,
         reason: reason.to_owned(),
@@ -36,33 +36,35 @@ fn told(object: &str, reason: &str, message: &str) -> Event {
 }
 
 #[test]
-fn repetitions_count_up_the_first_one() {
+fn event_repetitions_increment_the_count() {
     let mut correlator = Correlator::default();
     let now = Instant::now();
-    let (key, first) = correlator.fold(told("a", "Pulled", "image x"), now).unwrap();
-    let (again_key, again) = correlator.fold(told("a", "Pulled", "image x"), now).unwrap();
+    let (key, first) = correlator.fold(event("a", "Pulled", "image x"), now).unwrap();
+    let (again_key, again) = correlator.fold(event("a", "Pulled", "image x"), now).unwrap();
     assert_eq!((key, again.count), (again_key, Some(2)));
     assert_eq!(again.metadata.name, first.metadata.name);
     assert_eq!(again.first_timestamp, first.first_timestamp);
     assert_eq!(first.metadata.annotations.unwrap()["key"], "value");
-    for other in
-        [told("b", "Pulled", "image x"), told("a", "Killed", "image x"), told("a", "Pulled", "y")]
-    {
+    for other in [
+        event("b", "Pulled", "image x"),
+        event("a", "Killed", "image x"),
+        event("a", "Pulled", "y"),
+    ] {
         let (other_key, other) = correlator.fold(other, now).unwrap();
         assert!(other_key != key && other.count == Some(1));
     }
     // the server's word on the count is taken
     correlator.written(key, Written { name: "kept".into(), count: 41 });
-    let (_, more) = correlator.fold(told("a", "Pulled", "image x"), now).unwrap();
+    let (_, more) = correlator.fold(event("a", "Pulled", "image x"), now).unwrap();
     assert_eq!((more.count, more.metadata.name.as_deref()), (Some(42), Some("kept")));
 }
 
 #[test]
-fn ten_similar_messages_become_one() {
+fn event_similar_messages_are_combined_after_ten() {
     let mut correlator = Correlator::default();
     let now = Instant::now();
     let fold = |correlator: &mut Correlator, n: u32, now| {
-        correlator.fold(told("a", "Failed", &format!("try {n}")), now).unwrap().1
+        correlator.fold(event("a", "Failed", &format!("try {n}")), now).unwrap().1
     };
     for n in 1..10 {
         assert_eq!(fold(&mut correlator, n, now).message.unwrap(), format!("try {n}"));
@@ -76,10 +78,10 @@ fn ten_similar_messages_become_one() {
 }
 
 #[test]
-fn an_object_that_will_not_be_quiet_is_muted() {
+fn event_spam_filter_mutes_an_object() {
     let mut correlator = Correlator::default();
     let now = Instant::now();
-    let mut fold = |object: &str, now| correlator.fold(told(object, "R", "m"), now).is_some();
+    let mut fold = |object: &str, now| correlator.fold(event(object, "R", "m"), now).is_some();
     assert_eq!((0..100).filter(|_| fold("loud", now)).count(), 25);
     assert!(fold("quiet", now));
     assert!(!fold("loud", now + Duration::from_secs(299)));
@@ -87,12 +89,12 @@ fn an_object_that_will_not_be_quiet_is_muted() {
 }
 
 #[test]
-fn memory_is_bounded() {
+fn event_correlator_memory_is_bounded() {
     let mut correlator = Correlator::default();
     let start = Instant::now();
     for n in 0..5000 {
         let _ =
-            correlator.fold(told(&format!("pod-{n}"), "R", "m"), start + Duration::from_millis(n));
+            correlator.fold(event(&format!("pod-{n}"), "R", "m"), start + Duration::from_millis(n));
     }
     assert_eq!(correlator.remembered(), 1024);
 }
@@ -118,7 +120,7 @@ async fn answer(
     (code, if code.is_success() { event } else { status }.to_string())
 }
 
-async fn started(api: &Api) -> (Recorder, Writing) {
+async fn started(api: &Api) -> (Recorder, RecorderTask) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new().fallback(answer).with_state(api.clone());
@@ -128,7 +130,7 @@ async fn started(api: &Api) -> (Recorder, Writing) {
 }
 
 #[tokio::test]
-async fn events_are_made_then_counted_up() {
+async fn events_are_created_then_counted() {
     let api = Api::default();
     let (recorder, task) = started(&api).await;
     for _ in 0..2 {
@@ -155,7 +157,7 @@ async fn events_are_made_then_counted_up() {
 }
 
 #[tokio::test]
-async fn a_server_in_trouble_is_tried_again_and_a_refusal_is_not() {
+async fn event_write_is_retried_on_5xx_and_not_on_4xx() {
     let api = Api::default();
     // popped from the end: 503 first, then success; then a refusal
     *api.answers.lock().unwrap() =
@@ -171,7 +173,7 @@ async fn a_server_in_trouble_is_tried_again_and_a_refusal_is_not() {
 }
 
 #[tokio::test]
-async fn a_lost_event_is_made_anew() {
+async fn event_lost_on_the_server_is_created_again() {
     let api = Api::default();
     *api.answers.lock().unwrap() = vec![StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::OK];
     let (recorder, task) = started(&api).await;
@@ -187,12 +189,12 @@ async fn a_lost_event_is_made_anew() {
 }
 
 #[tokio::test]
-async fn without_a_client_nothing_is_written_and_nothing_waits() {
+async fn event_recorder_without_client_only_logs() {
     let (recorder, task) = Recorder::start(None, "node-1");
     for n in 0..5000 {
         recorder.event(node_reference("n"), EventType::Normal, "A", &"ü".repeat(3000 + n % 2));
     }
-    // though there is still who could tell
+    // although a recorder still exists
     task.finish().await.unwrap();
     drop(recorder);
 }

@@ -1,5 +1,5 @@
 //! Trust bundles of the cluster: the certificates that its signers vouch for. All of them are
-//! followed by one watch, as upstream does and the node is allowed to, while a pod asks for any.
+//! followed by one watch, as upstream does and the node is allowed to, while a pod uses any.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ struct Following {
 type Known = Result<BTreeMap<String, ClusterTrustBundle>, Option<String>>;
 
 impl Bundles {
-    /// One more pod asks for bundles; `changed` is called when some are others.
+    /// One more pod uses bundles; `changed` is called when some have changed.
     pub(super) fn retain(&self, client: &Client, changed: impl Fn() + Send + 'static) {
         let mut following = self.following();
         if let Some(following) = following.as_mut() {
@@ -54,7 +54,7 @@ impl Bundles {
         *following = Some(Following { pods: 1, known, _task: AbortOnDropHandle::new(task) });
     }
 
-    /// One pod less asks for bundles; the last one ends the watch.
+    /// One pod less uses bundles; the last one ends the watch.
     pub(super) fn release(&self) {
         let mut following = self.following();
         if let Some(known) = following.as_mut() {
@@ -63,7 +63,7 @@ impl Bundles {
         *following = following.take().filter(|known| known.pods > 0);
     }
 
-    /// The certificates that a pod asks for, each once, as PEM; none where none need be there.
+    /// The certificates of a projection, each once, as PEM; none if it is optional.
     pub(super) async fn anchors(
         &self,
         source: &ClusterTrustBundleProjection,
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn bundles_are_selected_and_each_certificate_comes_once() {
+    fn trust_bundles_are_selected_and_deduplicated() {
         let none = "combination of signerName and labelSelector matched zero ClusterTrustBundles";
         for (source, expected) in [
             (json!({"name": "plain"}), Ok(2)),

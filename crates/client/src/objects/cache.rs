@@ -1,4 +1,4 @@
-//! One kind of object, asked for now and then and kept for as long as a pod refers to it.
+//! A cache of one kind of object, each fetched on demand and kept while a pod refers to it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -23,7 +23,7 @@ pub(super) trait Named:
     /// What messages call it.
     const NAME: &'static str;
 
-    /// Where to ask for it.
+    /// The API of the kind.
     fn api(client: Client, namespace: &str) -> Api<Item<Self>>;
 
     /// Whether its data can never change.
@@ -86,7 +86,7 @@ impl Key {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    /// What it is to ask for such an object, for messages.
+    /// The action of fetching the object, for messages.
     pub(super) fn action<K: Named>(&self) -> String {
         match &*self.namespace {
             "" => format!("get {} {}", K::NAME, self.name),
@@ -110,17 +110,17 @@ struct Entry<K> {
     slot: Arc<Slot<K>>,
 }
 
-/// The latest answer. The lock is held during a request, so that those who wait share its answer.
-type Slot<K> = AsyncMutex<Option<Answer<K>>>;
+/// The latest response. The lock is held during a request, so that waiting readers share it.
+type Slot<K> = AsyncMutex<Option<Cached<K>>>;
 
-struct Answer<K> {
+struct Cached<K> {
     at: Instant,
     result: Result<Arc<K>, Error>,
 }
 
 impl<K: Named> Cache<K> {
     /// One more pod refers to the object. The pod may have been made after the last answer, so the
-    /// next reader asks anew; requests under way serve those who already wait for them.
+    /// next reader fetches it again; requests in flight serve those who already wait for them.
     pub(super) fn retain(&self, key: &Key) {
         let mut entries = self.entries();
         let entry =
@@ -140,8 +140,8 @@ impl<K: Named> Cache<K> {
         }
     }
 
-    /// The object, from the cache if it is younger than `time_to_live`, or else by `fetch`, which is told whether a
-    /// version of it is known already. An object that no pod refers to is fetched and not kept.
+    /// The object, from the cache if it is younger than `time_to_live`, or else by `fetch`, whose
+    /// argument is whether a version of it is known. An object that no pod refers to is not cached.
     pub(super) async fn get(
         &self,
         key: &Key,
@@ -167,7 +167,7 @@ impl<K: Named> Cache<K> {
             }
             (_, fetched) => fetched,
         };
-        *last = Some(Answer { at: Instant::now(), result: result.clone() });
+        *last = Some(Cached { at: Instant::now(), result: result.clone() });
         result
     }
 
@@ -181,8 +181,8 @@ impl<K: Named> Cache<K> {
     }
 }
 
-impl<K: Named> Answer<K> {
-    /// Whether it will do for a caller who asked at that time: an error only for those who waited
+impl<K: Named> Cached<K> {
+    /// Whether it is valid for a reader since that time: an error only for those that waited
     /// for it, an object for its time to live.
     fn serves(&self, asked: Instant, time_to_live: Duration) -> bool {
         let lives = |object: &Arc<K>| object.immutable() || self.at.elapsed() < time_to_live;

@@ -1,4 +1,4 @@
-//! What changed for a pod: told to its worker, which then renews what was made of it.
+//! Notifies a pod's worker of changes of the objects that the pod refers to.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::references::{self, Reference, References};
 use crate::mutex::locked;
 
-/// What changed of all that a pod's volumes are made of.
+/// What changed of the sources of a pod's volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     references: References,
@@ -33,7 +33,7 @@ impl Changed {
         Self { pod: true, ..Self::default() }
     }
 
-    /// Nobody tells what changes.
+    /// It is not known what changed: there are no watches.
     fn any() -> Self {
         Self { any: true, ..Self::default() }
     }
@@ -66,39 +66,39 @@ impl Changed {
     }
 }
 
-/// Tells of the changes for one pod. Clones share them: each change is told once.
+/// The changes for one pod. Clones share them: each change is delivered once.
 #[derive(Clone)]
 pub struct Changes {
-    told: Arc<Told>,
-    /// How often to look by oneself, where nobody tells.
+    pending: Arc<PendingChanges>,
+    /// The resync period, where there are no watches.
     period: Option<Duration>,
 }
 
-/// What is to be told to a pod's worker.
-pub(super) struct Told {
+/// The changes that a pod's worker has not taken yet.
+pub(super) struct PendingChanges {
     changed: Mutex<Changed>,
     notify: Notify,
     /// When the first of the pod's tokens is to be renewed.
     pub(super) renewal: watch::Sender<Option<Timestamp>>,
-    /// When all of it was looked at, where nobody tells.
-    looked: Mutex<Instant>,
+    /// The last resync, where there are no watches.
+    last_resync: Mutex<Instant>,
 }
 
-impl Default for Told {
+impl Default for PendingChanges {
     fn default() -> Self {
-        let (renewal, looked) = (watch::Sender::new(None), Mutex::new(Instant::now()));
-        Self { changed: Mutex::default(), notify: Notify::new(), renewal, looked }
+        let (renewal, last_resync) = (watch::Sender::new(None), Mutex::new(Instant::now()));
+        Self { changed: Mutex::default(), notify: Notify::new(), renewal, last_resync }
     }
 }
 
-impl Told {
+impl PendingChanges {
     /// An object changed.
-    pub(super) fn note(&self, reference: &Reference) {
+    pub(super) fn add(&self, reference: &Reference) {
         locked(&self.changed).references.insert(reference.clone());
         self.notify.notify_one();
     }
 
-    /// Until the first token is due. That is told once: who renews it sets the next time.
+    /// Waits until the first token is due for renewal. Returns once: the renewal sets the next time.
     async fn due(&self) {
         let mut renewal = self.renewal.subscribe();
         loop {
@@ -122,38 +122,38 @@ impl Told {
 }
 
 impl Changes {
-    pub(super) fn new(told: Arc<Told>, period: Option<Duration>) -> Self {
-        // Pods that were made together are not looked at together.
-        let spread = f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX);
-        Self { told, period: period.map(|period| period.mul_f64(1.0 + spread / 2.0)) }
+    pub(super) fn new(pending: Arc<PendingChanges>, period: Option<Duration>) -> Self {
+        // Spreads the resyncs of pods that were created together.
+        let jitter = f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX);
+        Self { pending, period: period.map(|period| period.mul_f64(1.0 + jitter / 2.0)) }
     }
 
     /// The changes since the last answer, once there are any. Nothing is lost when this is dropped
     /// before.
     pub async fn next(&self) -> Changed {
-        let look = async {
+        let resync = async {
             match self.period {
                 None => std::future::pending().await,
                 Some(period) => {
-                    let last = *locked(&self.told.looked);
+                    let last = *locked(&self.pending.last_resync);
                     sleep_until(time::later(last, period)).await;
-                    *locked(&self.told.looked) = Instant::now();
+                    *locked(&self.pending.last_resync) = Instant::now();
                 }
             }
         };
-        let told = async {
+        let changed = async {
             loop {
-                let changed = std::mem::take(&mut *locked(&self.told.changed));
+                let changed = std::mem::take(&mut *locked(&self.pending.changed));
                 if !changed.is_nothing() {
                     return changed;
                 }
-                self.told.notify.notified().await;
+                self.pending.notify.notified().await;
             }
         };
         tokio::select! {
-            changed = told => changed,
-            () = self.told.due() => Changed { tokens: true, ..Changed::default() },
-            () = look => Changed::any(),
+            changed = changed => changed,
+            () = self.pending.due() => Changed { tokens: true, ..Changed::default() },
+            () = resync => Changed::any(),
         }
     }
 }

@@ -22,13 +22,13 @@ impl Named for CSIDriver {
     }
 }
 
-/// Tells what the cluster says of a driver, and what becomes of that, until this is dropped; `None`:
-/// it says nothing.
-pub async fn follow_driver(client: Client, name: &str, tell: impl Fn(Option<CSIDriver>)) {
-    let hurry = Notify::new();
-    let tell = |found| match found {
-        Ok(driver) => tell(driver),
-        Err(error) => debug!(driver = name, "what the cluster says of it is not known: {error}"),
+/// Reports the CSIDriver object of a driver and its changes until this is dropped; `None`: there is
+/// no such object.
+pub async fn follow_driver(client: Client, name: &str, report: impl Fn(Option<CSIDriver>)) {
+    let retry_now = Notify::new();
+    let report = |found| match found {
+        Ok(driver) => report(driver),
+        Err(error) => debug!(driver = name, "cannot read the CSIDriver: {error}"),
     };
-    follow::<CSIDriver>(client, Key::new("", name), &hurry, tell).await;
+    follow::<CSIDriver>(client, Key::new("", name), &retry_now, report).await;
 }

@@ -18,15 +18,15 @@ pub enum Error {
     /// The apiserver refused or could not be reached.
     #[error("failed to {action}: {reason}")]
     Request {
-        /// What was asked for.
+        /// The failed action.
         action: String,
-        /// The server's message, or what went wrong on the way.
+        /// The server's message, or the client's error.
         reason: Arc<str>,
     },
-    /// The object cannot be decoded. Asking again is of no use: its next change is told.
+    /// The object cannot be decoded. There is no point in a retry: its next change is reported.
     #[error("failed to {action}: {reason}")]
     Unreadable {
-        /// What was asked for.
+        /// The failed action.
         action: String,
         /// Which object, which field, and why.
         reason: Arc<str>,
@@ -34,14 +34,14 @@ pub enum Error {
     /// The node runs without an apiserver.
     #[error("failed to {action}: no apiserver is configured")]
     NoApiserver {
-        /// What was asked for.
+        /// The failed action.
         action: String,
     },
-    /// What a pod asks of trust bundles cannot be given.
+    /// A trust bundle projection cannot be resolved.
     #[error("{0}")]
     TrustBundle(String),
-    /// A token was asked for a pod that names no service account.
-    #[error("pod names no service account to make a token for")]
+    /// A token was requested for a pod without a service account.
+    #[error("pod has no service account to request a token for")]
     NoServiceAccount,
 }
 
@@ -51,7 +51,7 @@ impl Error {
         matches!(self, Self::NotFound { .. })
     }
 
-    /// Whether asking again may lead to another answer.
+    /// Whether a retry may succeed.
     pub(super) fn is_passing(&self) -> bool {
         !matches!(self, Self::NotFound { .. } | Self::Unreadable { .. })
     }

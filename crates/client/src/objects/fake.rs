@@ -1,5 +1,5 @@
 //! A scripted apiserver for tests: objects by path, with lists and watches of single ones; answers
-//! that can be made to fail, watches that can be cut off, and a count of what was asked.
+//! that can be made to fail, watches that can be cut off, and counts of requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ pub struct FakeApi {
 #[derive(Default)]
 struct Script {
     objects: BTreeMap<String, Value>,
-    /// What happened: version, path, and the event as watches tell it.
+    /// The history: version, path, and the watch event.
     history: Vec<(u64, String, Value)>,
     /// How much happened, and how often watches were cut off.
     news: watch::Sender<(usize, usize)>,
@@ -79,7 +79,7 @@ impl FakeApi {
             Some(_) => "MODIFIED",
             None => "ADDED",
         };
-        script.tell(version, path, json!({"type": kind, "object": object}));
+        script.record(version, path, json!({"type": kind, "object": object}));
     }
 
     /// Goes back to an older version, as a server does that is behind the others.
@@ -99,7 +99,7 @@ impl FakeApi {
         if let Some(mut object) = script.objects.remove(&path) {
             let version = script.version() + 1;
             object["metadata"]["resourceVersion"] = json!(version.to_string());
-            script.tell(version, path, json!({"type": "DELETED", "object": object}));
+            script.record(version, path, json!({"type": "DELETED", "object": object}));
         }
     }
 
@@ -154,7 +154,7 @@ impl Script {
         self.history.last().map_or(0, |(version, ..)| *version)
     }
 
-    fn tell(&mut self, version: u64, path: String, event: Value) {
+    fn record(&mut self, version: u64, path: String, event: Value) {
         self.history.push((version, path, event));
         self.news.send_modify(|(length, _)| *length += 1);
     }

@@ -1,6 +1,6 @@
-//! Follows one object by its name: reads it, then hears of its changes by a watch that goes on where
-//! the last one ended. A loop of its own and not kube's: a node follows thousands of objects that
-//! hardly change, and each is to cost little memory and no waking up.
+//! Follows one object by its name: lists it, then watches it from that resourceVersion. Not kube's
+//! watcher: a node follows thousands of objects that hardly change, and each should take little
+//! memory and no wakeups.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -19,58 +19,58 @@ use super::cache::{Key, Named};
 use super::{Error, REQUEST_TIMEOUT, within};
 use crate::{Item, SharesConnection};
 
-/// Pauses after failures, as upstream's: each twice the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(800);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Backoff after failures, as upstream's: it doubles.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(800);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// A watch that ends sooner than this has failed, whatever the server says.
-const SHORT: Duration = Duration::from_secs(1);
-/// How long a watch lasts at least, and so much more at random, in seconds: the server's own
-/// measure. It sends nothing while nothing changes, for no bookmarks are asked for.
-const WATCH: u64 = 1800;
-/// How much later than promised a watch may end before it is taken for lost.
-const LATE: Duration = Duration::from_secs(60);
-/// Longer than any object with its event.
-const LONGEST_LINE: usize = 8 << 20;
-/// The code of a server that does not know any more what happened since a version.
+const MIN_WATCH: Duration = Duration::from_secs(1);
+/// The least timeout of a watch in seconds, plus at most as much jitter, as the server does. It
+/// sends nothing while nothing changes, because no bookmarks are requested.
+const MIN_WATCH_TIMEOUT: u64 = 1800;
+/// How long after its timeout a watch is given up.
+const WATCH_GRACE: Duration = Duration::from_secs(60);
+/// The longest line: larger than any object with its event.
+const MAX_LINE: usize = 8 << 20;
+/// The status code for a compacted resourceVersion.
 const GONE: u16 = 410;
 
-/// What is known of the object now: `None` when there is none.
+/// The object: `None` when there is none.
 pub(super) type Found<K> = Result<Option<K>, Error>;
 
-/// Tells what becomes of the object until it cannot change any more, or this is dropped; `hurry`
-/// ends a pause.
+/// Reports the object and its changes until it is immutable, or this is dropped; `retry_now` ends a
+/// backoff.
 pub(super) async fn follow<K: Named>(
     client: Client,
     key: Key,
-    hurry: &Notify,
-    tell: impl Fn(Found<K>),
+    retry_now: &Notify,
+    report: impl Fn(Found<K>),
 ) {
     let followed = Followed { client, key };
-    let mut pause = FIRST_PAUSE;
+    let mut delay = INITIAL_BACKOFF;
     loop {
         match followed.list::<K>().await {
             Ok((item, version)) => {
-                pause = FIRST_PAUSE;
+                delay = INITIAL_BACKOFF;
                 let found = read(&followed.key, item);
-                let lasts = matches!(&found, Ok(Some(object)) if object.immutable());
-                tell(found);
-                if lasts || followed.watch(version, hurry, &tell).await {
+                let immutable = matches!(&found, Ok(Some(object)) if object.immutable());
+                report(found);
+                if immutable || followed.watch(version, retry_now, &report).await {
                     return;
                 }
-                rest(pause, hurry).await;
+                backoff(delay, retry_now).await;
             }
             Err(error) => {
-                tell(Err(followed.error::<K>(error)));
-                rest(pause, hurry).await;
-                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+                report(Err(followed.error::<K>(error)));
+                backoff(delay, retry_now).await;
+                delay = delay.saturating_mul(2).min(MAX_BACKOFF);
             }
         }
     }
 }
 
-async fn rest(pause: Duration, hurry: &Notify) {
-    // Watches that were cut off together do not come back together.
-    let _ = tokio::time::timeout(pause.mul_f64(1.0 + random()), hurry.notified()).await;
+async fn backoff(delay: Duration, retry_now: &Notify) {
+    // Jitter: watches that ended together do not reconnect together.
+    let _ = tokio::time::timeout(delay.mul_f64(1.0 + random()), retry_now.notified()).await;
 }
 
 /// A number from 0 to 1.
@@ -83,14 +83,14 @@ struct Followed {
     key: Key,
 }
 
-/// Why a watch ended, if not as it should.
-enum Cut {
-    /// What happened since is not known any more.
+/// Why a watch ended early.
+enum WatchError {
+    /// The resourceVersion was compacted.
     Gone,
     Failed(KubeError),
 }
 
-impl From<KubeError> for Cut {
+impl From<KubeError> for WatchError {
     fn from(error: KubeError) -> Self {
         match error {
             KubeError::Api(status) if status.code == GONE => Self::Gone,
@@ -117,46 +117,47 @@ impl Followed {
         Ok((list.items.into_iter().find(is_it), version))
     }
 
-    /// Watches from that version, over the ends of single watches. Tells whether the object cannot
-    /// change any more; otherwise it is to be listed anew.
+    /// Watches from that version, and again when a watch ends. Returns whether the object is
+    /// immutable now; otherwise it is to be listed again.
     async fn watch<K: Named>(
         &self,
         mut version: String,
-        hurry: &Notify,
-        tell: &impl Fn(Found<K>),
+        retry_now: &Notify,
+        report: &impl Fn(Found<K>),
     ) -> bool {
-        let mut pause = FIRST_PAUSE;
+        let mut delay = INITIAL_BACKOFF;
         loop {
             let began = Instant::now();
-            match self.watch_once(&mut version, tell).await {
+            match self.watch_once(&mut version, report).await {
                 Ok(true) => return true,
-                Err(Cut::Gone) => return false,
-                Ok(false) if began.elapsed() > SHORT => {
-                    pause = FIRST_PAUSE;
+                Err(WatchError::Gone) => return false,
+                Ok(false) if began.elapsed() > MIN_WATCH => {
+                    delay = INITIAL_BACKOFF;
                     continue;
                 }
                 Ok(false) => {}
-                Err(Cut::Failed(error)) => {
+                Err(WatchError::Failed(error)) => {
                     let (namespace, name) = (&self.key.namespace, &self.key.name);
-                    tracing::debug!(%namespace, %name, %error, "watch of a {} was cut off", K::NAME);
-                    if began.elapsed() > LONGEST_PAUSE {
-                        pause = FIRST_PAUSE;
+                    tracing::debug!(%namespace, %name, %error, "watch of a {} ended", K::NAME);
+                    if began.elapsed() > MAX_BACKOFF {
+                        delay = INITIAL_BACKOFF;
                     }
                 }
             }
-            rest(pause, hurry).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            backoff(delay, retry_now).await;
+            delay = delay.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 
-    /// One watch until its end; `version` goes along.
+    /// One watch until its end; updates `version`.
     async fn watch_once<K: Named>(
         &self,
         version: &mut String,
-        tell: &impl Fn(Found<K>),
-    ) -> Result<bool, Cut> {
-        let lasts = WATCH.saturating_add((random() * WATCH as f64) as u64);
-        let request = self.watch_request::<K>(version, lasts)?;
+        report: &impl Fn(Found<K>),
+    ) -> Result<bool, WatchError> {
+        let timeout =
+            MIN_WATCH_TIMEOUT.saturating_add((random() * MIN_WATCH_TIMEOUT as f64) as u64);
+        let request = self.watch_request::<K>(version, timeout)?;
         let answer = self.client.send(request).await?;
         let status = answer.status();
         let mut body = answer.into_body();
@@ -170,13 +171,13 @@ impl Followed {
                 let Ok(data) = frame.map_err(service)?.into_data() else { continue };
                 for part in split_lines(&data) {
                     line.extend_from_slice(part);
-                    if line.len() > LONGEST_LINE {
-                        return Err(Cut::Gone);
+                    if line.len() > MAX_LINE {
+                        return Err(WatchError::Gone);
                     }
                     if line.ends_with(b"\n") {
                         let event = serde_json::from_slice(&std::mem::take(&mut line));
                         let event = event.map_err(KubeError::SerdeError)?;
-                        if take_in(&self.key, event, version, tell)? {
+                        if handle_event(&self.key, event, version, report)? {
                             return Ok(true);
                         }
                     }
@@ -184,34 +185,34 @@ impl Followed {
             }
             Ok(false)
         };
-        let over = Duration::from_secs(lasts).saturating_add(LATE);
-        // A server that forgets a watch sends nothing, not even its end.
+        let over = Duration::from_secs(timeout).saturating_add(WATCH_GRACE);
+        // A server that has lost the watch sends nothing, not even its end.
         tokio::time::timeout(over, lines).await.unwrap_or(Ok(false))
     }
 
     fn watch_request<K: Named>(
         &self,
         version: &str,
-        lasts: u64,
+        timeout: u64,
     ) -> Result<http::Request<Body>, KubeError> {
         let api = K::api(self.client.clone(), &self.key.namespace);
         let list = Request::new(api.resource_url()).list(&self.selector());
         let (mut parts, _) = list.map_err(KubeError::BuildRequest)?.into_parts();
         let uri =
-            format!("{}&watch=true&resourceVersion={version}&timeoutSeconds={lasts}", parts.uri);
+            format!("{}&watch=true&resourceVersion={version}&timeoutSeconds={timeout}", parts.uri);
         parts.uri = uri.parse().map_err(service)?;
         parts.extensions.insert(SharesConnection);
         Ok(http::Request::from_parts(parts, Body::empty()))
     }
 }
 
-/// Takes in an event; whether it was the last.
-fn take_in<K: Named>(
+/// Handles an event; returns whether the object is immutable.
+fn handle_event<K: Named>(
     key: &Key,
     event: WatchEvent<Item<K>>,
     version: &mut String,
-    tell: &impl Fn(Found<K>),
-) -> Result<bool, Cut> {
+    report: &impl Fn(Found<K>),
+) -> Result<bool, WatchError> {
     let (item, is_there) = match event {
         WatchEvent::Added(item) | WatchEvent::Modified(item) => (item, true),
         WatchEvent::Deleted(item) => (item, false),
@@ -225,9 +226,9 @@ fn take_in<K: Named>(
         version.clone_from(newer);
     }
     let found = read(key, is_there.then_some(item));
-    let lasts = matches!(&found, Ok(Some(object)) if object.immutable());
-    tell(found);
-    Ok(lasts)
+    let immutable = matches!(&found, Ok(Some(object)) if object.immutable());
+    report(found);
+    Ok(immutable)
 }
 
 /// The object, or an error when it does not decode: its watch goes on all the same.
@@ -288,10 +289,10 @@ mod tests {
 
     /// Finding 13: an object that cannot be decoded is an error, and its watch goes on.
     #[tokio::test]
-    async fn an_object_that_cannot_be_decoded_is_watched_all_the_same() {
+    async fn undecodable_object_is_still_watched() {
         let api = Scripted::start(&[secret(1, r#"{"k":"no base64"}"#)], false).await;
-        let (sender, mut told) = mpsc::unbounded_channel();
-        let tell = |found: Found<Secret>| {
+        let (sender, mut reports) = mpsc::unbounded_channel();
+        let report = |found: Found<Secret>| {
             let text = match found {
                 Ok(Some(secret)) => format!("{}", secret.data.unwrap_or_default().len()),
                 Ok(None) => "none".to_owned(),
@@ -299,10 +300,10 @@ mod tests {
             };
             sender.send(text).unwrap();
         };
-        let hurry = Notify::new();
-        let following = follow(api.client(), Key::new("x", "s"), &hurry, tell);
+        let retry_now = Notify::new();
+        let following = follow(api.client(), Key::new("x", "s"), &retry_now, report);
         let script = async {
-            let mut next = async || told.recv().await.unwrap();
+            let mut next = async || reports.recv().await.unwrap();
             let error = next().await;
             assert!(error.starts_with("failed to get secret x/s: Secret x/s cannot be decoded"));
             api.send("MODIFIED", &secret(2, r#"{"k":"dg=="}"#));

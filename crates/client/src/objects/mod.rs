@@ -3,9 +3,9 @@
 //! it; volumes, environment variables and image pulls read from here.
 //!
 //! How changes are seen is `configMapAndSecretChangeDetectionStrategy`. By `Watch`, each object has
-//! one watch for all pods that refer to it (`watched`, `follow`), and they are told of its changes
-//! (`changes`); by `Cache` and `Get` it is asked for (`cache`), and each pod is looked at from time
-//! to time.
+//! one watch for all pods that refer to it (`watched`, `follow`), and they are notified of its changes
+//! (`changes`); by `Cache` and `Get` it is requested (`cache`), and each pod is resynced
+//! periodically.
 
 mod bundles;
 mod cache;
@@ -37,15 +37,15 @@ pub use error::root_cause;
 use crate::object;
 use bundles::Bundles;
 use cache::{Cache, Key, Named};
-use changes::Told;
+use changes::PendingChanges;
 use longshore_config::Config;
 use references::{Reference, References};
 use tokens::PodTokens;
 use watched::Watched;
 
-/// How long a fetched object is used before it is asked for again.
+/// How long a fetched object is used before it is fetched again.
 const TIME_TO_LIVE: Duration = Duration::from_secs(60);
-/// The same for those who use an object once, when a container starts.
+/// The same for objects that are used once, when a container starts.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long one request may take, so that a silent apiserver does not hold a pod's worker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -55,14 +55,14 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// One of the secrets and configmaps that a pod refers to, if there is any, in words.
 pub fn first_reference(pod: &Pod) -> Option<String> {
     let all = references::of(pod);
-    // A class tells how to run a pod, and holds nothing that is for some pods alone.
+    // A class says how to run a pod, and holds nothing that only some pods may use.
     let kept = all.iter().find(|reference| {
         !matches!(reference, Reference::RuntimeClass(_) | Reference::TrustBundles)
     });
     kept.map(ToString::to_string)
 }
 
-/// A request's answer, or an error once it has taken too long.
+/// A request with a deadline.
 async fn within<T>(
     deadline: Duration,
     request: impl Future<Output = kube::Result<T>>,
@@ -71,19 +71,19 @@ async fn within<T>(
     tokio::time::timeout(deadline, request).await.map_err(late)?
 }
 
-/// How changes of objects are seen.
+/// How changes of objects are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detection {
     /// By a watch of each object.
     Watch,
-    /// By asking again for what is a minute old; pods are looked at so often.
+    /// By a cache with a time to live of a minute; pods are resynced with this period.
     Cache(Duration),
-    /// By asking each time; pods are looked at so often.
+    /// By a request each time; pods are resynced with this period.
     Get(Duration),
 }
 
 impl Detection {
-    /// As the configuration says.
+    /// The strategy in the configuration.
     pub fn of(config: &Config) -> Self {
         let period = config.kubelet.sync_frequency.get();
         match config.kubelet.config_map_and_secret_change_detection_strategy.as_str() {
@@ -93,7 +93,7 @@ impl Detection {
         }
     }
 
-    /// How often pods are looked at, where nobody tells of changes.
+    /// The resync period of pods, where there are no watches.
     fn period(self) -> Option<Duration> {
         match self {
             Self::Watch => None,
@@ -124,20 +124,20 @@ struct Inner {
 enum Store<K> {
     Watched(Watched<K>),
     Cached(Cache<K>),
-    /// Nothing is kept.
-    Asked,
+    /// Nothing is cached.
+    Uncached,
 }
 
-/// What is kept for a pod, by its UID.
+/// The state of a registered pod.
 #[derive(Default)]
 struct Registered {
     references: References,
     tokens: Arc<PodTokens>,
-    told: Arc<Told>,
+    pending: Arc<PendingChanges>,
 }
 
 impl Objects {
-    /// Objects over a client, as the configuration wants them followed; without a client (a node of
+    /// Objects over a client, with the configured change detection; without a client (a node of
     /// static pods alone) every object is an error.
     pub fn of(client: Option<Client>, config: &Config) -> Self {
         let bundles = config.gates.enabled("ClusterTrustBundleProjection");
@@ -168,18 +168,18 @@ impl Objects {
         Self { inner: Arc::new(inner), time_to_live }
     }
 
-    /// The way to the apiserver, if there is one.
+    /// The client of the apiserver, if there is one.
     pub fn client(&self) -> Option<&Client> {
         self.inner.client.as_ref()
     }
 
-    /// A handle of the same that gives cached objects of the last second, or asks anew.
+    /// A handle whose cached objects are at most a second old.
     pub fn fresh(&self) -> Self {
         Self { time_to_live: self.time_to_live.min(FRESH), ..self.clone() }
     }
 
-    /// Makes a pod's references known, and tells of their changes from then on. Calling again for a
-    /// pod with the same references does nothing; references that it lost are dropped.
+    /// Registers a pod's references, and reports their changes from then on. Calling again for a pod
+    /// with the same references does nothing; references that it lost are released.
     pub fn register(&self, pod: &Pod) -> Changes {
         let new = references::of(pod);
         let mut pods = self.pods();
@@ -191,7 +191,7 @@ impl Objects {
             self.inner.release(reference);
         }
         registered.references = new;
-        Changes::new(Arc::clone(&registered.told), self.inner.detection.period())
+        Changes::new(Arc::clone(&registered.pending), self.inner.detection.period())
     }
 
     /// Forgets a pod: objects that no other pod uses are dropped, and so are its tokens.
@@ -217,7 +217,7 @@ impl Objects {
         self.get(&self.inner.runtime_classes, Key::new("", name)).await
     }
 
-    /// The certificates of the trust bundles that a registered pod asks for, as PEM.
+    /// The certificates of the trust bundles that a registered pod refers to, as PEM.
     pub async fn trust_anchors(
         &self,
         source: &ClusterTrustBundleProjection,
@@ -236,19 +236,19 @@ impl Objects {
     }
 
     /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is
-    /// over; then its pod is told. When it cannot be renewed in time, the old one is given as long
+    /// over; then its pod is notified. When it cannot be renewed in time, the old one is used as long
     /// as it is valid.
     pub async fn service_account_token(
         &self,
         pod: &Pod,
         projection: &ServiceAccountTokenProjection,
     ) -> Result<Arc<str>, Error> {
-        let (tokens, told) = match self.pods().get(spec::uid(pod)) {
-            Some(registered) => (registered.tokens.clone(), registered.told.clone()),
+        let (tokens, pending) = match self.pods().get(spec::uid(pod)) {
+            Some(registered) => (registered.tokens.clone(), registered.pending.clone()),
             None => Default::default(),
         };
         let client = self.inner.client.as_ref();
-        tokens.get(client, pod, projection, &told.renewal).await
+        tokens.get(client, pod, projection, &pending.renewal).await
     }
 
     async fn get<K: Named>(&self, store: &Store<K>, key: Key) -> Result<Arc<K>, Error> {
@@ -261,7 +261,7 @@ impl Objects {
                 None => fetch(false).await.map(Arc::new),
             },
             Store::Cached(cache) => cache.get(&key, self.time_to_live, fetch).await,
-            Store::Asked => fetch(false).await.map(Arc::new),
+            Store::Uncached => fetch(false).await.map(Arc::new),
         }
     }
 
@@ -270,9 +270,9 @@ impl Objects {
     }
 }
 
-/// Asks for an object; cheaply, if some version of it is known.
+/// Fetches an object; from the apiserver's cache, if some version of it is known.
 async fn fetch<K: Named>(client: &Client, key: &Key, known: bool) -> Result<K, Error> {
-    // The apiserver's own cache is good enough to look for changes, and spares etcd.
+    // The apiserver's cache is good enough to check for changes, and spares etcd.
     let (params, deadline) = match known {
         true => (GetParams::any(), RENEWAL_TIMEOUT),
         false => (GetParams::default(), REQUEST_TIMEOUT),
@@ -295,7 +295,7 @@ impl Inner {
             Reference::RuntimeClass(key) => inner.runtime_classes.retain(inner, key, reference),
             Reference::TrustBundles => {
                 if let (Some(bundles), Some(client)) = (&inner.bundles, &inner.client) {
-                    bundles.retain(client, Self::teller(inner, reference));
+                    bundles.retain(client, Self::notifier(inner, reference));
                 }
             }
         }
@@ -310,8 +310,8 @@ impl Inner {
         }
     }
 
-    /// What tells of changes of the object, as long as there is somebody to tell.
-    fn teller(inner: &Arc<Self>, reference: &Reference) -> impl Fn() + Send + Sync + 'static {
+    /// A callback that notifies pods of changes of the object, while this exists.
+    fn notifier(inner: &Arc<Self>, reference: &Reference) -> impl Fn() + Send + Sync + 'static {
         let (inner, reference) = (Arc::downgrade(inner), reference.clone());
         move || {
             if let Some(inner) = inner.upgrade() {
@@ -320,11 +320,11 @@ impl Inner {
         }
     }
 
-    /// Tells the pods that refer to the object, and no others.
+    /// Notifies the pods that refer to the object.
     fn changed(&self, reference: &Reference) {
         let pods = self.pods();
         let concerned = pods.values().filter(|pod| pod.references.contains(reference));
-        concerned.for_each(|pod| pod.told.note(reference));
+        concerned.for_each(|pod| pod.pending.add(reference));
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
@@ -337,14 +337,14 @@ impl<K: Named> Store<K> {
         match detection {
             Detection::Watch => Self::Watched(Watched::default()),
             Detection::Cache(_) => Self::Cached(Cache::default()),
-            Detection::Get(_) => Self::Asked,
+            Detection::Get(_) => Self::Uncached,
         }
     }
 
     fn retain(&self, inner: &Arc<Inner>, key: &Key, reference: &Reference) {
         match (self, &inner.client) {
             (Self::Watched(watched), Some(client)) => {
-                watched.retain(key, client, Inner::teller(inner, reference));
+                watched.retain(key, client, Inner::notifier(inner, reference));
             }
             (Self::Cached(cache), _) => cache.retain(key),
             _ => {}
@@ -355,7 +355,7 @@ impl<K: Named> Store<K> {
         match self {
             Self::Watched(watched) => watched.release(key),
             Self::Cached(cache) => cache.release(key),
-            Self::Asked => {}
+            Self::Uncached => {}
         }
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn of(pod: &Pod) -> References {
     found.references
 }
 
-/// What the data of one volume is made of.
+/// The references of one volume.
 pub(super) fn of_volume(namespace: &str, volume: &Volume) -> References {
     let mut found = Found { namespace, references: References::new() };
     found.volume(volume);

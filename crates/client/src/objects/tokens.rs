@@ -18,16 +18,16 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use super::{Error, REQUEST_TIMEOUT, within};
 
 /// However long a token lives, it is not used for longer than this before it is renewed.
-const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Renewals are spread over so many seconds, so that pods made together do not ask together.
-const SPREAD: u64 = 10;
+const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Jitter of renewals in seconds, so that tokens of pods created together are not renewed together.
+const JITTER_SECONDS: u64 = 10;
 
 /// When the renewal of a token that failed is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The apiserver refuses a token for a pod that it does not yet know to be on this node, and its
 /// own view may be behind the watch from which the node knows it.
-const LAG: [Duration; 3] =
+const RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
 /// What the apiserver gives when a projection names no life.
@@ -39,7 +39,7 @@ pub(super) struct PodTokens {
     tokens: AsyncMutex<HashMap<Request, Token>>,
 }
 
-/// What tells the tokens of one pod apart.
+/// The key of a token among those of one pod.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Request {
     audience: Option<String>,
@@ -105,7 +105,7 @@ async fn current_or_new(
     }
 }
 
-/// Asks for a token through the `token` subresource of the service account.
+/// Requests a token through the `token` subresource of the service account.
 async fn create(
     client: Option<&Client>,
     pod: &Pod,
@@ -129,16 +129,16 @@ async fn create(
         ..TokenRequest::default()
     };
     let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
-    let mut pauses = LAG.into_iter();
+    let mut delays = RETRY_DELAYS.into_iter();
     let answer: TokenRequest = loop {
         let params = PostParams::default();
         let request = api.create_subresource("token", account, &params, &body);
-        let asked = within(REQUEST_TIMEOUT, request).await;
-        match (asked, pauses.next()) {
-            (Err(KubeError::Api(status)), Some(pause)) if status.code == 403 => {
-                tokio::time::sleep(pause).await;
+        let created = within(REQUEST_TIMEOUT, request).await;
+        match (created, delays.next()) {
+            (Err(KubeError::Api(status)), Some(delay)) if status.code == 403 => {
+                tokio::time::sleep(delay).await;
             }
-            (asked, _) => break asked.map_err(|error| Error::request(action(), error))?,
+            (created, _) => break created.map_err(|error| Error::request(action(), error))?,
         }
     };
     let empty = || Error::Request { action: action(), reason: "the answer holds no token".into() };
@@ -148,18 +148,18 @@ async fn create(
     else {
         return Err(empty());
     };
-    // The server may have chosen another life than the one that was asked for.
+    // The server may have chosen another life than the requested one.
     let life =
         answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(request.expiration_seconds);
     let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
-    let spread = Duration::from_secs(RandomState::new().hash_one(&text) % SPREAD);
-    let renew = renewal(expires.0, life, spread);
+    let jitter = Duration::from_secs(RandomState::new().hash_one(&text) % JITTER_SECONDS);
+    let renew = renewal(expires.0, life, jitter);
     Ok(Token { text: text.into(), renew, expires: expires.0, retry: None })
 }
 
-/// When to renew a token of that life: at 80 % of it or after a day, and a bit sooner by `spread`.
-fn renewal(expires: Timestamp, life: Duration, spread: Duration) -> Timestamp {
-    let left = time::part(life, 5).max(life.saturating_sub(LONGEST_USE)).saturating_add(spread);
+/// When to renew a token of that life: at 80 % of it or after a day, and sooner by `jitter`.
+fn renewal(expires: Timestamp, life: Duration, jitter: Duration) -> Timestamp {
+    let left = time::part(life, 5).max(life.saturating_sub(MAX_AGE)).saturating_add(jitter);
     expires.saturating_sub(left).unwrap_or(Timestamp::MIN)
 }
 
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn renewal_comes_at_80_percent_or_after_a_day() {
+    fn token_renewal_at_80_percent_or_after_a_day() {
         let made: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let hour = Duration::from_secs(3600);
         let cases = [
@@ -179,8 +179,8 @@ mod tests {
             (hour / 6, 0, "2026-01-01T00:08:00Z"),
             (hour * 24 * 365, 0, "2026-01-02T00:00:00Z"),
         ];
-        for (life, spread, expected) in cases {
-            let renew = renewal(made + life, life, Duration::from_secs(spread));
+        for (life, jitter, expected) in cases {
+            let renew = renewal(made + life, life, Duration::from_secs(jitter));
             assert_eq!(renew, expected.parse().unwrap(), "{life:?}");
         }
     }

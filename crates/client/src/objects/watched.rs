@@ -32,13 +32,13 @@ struct Entry<K> {
 struct Object<K> {
     /// `None` before the first answer.
     known: watch::Sender<Option<Result<Arc<K>, Error>>>,
-    /// Somebody waits for it.
-    hurry: Notify,
+    /// A reader waits for it: ends the backoff.
+    retry_now: Notify,
 }
 
 impl<K: Named + Send + Sync + 'static> Watched<K> {
     /// One more pod refers to the object; `changed` is called when it is another, or gone, or there
-    /// again. One that cannot change is read anew for a new pod: another may have taken its place.
+    /// again. An immutable one is read again for a new pod: it may have been replaced.
     pub(super) fn retain(
         &self,
         key: &Key,
@@ -48,14 +48,14 @@ impl<K: Named + Send + Sync + 'static> Watched<K> {
         let begin = |object: Arc<Object<K>>| {
             let (client, key) = (client.clone(), key.clone());
             AbortOnDropHandle::new(tokio::spawn(async move {
-                let tell = |found| object.take_in(&key, found, &changed);
-                follow(client, key.clone(), &object.hurry, tell).await;
+                let report = |found| object.update(&key, found, &changed);
+                follow(client, key.clone(), &object.retry_now, report).await;
             }))
         };
         match self.entries().entry(key.clone()) {
             Slot::Vacant(slot) => {
                 let object =
-                    Arc::new(Object { known: watch::Sender::new(None), hurry: Notify::new() });
+                    Arc::new(Object { known: watch::Sender::new(None), retry_now: Notify::new() });
                 let _task = begin(Arc::clone(&object));
                 slot.insert(Entry { pods: 1, object, _task });
             }
@@ -81,15 +81,15 @@ impl<K: Named + Send + Sync + 'static> Watched<K> {
         }
     }
 
-    /// The object as it is known, once it is. Where its last reading failed it is read again at
-    /// once. `None`: no pod refers to it.
+    /// The object, once it is known. If its last read failed it is read again at once. `None`: no
+    /// pod refers to it.
     pub(super) async fn get(&self, key: &Key) -> Option<Result<Arc<K>, Error>> {
         let object = self.entries().get(key).map(|entry| Arc::clone(&entry.object))?;
         let mut known = object.known.subscribe();
         let failed = matches!(&*known.borrow_and_update(), Some(Err(error)) if error.is_passing());
         let answer = async {
             if failed {
-                object.hurry.notify_one();
+                object.retry_now.notify_one();
                 known.changed().await.ok()?;
             }
             known.wait_for(Option::is_some).await.ok()?.clone()
@@ -113,18 +113,18 @@ impl<K: Named + Send + Sync + 'static> Watched<K> {
 }
 
 impl<K: Named> Object<K> {
-    fn take_in(&self, key: &Key, found: Found<K>, changed: impl Fn()) {
+    fn update(&self, key: &Key, found: Found<K>, changed: impl Fn()) {
         let next = match found {
             Ok(Some(object)) => Ok(Arc::new(object.lean())),
             Ok(None) => Err(Error::NotFound { kind: K::NAME, name: key.name.to_string() }),
             Err(error) => Err(error),
         };
-        let (mut is_news, mut keeps) = (false, None);
+        let (mut changed_object, mut keeps) = (false, None);
         self.known.send_modify(|known| match (&*known, next) {
-            // A server that cannot be asked has not lost the object.
+            // An unreachable server does not mean that the object is gone.
             (Some(Ok(_)), Err(error)) if !error.is_not_found() => keeps = Some(error),
             (before, next) => {
-                is_news = before.as_ref().is_some_and(|before| differ(before, &next));
+                changed_object = before.as_ref().is_some_and(|before| differ(before, &next));
                 *known = Some(next);
             }
         });
@@ -132,7 +132,7 @@ impl<K: Named> Object<K> {
             let Key { namespace, name } = key;
             tracing::warn!(%namespace, %name, %error, "using the last known {}", K::NAME);
         }
-        if is_news {
+        if changed_object {
             changed();
         }
     }

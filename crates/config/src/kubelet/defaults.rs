@@ -1,4 +1,4 @@
-//! What a setting is that nobody has given.
+//! Defaults of settings.
 
 use std::collections::BTreeMap;
 
@@ -138,7 +138,7 @@ impl Default for KubeletConfiguration {
     }
 }
 
-/// The hard eviction thresholds of Linux, in force when a file names none.
+/// The default hard eviction thresholds of Linux.
 pub fn default_eviction_hard() -> BTreeMap<String, String> {
     [
         ("memory.available", "100Mi"),
@@ -152,8 +152,8 @@ pub fn default_eviction_hard() -> BTreeMap<String, String> {
 }
 
 impl KubeletConfiguration {
-    /// Gives the defaults that a file's zero values stand for: upstream cannot tell "0s", "" and 0
-    /// from an absent field, and kubeadm writes "0s" everywhere.
+    /// Replaces zero values of a file by defaults: upstream does not distinguish "0s", "" and 0 from absent
+    /// fields, and kubeadm writes "0s" everywhere.
     pub(crate) fn fill_zeroes(&mut self) {
         fn fill_if_zero<T: Default + PartialEq>(value: &mut T, default: T) {
             if *value == T::default() {
@@ -212,7 +212,7 @@ impl KubeletConfiguration {
         }
     }
 
-    /// Gives the defaults that exist only while their feature gate is on.
+    /// Sets defaults that depend on feature gates.
     pub(crate) fn fill_gated(&mut self, gates: &FeatureGates) {
         if gates.enabled("KubeletCrashLoopBackOffMax") {
             self.crash_loop_back_off
@@ -227,8 +227,8 @@ impl KubeletConfiguration {
         }
     }
 
-    /// The settings of a kubelet that is given no file: older, open defaults that upstream keeps
-    /// for the sake of its command line.
+    /// The defaults without a configuration file: older, less secure ones that upstream keeps for its
+    /// command line.
     pub(crate) fn without_file() -> Self {
         let mut settings = Self { read_only_port: 10255, ..Self::default() };
         settings.authentication.anonymous.enabled = true;

@@ -1,5 +1,5 @@
-//! `KubeletConfiguration` of kubelet.config.k8s.io/v1beta1 as plain data: every field of Kubernetes
-//! 1.36 with upstream's default. What a field means is upstream's reference documentation.
+//! `KubeletConfiguration` of kubelet.config.k8s.io/v1beta1: all fields of Kubernetes 1.36 with
+//! upstream's defaults. The fields are documented in upstream's reference.
 #![allow(missing_docs, reason = "the fields are upstream's, and documented there")]
 
 mod defaults;
@@ -15,7 +15,7 @@ pub use self::defaults::default_eviction_hard;
 pub use self::sections::*;
 use super::GoDuration;
 
-/// The kubelet's settings, complete: a field that a file leaves out has its default.
+/// The settings of the kubelet; missing fields have their defaults.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct KubeletConfiguration {
@@ -167,7 +167,7 @@ pub struct KubeletConfiguration {
     pub user_namespaces: Option<UserNamespaces>,
 }
 
-/// The generated type passes over fields it does not know; a configuration file must not.
+/// The generated type ignores unknown fields; a configuration file must not.
 fn strict_taints<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Taint>, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -1,4 +1,4 @@
-//! The groups of fields within `KubeletConfiguration`.
+//! Nested types of `KubeletConfiguration`.
 
 use std::collections::BTreeMap;
 
@@ -163,7 +163,7 @@ impl Default for OutputRouting {
     }
 }
 
-/// Logging settings of old wrote the flush frequency as a number of nanoseconds.
+/// Older files have the flush frequency in nanoseconds.
 fn duration_or_nanoseconds<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<GoDuration, D::Error> {

@@ -1,12 +1,11 @@
-//! What each field of `KubeProxyConfiguration` does here, as `config/effects.rs` has it for the
-//! kubelet's: what does nothing protects nothing, or is refused.
+//! The effect of each field of `KubeProxyConfiguration`, as `effects.rs` has it for the kubelet.
 
 use longshore_proxy::config::{KubeProxyConfiguration, Mode};
 
 use crate::effects::Effect::Full;
 use crate::effects::{Effect, Effects, none};
 
-/// Every field by its name in a file, with its effect.
+/// All fields by name, with their effect.
 #[rustfmt::skip]
 pub(super) static EFFECTS: Effects<KubeProxyConfiguration> = &[
     ("featureGates", Full),
@@ -19,7 +18,7 @@ pub(super) static EFFECTS: Effects<KubeProxyConfiguration> = &[
     ("bindAddressHardFail", Full),
     none!("enableProfiling", enable_profiling, "it is for Go's profiler"),
     none!("showHiddenMetricsForVersion", show_hidden_metrics_for_version, "no metric is hidden"),
-    // another mode than these is refused: see `unprotected` and `checked`
+    // other modes are errors: see `unprotected` and `checked`
     ("mode", Full),
     ("iptables", Full),
     none!("ipvs", ipvs, "there is no mode ipvs"),
@@ -36,7 +35,7 @@ pub(super) static EFFECTS: Effects<KubeProxyConfiguration> = &[
     none!("windowsRunAsService", windows_run_as_service, "it is for Windows"),
 ];
 
-/// The flags that are taken and do nothing, whatever their values: none of them protects anything.
+/// Flags without effect for all values; none is a protection.
 #[cfg(test)]
 pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("vmodule", "RUST_LOG sets levels by module"),
@@ -46,7 +45,7 @@ pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("machine-id-file", "the machine's files are where they always are"),
 ];
 
-/// Which setting asks for a protection that would not be in force.
+/// Settings that ask for an unsupported protection.
 pub(super) fn unprotected(settings: &KubeProxyConfiguration) -> Option<String> {
     let open = settings.mode == Mode::Userspace && !settings.node_port_addresses.is_empty();
     open.then(|| {

@@ -1,7 +1,7 @@
-//! Every flag of `kube-proxy` 1.36 as data.
+//! All flags of `kube-proxy` 1.36 as data.
 //!
-//! Current limitations: the flags marked `Ignored` are taken and change nothing: those of log
-//! buffering, and of a library that upstream links in.
+//! Current limitations: flags marked `Ignored` have no effect: those of log buffering, and of a library
+//! that upstream links.
 
 use super::ProxyFlags;
 use crate::pflag::Target::{
@@ -9,12 +9,12 @@ use crate::pflag::Target::{
 };
 use crate::pflag::{Flag, Target};
 
-/// A flag that holds beside a configuration file.
+/// A flag that applies besides a configuration file.
 const fn own(name: &'static str, target: Target<ProxyFlags>) -> Flag<ProxyFlags> {
     Flag { name, target, deprecated: false }
 }
 
-/// A flag in the place of a field: a configuration file makes it void.
+/// A flag with a field: ignored with a configuration file.
 const fn twin(name: &'static str, target: Target<ProxyFlags>) -> Flag<ProxyFlags> {
     Flag { name, target, deprecated: true }
 }
@@ -39,7 +39,7 @@ pub(super) static PROXY_FLAGS: &[Flag<ProxyFlags>] = &[
     own("log-json-info-buffer-size", Ignored),
     own("boot-id-file", Ignored),
     own("machine-id-file", Ignored),
-    // twins of configuration fields
+    // flags with a configuration field
     twin("feature-gates", Gates(|s| &mut s.proxy.feature_gates)),
     twin("kubeconfig", Text(|s| &mut s.proxy.client_connection.kubeconfig)),
     twin("kube-api-content-type", Text(|s| &mut s.proxy.client_connection.content_type)),
@@ -87,6 +87,6 @@ pub(super) static PROXY_FLAGS: &[Flag<ProxyFlags>] = &[
     twin("conntrack-udp-timeout", Duration(|s| &mut s.proxy.conntrack.udp_timeout)),
     twin("conntrack-udp-timeout-stream", Duration(|s| &mut s.proxy.conntrack.udp_stream_timeout)),
     twin("config-sync-period", Duration(|s| &mut s.proxy.config_sync_period)),
-    // of the userspace mode, as the last release that had it
+    // of the userspace mode, as in the last release that had it
     twin("proxy-port-range", Text(|s| &mut s.proxy.port_range)),
 ];

@@ -1,5 +1,5 @@
-//! kube-proxy's command line and configuration file → one plain [`ProxyConfig`]. As upstream: a
-//! file makes all flags void that are twins of its fields.
+//! Command line and configuration file of kube-proxy as one [`ProxyConfig`]. As upstream: with a file,
+//! all flags that have a field are ignored.
 
 mod effects;
 mod flags;
@@ -21,35 +21,35 @@ use super::{
     version_text,
 };
 
-/// Everything that is set for kube-proxy from outside, checked and complete.
+/// The complete and validated configuration of kube-proxy.
 #[derive(Debug, Clone)]
 pub struct ProxyConfig {
-    /// The fields of `KubeProxyConfiguration`, from the file or else from flags.
+    /// The fields of `KubeProxyConfiguration`, from the file or from flags.
     pub settings: KubeProxyConfiguration,
-    /// The feature gates in force.
+    /// The effective feature gates.
     pub gates: FeatureGates,
     /// The node's name: the host's name in lower case, unless overridden.
     pub node_name: String,
-    /// The apiserver's address, in the place of what the kubeconfig says.
+    /// The apiserver's address, which overrides the kubeconfig.
     pub master: Option<String>,
-    /// How much is logged.
+    /// The log verbosity.
     pub verbosity: u32,
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// All flags with their values, for the page that shows them.
     pub flags: BTreeMap<&'static str, String>,
-    /// What was passed over, a line each.
+    /// Warnings.
     pub notes: Vec<String>,
 }
 
-/// What kube-proxy is started for.
+/// The task of kube-proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyTask {
-    /// To lead packets.
+    /// Run the proxy.
     Run,
-    /// To set what takes all privileges (`--init-only`).
+    /// Apply privileged settings (`--init-only`).
     Init,
-    /// To remove what it left in the kernel (`--cleanup`).
+    /// Remove its rules (`--cleanup`).
     CleanUp,
 }
 
@@ -92,7 +92,7 @@ impl Default for ProxyFlags {
     }
 }
 
-/// Reads the arguments of `longshore proxy`, or of a program named `kube-proxy`.
+/// Parses the arguments of `longshore proxy`, or of a program named `kube-proxy`.
 pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     let parsed = Parsed::new(PROXY_FLAGS, args).map_err(ConfigError::CommandLine)?;
     let mut flags = ProxyFlags::default();
@@ -142,7 +142,7 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     Ok(Command::Proxy(Box::new(config), task))
 }
 
-/// The proxy beside a kubelet in one process: by a file, or with defaults alone.
+/// kube-proxy in the process of the kubelet: with a file, or with defaults.
 pub(super) fn beside_kubelet(
     file: Option<PathBuf>,
     node_name: &str,
@@ -230,7 +230,7 @@ fn checked(
     })
 }
 
-/// The line that tells the version and mode at the start.
+/// The log line with version and mode at the start.
 pub fn banner(config: &ProxyConfig) -> String {
     let mode = match config.settings.mode {
         Mode::Userspace => "userspace",

@@ -29,7 +29,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 const HEAD: &str = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\n";
 
 #[test]
-fn flags_are_settings() {
+fn proxy_config_flags_are_settings() {
     let config = proxy(&[
         "--proxy-mode=iptables",
         "--kubeconfig=/k",
@@ -60,7 +60,7 @@ fn flags_are_settings() {
 }
 
 #[test]
-fn a_file_makes_flags_void_but_a_few() {
+fn proxy_config_file_overrides_most_flags() {
     let file = file(&format!(
         "{HEAD}mode: iptables\nhostnameOverride: from-file\nnoSuchField: 1\nlogging: {{verbosity: 2}}\n"
     ));
@@ -79,7 +79,7 @@ fn a_file_makes_flags_void_but_a_few() {
 }
 
 #[test]
-fn what_the_proxy_is_started_for() {
+fn proxy_config_tasks() {
     let task = |args: &[&str]| match run(args) {
         Ok(Command::Proxy(_, task)) => task,
         other => panic!("{other:?}"),
@@ -94,7 +94,7 @@ fn what_the_proxy_is_started_for() {
 }
 
 #[test]
-fn settings_are_written_and_read_again() {
+fn proxy_config_round_trip() {
     let Ok(Command::Write { path, text }) =
         run(&["--write-config-to=/tmp/x", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/8"])
     else {
@@ -108,15 +108,15 @@ fn settings_are_written_and_read_again() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn proxy_config_errors_name_the_field() {
     for (args, fault) in [
         (&["--proxy-mode=ipvs"][..], "mode: \"ipvs\" is not one of longshore's"),
         (&["--proxy-mode=nftables"], "mode: \"nftables\" is not one of longshore's"),
         (&["--proxy-mode=ebpf"], "--proxy-mode: unknown variant `ebpf`"),
         (&["--bind-address=here"], "not a valid IP address"),
-        (&["--kube-api-qps=fast"], "\"fast\" is no number"),
+        (&["--kube-api-qps=fast"], "\"fast\" is not a number"),
         (&["--feature-gates=NoSuch=true"], "unrecognized feature gate: NoSuch"),
-        (&["--cluster-cidr=pods"], "clusterCIDR: \"pods\" is no CIDR"),
+        (&["--cluster-cidr=pods"], "clusterCIDR: \"pods\" is not a CIDR"),
         (&["--no-such-flag"], "unknown flag: --no-such-flag"),
         (&["run"], "unknown command run"),
         (&["--config=/no/such"], "cannot read /no/such"),
@@ -130,7 +130,7 @@ fn what_cannot_be_is_named() {
 }
 
 #[test]
-fn the_flag_table_names_each_flag_once() {
+fn flag_table_has_no_duplicates() {
     let mut names: Vec<_> = PROXY_FLAGS.iter().map(|flag| flag.name).collect();
     names.sort_unstable();
     assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
@@ -138,7 +138,7 @@ fn the_flag_table_names_each_flag_once() {
 
 /// Finding 6: each field has its place in the table, so that a new one is thought about.
 #[test]
-fn every_field_is_in_the_table_of_effects() {
+fn config_effects_table_has_every_field() {
     let tree = KubeProxyConfiguration::default().to_tree();
     let known = tree.as_object().unwrap().keys().map(String::as_str);
     let mut known: Vec<&str> =
@@ -155,7 +155,7 @@ fn every_field_is_in_the_table_of_effects() {
 
 /// Finding 6: who asks for a protection that would not be in force learns it at the start.
 #[test]
-fn a_protection_that_would_not_be_in_force_is_refused() {
+fn config_unsupported_protection_is_rejected() {
     let narrow = "--nodeport-addresses=192.0.2.0/24";
     let refused = error(&["--proxy-mode=userspace", narrow]);
     assert!(refused.contains("nodePortAddresses: in mode userspace"), "{refused}");

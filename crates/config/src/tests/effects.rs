@@ -4,7 +4,7 @@ use super::*;
 use crate::effects;
 
 #[test]
-fn what_is_not_known_is_passed_over_with_a_warning() {
+fn config_unknown_fields_are_warnings() {
     let directory = tempfile::tempdir().unwrap();
     let text = format!(
         "{HEADER}maxpods: 3\nmaxPods: 7\nmaxPods: 8\n\
@@ -42,7 +42,7 @@ fn known_fields() -> Vec<String> {
 }
 
 #[test]
-fn every_field_is_in_the_table_of_effects() {
+fn config_effects_table_has_every_field() {
     let known = known_fields();
     assert_eq!(known.len(), 125);
     let listed: Vec<_> = effects::EFFECTS.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -50,7 +50,7 @@ fn every_field_is_in_the_table_of_effects() {
 }
 
 #[test]
-fn a_field_without_effect_is_told_by_its_name() {
+fn config_field_without_effect_is_a_warning() {
     assert_eq!(effects::without_effect(&load_text(KUBEADM).unwrap()), Vec::<String>::new());
     let config =
         kubelet(&["--hairpin-mode=none", "--logging-format=json", "--containerd=x"]).unwrap();
@@ -66,21 +66,22 @@ fn a_field_without_effect_is_told_by_its_name() {
 }
 
 #[test]
-fn a_flag_without_effect_is_told_by_its_name() {
+fn config_flag_without_effect_is_a_warning() {
     for (args, expected) in [
         (&["--image-credential-provider-config=x"], "--image-credential-provider-config is set"),
         (&["--image-credential-provider-bin-dir=x"], "--image-credential-provider-bin-dir is set"),
         (&["--container-hints=x"], "--container-hints has no effect"),
     ] {
         let config = kubelet(args).unwrap();
-        let told = config.warnings.iter().filter(|warning| warning.starts_with(expected)).count();
-        assert_eq!(told, 1, "{args:?}: {:?}", config.warnings);
+        let warnings =
+            config.warnings.iter().filter(|warning| warning.starts_with(expected)).count();
+        assert_eq!(warnings, 1, "{args:?}: {:?}", config.warnings);
     }
 }
 
 /// Finding 6: who asks for a protection that would not be in force learns it at the start.
 #[test]
-fn a_protection_that_would_not_be_in_force_is_refused() {
+fn config_unsupported_protection_is_rejected() {
     const STRICT: &str = "--authorization-strict-streams";
     for (args, expected) in [
         (&[STRICT][..], "--authorization-strict-streams: authorization.mode must be Webhook"),
@@ -149,7 +150,7 @@ tlsPrivateKeyFile: /var/lib/rancher/k3s/agent/serving-kubelet.key
 
 /// Finding 6: nothing that distributions set is refused. What of it is the machine's is not asked.
 #[test]
-fn what_distributions_write_is_taken() {
+fn config_of_distributions_is_accepted() {
     for fields in DISTRIBUTIONS {
         let settings = load_text(&format!("{HEADER}{fields}")).unwrap();
         let gates = FeatureGates::new(&settings.feature_gates).unwrap();
@@ -164,7 +165,7 @@ fn what_distributions_write_is_taken() {
 /// Finding 6: a flag that does nothing stands in the table of those that protect nothing, so that a
 /// new one is thought about.
 #[test]
-fn every_flag_without_effect_is_one_that_protects_nothing() {
+fn config_flags_without_effect_protect_nothing() {
     let ignored = KUBELET_FLAGS.iter().filter(|flag| flag.target.is_ignored());
     let ignored: Vec<&str> = ignored.map(|flag| flag.name).collect();
     let listed: Vec<&str> = effects::IGNORED_FLAGS.iter().map(|(name, _)| *name).collect();
@@ -172,7 +173,7 @@ fn every_flag_without_effect_is_one_that_protects_nothing() {
 }
 
 #[test]
-fn a_drop_in_that_names_one_signal_leaves_the_others() {
+fn config_drop_in_keeps_other_eviction_signals() {
     let directory = tempfile::tempdir().unwrap();
     let main = write(directory.path(), "main.yaml", HEADER);
     let drop_ins = directory.path().join("conf.d");

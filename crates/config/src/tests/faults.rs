@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_command_line_at_fault_is_refused() {
+fn config_command_line_errors() {
     for (args, expected) in [
         (&["--no-such"][..], "unknown flag: --no-such"),
         (&["--max-pods"], "flag needs an argument: --max-pods"),
@@ -33,7 +33,7 @@ fn a_command_line_at_fault_is_refused() {
 }
 
 #[test]
-fn every_fault_is_told_at_once() {
+fn config_all_errors_are_reported_together() {
     let error = kubelet(&[
         "--port=0",
         "--oom-score-adj=2000",
@@ -64,7 +64,7 @@ fn every_fault_is_told_at_once() {
 }
 
 #[test]
-fn key_exchanges_are_known_and_named_once() {
+fn config_key_exchanges_are_known_and_unique() {
     let fault = |curves: &str| {
         let directory = tempfile::tempdir().unwrap();
         let text = format!("{HEADER}tlsCurvePreferences: [{curves}]\n");

@@ -1,9 +1,9 @@
-//! Settings of garbage collection that are out of range or contradict each other.
+//! Validation of garbage collection settings.
 
 use super::Faults;
 use crate::{GoDuration, KubeletConfiguration};
 
-/// Thresholds and ages of images.
+/// Thresholds and ages of image garbage collection.
 pub(super) fn images(s: &KubeletConfiguration, f: &mut Faults) {
     let (high, low) = (s.image_gc_high_threshold_percent, s.image_gc_low_threshold_percent);
     f.range("imageGCHighThresholdPercent", high, 0..=100);
@@ -22,7 +22,7 @@ pub(super) fn images(s: &KubeletConfiguration, f: &mut Faults) {
     });
 }
 
-/// Every fault of the flags about dead containers.
+/// Errors of the flags for dead containers.
 pub(crate) fn container_faults(minimum_ttl: GoDuration) -> Vec<String> {
     let mut faults = Faults(Vec::new());
     faults.unless(minimum_ttl >= GoDuration::ZERO, || {
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thresholds_and_ages_must_fit_together() {
+    fn config_image_gc_settings_are_consistent() {
         let (second, hour) = (GoDuration::secs(1), GoDuration::secs(3600));
         for (high, low, least, most, faults) in [
             (85, 80, second, GoDuration::ZERO, &[][..]),

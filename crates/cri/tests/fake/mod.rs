@@ -1,4 +1,4 @@
-//! A CRI server in this process that answers as the tests ask it to.
+//! A fake CRI server in this process.
 
 use std::future;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use tokio_stream::wrappers::BroadcastStream;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
-/// Which services a fake has; the others are unimplemented.
+/// The services of a fake; others are unimplemented.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Serve {
     Both,
@@ -61,7 +61,7 @@ impl Fake {
         &self.socket
     }
 
-    /// How many connections this server has, as the kernel counts them.
+    /// The number of connections to this server, as the kernel counts them.
     pub(crate) fn connections(&self) -> usize {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         let connected = |line: &&str| line.split_whitespace().nth(5) == Some("03");
@@ -72,22 +72,22 @@ impl Fake {
             .count()
     }
 
-    /// The calls so far, with the seconds that each may take.
+    /// The calls so far, with their deadlines in seconds.
     pub(crate) fn deadlines(&self) -> Vec<(String, Option<u64>)> {
         self.service.0.deadlines.lock().unwrap().clone()
     }
 
-    /// The timeouts that the commands so far came with.
+    /// The timeouts of the exec calls so far.
     pub(crate) fn exec_timeouts(&self) -> Vec<i64> {
         self.service.0.exec_timeouts.lock().unwrap().clone()
     }
 
-    /// Waits until so many calls hang.
+    /// Waits until that number of calls hang.
     pub(crate) async fn hanging(&self, count: usize) {
         reach(&self.service.0.hanging, count).await;
     }
 
-    /// Waits until so many hanging calls were given up.
+    /// Waits until that number of hanging calls were cancelled.
     pub(crate) async fn cancelled(&self, count: usize) {
         reach(&self.service.0.cancelled, count).await;
     }
@@ -104,7 +104,7 @@ async fn reach(counter: &watch::Sender<usize>, count: usize) {
     reached.expect("not reached in 10 s").unwrap();
 }
 
-/// A runtime that knows nothing.
+/// A runtime without an implementation.
 struct Nothing;
 impl RuntimeService for Nothing {}
 impl ImageService for Nothing {}
@@ -133,8 +133,8 @@ impl Default for State {
 }
 
 impl Service {
-    /// Writes down the deadline that came with a call.
-    fn note<T>(&self, rpc: &str, request: &Request<T>) {
+    /// Records the deadline of a call.
+    fn record_deadline<T>(&self, rpc: &str, request: &Request<T>) {
         let deadline = request.metadata().get("grpc-timeout").map(|timeout| {
             let timeout = timeout.to_str().unwrap();
             let (digits, unit) = timeout.split_at(timeout.len() - 1);
@@ -166,8 +166,8 @@ impl Service {
 
 #[tonic::async_trait]
 impl RuntimeService for Service {
-    async fn version(&self, request: Request<VersionRequest>) -> Answer<VersionResponse> {
-        self.note("Version", &request);
+    async fn version(&self, request: Request<VersionRequest>) -> RpcResult<VersionResponse> {
+        self.record_deadline("Version", &request);
         Ok(Response::new(VersionResponse {
             version: request.into_inner().version,
             runtime_name: "fake".into(),
@@ -176,38 +176,38 @@ impl RuntimeService for Service {
         }))
     }
 
-    /// Forgets to say the id.
+    /// The response has no id.
     async fn run_pod_sandbox(
         &self,
         request: Request<RunPodSandboxRequest>,
-    ) -> Answer<RunPodSandboxResponse> {
-        self.note("RunPodSandbox", &request);
+    ) -> RpcResult<RunPodSandboxResponse> {
+        self.record_deadline("RunPodSandbox", &request);
         Ok(Response::new(Default::default()))
     }
 
     async fn stop_container(
         &self,
         request: Request<StopContainerRequest>,
-    ) -> Answer<StopContainerResponse> {
-        self.note("StopContainer", &request);
+    ) -> RpcResult<StopContainerResponse> {
+        self.record_deadline("StopContainer", &request);
         if request.get_ref().container_id == "slow" {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         Ok(Response::new(Default::default()))
     }
 
-    async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> Answer<ExecSyncResponse> {
-        self.note("ExecSync", &request);
+    async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> RpcResult<ExecSyncResponse> {
+        self.record_deadline("ExecSync", &request);
         let mut timeouts = self.0.exec_timeouts.lock().unwrap();
         timeouts.push(request.get_ref().timeout);
         Ok(Response::new(Default::default()))
     }
 
-    /// The id says what to do: hang, be empty, or fail with this code.
+    /// The id selects the behaviour: hang, empty response, or an error with this code.
     async fn container_status(
         &self,
         request: Request<ContainerStatusRequest>,
-    ) -> Answer<ContainerStatusResponse> {
+    ) -> RpcResult<ContainerStatusResponse> {
         match request.get_ref().container_id.as_str() {
             "hang" => {
                 self.hang().await;
@@ -225,17 +225,17 @@ impl RuntimeService for Service {
     async fn list_containers(
         &self,
         request: Request<ListContainersRequest>,
-    ) -> Answer<ListContainersResponse> {
+    ) -> RpcResult<ListContainersResponse> {
         let count = request.into_inner().filter.unwrap().id.parse().unwrap();
         let container = Container { image_ref: "i".repeat((1 << 20) - 16), ..Default::default() };
         Ok(Response::new(ListContainersResponse { containers: vec![container; count] }))
     }
 
-    /// Like a server in Go: no headers before the first event.
+    /// Like a Go server: no headers before the first event.
     async fn get_container_events(
         &self,
         _: Request<GetEventsRequest>,
-    ) -> Answer<BoxStream<ContainerEventResponse>> {
+    ) -> RpcResult<BoxStream<ContainerEventResponse>> {
         let events = BroadcastStream::new(self.0.events.subscribe()).map(|kind| {
             Ok(ContainerEventResponse {
                 container_event_type: kind.unwrap() as i32,
@@ -250,12 +250,15 @@ impl RuntimeService for Service {
 
 #[tonic::async_trait]
 impl ImageService for Service {
-    async fn pull_image(&self, request: Request<PullImageRequest>) -> Answer<PullImageResponse> {
-        self.note("PullImage", &request);
+    async fn pull_image(&self, request: Request<PullImageRequest>) -> RpcResult<PullImageResponse> {
+        self.record_deadline("PullImage", &request);
         Ok(Response::new(PullImageResponse { image_ref: "sha256:0".into() }))
     }
 
-    async fn image_fs_info(&self, _: Request<ImageFsInfoRequest>) -> Answer<ImageFsInfoResponse> {
+    async fn image_fs_info(
+        &self,
+        _: Request<ImageFsInfoRequest>,
+    ) -> RpcResult<ImageFsInfoResponse> {
         Ok(Response::new(Default::default()))
     }
 }

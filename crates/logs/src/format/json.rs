@@ -18,7 +18,7 @@ struct Line<'a> {
     time: Cow<'a, str>,
 }
 
-/// Gives the parts of a line; none, if it is not understood or says nothing.
+/// The parts of a line; none, if it is invalid or empty.
 pub(super) fn parse<E>(
     line: &[u8],
     mut take: impl FnMut(Part<'_>) -> Result<(), E>,
@@ -41,8 +41,7 @@ pub(super) fn parse<E>(
     take(Part::End)
 }
 
-/// What a container wrote. JSON is text and a container writes what it likes, so that not all
-/// escapes in it stand for characters.
+/// The output of a container. It may not be valid text, so that not all escapes are characters.
 #[derive(Default)]
 struct Text(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! The renaming and removing of a log's files.
+//! Renames and removes the files of a log.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,12 +11,11 @@ use rustix::io::Errno;
 use super::Error;
 use crate::files::{Files, Rotated, next_stamp};
 
-/// Removes the oldest of what was put away, but for so many of them. The oldest go first, so that
-/// those who read on are not overtaken.
+/// Removes rotated files beyond that number, oldest first, so that readers are not overtaken.
 pub(super) fn remove_excess(log: &Path, keep: usize) -> Result<(), Error> {
     let rotated = list(log)?.rotated;
     for excess in &rotated[..rotated.len().saturating_sub(keep)] {
-        // what is being packed has two names
+        // files being compressed have two names
         for packed in [false, true] {
             remove(&Rotated { packed, ..excess.clone() }.path(log))?;
         }
@@ -24,19 +23,19 @@ pub(super) fn remove_excess(log: &Path, keep: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts the log away; gives its new name, which sorts after all before it.
-pub(super) fn put_away(log: &Path) -> Result<PathBuf, Error> {
+/// Rotates the log; returns its new name, which sorts last.
+pub(super) fn rotate_file(log: &Path) -> Result<PathBuf, Error> {
     let stamp = next_stamp(&Zoned::now(), list(log)?.rotated.last());
     let rotated = Rotated { stamp, packed: false }.path(log);
     fs::rename(log, &rotated).map_err(Error::at(log))?;
     Ok(rotated)
 }
 
-/// Undoes [`put_away`], unless there is a new log already.
+/// Undoes [`rotate_file`], unless there is a new log already.
 pub(super) fn take_back(rotated: &Path, log: &Path) -> Result<(), Error> {
     match renameat_with(CWD, rotated, CWD, log, RenameFlags::NOREPLACE) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
-        // not every file system has this
+        // not supported by all file systems
         Err(Errno::INVAL | Errno::NOSYS) if !log.exists() => {
             fs::rename(rotated, log).map_err(Error::at(rotated))
         }
@@ -48,7 +47,7 @@ pub(super) fn list(log: &Path) -> Result<Files, Error> {
     Files::list(log).map_err(Error::at(log))
 }
 
-/// Removes a file that need not be there.
+/// Removes a file that may not exist.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::at(path)(error)),

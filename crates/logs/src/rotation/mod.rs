@@ -1,13 +1,11 @@
-//! Keeps the logs of containers small: once one has grown beyond its bound, it is renamed and the
-//! runtime is asked to begin a new one. Of what was put away all but the newest is packed, and the
-//! oldest is removed.
+//! Bounds the size of container logs: a log beyond the limit is renamed, and the runtime reopens it.
+//! Rotated files but the newest are compressed, and the oldest are removed.
 //!
-//! Nothing but the sizes of the logs of running containers is looked at, once each interval. A
-//! renaming is quick and done at once; packing takes its time on a thread that gives way to all
-//! others, and holds up no rotation.
+//! Only the sizes of logs of running containers are checked, once per interval. Compression runs on
+//! low-priority threads and delays no rotation.
 //!
-//! Current limitations: a log that is a link is left alone, for what it leads to is somebody
-//! else's, and is rotated by him.
+//! Current limitations: a log that is a symbolic link is not rotated, as its target belongs to
+//! another program.
 
 mod files;
 mod pack;
@@ -31,21 +29,21 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
-/// How large logs may grow, and how this is seen to.
+/// Limits of logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// Bytes from which on a log is rotated.
+    /// Size in bytes from which on a log is rotated.
     pub max_size: u64,
-    /// Files that a log may have, the one that is written included. At least 2.
+    /// Maximum number of files of a log, including the active one. At least 2.
     pub max_files: usize,
-    /// Logs that are rotated, or packed, at once.
+    /// Maximum number of parallel rotations or compressions.
     pub workers: usize,
-    /// How often sizes are looked at.
+    /// Check interval.
     pub interval: Duration,
 }
 
 impl Policy {
-    /// What the configuration says, which has been validated.
+    /// The configured policy, validated.
     pub fn new(config: &Config) -> Self {
         let settings = &config.kubelet;
         let size = milli(&Quantity(settings.container_log_max_size.clone())).unwrap_or(i128::MAX);
@@ -59,13 +57,13 @@ impl Policy {
     }
 }
 
-/// Why a log is not rotated.
+/// Errors of rotation.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     /// A file cannot be read, written, renamed or removed.
     #[error("{path}: {source}", path = .path.display())]
     Io { path: PathBuf, source: io::Error },
-    /// The runtime goes on writing to the old file.
+    /// The runtime still writes to the old file.
     #[error("the log cannot be opened anew: {0}")]
     Reopen(String),
 }
@@ -76,25 +74,25 @@ impl Error {
     }
 }
 
-/// What a rotation asks of the runtime and of those who know what runs.
+/// The runtime, as rotation needs it.
 pub trait Containers: Send + Sync + 'static {
-    /// The containers that run.
+    /// The running containers.
     fn running(&self) -> Vec<Subject>;
 
-    /// Has the runtime open a container's log anew. The error is its text.
+    /// Lets the runtime reopen the log of a container. The error is its text.
     fn reopen<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// A container that runs, and its log.
+/// A running container and its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// The runtime's id of it.
+    /// The container id.
     pub id: String,
     /// The file that the runtime writes.
     pub log: PathBuf,
 }
 
-/// Rotates the logs of all containers that run. Never ends.
+/// Rotates the logs of all running containers. Never ends.
 pub async fn run(containers: impl Containers, policy: Policy) {
     let rotation = Rotation::new(containers, policy);
     rotation.recover().await;
@@ -110,18 +108,18 @@ struct Rotation<C> {
     containers: Arc<C>,
     policy: Policy,
     packers: Arc<Semaphore>,
-    /// Logs of which files are being packed.
+    /// Logs with files being compressed.
     packing: Arc<Mutex<HashSet<PathBuf>>>,
-    /// Containers whose log could not be rotated last time; saying so once is enough.
+    /// Containers whose last rotation failed, which is logged once.
     failing: Mutex<HashSet<String>>,
 }
 
-/// What is to be done about a log.
+/// Required action for a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     /// It is too large.
     Rotate,
-    /// It is gone, as after a rotation that was interrupted.
+    /// It does not exist, as after an interrupted rotation.
     Reopen,
 }
 
@@ -136,14 +134,14 @@ impl<C: Containers> Rotation<C> {
         }
     }
 
-    /// Finishes what a daemon before this one has begun.
+    /// Finishes rotations of an earlier daemon.
     async fn recover(&self) {
         for subject in self.containers.running() {
             self.pack(subject.log);
         }
     }
 
-    /// Looks at all logs once, and rotates those that are due.
+    /// Checks all logs once, and rotates those that are due.
     async fn round(&self) {
         let subjects = self.containers.running();
         self.failing().retain(|id| subjects.iter().any(|subject| subject.id == *id));
@@ -161,12 +159,12 @@ impl<C: Containers> Rotation<C> {
                     Ok(Due::Reopen) => self.reopen(&subject).await,
                     Err(error) => Err(error),
                 };
-                self.tell(subject, done);
+                self.report(subject, done);
             })
             .await;
     }
 
-    fn tell(&self, subject: Subject, done: Result<(), Error>) {
+    fn report(&self, subject: Subject, done: Result<(), Error>) {
         let Subject { id, log } = subject;
         let mut failing = self.failing();
         match done {
@@ -181,15 +179,15 @@ impl<C: Containers> Rotation<C> {
     async fn rotate(&self, subject: &Subject) -> Result<(), Error> {
         let log = &subject.log;
         let (path, keep) = (log.clone(), self.policy.max_files.saturating_sub(2));
-        let put_away = move || {
+        let rotate = move || {
             files::remove_excess(&path, keep)?;
-            files::put_away(&path)
+            files::rotate_file(&path)
         };
-        let done = panics::blocking(put_away).await;
+        let done = panics::blocking(rotate).await;
         let rotated = done.map_err(|error| Error::at(log)(io::Error::other(error)))??;
         if let Err(error) = self.reopen(subject).await {
-            // The next round tries again. Should the runtime have begun a new log all the same, it
-            // may have written to it, and both are kept.
+            // Retried at the next check. If the runtime has reopened the log all the same, both files
+            // are kept.
             files::take_back(&rotated, log)?;
             return Err(error);
         }
@@ -202,8 +200,7 @@ impl<C: Containers> Rotation<C> {
         self.containers.reopen(&subject.id).await.map_err(Error::Reopen)
     }
 
-    /// Packs what was put away of a log, in its own time; what is being packed already is not
-    /// packed twice.
+    /// Compresses rotated files of a log in the background, unless that is in progress.
     fn pack(&self, log: PathBuf) {
         if !lock(&self.packing).insert(log.clone()) {
             return;
@@ -230,7 +227,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is to be done about a log; `None`: nothing.
+/// Required action for a log; `None`: nothing.
 fn due(log: &Path, max_size: u64) -> Option<Result<Due, Error>> {
     match fs::symlink_metadata(log) {
         Ok(log) if log.is_file() && log.len() >= max_size => Some(Ok(Due::Rotate)),
@@ -246,8 +243,8 @@ fn due(log: &Path, max_size: u64) -> Option<Result<Due, Error>> {
 pub(super) mod testing {
     use super::{Path, PathBuf, files, pack};
 
-    pub(crate) fn put_away(log: &Path) -> PathBuf {
-        files::put_away(log).unwrap()
+    pub(crate) fn rotate_file(log: &Path) -> PathBuf {
+        files::rotate_file(log).unwrap()
     }
 
     pub(crate) fn remove_excess(log: &Path, keep: usize) {

@@ -1,5 +1,4 @@
-//! The packing of what was put away: all but the newest, which collectors may still be reading and
-//! the runtime may still be writing the last lines of.
+//! Compresses rotated files, except the newest, which may still be read or written.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
@@ -15,21 +14,20 @@ use tokio::sync::oneshot;
 use super::{Error, files};
 use crate::files::{Rotated, draft};
 
-/// The least that a thread can be given of a CPU that others want.
+/// Lowest CPU priority.
 const NICEST: i32 = 19;
 
-/// Packs what there is to pack of a log, on a thread of its own; so many files are left of what was
-/// put away.
+/// Compresses rotated files of a log on a thread of its own, and keeps that number of them.
 pub(super) async fn in_background(log: PathBuf, keep: usize) -> Result<(), Error> {
     let (done, outcome) = oneshot::channel();
     let work = {
         let log = log.clone();
         move || {
-            // of this thread alone; without it, packing is done all the same
+            // of this thread only; not essential
             let _ = setpriority_process(None, NICEST);
-            // what was removed while it was being packed has come back
+            // files removed during compression may have reappeared
             let packed = || all(&log).and_then(|()| files::remove_excess(&log, keep));
-            // who waits is told of a panic by the loss of this sender
+            // a panic drops this sender, which wakes the waiter
             if let Ok(packed) = panics::contain_sync(packed) {
                 let _ = done.send(packed);
             }
@@ -40,8 +38,7 @@ pub(super) async fn in_background(log: PathBuf, keep: usize) -> Result<(), Error
     outcome.await.unwrap_or_else(|error| Err(Error::at(&log)(io::Error::other(error))))
 }
 
-/// Packs all that was put away but the newest, and removes what is left of packing that was
-/// interrupted.
+/// Compresses all rotated files but the newest, and removes leftovers of interrupted compressions.
 pub(super) fn all(log: &Path) -> Result<(), Error> {
     let files = files::list(log)?;
     for leftover in &files.leftovers {
@@ -55,8 +52,7 @@ pub(super) fn all(log: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// A packed file is whole from the moment that it has its name, whatever happens; until then the
-/// plain one stays.
+/// A compressed file gets its name when it is complete; until then the plain one is kept.
 fn pack(plain: &Path, packed: &Path) -> Result<(), Error> {
     let mut from = match File::open(plain) {
         // removed meanwhile
@@ -68,8 +64,7 @@ fn pack(plain: &Path, packed: &Path) -> Result<(), Error> {
         let mode = from.metadata()?.permissions().mode();
         let mut options = File::options();
         let file = options.write(true).create(true).truncate(true).mode(mode).open(&draft)?;
-        // Logs are much alike in themselves, and there may be a lot of them: a level that is
-        // several times as quick packs nearly as well.
+        // Logs compress well: a fast level is nearly as good.
         let mut packer = GzEncoder::new(BufWriter::new(file), Compression::fast());
         io::copy(&mut from, &mut packer)?;
         let file = packer.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;

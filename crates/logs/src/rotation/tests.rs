@@ -1,4 +1,4 @@
-//! Rotation against a runtime that writes as it is told, and fails on request.
+//! Rotation against a runtime that writes and fails on request.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use jiff::Zoned;
 use super::*;
 use crate::Options;
 use crate::files::{Files, Rotated, next_stamp};
-use crate::tests::{plain, put_away, read};
+use crate::tests::{plain, read, write_rotated};
 
 /// What a runtime makes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn logs_stay_small_and_few() {
+async fn log_rotation_bounds_size_and_number() {
     let mut setup = Setup::new();
     setup.write(10);
     setup.round().await;
@@ -140,7 +140,7 @@ async fn logs_stay_small_and_few() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_opened_anew_is_taken_back() {
+async fn log_rotation_is_undone_if_reopen_fails() {
     let mut setup = Setup::new();
     setup.write(100);
     setup.answer(Answer::Refused);
@@ -166,11 +166,11 @@ async fn a_log_that_is_not_opened_anew_is_taken_back() {
 
 /// A daemon may be killed between any two steps of a rotation.
 #[tokio::test]
-async fn what_was_interrupted_is_finished() {
+async fn log_rotation_finishes_an_interrupted_one() {
     // the log was put away, and the runtime writes on to it
     let mut setup = Setup::new();
     setup.write(100);
-    files::put_away(setup.log()).unwrap();
+    files::rotate_file(setup.log()).unwrap();
     setup.write(1);
     setup.rotation.recover().await;
     setup.round().await;
@@ -182,13 +182,13 @@ async fn what_was_interrupted_is_finished() {
     let content: String = (0..10).map(|number| plain(&number.to_string())).collect();
     let mut setup = Setup::new();
     let log = setup.log().to_owned();
-    put_away(&log, "20240101-000010", false, &content[..content.len() / 2]);
-    put_away(&log, "20240101-000010", true, &content[..content.len() / 2]);
-    put_away(&log, "20240101-000020", false, &content[content.len() / 2..]);
+    write_rotated(&log, "20240101-000010", false, &content[..content.len() / 2]);
+    write_rotated(&log, "20240101-000010", true, &content[..content.len() / 2]);
+    write_rotated(&log, "20240101-000020", false, &content[content.len() / 2..]);
     fs::write(log.with_file_name("0.log.20240101-000020.tmp"), "half of it").unwrap();
     setup.written = 10;
     setup.check(0).await;
-    put_away(&log, "20240101-000030", false, "");
+    write_rotated(&log, "20240101-000030", false, "");
     setup.rotation.recover().await;
     setup.round().await;
     let expected = ["10.gz", "20.gz", "30"].map(|end| format!("0.log.20240101-0000{end}"));
@@ -197,7 +197,7 @@ async fn what_was_interrupted_is_finished() {
 }
 
 #[tokio::test]
-async fn only_what_is_rotations_own_is_touched() {
+async fn log_rotation_ignores_other_files() {
     let mut setup = Setup::new();
     let foreign = ["0.log.1", "0.log.old.gz", "0.log.20240101", "1.log.20240101-000000", "00.log"];
     foreign.iter().for_each(|name| fs::write(setup.directory.path().join(name), "x").unwrap());
@@ -218,7 +218,7 @@ async fn only_what_is_rotations_own_is_touched() {
 }
 
 #[test]
-fn stamps_only_grow() {
+fn log_rotation_timestamps_are_monotonic() {
     let now: Zoned = "2024-03-31T01:59:59[UTC]".parse().unwrap();
     for (newest, expected) in [
         (None, "20240331-015959"),

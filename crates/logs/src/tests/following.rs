@@ -78,7 +78,7 @@ impl Writer {
 
     fn rotate(&mut self, late: u64, keep: usize) {
         rotation::testing::remove_excess(&self.log, keep);
-        rotation::testing::put_away(&self.log);
+        rotation::testing::rotate_file(&self.log);
         self.write(late);
         let new = File::create(&self.log).unwrap();
         self.write(late);
@@ -88,7 +88,7 @@ impl Writer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_lost_over_thirty_rotations() {
+async fn log_follow_loses_nothing_over_thirty_rotations() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut writer = Writer::new(&path);
@@ -115,14 +115,14 @@ async fn nothing_is_lost_over_thirty_rotations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_left_late_is_read_before_what_is_new() {
+async fn log_follow_reads_late_lines_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut old = File::create(&path).unwrap();
     let mut follower = follow(&path, Options::default()).await;
     old.write_all(plain("one").as_bytes()).unwrap();
     follower.expect("one\n").await;
-    rotation::testing::put_away(&path);
+    rotation::testing::rotate_file(&path);
     let mut new = File::create(&path).unwrap();
     new.write_all(plain("three").as_bytes()).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -133,24 +133,24 @@ async fn what_is_left_late_is_read_before_what_is_new() {
 }
 
 #[tokio::test]
-async fn a_log_that_was_taken_back_is_not_read_twice() {
+async fn log_follow_reads_an_undone_rotation_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut log = File::create(&path).unwrap();
     let mut follower = follow(&path, Options::default()).await;
     log.write_all(plain("one").as_bytes()).unwrap();
     follower.expect("one\n").await;
-    let rotated = rotation::testing::put_away(&path);
+    let rotated = rotation::testing::rotate_file(&path);
     log.write_all(plain("two").as_bytes()).unwrap();
     follower.expect("two\n").await;
-    // one who is not told of it in time sees it put away, and then back again
+    // a late notification shows it rotated, and then back again
     let mut chain = Chain::open(&path).unwrap();
     fs::rename(rotated, &path).unwrap();
     chain.extend().unwrap();
     assert_eq!(chain.segments.len(), 1);
     log.write_all(plain("three").as_bytes()).unwrap();
     follower.expect("three\n").await;
-    rotation::testing::put_away(&path);
+    rotation::testing::rotate_file(&path);
     log = File::create(&path).unwrap();
     log.write_all(plain("four").as_bytes()).unwrap();
     follower.expect("four\n").await;
@@ -162,7 +162,7 @@ async fn a_log_that_was_taken_back_is_not_read_twice() {
 }
 
 #[tokio::test]
-async fn the_last_words_are_sent_and_partial_lines_at_once() {
+async fn log_follow_sends_final_and_partial_lines() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     fs::write(&path, plain("zero") + &plain("one")).unwrap();
@@ -180,7 +180,7 @@ async fn the_last_words_are_sent_and_partial_lines_at_once() {
 }
 
 #[tokio::test]
-async fn following_ends_when_the_reader_goes() {
+async fn log_follow_ends_with_its_reader() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     fs::write(&path, "").unwrap();
@@ -191,7 +191,7 @@ async fn following_ends_when_the_reader_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_nothing_is_cut_off_in_the_end() {
+async fn log_follow_of_stalled_reader_is_closed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut writer = Writer::new(&path);
@@ -212,7 +212,7 @@ async fn who_takes_nothing_is_cut_off_in_the_end() {
 }
 
 #[tokio::test]
-async fn nobody_wakes_while_nothing_is_written() {
+async fn log_follow_is_idle_without_changes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     fs::write(&path, "").unwrap();
@@ -228,7 +228,7 @@ async fn nobody_wakes_while_nothing_is_written() {
     fs::write(&path, "more").unwrap();
     assert!(timeout(Duration::from_secs(1), watch.next()).await.is_err());
     let log = File::options().append(true).open(&path).unwrap();
-    let rotated = rotation::testing::put_away(&path);
+    let rotated = rotation::testing::rotate_file(&path);
     drop(log);
     let stamp = rotated.extension().unwrap().to_str().unwrap().to_owned();
     assert_eq!(watch.next().await, Seen { rotated: true, closed: vec![stamp] });

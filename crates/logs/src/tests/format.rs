@@ -37,7 +37,7 @@ fn docker(text: &str) -> String {
 }
 
 #[test]
-fn lines_are_taken_apart() {
+fn log_format_lines_are_parsed() {
     for (log, expected) in [
         (format!("{TIME} stdout F hello world\n"), "[o]hello world$"),
         (format!("{TIME} stderr P half\n{TIME} stderr F  whole\n"), "[e+]half$[e] whole$"),
@@ -85,7 +85,7 @@ fn lines_are_taken_apart() {
 }
 
 #[test]
-fn times_have_nine_digits_and_their_offset() {
+fn log_format_times_have_nine_digits() {
     for (written, expected) in [
         ("2024-05-06T07:08:09.123456789Z", "2024-05-06T07:08:09.123456789Z"),
         ("2024-05-06T07:08:09Z", "2024-05-06T07:08:09.000000000Z"),
@@ -102,7 +102,7 @@ fn times_have_nine_digits_and_their_offset() {
 
 /// Of a line without end no more is held than its head, or the longest line that Docker writes.
 #[test]
-fn giant_lines_take_no_memory() {
+fn log_format_long_lines_are_not_buffered() {
     let mut parser = Parser::default();
     let mut longest = 0;
     let mut feed = |bytes: &[u8]| {
@@ -158,14 +158,14 @@ proptest! {
     }
 
     #[test]
-    fn every_text_comes_through(lines in proptest::collection::vec("[^\n]{0,60}", 0..20), chunk in 1usize..200) {
+    fn log_format_round_trip(lines in proptest::collection::vec("[^\n]{0,60}", 0..20), chunk in 1usize..200) {
         let log: String = lines.iter().map(|line| format!("{TIME} stdout F {line}\n")).collect();
         let expected: String = lines.iter().map(|line| format!("[o]{line}$")).collect();
         prop_assert_eq!(read(log.as_bytes(), chunk), expected);
     }
 
     #[test]
-    fn and_through_dockers_escapes(lines in proptest::collection::vec("[^\n]{0,60}", 0..20), chunk in 1usize..200) {
+    fn log_format_docker_round_trip(lines in proptest::collection::vec("[^\n]{0,60}", 0..20), chunk in 1usize..200) {
         let log: String = lines.iter().map(|line| docker(&format!("{line}\n"))).collect();
         let expected: String = lines.iter().map(|line| format!("[e]{line}$")).collect();
         prop_assert_eq!(read(log.as_bytes(), chunk), expected);
@@ -175,7 +175,7 @@ proptest! {
 /// Flips, cuts and doubles bytes of real lines, the same ones in each run; what is whole behind them
 /// always comes through.
 #[test]
-fn damage_does_not_spread_beyond_its_line() {
+fn log_format_damage_is_limited_to_its_line() {
     let healthy = format!("{TIME} stdout F one\n{}{TIME} stderr P two\n", docker("three\n"));
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = move |below: usize| {

@@ -27,7 +27,7 @@ pub(super) fn plain(text: &str) -> String {
 }
 
 /// Writes what rotation would have put away with that stamp.
-pub(super) fn put_away(log: &Path, stamp: &str, packed: bool, content: &str) -> PathBuf {
+pub(super) fn write_rotated(log: &Path, stamp: &str, packed: bool, content: &str) -> PathBuf {
     let end = if packed { ".gz" } else { "" };
     let path = PathBuf::from(format!("{}.{stamp}{end}", log.display()));
     let mut bytes = content.as_bytes().to_vec();

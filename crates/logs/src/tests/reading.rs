@@ -5,7 +5,7 @@ use crate::Stream;
 use proptest::prelude::*;
 
 #[tokio::test]
-async fn what_is_asked_for_is_sent() {
+async fn log_options_select_lines() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let log = [
@@ -53,7 +53,7 @@ async fn what_is_asked_for_is_sent() {
 }
 
 #[tokio::test]
-async fn the_tail_is_found_over_many_blocks() {
+async fn log_tail_over_many_blocks() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let long = "x".repeat(1000);
@@ -71,10 +71,10 @@ fn history(log: &Path) {
     let lines = |range: std::ops::Range<u64>| -> String {
         range.map(|n| line(n, "stdout", "F", &n.to_string())).collect()
     };
-    put_away(log, "20240101-000010", true, &lines(0..10));
-    put_away(log, "20240101-000020", true, &lines(10..20));
-    put_away(log, "20240101-000020", false, &lines(10..20));
-    put_away(log, "20240101-000030", false, &lines(20..30));
+    write_rotated(log, "20240101-000010", true, &lines(0..10));
+    write_rotated(log, "20240101-000020", true, &lines(10..20));
+    write_rotated(log, "20240101-000020", false, &lines(10..20));
+    write_rotated(log, "20240101-000030", false, &lines(20..30));
     fs::write(format!("{}.20240101-000030.tmp", log.display()), "half").unwrap();
     fs::write(format!("{}.old", log.display()), plain("somebody else's")).unwrap();
     fs::write(log.with_file_name("10.log"), plain("another's")).unwrap();
@@ -86,7 +86,7 @@ fn numbers(range: std::ops::Range<u64>) -> String {
 }
 
 #[tokio::test]
-async fn reading_goes_back_over_rotated_and_packed_files() {
+async fn log_read_spans_rotated_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     history(&path);
@@ -118,7 +118,7 @@ async fn reading_goes_back_over_rotated_and_packed_files() {
 }
 
 #[tokio::test]
-async fn what_is_damaged_does_not_hide_the_rest() {
+async fn log_read_skips_damaged_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     history(&path);
@@ -131,12 +131,12 @@ async fn what_is_damaged_does_not_hide_the_rest() {
 }
 
 #[tokio::test]
-async fn lines_go_on_over_rotation() {
+async fn log_lines_continue_over_rotation() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let first = plain("a") + &line(1, "stdout", "P", "one ");
-    put_away(&path, "20240101-000010", true, &first);
-    put_away(
+    write_rotated(&path, "20240101-000010", true, &first);
+    write_rotated(
         &path,
         "20240101-000020",
         false,
@@ -147,7 +147,7 @@ async fn lines_go_on_over_rotation() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_there_is_named() {
+async fn log_missing_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path().canonicalize().unwrap();
     for (log, missing) in [("0.log", "0.log"), ("no/such/0.log", "no")] {
@@ -167,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// However the lines of a log lie in files, the last of them are the same.
     #[test]
-    fn files_make_no_difference(files in proptest::collection::vec((0usize..6, any::<bool>()), 1..6), tail in 0u64..30) {
+    fn log_read_is_independent_of_file_boundaries(files in proptest::collection::vec((0usize..6, any::<bool>()), 1..6), tail in 0u64..30) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("0.log");
         let mut lines = Vec::new();
@@ -177,7 +177,7 @@ proptest! {
             let content: String = new.iter().map(|text| plain(text)).collect();
             match index == last {
                 true => fs::write(&path, content).unwrap(),
-                false => drop(put_away(&path, &format!("20240101-0000{index:02}"), packed, &content)),
+                false => drop(write_rotated(&path, &format!("20240101-0000{index:02}"), packed, &content)),
             }
             lines.extend(new.iter().map(|text| format!("{text}\n")));
         }

@@ -49,7 +49,7 @@ fn sample(line: &str) -> Result<Sample, String> {
         }
         None => (rest, None),
     };
-    let value = number(value).ok_or_else(|| format!("{value:?} is no number"))?;
+    let value = number(value).ok_or_else(|| format!("{value:?} is not a number"))?;
     Ok(Sample { name, labels, value, at })
 }
 
@@ -62,7 +62,7 @@ fn labels(mut rest: &str) -> Result<(LabelMap, &str), String> {
         }
         let (name, after) = rest.split_once("=\"").ok_or("a label without a value")?;
         if !is_name(name, false) {
-            return Err(format!("{name:?} is no name of a label"));
+            return Err(format!("{name:?} is not a label name"));
         }
         let end = closing_quote(after).ok_or_else(|| format!("{name}: no closing quote"))?;
         let value = unescape(&after[..end], true)?;
@@ -120,7 +120,7 @@ pub(super) fn number(text: &str) -> Option<f64> {
 fn metric_name(name: &str) -> Result<String, String> {
     match is_name(name, true) {
         true => Ok(name.to_owned()),
-        false => Err(format!("{name:?} is no name of a metric")),
+        false => Err(format!("{name:?} is not a metric name")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Each kind as a PersistentVolume and as a pod describes it, beside what its driver is told.
+//! Each kind as a PersistentVolume and as a pod describes it, with the CSI volume of its driver.
 
 mod zones;
 
@@ -42,7 +42,7 @@ fn inline_of(mut source: Value) -> Result<Value, String> {
 }
 
 #[test]
-fn persistent_volumes_are_known_to_their_drivers() {
+fn persistent_volumes_are_translated() {
     let key = |namespace: &str, name: &str| json!({"namespace": namespace, "name": name});
     for (source, expected) in [
         (
@@ -120,7 +120,7 @@ fn persistent_volumes_are_known_to_their_drivers() {
 }
 
 #[test]
-fn volumes_of_pods_are_known_to_their_drivers() {
+fn inline_volumes_are_translated() {
     let nowhere = "projects/UNSPECIFIED/zones/UNSPECIFIED/disks";
     for (source, name, mode, csi) in [
         (
@@ -188,7 +188,7 @@ fn volumes_of_pods_are_known_to_their_drivers() {
 }
 
 #[test]
-fn a_volume_that_its_driver_cannot_know_says_why() {
+fn untranslatable_volumes_report_the_reason() {
     let empty = |kind: &str, field: &str| format!("{kind} names no volume: {field} is empty");
     for (source, expected) in [
         (json!({"awsElasticBlockStore": {}}), empty("awsElasticBlockStore", "volumeID")),
@@ -226,7 +226,7 @@ fn a_volume_that_its_driver_cannot_know_says_why() {
 }
 
 #[test]
-fn a_secret_names_its_storage_account() {
+fn azure_file_secret_names_its_storage_account() {
     for (secret, account) in [
         ("azure-storage-account-acme-secret", "acme"),
         ("my-azure-storage-account-a-secret-b-secret-2", "a-secret-b"),
@@ -244,7 +244,7 @@ fn a_secret_names_its_storage_account() {
 }
 
 #[test]
-fn the_secret_of_a_portworx_volume_is_in_annotations() {
+fn portworx_secret_is_in_annotations() {
     let mut own = volume(json!({"portworxVolume": {"volumeID": "p"}}));
     own["metadata"]["annotations"]["openstorage.io/auth-secret-name"] = json!("token");
     let half = persistent(&own).unwrap().unwrap();
@@ -259,12 +259,12 @@ fn the_secret_of_a_portworx_volume_is_in_annotations() {
 }
 
 #[test]
-fn all_else_of_a_volume_stays() {
-    let given = volume(json!({"cinder": {"volumeID": "c"}}));
-    let mut translated = persistent(&given).unwrap().unwrap();
+fn translation_keeps_other_fields() {
+    let in_tree = volume(json!({"cinder": {"volumeID": "c"}}));
+    let mut translated = persistent(&in_tree).unwrap().unwrap();
     translated["spec"].as_object_mut().unwrap().remove("csi").unwrap();
-    translated["spec"]["cinder"] = given["spec"]["cinder"].clone();
-    assert_eq!(translated, given);
+    translated["spec"]["cinder"] = in_tree["spec"]["cinder"].clone();
+    assert_eq!(translated, in_tree);
     for other in [json!({"hostPath": {"path": "/"}}), json!({"csi": {}}), json!({"cinder": null})] {
         assert_eq!(persistent(&volume(other.clone())), Ok(None));
         assert_eq!(inline(&other, "shop"), Ok(None));
@@ -272,14 +272,14 @@ fn all_else_of_a_volume_stays() {
 }
 
 #[test]
-fn plugins_are_told_in_order() {
+fn plugins_are_listed_in_order() {
     let expected = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,\
         kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/portworx-volume,\
         kubernetes.io/vsphere-volume";
     assert_eq!(plugins().collect::<Vec<_>>().join(","), expected);
 }
 
-/// Values as nobody would write them.
+/// Unusual values.
 fn strange() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -310,10 +310,10 @@ proptest! {
         ] {
             let source = json!({name: id, "secretName": key, "kind": key, "partition": id});
             let _ = inline(&json!({field: source, "name": id}), "shop");
-            let mut given = volume(json!({field: source, "nodeAffinity": affinity}));
+            let mut in_tree = volume(json!({field: source, "nodeAffinity": affinity}));
             for labels in [labels.clone(), json!({zones::ZONE: labels})] {
-                given["metadata"]["labels"] = labels;
-                let _ = persistent(&given);
+                in_tree["metadata"]["labels"] = labels;
+                let _ = persistent(&in_tree);
             }
         }
     }
@@ -332,7 +332,7 @@ fn sources() -> Vec<Value> {
     ]
 }
 
-/// PersistentVolumes of all kinds, with all that tells where they can be used.
+/// PersistentVolumes of all kinds, with every kind of topology.
 fn any_volume() -> impl Strategy<Value = Value> {
     let example = |source: Value| {
         let mut example = volume(source);
@@ -366,8 +366,8 @@ fn any_volume() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Finding 1: a volume that is refused says why; one that is not is its driver's, and what is
-    /// told of it is in proportion to what it says itself.
+/// Finding 1: a volume is translated or refused with a reason, and the size of the
+/// CSI volume is in proportion to the in-tree one.
     #[test]
     fn extremes_of_persistent_volumes_are_translated_or_refused(volume in any_volume()) {
         let terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"].as_array();

@@ -11,7 +11,7 @@ const BETA_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
 const BETA_REGION: &str = "failure-domain.beta.kubernetes.io/region";
 
 #[test]
-fn the_zones_of_a_disk_are_in_its_handle() {
+fn gce_zones_are_in_the_volume_handle() {
     let at = |labels: Value| {
         let mut disk = volume(json!({"gcePersistentDisk": {"pdName": "d"}}));
         disk["metadata"]["labels"] = labels;
@@ -38,7 +38,7 @@ fn the_zones_of_a_disk_are_in_its_handle() {
 }
 
 #[test]
-fn a_disk_is_for_one_who_writes_or_many_who_read() {
+fn gce_access_modes_are_translated() {
     for (modes, expected) in [
         (json!(["ReadWriteMany"]), json!(["ReadWriteOnce"])),
         (json!(["ReadWriteOnce", "ReadOnlyMany"]), json!(["ReadWriteOnce"])),
@@ -54,7 +54,7 @@ fn a_disk_is_for_one_who_writes_or_many_who_read() {
 }
 
 #[test]
-fn volumes_are_bound_to_zones_in_the_words_of_their_driver() {
+fn topology_labels_are_translated() {
     const AWS: &str = "topology.ebs.csi.aws.com/zone";
     const VMWARE: &str = "topology.csi.vmware.com/zone";
     const VMWARE_REGION: &str = "topology.csi.vmware.com/region";
@@ -116,13 +116,13 @@ fn volumes_are_bound_to_zones_in_the_words_of_their_driver() {
             });
             Some(json!({"required": {"nodeSelectorTerms": terms.collect::<Vec<_>>()}}))
         };
-        let mut given = volume(source);
-        given["metadata"]["labels"] = labels;
+        let mut in_tree = volume(source);
+        in_tree["metadata"]["labels"] = labels;
         if let Some(affinity) = affinity(&before) {
-            given["spec"]["nodeAffinity"] = affinity;
+            in_tree["spec"]["nodeAffinity"] = affinity;
         }
-        let translated = persistent(&given).unwrap().unwrap();
+        let translated = persistent(&in_tree).unwrap().unwrap();
         let expected = affinity(&after).unwrap_or_default();
-        assert_eq!(translated["spec"]["nodeAffinity"], expected, "{given}");
+        assert_eq!(translated["spec"]["nodeAffinity"], expected, "{in_tree}");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a node is one that the pod wants to be on: its node selector and required affinity.
+//! The node selector and required node affinity of a pod.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 /// Labels by key.
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// Whether the pod wants to be on the node of that name with those labels.
+/// Whether the node of that name with those labels matches the pod's selector and affinity.
 pub(super) fn matches(pod_spec: &PodSpec, name: &str, labels: &Labels) -> bool {
     let mut selector = pod_spec.node_selector.iter().flatten();
     let affinity = pod_spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -19,28 +19,29 @@ pub(super) fn matches(pod_spec: &PodSpec, name: &str, labels: &Labels) -> bool {
         && required.is_none_or(|required| selects_node(required, name, labels))
 }
 
-/// Whether a node of that name with those labels is one that the selector selects, such as that of
-/// the nodes from which a volume can be reached.
+/// Whether a node selector (such as the node affinity of a volume) selects the node of that name
+/// with those labels.
 pub fn selects_node(
     selector: &NodeSelector,
     name: &str,
     labels: &BTreeMap<String, String>,
 ) -> bool {
-    selector.node_selector_terms.iter().any(|term| fulfils(term, name, labels))
+    selector.node_selector_terms.iter().any(|term| matches_term(term, name, labels))
 }
 
-/// Whether all that a term requires is given. An empty one wants no node; neither does one that
-/// makes no sense.
-fn fulfils(term: &NodeSelectorTerm, name: &str, labels: &Labels) -> bool {
+/// Whether all requirements of a term are met. An empty or invalid term matches no node.
+fn matches_term(term: &NodeSelectorTerm, name: &str, labels: &Labels) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     (!expressions.is_empty() || !fields.is_empty())
-        && expressions.iter().all(|expression| has(labels, expression).unwrap_or(false))
-        && fields.iter().all(|field| is_named(name, field))
+        && expressions
+            .iter()
+            .all(|expression| matches_expression(labels, expression).unwrap_or(false))
+        && fields.iter().all(|field| matches_field(name, field))
 }
 
-/// Whether the labels are as an expression wants them; `None` if it makes no sense.
-fn has(labels: &Labels, expression: &NodeSelectorRequirement) -> Option<bool> {
+/// Whether the labels meet a requirement; `None` if it is invalid.
+fn matches_expression(labels: &Labels, expression: &NodeSelectorRequirement) -> Option<bool> {
     let values = expression.values.as_deref().unwrap_or_default();
     let label = labels.get(&expression.key);
     let number = || match values {
@@ -59,8 +60,8 @@ fn has(labels: &Labels, expression: &NodeSelectorRequirement) -> Option<bool> {
     }
 }
 
-/// Whether the node's name is as a field wants it. There are no other fields.
-fn is_named(name: &str, field: &NodeSelectorRequirement) -> bool {
+/// Whether the node's name meets a field requirement; `metadata.name` is the only field.
+fn matches_field(name: &str, field: &NodeSelectorRequirement) -> bool {
     let [value] = field.values.as_deref().unwrap_or_default() else { return false };
     let own = if field.key == "metadata.name" { name } else { "" };
     match field.operator.as_str() {

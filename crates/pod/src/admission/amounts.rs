@@ -1,4 +1,4 @@
-//! Amounts of resources as they are compared: CPU in thousandths, all else in whole units.
+//! Amounts of resources to be compared: CPU in millicores, all else in whole units.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ use crate::qos;
 use crate::resources::{self, List};
 use crate::spec;
 
-/// Amounts by resource. What is of no account for the room on a node is not among them.
+/// Amounts by resource, of those that are counted against the node's allocatable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amounts(BTreeMap<String, i64>);
 
 impl Amounts {
-    /// What a list of quantities says.
+    /// The amounts of a resource list.
     pub fn new(list: Option<&List>) -> Self {
         let counted = list.into_iter().flatten().filter(|(name, _)| counts(name));
         let amount = |name: &str| match name {
@@ -24,13 +24,13 @@ impl Amounts {
         Self(counted.map(|(name, _)| (name.clone(), amount(name))).collect())
     }
 
-    /// What the pod holds, or would hold: what it requests, and during a resize what it has been
-    /// given or has, whichever is more.
+    /// What is reserved for the pod: its requests, and during a resize the maximum of requested,
+    /// allocated and actual resources.
     pub fn of_pod(pod: &Pod) -> Self {
         Self::in_effect(pod, !is_infeasible(pod))
     }
 
-    /// The same if what the pod requests now is granted, though it may have been refused before.
+    /// The same with the resize that the pod requests granted, even if it was infeasible before.
     pub fn of_resized(pod: &Pod) -> Self {
         Self::in_effect(pod, true)
     }
@@ -46,12 +46,12 @@ impl Amounts {
         self.0.get(name).copied().unwrap_or(0)
     }
 
-    /// Whether the resource is named, were it with an amount of zero.
+    /// Whether the resource is listed, even with an amount of zero.
     pub(super) fn names(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// The amounts by resource: CPU, memory and disk first, as they are told in that order.
+    /// The amounts by resource: CPU, memory and disk first, in the order of messages.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
         const FIRST: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
         let first = FIRST.into_iter().filter(|name| self.names(name));
@@ -59,8 +59,8 @@ impl Amounts {
         first.chain(others).map(|name| (name, self.get(name)))
     }
 
-    /// These, but for what `other` names, too.
-    pub(super) fn overruled_by(mut self, other: Self) -> Self {
+    /// These amounts, overridden by those of `other`.
+    pub(super) fn overridden_by(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
@@ -84,7 +84,7 @@ impl Amounts {
     }
 }
 
-/// Whether a resource counts for the room on a node.
+/// Whether a resource is counted against the node's allocatable.
 fn counts(name: &str) -> bool {
     const PLAIN: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pods"];
     PLAIN.contains(&name)
@@ -93,12 +93,12 @@ fn counts(name: &str) -> bool {
         || is_extended(name)
 }
 
-/// Whether a resource is somebody else's, such as `example.com/gpu`.
+/// Whether it is an extended resource, such as `example.com/gpu`.
 pub(super) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
-/// Whether the pod was told that it will never get what it requests now.
+/// Whether the status says that the requested resize is infeasible.
 fn is_infeasible(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
     conditions.unwrap_or_default().iter().any(|condition| {
@@ -106,7 +106,7 @@ fn is_infeasible(pod: &Pod) -> bool {
     })
 }
 
-/// The spec with the requests that count now. Only a pod that runs has others than its own.
+/// The spec with the requests that count now; they differ from the spec's during a resize.
 fn in_effect<'a>(pod: &Pod, pod_spec: &'a PodSpec, granted: bool) -> Cow<'a, PodSpec> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod_spec) };
     let most = |spec: Option<&List>, actual: Option<&List>, allocated: Option<&List>| {
@@ -120,33 +120,34 @@ fn in_effect<'a>(pod: &Pod, pod_spec: &'a PodSpec, granted: bool) -> Cow<'a, Pod
         }
         most
     };
-    let told = |statuses: &Option<Vec<ContainerStatus>>, name: &str| {
+    let reported = |statuses: &Option<Vec<ContainerStatus>>, name: &str| {
         let found = statuses.iter().flatten().find(|status| status.name == name);
         found.filter(|status| status.resources.is_some()).cloned()
     };
-    let correct = |container: &mut Container, told: Option<ContainerStatus>| {
-        let Some(told) = told else { return };
-        let actual = told.resources.as_ref().and_then(|own| own.requests.as_ref());
-        let requests = most(qos::requests(container), actual, told.allocated_resources.as_ref());
+    let correct = |container: &mut Container, reported: Option<ContainerStatus>| {
+        let Some(reported) = reported else { return };
+        let actual = reported.resources.as_ref().and_then(|own| own.requests.as_ref());
+        let requests =
+            most(qos::requests(container), actual, reported.allocated_resources.as_ref());
         let own = container.resources.get_or_insert_with(ResourceRequirements::default);
         own.requests = Some(requests);
     };
     let mut corrected = pod_spec.clone();
     for container in &mut corrected.containers {
-        let told = told(&status.container_statuses, &container.name);
-        correct(container, told);
+        let reported = reported(&status.container_statuses, &container.name);
+        correct(container, reported);
     }
     for container in corrected.init_containers.iter_mut().flatten() {
         if spec::is_sidecar(container) {
-            let told = told(&status.init_container_statuses, &container.name);
-            correct(container, told);
+            let reported = reported(&status.init_container_statuses, &container.name);
+            correct(container, reported);
         }
     }
-    if let (Some(own), Some(told)) = (&mut corrected.resources, &status.resources)
+    if let (Some(own), Some(reported)) = (&mut corrected.resources, &status.resources)
         && let Some(requests) = &own.requests
     {
         let allocated = status.allocated_resources.as_ref();
-        let now = most(Some(requests), told.requests.as_ref(), allocated);
+        let now = most(Some(requests), reported.requests.as_ref(), allocated);
         let named = requests.keys().filter_map(|name| Some((name.clone(), now.get(name)?.clone())));
         own.requests = Some(named.collect());
     }

@@ -1,4 +1,4 @@
-//! What speaks against a pod beside the pods that are there.
+//! The scheduler's predicates for a pod on this node.
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 
@@ -9,7 +9,7 @@ use super::taints;
 use crate::spec;
 use crate::status::Verdict;
 
-/// The node as it is now: what its object says.
+/// The node as its object describes it.
 #[derive(Clone, Debug)]
 pub struct NodeView<'a> {
     name: &'a str,
@@ -21,8 +21,8 @@ pub struct NodeView<'a> {
 static NO_LABELS: Labels = Labels::new();
 
 impl<'a> NodeView<'a> {
-    /// As `node` tells, but for the amounts that `own`, as the node sees itself, knows better: what
-    /// an earlier daemon has told may not be true any more.
+    /// From the object `node`, but for the amounts in `own`, the node's own current view: those in
+    /// the object may be out of date.
     pub fn new(node: &'a Node, own: &Node) -> Self {
         let allocatable = |node: &Node| {
             let status = node.status.as_ref();
@@ -33,53 +33,58 @@ impl<'a> NodeView<'a> {
             name: node.metadata.name.as_deref().unwrap_or_default(),
             labels: node.metadata.labels.as_ref().unwrap_or(&NO_LABELS),
             taints: taints.unwrap_or_default(),
-            allocatable: allocatable(node).overruled_by(allocatable(own)),
+            allocatable: allocatable(node).overridden_by(allocatable(own)),
         }
     }
 }
 
-/// Something of which too little is left. CPU in thousandths, all else in whole units.
+/// A resource of which too little is available. CPU in millicores, all else in whole units.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lack {
+pub(super) struct InsufficientResource {
     pub(super) resource: String,
     requested: i64,
     used: i64,
     capacity: i64,
 }
 
-impl Lack {
-    /// How much too little.
+impl InsufficientResource {
+    /// The amount that is missing.
     pub(super) fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 }
 
-/// One thing that speaks against a pod.
+/// One predicate that fails for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Misfit {
-    Lack(Lack),
+pub(super) enum PredicateFailure {
+    InsufficientResource(InsufficientResource),
     Affinity,
     Name,
     Ports,
     Taints,
 }
 
-impl Misfit {
-    pub(super) fn lack(&self) -> Option<&Lack> {
+impl PredicateFailure {
+    pub(super) fn insufficient_resource(&self) -> Option<&InsufficientResource> {
         match self {
-            Self::Lack(lack) => Some(lack),
+            Self::InsufficientResource(resource) => Some(resource),
             _ => None,
         }
     }
 
-    /// Whether other labels would do away with it.
-    pub(super) fn is_of_labels(&self) -> bool {
+    /// Whether it depends on the node's labels only.
+    pub(super) fn is_by_labels(&self) -> bool {
         *self == Self::Affinity
     }
 
     pub(super) fn verdict(&self) -> Verdict {
         let (predicate, why) = match self {
-            Self::Lack(Lack { resource, requested, used, capacity }) => {
+            Self::InsufficientResource(InsufficientResource {
+                resource,
+                requested,
+                used,
+                capacity,
+            }) => {
                 let message = format!(
                     "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
                 );
@@ -96,37 +101,45 @@ impl Misfit {
     }
 }
 
-/// All that speaks against a pod that would take `new`, in upstream's order.
-pub(super) fn misfits(
+/// All predicates that fail for a pod that needs `new`, in upstream's order.
+pub(super) fn failures(
     pod: &Pod,
-    new: &Reservation,
+    reservation: &Reservation,
     node: &NodeView<'_>,
     used: InUse<'_>,
     comparisons: bool,
-) -> Vec<Misfit> {
-    let mut found: Vec<Misfit> =
-        lacks(&new.requests, node, &used).into_iter().map(Misfit::Lack).collect();
+) -> Vec<PredicateFailure> {
+    let mut found: Vec<PredicateFailure> =
+        insufficient_resources(&reservation.requests, node, &used)
+            .into_iter()
+            .map(PredicateFailure::InsufficientResource)
+            .collect();
     let Some(pod_spec) = &pod.spec else { return found };
-    let wanted = pod_spec.node_name.as_deref().unwrap_or_default();
-    for (misfit, holds) in [
-        (Misfit::Affinity, !affinity::matches(pod_spec, node.name, node.labels)),
-        (Misfit::Name, !wanted.is_empty() && wanted != node.name),
-        (Misfit::Ports, new.ports.iter().any(|port| used.ports.has(port))),
+    let node_name = pod_spec.node_name.as_deref().unwrap_or_default();
+    for (failure, holds) in [
+        (PredicateFailure::Affinity, !affinity::matches(pod_spec, node.name, node.labels)),
+        (PredicateFailure::Name, !node_name.is_empty() && node_name != node.name),
+        (PredicateFailure::Ports, reservation.ports.iter().any(|port| used.ports.has(port))),
         (
-            Misfit::Taints,
-            !spec::is_static(pod) && taints::keep_out(pod_spec, node.taints, comparisons),
+            PredicateFailure::Taints,
+            !spec::is_static(pod)
+                && taints::has_untolerated_taint(pod_spec, node.taints, comparisons),
         ),
     ] {
         if holds {
-            found.push(misfit);
+            found.push(failure);
         }
     }
     found
 }
 
-/// What is lacking. Extended resources that the node has never heard of are somebody else's to
-/// count.
-fn lacks(requests: &Amounts, node: &NodeView<'_>, used: &InUse<'_>) -> Vec<Lack> {
+/// The insufficient resources. Extended resources that the node does not list are not counted, as
+/// upstream does it.
+fn insufficient_resources(
+    requests: &Amounts,
+    node: &NodeView<'_>,
+    used: &InUse<'_>,
+) -> Vec<InsufficientResource> {
     let pods = ("pods", 1, used.pods);
     let others = requests
         .iter()
@@ -135,12 +148,12 @@ fn lacks(requests: &Amounts, node: &NodeView<'_>, used: &InUse<'_>) -> Vec<Lack>
     [pods]
         .into_iter()
         .chain(others)
-        .map(|(name, requested, used)| Lack {
+        .map(|(name, requested, used)| InsufficientResource {
             resource: name.to_owned(),
             requested,
             used,
             capacity: node.allocatable.get(name),
         })
-        .filter(|lack| lack.requested > 0 && lack.missing() > 0)
+        .filter(|resource| resource.requested > 0 && resource.missing() > 0)
         .collect()
 }

@@ -1,5 +1,5 @@
-//! The pods that were taken in and what each of them holds, with running totals: a question costs
-//! as much as the pod that is asked about, however many others there are.
+//! The admitted pods and what is reserved for each, with running totals: a check costs no more with
+//! many pods than with few.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use super::ports::{self, Port, Ports};
 use crate::qos::{self, QosClass};
 use crate::spec;
 
-/// Names a pod in the ledger. Later ones are greater.
+/// Identifies a reservation. Later ones are greater.
 pub type Ticket = u64;
 
-/// What a pod holds.
+/// The resources that a pod has reserved.
 #[derive(Clone, Debug)]
 pub struct Reservation {
     pub(super) requests: Amounts,
@@ -22,12 +22,12 @@ pub struct Reservation {
     pub(super) class: QosClass,
     pub(super) critical: bool,
     pub(super) priority: Option<i32>,
-    /// Whether the pod ends to make way for another one.
-    leaves: bool,
+    /// Whether the pod is being ended for another one (preempted).
+    preempted: bool,
 }
 
 impl Reservation {
-    /// What the pod holds once it is taken in.
+    /// The reservation of a pod that is admitted.
     pub fn new(pod: &Pod) -> Self {
         let pod_spec = pod.spec.as_ref();
         Self {
@@ -36,17 +36,17 @@ impl Reservation {
             class: qos::class(pod),
             critical: spec::is_critical(pod),
             priority: pod_spec.and_then(|spec: &PodSpec| spec.priority),
-            leaves: false,
+            preempted: false,
         }
     }
 
-    /// What a pod that runs holds once its resize is granted.
+    /// The reservation of a running pod once its resize is granted.
     pub fn resized(pod: &Pod) -> Self {
         Self { requests: Amounts::of_resized(pod), ..Self::new(pod) }
     }
 }
 
-/// What is in use.
+/// The sum of reservations.
 #[derive(Clone, Debug)]
 pub(super) struct InUse<'a> {
     pub(super) amounts: Cow<'a, Amounts>,
@@ -54,95 +54,105 @@ pub(super) struct InUse<'a> {
     pub(super) ports: &'a Ports,
 }
 
-/// Who holds what.
+/// All reservations.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    seats: BTreeMap<Ticket, Reservation>,
+    reservations: BTreeMap<Ticket, Reservation>,
     last: Ticket,
-    /// Of all pods, those that leave among them.
+    /// Of all pods, including those that are being preempted.
     total: Amounts,
     ports: Ports,
-    /// Of the pods that leave.
-    leaving: Amounts,
-    leavers: usize,
+    /// Of the pods that are being preempted.
+    preempted_total: Amounts,
+    victims: usize,
 }
 
 impl Ledger {
-    /// Enter a pod, whatever is there.
-    pub fn enter(&mut self, seat: Reservation) -> Ticket {
+    /// Add a pod, whether it fits or not.
+    pub fn enter(&mut self, reservation: Reservation) -> Ticket {
         self.last = self.last.saturating_add(1);
-        self.put(self.last, seat);
+        self.put(self.last, reservation);
         self.last
     }
 
-    /// Enter a pod under a ticket that it had before.
-    pub fn put(&mut self, ticket: Ticket, seat: Reservation) {
+    /// Add a pod under an id that it had before.
+    pub fn put(&mut self, ticket: Ticket, reservation: Reservation) {
         self.release(ticket);
-        self.total.add(&seat.requests);
-        seat.ports.iter().for_each(|port| self.ports.take(port));
-        if seat.leaves {
-            self.leaving.add(&seat.requests);
-            self.leavers += 1;
+        self.total.add(&reservation.requests);
+        reservation.ports.iter().for_each(|port| self.ports.take(port));
+        if reservation.preempted {
+            self.preempted_total.add(&reservation.requests);
+            self.victims += 1;
         }
-        self.seats.insert(ticket, seat);
+        self.reservations.insert(ticket, reservation);
     }
 
-    /// The pod has ended, or is looked at as if it had: what it held is free.
+    /// Remove the reservation of a pod, for good or for the time of a check.
     pub fn release(&mut self, ticket: Ticket) -> Option<Reservation> {
-        let seat = self.seats.remove(&ticket)?;
-        self.total.subtract(&seat.requests);
-        seat.ports.iter().for_each(|port| self.ports.give_back(port));
-        if seat.leaves {
-            self.leaving.subtract(&seat.requests);
-            self.leavers -= 1;
+        let reservation = self.reservations.remove(&ticket)?;
+        self.total.subtract(&reservation.requests);
+        reservation.ports.iter().for_each(|port| self.ports.release(port));
+        if reservation.preempted {
+            self.preempted_total.subtract(&reservation.requests);
+            self.victims -= 1;
         }
-        Some(seat)
+        Some(reservation)
     }
 
-    /// The pod ends to make way for another one: what it holds is promised.
-    pub fn leave(&mut self, ticket: Ticket) {
-        let Some(seat) = self.seats.get_mut(&ticket).filter(|seat| !seat.leaves) else { return };
-        seat.leaves = true;
-        self.leaving.add(&seat.requests);
-        self.leavers += 1;
+    /// The pod is preempted: what it holds will be free.
+    pub fn preempt(&mut self, ticket: Ticket) {
+        let Some(reservation) =
+            self.reservations.get_mut(&ticket).filter(|reservation| !reservation.preempted)
+        else {
+            return;
+        };
+        reservation.preempted = true;
+        self.preempted_total.add(&reservation.requests);
+        self.victims += 1;
     }
 
-    /// Pods that end to make way for others.
-    pub fn leavers(&self) -> impl Iterator<Item = Ticket> {
-        self.seats.iter().filter(|(_, seat)| seat.leaves).map(|(ticket, _)| *ticket)
+    /// Pods that are being preempted.
+    pub fn victims(&self) -> impl Iterator<Item = Ticket> {
+        self.reservations
+            .iter()
+            .filter(|(_, reservation)| reservation.preempted)
+            .map(|(ticket, _)| *ticket)
     }
 
-    /// Whether the pod is there yet.
+    /// Whether the pod still has its reservation.
     pub fn has(&self, ticket: Ticket) -> bool {
-        self.seats.contains_key(&ticket)
+        self.reservations.contains_key(&ticket)
     }
 
-    /// What all pods together hold.
+    /// The total of all reservations.
     pub fn total(&self) -> &Amounts {
         &self.total
     }
 
-    /// Pods that stay, first come first.
-    pub(super) fn staying(&self) -> impl Iterator<Item = (Ticket, &Reservation)> {
-        self.seats.iter().filter(|(_, seat)| !seat.leaves).map(|(ticket, seat)| (*ticket, seat))
+    /// Pods that are not being preempted, in the order of their admission.
+    pub(super) fn not_preempted(&self) -> impl Iterator<Item = (Ticket, &Reservation)> {
+        self.reservations
+            .iter()
+            .filter(|(_, reservation)| !reservation.preempted)
+            .map(|(ticket, reservation)| (*ticket, reservation))
     }
 
     /// What is in use now.
     pub(super) fn in_use(&self) -> InUse<'_> {
         InUse {
             amounts: Cow::Borrowed(&self.total),
-            pods: count(self.seats.len()),
+            pods: count(self.reservations.len()),
             ports: &self.ports,
         }
     }
 
-    /// What will be in use once those that leave have left.
-    pub(super) fn in_use_later(&self) -> InUse<'_> {
+    /// What will be in use once the preempted pods have ended.
+    pub(super) fn in_use_after_preemption(&self) -> InUse<'_> {
         let mut amounts = self.total.clone();
-        amounts.subtract(&self.leaving);
+        amounts.subtract(&self.preempted_total);
         InUse {
             amounts: Cow::Owned(amounts),
-            pods: count(self.seats.len() - self.leavers),
+            pods: count(self.reservations.len() - self.victims),
             ports: &self.ports,
         }
     }

@@ -1,12 +1,12 @@
-//! Whether the node takes a pod in: what the kernel and the runtime can do for it, whether it fits
-//! beside the pods that are there, and who has to make way if it must come in. Asked before
-//! anything is done for a pod; the answer is told as its status.
+//! Admission of pods: whether kernel and runtime support what a pod needs, whether it fits on the
+//! node, and which pods are preempted for a critical one. Pods are checked before anything is set
+//! up for them; the result is reported in their status.
 //!
-//! Current limitations: resources that DRA stands for are counted like any other.
+//! Current limitations: resources that are backed by DRA are counted like any other.
 
-mod abilities;
 mod affinity;
 mod amounts;
+mod capabilities;
 mod fit;
 mod ledger;
 mod ports;
@@ -22,31 +22,31 @@ use crate::spec;
 use crate::status::Verdict;
 
 pub use crate::eviction::NodePressure;
-pub use abilities::Abilities;
 pub use affinity::selects_node;
 pub use amounts::Amounts;
+pub use capabilities::NodeCapabilities;
 pub use fit::NodeView;
 pub use ledger::{Ledger, Reservation, Ticket};
-pub use preemption::preempted;
+pub use preemption::preemption_verdict;
 pub use sysctls::{Error, Sysctls};
 
-/// What is decided about a pod.
+/// The decision about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// It is taken in.
+    /// It is admitted.
     Admit {
-        /// Pods that have to end for it.
+        /// Pods that are preempted for it.
         victims: Vec<Ticket>,
-        /// Whether it needs what victims, these or those of an earlier pod, hold until they end.
+        /// Whether it has to wait until preempted pods (of this or an earlier decision) have ended.
         waits: bool,
-        /// What victims have to end for: the first resource that is short.
-        lacking: Option<String>,
+        /// The first insufficient resource, for which the victims are preempted.
+        insufficient: Option<String>,
     },
-    /// It is not.
-    Refuse {
-        /// What its status says.
+    /// It is rejected.
+    Reject {
+        /// Phase, reason and message for its status.
         verdict: Verdict,
-        /// Whether nothing but the labels of the node speaks against it.
+        /// Whether only the node's labels are the reason.
         by_labels: bool,
     },
 }
@@ -54,67 +54,68 @@ pub enum Decision {
 /// What a decision depends on besides the pod.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionContext<'a> {
-    /// What can be done for pods here.
-    pub abilities: &'a Abilities,
+    /// What the node supports.
+    pub capabilities: &'a NodeCapabilities,
     /// The node as it is now.
     pub node: &'a NodeView<'a>,
-    /// The pods that are there.
+    /// The pods that are admitted already.
     pub ledger: &'a Ledger,
-    /// What the node is short of.
+    /// The pressure conditions of the node.
     pub pressure: NodePressure,
 }
 
-/// Decide about a new pod, in upstream's order: the first thing that speaks against it is told.
-/// `managers` say whether it can have CPUs and memory for itself, and are asked in their turn.
-/// Nobody has to make way for a pod that is refused all the same.
+/// Decide about a new pod; the first check that fails, in upstream's order, gives the reason.
+/// `managers` asks the CPU and memory managers in their turn. No pod is preempted for one that is
+/// rejected anyway.
 pub fn decide(
     pod: &Pod,
-    terms: &AdmissionContext<'_>,
+    context: &AdmissionContext<'_>,
     managers: impl FnOnce(&Pod) -> Result<(), Verdict>,
 ) -> Decision {
-    let refuse = |verdict| Decision::Refuse { verdict, by_labels: false };
+    let reject = |verdict| Decision::Reject { verdict, by_labels: false };
     let Some(pod_spec) = &pod.spec else {
-        return Decision::Admit { victims: vec![], waits: false, lacking: None };
+        return Decision::Admit { victims: vec![], waits: false, insufficient: None };
     };
-    let first = pressure::refuses(pod, terms.pressure, terms.abilities.toleration_comparisons)
-        .or_else(|| terms.abilities.refuses_first(pod, pod_spec))
+    let first = pressure::check(pod, context.pressure, context.capabilities.toleration_comparisons)
+        .or_else(|| context.capabilities.check_before_fit(pod, pod_spec))
         .or_else(|| managers(pod).err());
     if let Some(verdict) = first {
-        return refuse(verdict);
+        return reject(verdict);
     }
-    let decision = fit_in(pod, terms);
-    match (&decision, terms.abilities.refuses_last(pod, pod_spec)) {
-        (Decision::Admit { .. }, Some(verdict)) => refuse(verdict),
+    let decision = fit_on_node(pod, context);
+    match (&decision, context.capabilities.check_after_fit(pod, pod_spec)) {
+        (Decision::Admit { .. }, Some(verdict)) => reject(verdict),
         _ => decision,
     }
 }
 
-/// A place for the pod, if need be one that others give up.
-fn fit_in(pod: &Pod, terms: &AdmissionContext<'_>) -> Decision {
-    let AdmissionContext { abilities, node, ledger, .. } = *terms;
+/// Whether the pod fits, if need be after a preemption.
+fn fit_on_node(pod: &Pod, context: &AdmissionContext<'_>) -> Decision {
+    let AdmissionContext { capabilities, node, ledger, .. } = *context;
     let new = Reservation::resized(pod);
-    let misfits = |used| fit::misfits(pod, &new, node, used, abilities.toleration_comparisons);
-    let found = misfits(ledger.in_use());
+    let failures = |used| fit::failures(pod, &new, node, used, capabilities.toleration_comparisons);
+    let found = failures(ledger.in_use());
     let Some(first) = found.first() else {
-        return Decision::Admit { victims: vec![], waits: false, lacking: None };
+        return Decision::Admit { victims: vec![], waits: false, insufficient: None };
     };
-    let by_labels = found.iter().all(fit::Misfit::is_of_labels);
-    let refuse = |verdict| Decision::Refuse { verdict, by_labels };
+    let by_labels = found.iter().all(fit::PredicateFailure::is_by_labels);
+    let reject = |verdict| Decision::Reject { verdict, by_labels };
     if !spec::is_critical(pod) {
-        return refuse(first.verdict());
+        return reject(first.verdict());
     }
-    // What lacks is made room for; nothing else gives way.
-    if let Some(other) = found.iter().find(|misfit| misfit.lack().is_none()) {
-        return refuse(other.verdict());
+    // Preemption can free resources and nothing else.
+    if let Some(other) = found.iter().find(|failure| failure.insufficient_resource().is_none()) {
+        return reject(other.verdict());
     }
-    let still = misfits(ledger.in_use_later());
-    let lacks: Vec<_> = still.iter().filter_map(fit::Misfit::lack).collect();
-    match preemption::victims(pod, ledger, &lacks) {
+    let remaining = failures(ledger.in_use_after_preemption());
+    let resources: Vec<_> =
+        remaining.iter().filter_map(fit::PredicateFailure::insufficient_resource).collect();
+    match preemption::victims(pod, ledger, &resources) {
         Ok(victims) => {
-            let lacking = lacks.first().map(|lack| lack.resource.clone());
-            Decision::Admit { victims, waits: true, lacking }
+            let insufficient = resources.first().map(|one| one.resource.clone());
+            Decision::Admit { victims, waits: true, insufficient }
         }
-        Err(reason) => refuse(Verdict::failed(
+        Err(reason) => reject(Verdict::failed(
             "UnexpectedAdmissionError",
             format!(
                 "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: {reason}"
@@ -123,32 +124,34 @@ fn fit_in(pod: &Pod, terms: &AdmissionContext<'_>) -> Decision {
     }
 }
 
-/// Why a pod that is there, and that the ledger is asked without, may not have what it requests now.
-pub fn refuses_resize(pod: &Pod, terms: &AdmissionContext<'_>) -> Option<Verdict> {
-    let AdmissionContext { abilities, node, ledger, pressure } = *terms;
-    pressure::refuses(pod, pressure, abilities.toleration_comparisons).or_else(|| {
-        let comparisons = abilities.toleration_comparisons;
+/// Why the resize of a running pod is refused. The ledger must not hold the pod's own reservation.
+pub fn check_resize(pod: &Pod, context: &AdmissionContext<'_>) -> Option<Verdict> {
+    let AdmissionContext { capabilities, node, ledger, pressure } = *context;
+    pressure::check(pod, pressure, capabilities.toleration_comparisons).or_else(|| {
+        let comparisons = capabilities.toleration_comparisons;
         let found =
-            fit::misfits(pod, &Reservation::resized(pod), node, ledger.in_use(), comparisons);
-        found.into_iter().find(|misfit| misfit.lack().is_some()).map(|misfit| misfit.verdict())
+            fit::failures(pod, &Reservation::resized(pod), node, ledger.in_use(), comparisons);
+        found
+            .into_iter()
+            .find(|failure| failure.insufficient_resource().is_some())
+            .map(|failure| failure.verdict())
     })
 }
 
-/// Whether a node has taken the pod in before: no pod without that gets a start time, unless it is
-/// refused, which is its end.
+/// Whether the pod was admitted before: it has a start time. A rejected pod has one too, but its
+/// phase is final.
 pub fn was_admitted(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
     status.is_some_and(|status| status.start_time.is_some()) && !crate::status::is_final(phase)
 }
 
-/// Sorts pods that are found together: those that were taken in before keep what they have, and
-/// of the others, who came first is served first.
-pub fn turn(pod: &Pod) -> (bool, Option<Timestamp>) {
+/// Sort key for pods that are found together: those admitted before first, then the oldest.
+pub fn admission_order(pod: &Pod) -> (bool, Option<Timestamp>) {
     (!was_admitted(pod), pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
-/// The reason under which a refusal is counted: those that can be of any name share one.
+/// The reason label of a rejection in metrics: extended resources share one, as do unknown reasons.
 pub fn counted_reason(reason: &str) -> &str {
     const KNOWN: [&str; 20] = [
         "AppArmor",

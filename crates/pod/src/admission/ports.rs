@@ -1,4 +1,4 @@
-//! Ports of the node that pods take.
+//! Host ports of pods.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::spec::{self, ContainerKind};
 
 const ANY: &str = "0.0.0.0";
 
-/// A port of the node, as containers ask for it.
+/// A host port of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Port {
     ip: String,
@@ -16,8 +16,8 @@ pub(super) struct Port {
     number: i32,
 }
 
-/// The ports that the pod's containers ask for. Init containers that end give theirs back before
-/// anybody could miss them.
+/// The host ports of the pod's containers. Those of init containers other than sidecars are not
+/// counted.
 pub(super) fn of_pod(pod_spec: &PodSpec) -> Vec<Port> {
     let or = |value: &Option<String>, usual: &str| match value.as_deref().unwrap_or_default() {
         "" => usual.to_owned(),
@@ -33,8 +33,8 @@ pub(super) fn of_pod(pod_spec: &PodSpec) -> Vec<Port> {
         .collect()
 }
 
-/// The ports in use: by protocol and number, the addresses and how often each is taken. Pods that run
-/// are here whatever they share, so an address can be there more than once.
+/// The ports in use: by protocol and number, the addresses and how often each is taken. Running
+/// pods may share a port, so an address may be there more than once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ports(HashMap<(String, i32), HashMap<String, usize>>);
 
@@ -44,7 +44,7 @@ impl Ports {
         *ips.entry(port.ip.clone()).or_default() += 1;
     }
 
-    pub(super) fn give_back(&mut self, port: &Port) {
+    pub(super) fn release(&mut self, port: &Port) {
         let key = (port.protocol.clone(), port.number);
         let Some(ips) = self.0.get_mut(&key) else { return };
         if let Some(times) = ips.get_mut(&port.ip) {
@@ -58,7 +58,7 @@ impl Ports {
         }
     }
 
-    /// Whether somebody has that port already: on the same address, or one of both on all.
+    /// Whether that port is in use: on the same address, or either of both on all addresses.
     pub(super) fn has(&self, port: &Port) -> bool {
         let Some(ips) = self.0.get(&(port.protocol.clone(), port.number)) else { return false };
         port.ip == ANY || ips.contains_key(ANY) || ips.contains_key(&port.ip)

@@ -1,4 +1,4 @@
-//! Pods that come while the node is short of something.
+//! Admission while the node is under pressure.
 
 use k8s_openapi::api::core::v1::{Pod, Taint};
 
@@ -8,9 +8,9 @@ use crate::qos::{self, QosClass};
 use crate::spec;
 use crate::status::Verdict;
 
-/// Why a pod is not taken in under pressure. What keeps the node alive always is; where only memory
-/// is short, so is what says how much it needs.
-pub(super) fn refuses(pod: &Pod, pressure: NodePressure, comparisons: bool) -> Option<Verdict> {
+/// Why a pod is rejected under pressure. Critical pods never are; under memory pressure alone,
+/// neither are pods with requests.
+pub(super) fn check(pod: &Pod, pressure: NodePressure, comparisons: bool) -> Option<Verdict> {
     let conditions: Vec<&str> = [
         (pressure.memory, "MemoryPressure"),
         (pressure.disk, "DiskPressure"),

@@ -1,11 +1,10 @@
-//! Kernel parameters that a pod may set: those that concern nobody else, and those that the node's
-//! config allows.
+//! Sysctls that pods may set: the safe ones, and those in `allowedUnsafeSysctls`.
 
 use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::status::Verdict;
 
-/// Parameters that are safe, and the kernel from which on each namespace has its own.
+/// Safe sysctls, with the kernel version from which on they are namespaced.
 const SAFE: [(&str, (u32, u32)); 12] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
@@ -22,15 +21,15 @@ const SAFE: [(&str, (u32, u32)); 12] = [
 ];
 const MAX_LENGTH: usize = 253;
 
-/// A pattern in `allowedUnsafeSysctls` cannot be allowed.
+/// An invalid pattern in `allowedUnsafeSysctls`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// It is no pattern.
+    /// It is not a pattern of sysctl names.
     #[error(
         "allowedUnsafeSysctls: {0:?} must have at most {MAX_LENGTH} characters, of segments of a-z, 0-9, - and _ between dots or slashes, with * only at its end"
     )]
     Pattern(String),
-    /// Pods share it with the node.
+    /// It is not namespaced.
     #[error("allowedUnsafeSysctls: {0:?} is not known to be namespaced")]
     Shared(String),
 }
@@ -41,7 +40,7 @@ enum Namespace {
     Net,
 }
 
-/// A name, or what names begin with.
+/// A name, or a prefix of names.
 #[derive(Clone, Debug)]
 struct Pattern {
     text: String,
@@ -49,30 +48,30 @@ struct Pattern {
     namespace: Namespace,
 }
 
-/// The parameters that pods may set.
+/// The sysctls that pods may set.
 #[derive(Clone, Debug)]
 pub struct Sysctls(Vec<Pattern>);
 
 impl Sysctls {
-    /// The safe ones of a kernel (major and minor version), and those that the config allows:
-    /// names, or prefixes that end with `*`.
+    /// The safe ones of a kernel (major and minor version), and the allowed unsafe ones: names, or
+    /// prefixes that end with `*`.
     pub fn new(allowed: &[String], kernel: (u32, u32)) -> Result<Self, Error> {
         let safe = SAFE.iter().filter(|(_, since)| kernel >= *since).map(|(name, _)| *name);
         let all = safe.chain(allowed.iter().map(String::as_str));
         let mut patterns = all.map(pattern).collect::<Result<Vec<_>, _>>()?;
-        // A name says more than a prefix.
+        // A name takes precedence over a prefix.
         patterns.sort_by_key(|pattern| pattern.is_prefix);
         Ok(Self(patterns))
     }
 
-    /// Why the pod may not set what it asks for, if it may not.
+    /// Why a sysctl of the pod is forbidden, if one is.
     pub(super) fn check(&self, pod_spec: &PodSpec) -> Option<Verdict> {
-        let asked = pod_spec.security_context.as_ref()?.sysctls.iter().flatten();
-        let why = asked.filter_map(|sysctl| self.refuses(&sysctl.name, pod_spec)).next()?;
+        let requested = pod_spec.security_context.as_ref()?.sysctls.iter().flatten();
+        let why = requested.filter_map(|sysctl| self.forbidden(&sysctl.name, pod_spec)).next()?;
         Some(Verdict::failed("SysctlForbidden", format!("forbidden sysctl: {why}")))
     }
 
-    fn refuses(&self, name: &str, pod_spec: &PodSpec) -> Option<String> {
+    fn forbidden(&self, name: &str, pod_spec: &PodSpec) -> Option<String> {
         let name = with_dots(name);
         let fits = |pattern: &&Pattern| match pattern.is_prefix {
             true => name.starts_with(&pattern.text),
@@ -91,20 +90,20 @@ impl Sysctls {
     }
 }
 
-fn pattern(given: &str) -> Result<Pattern, Error> {
-    if !is_pattern(given) {
-        return Err(Error::Pattern(given.to_owned()));
+fn pattern(pattern: &str) -> Result<Pattern, Error> {
+    if !is_pattern(pattern) {
+        return Err(Error::Pattern(pattern.to_owned()));
     }
-    let name = with_dots(given);
+    let name = with_dots(pattern);
     let (text, is_prefix) = match name.split_once('*') {
         Some((prefix, _)) => (prefix.to_owned(), true),
         None => (name, false),
     };
-    let namespace = namespace(&text).ok_or_else(|| Error::Shared(given.to_owned()))?;
+    let namespace = namespace(&text).ok_or_else(|| Error::Shared(pattern.to_owned()))?;
     Ok(Pattern { text, is_prefix, namespace })
 }
 
-/// Names are also written with slashes, and then a dot stands for a slash in the dotted form.
+/// The name with dots. In a name with slashes, a dot stands for a slash in the dotted form.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
         Some(b'/') => name

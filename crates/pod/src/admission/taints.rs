@@ -1,10 +1,13 @@
-//! Taints of the node, and what pods tolerate.
+//! Taints of the node and tolerations of pods.
 
 use k8s_openapi::api::core::v1::{PodSpec, Taint, Toleration};
 
-/// Whether a taint keeps the pod from running here. One that only keeps it from being scheduled is
-/// none of the node's business.
-pub(super) fn keep_out(pod_spec: &PodSpec, taints: &[Taint], comparisons: bool) -> bool {
+/// Whether the pod does not tolerate a `NoExecute` taint. `NoSchedule` concerns the scheduler only.
+pub(super) fn has_untolerated_taint(
+    pod_spec: &PodSpec,
+    taints: &[Taint],
+    comparisons: bool,
+) -> bool {
     let mut taints = taints.iter().filter(|taint| taint.effect == "NoExecute");
     taints.any(|taint| !tolerates(pod_spec, taint, comparisons))
 }
@@ -12,10 +15,10 @@ pub(super) fn keep_out(pod_spec: &PodSpec, taints: &[Taint], comparisons: bool) 
 /// Whether the pod tolerates the taint.
 pub(super) fn tolerates(pod_spec: &PodSpec, taint: &Taint, comparisons: bool) -> bool {
     let mut tolerations = pod_spec.tolerations.iter().flatten();
-    tolerations.any(|toleration| covers(toleration, taint, comparisons))
+    tolerations.any(|toleration| matches(toleration, taint, comparisons))
 }
 
-fn covers(toleration: &Toleration, taint: &Taint, comparisons: bool) -> bool {
+fn matches(toleration: &Toleration, taint: &Taint, comparisons: bool) -> bool {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (effect, key) = (text(&toleration.effect), text(&toleration.key));
     if !effect.is_empty() && effect != taint.effect || !key.is_empty() && key != taint.key {
@@ -32,7 +35,7 @@ fn covers(toleration: &Toleration, taint: &Taint, comparisons: bool) -> bool {
     }
 }
 
-/// An integer in its only notation: neither `+1` nor `01`.
+/// An integer in canonical notation: neither `+1` nor `01`.
 fn integer(text: &str) -> Option<i64> {
     text.parse::<i64>().ok().filter(|number| number.to_string() == text)
 }

@@ -28,7 +28,7 @@ fn pod() -> Pod {
 }
 
 #[test]
-fn fields() {
+fn downward_api_fields() {
     let host = ["10.0.0.1".to_owned(), "fd00::1".to_owned()];
     let ips = ["10.1.0.2".to_owned(), "fd01::2".to_owned()];
     let both = Addresses { host: &host, pod: &ips };
@@ -98,7 +98,7 @@ fn resource(pod: &Pod, container: &str, resource: &str, divisor: &str) -> Result
 }
 
 #[test]
-fn resources() {
+fn downward_api_resources() {
     let cases = [
         ("main", "limits.cpu", "", Ok("2")),
         ("main", "limits.cpu", "1m", Ok("1500")),
@@ -141,7 +141,7 @@ fn resources() {
 }
 
 #[test]
-fn limits_of_the_pod_come_before_the_node() {
+fn downward_api_uses_pod_level_limits_before_allocatable() {
     let mut pod = pod();
     pod.spec.as_mut().unwrap().resources =
         Some(serde_json::from_value(json!({"limits": {"cpu": "2", "memory": "1Gi"}})).unwrap());
@@ -152,7 +152,7 @@ fn limits_of_the_pod_come_before_the_node() {
 
 proptest! {
     #[test]
-    fn no_path_or_divisor_panics(path in "\\PC{0,40}", key in "\\PC{0,20}", divisor in "\\PC{0,12}") {
+    fn downward_api_paths_and_divisors_never_panic(path in "\\PC{0,40}", key in "\\PC{0,20}", divisor in "\\PC{0,12}") {
         let pod = pod();
         let _ = field_ref_value(&pod, &path, Addresses::default());
         let _ = field_ref_value(&pod, &format!("metadata.labels['{key}']"), Addresses::default());
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn quoted_text_stays_on_one_line(value in any::<String>()) {
+    fn downward_api_quotes_values_on_one_line(value in any::<String>()) {
         let map = BTreeMap::from([("k".to_owned(), value)]);
         let text = format_map(Some(&map));
         prop_assert!(text.starts_with("k=\"") && text.ends_with('"'));

@@ -1,4 +1,4 @@
-//! Pods that take more of the node's storage than their limits allow.
+//! Pods that exceed their limits of local ephemeral storage.
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -10,26 +10,26 @@ use crate::usage::PodUsage;
 
 const STORAGE: &str = "ephemeral-storage";
 
-/// A limit that a pod has gone over.
+/// A limit that a pod has exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exceeded {
-    /// Which one, as metrics tell it.
+    /// The label in metrics.
     pub signal: &'static str,
-    /// What the pod's status says.
+    /// The message for the pod's status.
     pub message: String,
 }
 
-/// Whether some volume of the pod has a limit.
+/// Whether an `emptyDir` volume of the pod has a size limit.
 pub fn limits_volumes(pod: &Pod) -> bool {
     sized(pod).next().is_some()
 }
 
-/// Whether all that the pod stores has a limit, or what one of its containers does.
+/// Whether the pod or one of its containers has a limit of ephemeral storage.
 pub fn limits_storage(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| resources::limits(spec).contains_key(STORAGE))
 }
 
-/// The limit that the pod has gone over, if any. Volumes in memory have limits as well.
+/// The limit that the pod exceeds, if any. Volumes in memory are checked as well.
 pub fn exceeded(pod: &Pod, usage: &PodUsage, layout: Layout) -> Option<Exceeded> {
     let pod_spec = pod.spec.as_ref()?;
     for (name, source) in sized(pod) {

@@ -1,4 +1,4 @@
-//! What is told of a pod that has to go for the node's sake. Users and tools match these texts.
+//! Messages and annotations of evictions. Users and tools match these texts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,22 +10,22 @@ use super::{Amount, Candidate, Observations, Resource, Threshold};
 use crate::qos::{self, milli};
 use crate::{resources, spec};
 
-/// Why a pod has to go.
+/// Why a pod is evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explanation {
+pub struct EvictionMessage {
     /// For its status and its event.
     pub message: String,
     /// For the event.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Why this pod has to go for that resource. `due` are the thresholds that were met.
-pub fn explain(
+/// The message for a pod that is evicted for that resource. `due` are the thresholds that were met.
+pub fn eviction_message(
     resource: Resource,
     candidate: Candidate<'_>,
     due: &[Threshold],
     observations: &Observations,
-) -> Explanation {
+) -> EvictionMessage {
     let name = resource.as_str();
     let mut message = format!("The node was low on resource: {name}. ");
     let met = due.iter().find(|threshold| threshold.signal.resource() == resource);
@@ -42,19 +42,19 @@ pub fn explain(
         let _ = write!(message, "Threshold quantity: {needed}, available: {available}. ");
     }
     let mut annotations = BTreeMap::new();
-    let Some(usage) = candidate.usage else { return Explanation { message, annotations } };
-    let mut blame = |what: &str, who: &str, used: &str, asked: &str| {
+    let Some(usage) = candidate.usage else { return EvictionMessage { message, annotations } };
+    let mut add_usage = |what: &str, name_of: &str, used: &str, request: &str| {
         let _ = write!(
             message,
-            "{what} {who} was using {used}, request is {asked}, has larger consumption of {name}. "
+            "{what} {name_of} was using {used}, request is {request}, has larger consumption of {name}. "
         );
     };
 
-    if let (Resource::Memory, Some(memory)) = (resource, usage.figures.memory)
-        && let Some(asked) = own_request(candidate.pod, name)
+    if let (Resource::Memory, Some(memory)) = (resource, usage.cgroup.memory)
+        && let Some(request) = own_request(candidate.pod, name)
     {
         let (pod, used) = (spec::name(candidate.pod), bytes(memory.working_set));
-        blame("Pod", pod, &used, &resources::canonical(asked));
+        add_usage("Pod", pod, &used, &resources::canonical(request));
         annotations.insert("offending_pod".to_owned(), pod.to_owned());
         annotations.insert("offending_pod_usage".to_owned(), used);
     }
@@ -64,7 +64,7 @@ pub fn explain(
             spec::containers(pod_spec).find(|(_, declared)| declared.name == container.name)
         });
         let used = match resource {
-            Resource::Memory => container.figures.memory.map(|memory| memory.working_set),
+            Resource::Memory => container.cgroup.memory.map(|memory| memory.working_set),
             Resource::EphemeralStorage => {
                 container.rootfs.zip(container.logs).map(|(mut all, logs)| {
                     all += logs;
@@ -74,11 +74,11 @@ pub fn explain(
             Resource::Inodes | Resource::Pids => None,
         };
         let (Some((_, declared)), Some(used)) = (declared, used) else { continue };
-        let asked = qos::requests(declared).and_then(|list| list.get(name));
-        if i128::from(used) * 1000 > asked.and_then(milli).unwrap_or(0) {
+        let request = qos::requests(declared).and_then(|list| list.get(name));
+        if i128::from(used) * 1000 > request.and_then(milli).unwrap_or(0) {
             let used = bytes(used);
-            let asked = asked.map_or_else(|| "0".to_owned(), resources::canonical);
-            blame("Container", &container.name, &used, &asked);
+            let request = request.map_or_else(|| "0".to_owned(), resources::canonical);
+            add_usage("Container", &container.name, &used, &request);
             offenders.push(container.name.as_str());
             usages.push(used);
         }
@@ -86,10 +86,10 @@ pub fn explain(
     annotations.insert("offending_containers".to_owned(), offenders.join(","));
     annotations.insert("offending_containers_usage".to_owned(), usages.join(","));
     annotations.insert("starved_resource".to_owned(), name.to_owned());
-    Explanation { message, annotations }
+    EvictionMessage { message, annotations }
 }
 
-/// What the pod as a whole asks for, where it says so itself.
+/// The pod-level request of that resource, if there is one.
 fn own_request<'a>(pod: &'a Pod, resource: &str) -> Option<&'a Quantity> {
     pod.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get(resource)
 }

@@ -1,5 +1,6 @@
-//! When a node is short of something, and which pod has to go for it. Rules, order and texts are
-//! upstream's; clock and figures come from the caller, the daemon's `eviction` room.
+//! Node-pressure eviction: when a node is short of a resource, and which pod is evicted. Rules,
+//! order and texts are upstream's; clock and stats come from the caller, the daemon's `eviction`
+//! module.
 
 mod limits;
 mod message;
@@ -9,18 +10,18 @@ mod signal;
 mod tracker;
 
 pub use limits::{Exceeded, exceeded, limits_storage, limits_volumes};
-pub use message::{Explanation, explain};
-pub use parse::{Texts, pointless, thresholds};
+pub use message::{EvictionMessage, eviction_message};
+pub use parse::{ThresholdConfig, ineffective_soft_thresholds, thresholds};
 pub use rank::{Candidate, rank};
 pub use signal::{Layout, Observation, Observations, Reclaims, Resource, Signal};
-pub use tracker::{Finding, Tracker};
+pub use tracker::{Evaluation, Tracker};
 
 use std::time::Duration;
 
-/// The reason in the status of a pod that had to go, and of its event.
+/// The reason in the status of an evicted pod, and of its event.
 pub const REASON: &str = "Evicted";
 
-/// What the node is short of.
+/// The pressure conditions of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodePressure {
     /// Memory.
@@ -31,17 +32,17 @@ pub struct NodePressure {
     pub pid: bool,
 }
 
-/// An amount: so much, or a part of the capacity.
+/// An amount: a quantity, or a part of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// That much.
+    /// A quantity.
     Milli {
         /// In thousandths of the unit.
         milli: i128,
         /// Whether it is written with binary suffixes.
         binary: bool,
     },
-    /// That part of the capacity, from 0 to 1. The precision is upstream's, so the sums are too.
+    /// A part of the capacity, from 0 to 1, with upstream's precision.
     Part(f32),
 }
 
@@ -55,21 +56,21 @@ impl Amount {
     }
 }
 
-/// How little of something may be left.
+/// An eviction threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
-    /// What is looked at.
+    /// The eviction signal.
     pub signal: Signal,
-    /// There must be that much.
+    /// The least that must be available.
     pub value: Amount,
-    /// How long it may be missing before a pod has to go; none for a hard threshold.
+    /// The grace period; zero for a hard threshold.
     pub grace: Duration,
-    /// How much more there must be before all is well again.
+    /// The minimum reclaim: how much more must be available before the threshold is no longer met.
     pub min_reclaim: Option<Amount>,
 }
 
 impl Threshold {
-    /// Whether pods go at once, and in a hurry.
+    /// Whether pods are evicted at once, without a grace period.
     pub fn is_hard(&self) -> bool {
         self.grace.is_zero()
     }
@@ -81,8 +82,8 @@ impl Threshold {
         self.value.of(capacity).saturating_add(more)
     }
 
-    /// Whether there is too little. Reclaiming asks for the minimum reclaim on top; what nobody
-    /// has seen is not short.
+    /// Whether the threshold is met. With `reclaiming`, the minimum reclaim is added; without an
+    /// observation it is not met.
     pub fn is_met(&self, observations: &Observations, reclaiming: bool) -> bool {
         observations
             .get(&self.signal)
@@ -92,9 +93,9 @@ impl Threshold {
     /// How much of the signal's unit there is above the threshold; negative if it is met.
     pub fn headroom(&self, observations: &Observations) -> Option<i64> {
         let seen = observations.get(&self.signal)?;
-        let room = i128::from(seen.available) - self.needs(*seen, false) / 1000;
-        let limit = if room < 0 { i64::MIN } else { i64::MAX };
-        Some(i64::try_from(room).unwrap_or(limit))
+        let headroom = i128::from(seen.available) - self.needs(*seen, false) / 1000;
+        let limit = if headroom < 0 { i64::MIN } else { i64::MAX };
+        Some(i64::try_from(headroom).unwrap_or(limit))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Thresholds from the texts of the configuration.
+//! Thresholds from the configuration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,39 +9,42 @@ use super::{Amount, Signal, Threshold};
 use crate::qos::milli;
 use crate::resources;
 
-/// The configuration's texts by the name of the signal.
+/// The eviction fields of the configuration, by the name of the signal.
 #[derive(Clone, Copy, Debug)]
-pub struct Texts<'a> {
+pub struct ThresholdConfig<'a> {
     /// `evictionHard`
     pub hard: &'a BTreeMap<String, String>,
     /// `evictionSoft`
     pub soft: &'a BTreeMap<String, String>,
-    /// `evictionSoftGracePeriod`, of which the durations are read already.
+    /// `evictionSoftGracePeriod`, parsed.
     pub soft_grace: &'a BTreeMap<String, Duration>,
     /// `evictionMinimumReclaim`
     pub minimum_reclaim: &'a BTreeMap<String, String>,
 }
 
-/// All thresholds that may ever be met, or every fault with its field and value. `allocatable`:
-/// the memory of all pods together is limited, so that it has the node's threshold too.
-pub fn thresholds(texts: Texts<'_>, allocatable: bool) -> Result<Vec<Threshold>, Vec<String>> {
-    let mut faults = Vec::new();
-    let hard = amounts("evictionHard", texts.hard, value, &mut faults);
-    let soft = amounts("evictionSoft", texts.soft, value, &mut faults);
+/// All thresholds that can be met, or every error with its field and value. `allocatable`: the
+/// memory of all pods is limited, so the memory threshold applies to it too.
+pub fn thresholds(
+    texts: ThresholdConfig<'_>,
+    allocatable: bool,
+) -> Result<Vec<Threshold>, Vec<String>> {
+    let mut errors = Vec::new();
+    let hard = amounts("evictionHard", texts.hard, value, &mut errors);
+    let soft = amounts("evictionSoft", texts.soft, value, &mut errors);
     let reclaim =
-        amounts("evictionMinimumReclaim", texts.minimum_reclaim, min_reclaim, &mut faults);
+        amounts("evictionMinimumReclaim", texts.minimum_reclaim, min_reclaim, &mut errors);
     for name in texts.soft_grace.keys().filter(|name| Signal::from_name(name).is_none()) {
-        faults.push(unknown("evictionSoftGracePeriod", name));
+        errors.push(unknown("evictionSoftGracePeriod", name));
     }
     let grace = |signal: Signal| texts.soft_grace.get(signal.as_str());
     for signal in soft.keys().filter(|signal| grace(**signal).is_none()) {
-        faults.push(format!(
+        errors.push(format!(
             "evictionSoftGracePeriod: must give a period for the soft threshold of {}",
             signal.as_str()
         ));
     }
-    if !faults.is_empty() {
-        return Err(faults);
+    if !errors.is_empty() {
+        return Err(errors);
     }
     let threshold = |(signal, value): (&Signal, &Amount), grace| Threshold {
         signal: *signal,
@@ -61,9 +64,9 @@ pub fn thresholds(texts: Texts<'_>, allocatable: bool) -> Result<Vec<Threshold>,
     Ok(all)
 }
 
-/// Signals whose soft threshold means nothing: the hard one is met before it. Upstream takes them
-/// without a word, so they are no fault.
-pub fn pointless(thresholds: &[Threshold]) -> impl Iterator<Item = Signal> {
+/// Signals whose soft threshold has no effect, because the hard one is met first. Upstream accepts
+/// them, so they are not an error.
+pub fn ineffective_soft_thresholds(thresholds: &[Threshold]) -> impl Iterator<Item = Signal> {
     let is_less = |soft: Amount, hard: Amount| match (soft, hard) {
         (Amount::Milli { milli: soft, .. }, Amount::Milli { milli: hard, .. }) => soft < hard,
         (Amount::Part(soft), Amount::Part(hard)) => soft < hard,
@@ -85,17 +88,17 @@ fn amounts(
     field: &str,
     texts: &BTreeMap<String, String>,
     read: fn(&str) -> Result<Option<Amount>, &'static str>,
-    faults: &mut Vec<String>,
+    errors: &mut Vec<String>,
 ) -> BTreeMap<Signal, Amount> {
     let mut amounts = BTreeMap::new();
     for (name, text) in texts {
         let Some(signal) = Signal::from_name(name) else {
-            faults.push(unknown(field, name));
+            errors.push(unknown(field, name));
             continue;
         };
         match read(text) {
             Ok(amount) => amounts.extend(amount.map(|amount| (signal, amount))),
-            Err(why) => faults.push(format!("{field}[{name}]: {text:?} {why}")),
+            Err(why) => errors.push(format!("{field}[{name}]: {text:?} {why}")),
         }
     }
     amounts

@@ -1,10 +1,10 @@
-//! What is looked at, and what it is a lack of.
+//! Eviction signals and the resources they belong to.
 
 use std::collections::BTreeMap;
 
 use super::Threshold;
 
-/// What is looked at. The order is that in which what is missing is made up for.
+/// An eviction signal. The order is that in which resources are reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
     /// Memory of the node.
@@ -27,7 +27,7 @@ pub enum Signal {
     Pid,
 }
 
-/// What the node runs out of.
+/// The resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Memory.
@@ -51,7 +51,7 @@ impl Resource {
         }
     }
 
-    /// Whether amounts of it are told with binary suffixes.
+    /// Whether amounts are formatted with binary suffixes.
     pub(super) fn is_binary(self) -> bool {
         matches!(self, Self::Memory | Self::EphemeralStorage)
     }
@@ -91,7 +91,7 @@ impl Signal {
         Self::ALL.into_iter().find(|signal| signal.as_str() == name)
     }
 
-    /// What it is a lack of.
+    /// The resource that the signal belongs to.
     pub fn resource(self) -> Resource {
         match self {
             Self::Memory | Self::AllocatableMemory => Resource::Memory,
@@ -101,7 +101,7 @@ impl Signal {
         }
     }
 
-    /// What of the three file systems it looks at.
+    /// The file system that it measures.
     fn file_system(self) -> Option<FileSystem> {
         match self {
             Self::NodeFs | Self::NodeFsInodes => Some(FileSystem::Node),
@@ -119,16 +119,16 @@ enum FileSystem {
     Containers,
 }
 
-/// How much there is of something, in bytes, inodes or process ids.
+/// Available amount and capacity, in bytes, inodes or process ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What is left.
+    /// What is available.
     pub available: i64,
-    /// What there is in all.
+    /// The capacity.
     pub capacity: i64,
 }
 
-/// What was seen of each signal.
+/// The observation of each signal.
 pub type Observations = BTreeMap<Signal, Observation>;
 
 /// Which of node, images and containers share a file system.
@@ -136,31 +136,31 @@ pub type Observations = BTreeMap<Signal, Observation>;
 pub enum Layout {
     /// All of them.
     Single,
-    /// Images and what containers write lie on one of their own.
+    /// Images and writable layers share a dedicated one.
     Dedicated,
-    /// Only images do.
+    /// Images alone have a dedicated one.
     Split,
 }
 
-/// What the node can do about a lack before a pod has to go.
+/// What can be reclaimed at node level before a pod is evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaims {
-    /// Remove dead containers.
+    /// Dead containers.
     pub containers: bool,
-    /// Remove images that nothing uses.
+    /// Unused images.
     pub images: bool,
 }
 
-/// What of a pod counts against a file system.
+/// Which storage of a pod counts against a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct CountedStorage {
     pub(super) rootfs: bool,
     pub(super) logs: bool,
     pub(super) volumes: bool,
 }
 
 impl Layout {
-    /// From which file systems (by device) they are.
+    /// The layout by the devices of the file systems.
     pub fn of<D: PartialEq>(node: D, images: D, containers: D) -> Self {
         match (images == containers, node == images) {
             (false, _) => Self::Split,
@@ -169,8 +169,8 @@ impl Layout {
         }
     }
 
-    /// The thresholds that hold on such a node: those of the containers' file system follow from
-    /// the one that it is, whatever was configured.
+    /// The thresholds for this layout: those of the container file system follow from the file
+    /// system that it is on, whatever was configured.
     pub fn adapt(self, thresholds: &[Threshold]) -> Vec<Threshold> {
         let (bytes, inodes) = match self {
             Self::Single | Self::Split => (Signal::NodeFs, Signal::NodeFsInodes),
@@ -186,7 +186,7 @@ impl Layout {
         adapted
     }
 
-    /// What the node can do about a lack of that signal.
+    /// What can be reclaimed at node level for that signal.
     pub fn reclaims(self, signal: Signal) -> Reclaims {
         let Some(file_system) = signal.file_system() else { return Reclaims::default() };
         let (containers, images) = match (self, file_system) {
@@ -199,8 +199,8 @@ impl Layout {
         Reclaims { containers, images }
     }
 
-    /// What of pods takes of that signal's file system.
-    pub(super) fn counted(self, signal: Signal) -> Counted {
+    /// Which storage of pods is on that signal's file system.
+    pub(super) fn counted(self, signal: Signal) -> CountedStorage {
         let (rootfs, others) = match (self, signal.file_system()) {
             (_, None) => (false, false),
             (Self::Single, _) => (true, true),
@@ -209,6 +209,6 @@ impl Layout {
             (Self::Split, Some(FileSystem::Images)) => (false, false),
             (Self::Split, _) => (true, true),
         };
-        Counted { rootfs, logs: others, volumes: others }
+        CountedStorage { rootfs, logs: others, volumes: others }
     }
 }

@@ -27,7 +27,7 @@ fn parse(
 ) -> Result<Vec<Threshold>, Vec<String>> {
     let grace =
         grace.iter().map(|(name, s)| ((*name).to_owned(), Duration::from_secs(*s))).collect();
-    let texts = Texts { hard, soft, soft_grace: &grace, minimum_reclaim: reclaim };
+    let texts = ThresholdConfig { hard, soft, soft_grace: &grace, minimum_reclaim: reclaim };
     thresholds(texts, true)
 }
 
@@ -47,7 +47,7 @@ fn seen(entries: &[(Signal, i64, i64)]) -> Observations {
 }
 
 #[test]
-fn thresholds_are_read_and_pods_as_a_whole_get_the_nodes() {
+fn eviction_thresholds_are_parsed_with_allocatable_memory() {
     let hard =
         map(&[("memory.available", "150Mi"), ("nodefs.available", "10%"), ("pid.available", "0%")]);
     let soft = map(&[("memory.available", "1.5Gi")]);
@@ -69,7 +69,7 @@ fn thresholds_are_read_and_pods_as_a_whole_get_the_nodes() {
 }
 
 #[test]
-fn faults_name_field_and_value() {
+fn eviction_config_errors_name_field_and_value() {
     let none = Map::new();
     for (field, name, text, expected) in [
         ("hard", "moon.phase", "1", "evictionHard: \"moon.phase\" is no eviction signal"),
@@ -116,16 +116,16 @@ fn faults_name_field_and_value() {
     ] {
         let texts = map(&[(name, text)]);
         let of = |which: &str| if which == field { &texts } else { &none };
-        let faults = parse(of("hard"), of("soft"), &[], of("reclaim")).unwrap_err();
-        assert!(faults.len() == 1 && faults[0].starts_with(expected), "{faults:?} for {expected}");
+        let errors = parse(of("hard"), of("soft"), &[], of("reclaim")).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].starts_with(expected), "{errors:?} for {expected}");
     }
-    let faults = parse(&none, &none, &[("moon.phase", 1)], &none).unwrap_err();
-    assert_eq!(faults, ["evictionSoftGracePeriod: \"moon.phase\" is no eviction signal"]);
+    let errors = parse(&none, &none, &[("moon.phase", 1)], &none).unwrap_err();
+    assert_eq!(errors, ["evictionSoftGracePeriod: \"moon.phase\" is no eviction signal"]);
 }
 
 #[test]
-fn a_soft_threshold_below_the_hard_one_is_told_and_no_fault() {
-    for (hard, soft, told) in [
+fn eviction_soft_threshold_below_the_hard_one_is_ineffective() {
+    for (hard, soft, expected) in [
         ("1Gi", "100Mi", &[Signal::Memory][..]),
         ("100Mi", "1Gi", &[]),
         ("1Gi", "1Gi", &[]),
@@ -135,12 +135,16 @@ fn a_soft_threshold_below_the_hard_one_is_told_and_no_fault() {
         let texts = |text| map(&[("memory.available", text)]);
         let grace = [("memory.available", 1)];
         let all = parse(&texts(hard), &texts(soft), &grace, &Map::new()).unwrap();
-        assert_eq!(pointless(&all).collect::<Vec<_>>(), told, "{soft} below {hard}");
+        assert_eq!(
+            ineffective_soft_thresholds(&all).collect::<Vec<_>>(),
+            expected,
+            "{soft} below {hard}"
+        );
     }
 }
 
 #[test]
-fn shared_file_systems_share_thresholds() {
+fn eviction_thresholds_of_shared_file_systems() {
     let all = [
         hard(Signal::NodeFs, Amount::Part(0.1)),
         hard(Signal::ImageFs, Amount::Part(0.15)),
@@ -171,7 +175,7 @@ fn shared_file_systems_share_thresholds() {
 }
 
 #[test]
-fn what_is_reclaimed_depends_on_the_file_systems() {
+fn eviction_reclaim_depends_on_the_file_systems() {
     let reclaims = |containers, images| Reclaims { containers, images };
     for (layout, signal, expected) in [
         (Layout::Single, Signal::NodeFs, reclaims(true, true)),
@@ -190,30 +194,34 @@ fn what_is_reclaimed_depends_on_the_file_systems() {
 }
 
 #[test]
-fn a_hard_threshold_is_due_at_once_until_the_minimum_is_reclaimed() {
+fn eviction_hard_threshold_is_due_at_once_until_the_minimum_is_reclaimed() {
     let threshold = Threshold { min_reclaim: Some(milli(GI)), ..hard(Signal::Memory, milli(GI)) };
     let mut tracker = Tracker::new(vec![threshold], Duration::from_secs(300));
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let memory = |available| seen(&[(Signal::Memory, available, 8 * GI)]);
-    assert_eq!(tracker.take(&memory(GI), at(0)), Finding::default(), "as much as asked for");
-    let finding = tracker.take(&memory(GI - 1), at(10));
-    assert_eq!(finding.due, [threshold]);
-    assert!(finding.pressure.memory && !finding.pressure.disk && !finding.pressure.pid);
-    assert_eq!(finding.next, Some(Duration::from_secs(300)));
-    assert_eq!(tracker.take(&memory(2 * GI - 1), at(20)).due, [threshold], "not made up for");
-    assert!(!tracker.is_made_up_for(&memory(2 * GI - 1)));
-    assert!(tracker.is_made_up_for(&memory(2 * GI)));
-    let finding = tracker.take(&memory(2 * GI), at(30));
-    assert!(finding.due.is_empty() && finding.pressure.memory);
-    assert_eq!(finding.next, Some(Duration::from_secs(290)));
-    assert!(tracker.take(&memory(GI), at(319)).pressure.memory);
-    assert!(!tracker.take(&memory(GI), at(320)).pressure.memory);
-    assert!(tracker.take(&Observations::new(), at(330)).due.is_empty(), "nobody knows");
+    assert_eq!(
+        tracker.evaluate(&memory(GI), at(0)),
+        Evaluation::default(),
+        "exactly the threshold"
+    );
+    let evaluation = tracker.evaluate(&memory(GI - 1), at(10));
+    assert_eq!(evaluation.due, [threshold]);
+    assert!(evaluation.pressure.memory && !evaluation.pressure.disk && !evaluation.pressure.pid);
+    assert_eq!(evaluation.next, Some(Duration::from_secs(300)));
+    assert_eq!(tracker.evaluate(&memory(2 * GI - 1), at(20)).due, [threshold], "not made up for");
+    assert!(!tracker.is_reclaimed(&memory(2 * GI - 1)));
+    assert!(tracker.is_reclaimed(&memory(2 * GI)));
+    let evaluation = tracker.evaluate(&memory(2 * GI), at(30));
+    assert!(evaluation.due.is_empty() && evaluation.pressure.memory);
+    assert_eq!(evaluation.next, Some(Duration::from_secs(290)));
+    assert!(tracker.evaluate(&memory(GI), at(319)).pressure.memory);
+    assert!(!tracker.evaluate(&memory(GI), at(320)).pressure.memory);
+    assert!(tracker.evaluate(&Observations::new(), at(330)).due.is_empty(), "no observation");
 }
 
 #[test]
-fn a_soft_threshold_waits_for_its_grace_and_forgets() {
+fn eviction_soft_threshold_waits_for_its_grace_period() {
     let grace = Duration::from_secs(60);
     let threshold = Threshold { grace, ..hard(Signal::NodeFs, Amount::Part(0.1)) };
     let pid = hard(Signal::Pid, milli(100));
@@ -222,13 +230,13 @@ fn a_soft_threshold_waits_for_its_grace_and_forgets() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let disk = |available| seen(&[(Signal::NodeFs, available, 1000)]);
-    let finding = tracker.take(&disk(99), at(0));
-    assert!(finding.due.is_empty() && finding.pressure.disk, "the condition does not wait");
-    assert_eq!(tracker.take(&disk(99), at(59)).next, Some(Duration::from_secs(1)));
-    assert_eq!(tracker.take(&disk(100), at(59)).due, []);
-    assert!(tracker.take(&disk(99), at(61)).due.is_empty(), "it begins anew");
+    let evaluation = tracker.evaluate(&disk(99), at(0));
+    assert!(evaluation.due.is_empty() && evaluation.pressure.disk, "the condition does not wait");
+    assert_eq!(tracker.evaluate(&disk(99), at(59)).next, Some(Duration::from_secs(1)));
+    assert_eq!(tracker.evaluate(&disk(100), at(59)).due, []);
+    assert!(tracker.evaluate(&disk(99), at(61)).due.is_empty(), "it begins anew");
     let all = seen(&[(Signal::NodeFs, 0, 1000), (Signal::Pid, 99, 1000), (Signal::Memory, 0, 9)]);
-    assert_eq!(tracker.take(&all, at(121)).due, [memory, threshold, pid], "memory comes first");
+    assert_eq!(tracker.evaluate(&all, at(121)).due, [memory, threshold, pid], "memory comes first");
 }
 
 fn pod(name: &str, spec: Value) -> Pod {
@@ -236,7 +244,7 @@ fn pod(name: &str, spec: Value) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
 }
 
-fn asks(priority: i32, requests: Value) -> Value {
+fn with_requests(priority: i32, requests: Value) -> Value {
     json!({"priority": priority, "containers": [{"name": "c", "resources": {"requests": requests}}]})
 }
 
@@ -246,12 +254,9 @@ fn memory(bytes: u64) -> CgroupUsage {
 }
 
 fn uses_memory(bytes: u64) -> PodUsage {
-    let container = ContainerUsage {
-        name: "c".to_owned(),
-        figures: memory(bytes),
-        ..ContainerUsage::default()
-    };
-    PodUsage { figures: memory(bytes), containers: vec![container], ..PodUsage::default() }
+    let container =
+        ContainerUsage { name: "c".to_owned(), cgroup: memory(bytes), ..ContainerUsage::default() };
+    PodUsage { cgroup: memory(bytes), containers: vec![container], ..PodUsage::default() }
 }
 
 fn order(pods: &[(Pod, Option<PodUsage>)], signal: Signal, layout: Layout) -> Vec<String> {
@@ -262,14 +267,20 @@ fn order(pods: &[(Pod, Option<PodUsage>)], signal: Signal, layout: Layout) -> Ve
 }
 
 #[test]
-fn memory_goes_by_use_over_request_then_priority_then_excess() {
+fn eviction_ranks_memory_by_excess_and_priority() {
     let pods = [
-        (pod("guaranteed", asks(0, json!({"memory": "1Gi"}))), Some(uses_memory(900 * MI))),
-        (pod("small-excess", asks(0, json!({"memory": "100Mi"}))), Some(uses_memory(110 * MI))),
-        (pod("important", asks(1000, json!({}))), Some(uses_memory(800 * MI))),
-        (pod("large-excess", asks(0, json!({}))), Some(uses_memory(300 * MI))),
-        (pod("unknown", asks(5000, json!({}))), None),
-        (pod("humble", asks(-5, json!({"memory": "200Mi"}))), Some(uses_memory(200 * MI))),
+        (
+            pod("guaranteed", with_requests(0, json!({"memory": "1Gi"}))),
+            Some(uses_memory(900 * MI)),
+        ),
+        (
+            pod("small-excess", with_requests(0, json!({"memory": "100Mi"}))),
+            Some(uses_memory(110 * MI)),
+        ),
+        (pod("important", with_requests(1000, json!({}))), Some(uses_memory(800 * MI))),
+        (pod("large-excess", with_requests(0, json!({}))), Some(uses_memory(300 * MI))),
+        (pod("unknown", with_requests(5000, json!({}))), None),
+        (pod("humble", with_requests(-5, json!({"memory": "200Mi"}))), Some(uses_memory(200 * MI))),
     ];
     assert_eq!(
         order(&pods, Signal::Memory, Layout::Single),
@@ -278,16 +289,16 @@ fn memory_goes_by_use_over_request_then_priority_then_excess() {
 }
 
 #[test]
-fn pids_go_by_priority_then_use() {
+fn eviction_ranks_pids_by_priority_then_usage() {
     let tasks = |count| {
-        let figures = CgroupUsage { tasks: Some(count), ..CgroupUsage::default() };
-        Some(PodUsage { figures, ..PodUsage::default() })
+        let cgroup = CgroupUsage { tasks: Some(count), ..CgroupUsage::default() };
+        Some(PodUsage { cgroup, ..PodUsage::default() })
     };
     let pods = [
-        (pod("bomb", asks(10, json!({}))), tasks(5000)),
-        (pod("few", asks(0, json!({}))), tasks(2)),
-        (pod("many", asks(0, json!({}))), tasks(20)),
-        (pod("unknown", asks(0, json!({}))), None),
+        (pod("bomb", with_requests(10, json!({}))), tasks(5000)),
+        (pod("few", with_requests(0, json!({}))), tasks(2)),
+        (pod("many", with_requests(0, json!({}))), tasks(20)),
+        (pod("unknown", with_requests(0, json!({}))), None),
     ];
     assert_eq!(order(&pods, Signal::Pid, Layout::Single), ["unknown", "many", "few", "bomb"]);
 }
@@ -310,7 +321,7 @@ fn uses_disk(rootfs: Space, logs: Space, volume: Space) -> PodUsage {
 }
 
 #[test]
-fn disk_counts_what_lies_on_the_file_system_that_is_short() {
+fn eviction_ranks_by_disk_usage_on_the_file_system() {
     let spec = |requests: Value| {
         json!({
             "containers": [{"name": "c", "resources": {"requests": requests}}],
@@ -323,25 +334,25 @@ fn disk_counts_what_lies_on_the_file_system_that_is_short() {
         (pod("logs", spec(json!({}))), Some(uses_disk(none, space(200, 2), none))),
         (pod("stores", spec(json!({}))), Some(uses_disk(none, none, space(50, 900)))),
         (
-            pod("asked", spec(json!({"ephemeral-storage": "1Gi"}))),
+            pod("requests", spec(json!({"ephemeral-storage": "1Gi"}))),
             Some(uses_disk(none, none, space(1000, 10))),
         ),
     ];
     for (signal, layout, expected) in [
-        (Signal::NodeFs, Layout::Single, ["logs", "writes", "stores", "asked"]),
-        (Signal::ImageFs, Layout::Single, ["logs", "writes", "stores", "asked"]),
-        (Signal::NodeFs, Layout::Dedicated, ["logs", "stores", "writes", "asked"]),
-        (Signal::ContainerFs, Layout::Dedicated, ["writes", "logs", "stores", "asked"]),
-        (Signal::NodeFs, Layout::Split, ["logs", "writes", "stores", "asked"]),
-        // All of them have some inode; the storage asked for counts against that of the last.
-        (Signal::NodeFsInodes, Layout::Single, ["stores", "logs", "writes", "asked"]),
+        (Signal::NodeFs, Layout::Single, ["logs", "writes", "stores", "requests"]),
+        (Signal::ImageFs, Layout::Single, ["logs", "writes", "stores", "requests"]),
+        (Signal::NodeFs, Layout::Dedicated, ["logs", "stores", "writes", "requests"]),
+        (Signal::ContainerFs, Layout::Dedicated, ["writes", "logs", "stores", "requests"]),
+        (Signal::NodeFs, Layout::Split, ["logs", "writes", "stores", "requests"]),
+        // All of them have an inode; the requested storage is subtracted from that of the last.
+        (Signal::NodeFsInodes, Layout::Single, ["stores", "logs", "writes", "requests"]),
     ] {
         assert_eq!(order(&pods, signal, layout), expected, "{signal:?} {layout:?}");
     }
 }
 
 #[test]
-fn limits_of_storage() {
+fn eviction_by_ephemeral_storage_limits() {
     let spec = json!({
         "containers": [
             {"name": "c", "resources": {"limits": {"ephemeral-storage": "10240Ki"}}},
@@ -354,7 +365,7 @@ fn limits_of_storage() {
     });
     let limited = pod("p", spec);
     assert!(limits_storage(&limited) && limits_volumes(&limited));
-    let asks_only = pod("p", asks(0, json!({"ephemeral-storage": "1"})));
+    let asks_only = pod("p", with_requests(0, json!({"ephemeral-storage": "1"})));
     assert!(!limits_storage(&asks_only) && !limits_volumes(&asks_only));
     let volume = json!({"name": "v", "emptyDir": {"sizeLimit": "0"}});
     let none = pod("p", json!({"containers": [], "volumes": [volume]}));
@@ -382,7 +393,7 @@ fn limits_of_storage() {
     let volumes = "Usage of EmptyDir volume \"m\" exceeds the limit \"6000Mi\". ";
     assert_eq!(message(&memory, Layout::Single).as_deref(), Some(volumes));
 
-    // Two containers together have more, so only the one is over.
+    // The sum of the containers' limits is higher, so only the one container exceeds its own.
     let two = json!({"containers": [
         {"name": "c", "resources": {"limits": {"ephemeral-storage": "10Mi"}}},
         {"name": "d", "resources": {"limits": {"ephemeral-storage": "90Mi"}}},
@@ -395,107 +406,107 @@ fn limits_of_storage() {
 }
 
 #[test]
-fn the_message_is_upstreams() {
-    let victim = pod("p", asks(0, json!({"memory": "64Mi"})));
+fn eviction_message_equals_upstream() {
+    let victim = pod("p", with_requests(0, json!({"memory": "64Mi"})));
     let usage = uses_memory(300 * MI);
     let observations = seen(&[(Signal::Memory, 99 * MI as i64, 8 * GI)]);
     let due = [hard(Signal::Memory, milli(100 * MI as i64))];
     let candidate = Candidate { pod: &victim, usage: Some(&usage) };
-    let explanation = explain(Resource::Memory, candidate, &due, &observations);
+    let evicted = eviction_message(Resource::Memory, candidate, &due, &observations);
     assert_eq!(
-        explanation.message,
+        evicted.message,
         "The node was low on resource: memory. Threshold quantity: 100Mi, available: 99Mi. \
          Container c was using 300Mi, request is 64Mi, has larger consumption of memory. "
     );
     assert_eq!(
-        explanation.annotations,
+        evicted.annotations,
         map(&[
             ("offending_containers", "c"),
             ("offending_containers_usage", "300Mi"),
             ("starved_resource", "memory"),
         ])
     );
-    // A part of the capacity is told to the byte, and what is below 1Ki with decimal suffixes.
-    let modest = pod("p", asks(0, json!({})));
+    // A part of the capacity is given in bytes, and amounts below 1Ki with decimal suffixes.
+    let modest = pod("p", with_requests(0, json!({})));
     let usage = uses_disk(space(3, 1), space(1, 1), space(0, 0));
     let observations = seen(&[(Signal::NodeFs, 1000, 10 * GI)]);
     let due = [hard(Signal::NodeFs, Amount::Part(0.1))];
     let candidate = Candidate { pod: &modest, usage: Some(&usage) };
     assert_eq!(
-        explain(Resource::EphemeralStorage, candidate, &due, &observations).message,
+        eviction_message(Resource::EphemeralStorage, candidate, &due, &observations).message,
         "The node was low on resource: ephemeral-storage. Threshold quantity: 1073741840, available: 1k. \
          Container c was using 4Mi, request is 0, has larger consumption of ephemeral-storage. "
     );
     let unknown = Candidate { pod: &modest, usage: None };
-    let explanation = explain(Resource::Pids, unknown, &[], &observations);
-    assert_eq!(explanation.message, "The node was low on resource: pids. ");
-    assert!(explanation.annotations.is_empty());
-    // A pod that asks as a whole is named too.
+    let evicted = eviction_message(Resource::Pids, unknown, &[], &observations);
+    assert_eq!(evicted.message, "The node was low on resource: pids. ");
+    assert!(evicted.annotations.is_empty());
+    // Pod-level requests are named too.
     let whole =
         json!({"resources": {"requests": {"memory": "1024Mi"}}, "containers": [{"name": "d"}]});
     let whole = pod("p", whole);
     let usage = uses_memory(5 * MI);
-    let explanation = explain(
+    let evicted = eviction_message(
         Resource::Memory,
         Candidate { pod: &whole, usage: Some(&usage) },
         &[],
         &observations,
     );
     assert_eq!(
-        explanation.message,
+        evicted.message,
         "The node was low on resource: memory. Pod p was using 5Mi, request is 1Gi, has larger consumption of memory. "
     );
-    assert_eq!(explanation.annotations["offending_pod_usage"], "5Mi");
+    assert_eq!(evicted.annotations["offending_pod_usage"], "5Mi");
 }
 
 prop_compose! {
-    fn any_pod()(index in 0u32..1000, priority in -3i32..3, asked in 0u64..8, used in proptest::option::of(0u64..8))
+    fn any_pod()(index in 0u32..1000, priority in -3i32..3, requested in 0u64..8, used in proptest::option::of(0u64..8))
         -> (Pod, Option<PodUsage>) {
-        let requests = json!({"memory": format!("{asked}Mi")});
-        (pod(&format!("p{index}"), asks(priority, requests)), used.map(|used| uses_memory(used * MI)))
+        let requests = json!({"memory": format!("{requested}Mi")});
+        (pod(&format!("p{index}"), with_requests(priority, requests)), used.map(|used| uses_memory(used * MI)))
     }
 }
 
 proptest! {
     #[test]
-    fn no_pod_within_its_request_goes_before_one_that_is_over(pods in proptest::collection::vec(any_pod(), 0..20)) {
+    fn eviction_ranks_pods_above_requests_first(pods in proptest::collection::vec(any_pod(), 0..20)) {
         let mut candidates: Vec<_> =
             pods.iter().map(|(pod, usage)| Candidate { pod, usage: usage.as_ref() }).collect();
         rank(&mut candidates, Signal::Memory, Layout::Single);
         prop_assert_eq!(candidates.len(), pods.len());
         let keys: Vec<_> = candidates.iter().map(|candidate| {
             let requests = crate::resources::requests(candidate.pod.spec.as_ref().unwrap());
-            let asked = crate::qos::units_of(Some(&requests), "memory");
-            let used = candidate.usage.map(|usage| usage.figures.memory.unwrap().working_set as i64);
-            let group = match used { None => 0, Some(used) if used > asked => 1, Some(_) => 2 };
+            let requested = crate::qos::units_of(Some(&requests), "memory");
+            let used = candidate.usage.map(|usage| usage.cgroup.memory.unwrap().working_set as i64);
+            let group = match used { None => 0, Some(used) if used > requested => 1, Some(_) => 2 };
             let priority = if group == 0 { 0 } else { crate::spec::priority(candidate.pod) };
-            (group, priority, if group == 0 { 0 } else { asked - used.unwrap() })
+            (group, priority, if group == 0 { 0 } else { requested - used.unwrap() })
         }).collect();
         prop_assert!(keys.is_sorted(), "{:?}", keys);
     }
 
     #[test]
-    fn pressure_holds_for_the_transition_and_soft_thresholds_for_their_grace(
-        looks in proptest::collection::vec((0u64..20, any::<bool>()), 1..60),
+    fn eviction_pressure_lasts_for_the_transition_period(
+        evaluations in proptest::collection::vec((0u64..20, any::<bool>()), 1..60),
         grace in 0u64..30, transition in 1u64..60,
     ) {
         let threshold = Threshold { grace: Duration::from_secs(grace), ..hard(Signal::Memory, milli(GI)) };
         let mut tracker = Tracker::new(vec![threshold], Duration::from_secs(transition));
         let start = Instant::now();
         let (mut now, mut since, mut last) = (0, None, None);
-        for (pause, short) in looks {
+        for (pause, short) in evaluations {
             now += pause;
             let available = if short { 0 } else { 2 * GI };
-            let finding = tracker.take(&seen(&[(Signal::Memory, available, 8 * GI)]), start + Duration::from_secs(now));
+            let evaluation = tracker.evaluate(&seen(&[(Signal::Memory, available, 8 * GI)]), start + Duration::from_secs(now));
             since = if short { since.or(Some(now)) } else { None };
             last = if short { Some(now) } else { last };
-            prop_assert_eq!(finding.pressure.memory, last.is_some_and(|last| now - last < transition));
-            prop_assert_eq!(!finding.due.is_empty(), since.is_some_and(|since| now - since >= grace));
+            prop_assert_eq!(evaluation.pressure.memory, last.is_some_and(|last| now - last < transition));
+            prop_assert_eq!(!evaluation.due.is_empty(), since.is_some_and(|since| now - since >= grace));
         }
     }
 
     #[test]
-    fn no_text_breaks_the_reader(name in ".{0,20}", text in ".{0,12}") {
+    fn eviction_config_parser_never_panics(name in ".{0,20}", text in ".{0,12}") {
         for signal in [name.as_str(), "memory.available"] {
             let texts = map(&[(signal, &text)]);
             let _ = parse(&texts, &texts, &[(signal, 1)], &texts);

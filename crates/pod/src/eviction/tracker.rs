@@ -1,21 +1,21 @@
-//! What thresholds are met since when, and what follows from that.
+//! Which thresholds are met, since when, and what follows.
 
 use std::time::{Duration, Instant};
 
 use super::{NodePressure, Observations, Resource, Signal, Threshold};
 
-/// What a look at the node has come to.
+/// The result of an evaluation of the thresholds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Finding {
-    /// What the node is short of, or was not long ago.
+pub struct Evaluation {
+    /// The pressure conditions, which last for the transition period.
     pub pressure: NodePressure,
-    /// Thresholds for which a pod has to go now, the most pressing first.
+    /// Thresholds whose grace period is over, the most pressing first.
     pub due: Vec<Threshold>,
-    /// When the finding would be another one though the figures stay as they are.
+    /// When the result will change though the observations do not.
     pub next: Option<Duration>,
 }
 
-/// Remembers what is met. One that is met stays so until the minimum reclaim is there, too.
+/// Keeps track of met thresholds. A met one stays so until the minimum reclaim is available, too.
 #[derive(Clone, Debug)]
 pub struct Tracker {
     thresholds: Vec<Tracked>,
@@ -28,19 +28,19 @@ pub struct Tracker {
 struct Tracked {
     threshold: Threshold,
     met_since: Option<Instant>,
-    /// Its grace is over, and it is not made up for.
+    /// Its grace period is over, and the minimum reclaim is not yet available.
     due: bool,
 }
 
 impl Tracker {
-    /// Nothing is met. A pressure is told for `transition` after it was seen last.
+    /// No threshold is met. Pressure is reported for `transition` after it was observed last.
     pub fn new(thresholds: Vec<Threshold>, transition: Duration) -> Self {
         let mut tracker = Self { thresholds: Vec::new(), transition, short: [None; 3] };
         tracker.adapt(thresholds);
         tracker
     }
 
-    /// Other thresholds hold from now on. What is known of those that stay is kept.
+    /// Replace the thresholds. The state of those that stay is kept.
     pub fn adapt(&mut self, thresholds: Vec<Threshold>) {
         let known = std::mem::take(&mut self.thresholds);
         let tracked = |threshold| {
@@ -55,14 +55,14 @@ impl Tracker {
         self.thresholds.iter().map(|tracked| &tracked.threshold)
     }
 
-    /// Whether nothing is short any more, minimum reclaims and all.
-    pub fn is_made_up_for(&self, observations: &Observations) -> bool {
+    /// Whether no threshold is met any more, minimum reclaims included.
+    pub fn is_reclaimed(&self, observations: &Observations) -> bool {
         !self.thresholds().any(|threshold| threshold.is_met(observations, true))
     }
 
-    /// Take up what was seen.
-    pub fn take(&mut self, observations: &Observations, now: Instant) -> Finding {
-        let mut finding = Finding::default();
+    /// Evaluate new observations.
+    pub fn evaluate(&mut self, observations: &Observations, now: Instant) -> Evaluation {
+        let mut evaluation = Evaluation::default();
         let mut changes = Vec::new();
         for Tracked { threshold, met_since, due } in &mut self.thresholds {
             if !threshold.is_met(observations, *due) {
@@ -76,11 +76,11 @@ impl Tracker {
             let left = threshold.grace.saturating_sub(met_for);
             *due = left.is_zero();
             match *due {
-                true => finding.due.push(*threshold),
+                true => evaluation.due.push(*threshold),
                 false => changes.push(left),
             }
         }
-        finding.due.sort_by_key(|threshold| threshold.signal);
+        evaluation.due.sort_by_key(|threshold| threshold.signal);
         let mut is_short = |at: Option<Instant>| {
             let left =
                 at.map(|at| self.transition.saturating_sub(now.saturating_duration_since(at)));
@@ -89,13 +89,13 @@ impl Tracker {
             left.is_some()
         };
         let [memory, disk, pid] = self.short.map(&mut is_short);
-        finding.pressure = NodePressure { memory, disk, pid };
-        finding.next = changes.into_iter().min();
-        finding
+        evaluation.pressure = NodePressure { memory, disk, pid };
+        evaluation.next = changes.into_iter().min();
+        evaluation
     }
 }
 
-/// Which pressure a signal is of.
+/// The index in `short`.
 fn index(signal: Signal) -> usize {
     match signal.resource() {
         Resource::Memory => 0,

@@ -1,4 +1,4 @@
-//! What is to be done with each container, in the sandbox that stands.
+//! The action for each container in a sandbox that is ready.
 
 use std::time::Duration;
 
@@ -10,26 +10,27 @@ use crate::observed::{self, Sandbox, State};
 use crate::probes::ProbeKind;
 use crate::spec::{self, ContainerKind};
 
-/// What is to become of a container.
+/// The action for a container.
 pub(super) enum Step {
     /// It runs as it should.
     Keep,
-    /// It runs, and is to go on with other resources.
+    /// It runs, and its resources are to be changed.
     Resize(Resize),
-    /// It has ended for good.
-    Leave,
-    /// It is to be started, now or after a wait.
+    /// It has terminated for good.
+    Done,
+    /// It is to be started, now or after its backoff.
     Start,
-    /// It runs or may run, and not as it should: it is stopped, and `restart` says if for good.
+    /// It is or may be running, and not as it should: it is killed; `restart` says whether it
+    /// starts again.
     Kill { message: String, grace: Option<Duration>, restart: bool },
 }
 
-/// How far the init phase has come.
+/// The state of the init phase.
 #[derive(PartialEq, Eq)]
 pub(super) enum InitPhase {
     Pending,
     Done,
-    /// It never will be done.
+    /// It has failed for good.
     Failed,
 }
 
@@ -45,26 +46,27 @@ impl Planner<'_> {
         if phase == InitPhase::Done {
             for container in &self.spec.containers {
                 let step = self.step(sandbox, ContainerKind::Regular, container);
-                over &= matches!(step, Step::Leave | Step::Kill { restart: false, .. });
+                over &= matches!(step, Step::Done | Step::Kill { restart: false, .. });
                 self.apply(step, ContainerKind::Regular, container, &mut plan);
             }
         }
         if over {
-            // Sidecars and guests do not keep a pod alive whose own work is done.
+            // Sidecars and ephemeral containers do not keep a pod alive whose containers are done.
             return Plan { sandbox: SandboxStep::Stop, ..Plan::default() };
         }
         plan
     }
 
-    /// A guest starts once, whatever the pod is at, and never again.
+    /// An ephemeral container is started once, in any phase of the pod.
     fn ephemeral_containers(&self, plan: &mut Plan) {
-        let told = self.pod.status.as_ref();
-        let told = told.and_then(|status| status.ephemeral_container_statuses.as_deref());
+        let last_status = self.pod.status.as_ref();
+        let last_status =
+            last_status.and_then(|status| status.ephemeral_container_statuses.as_deref());
         for ephemeral in spec::ephemeral_containers(self.spec) {
             let ran = match self.observed.newest(&ephemeral.name) {
                 Some(run) => run.state != State::Created,
-                // The runtime may have forgotten it.
-                None => told
+                // The runtime may have removed it.
+                None => last_status
                     .unwrap_or_default()
                     .iter()
                     .any(|status| status.name == ephemeral.name && status.container_id.is_some()),
@@ -76,8 +78,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The newest container of that name, if it belongs to the sandbox that stands. What ran in an
-    /// earlier sandbox does not count as running or done, but for regular containers that ended.
+    /// The newest container of that name, if it belongs to the ready sandbox. A container in an
+    /// earlier sandbox does not count as running or done, except regular containers that exited.
     pub(super) fn current(&self, sandbox: &Sandbox, name: &str) -> Option<&observed::Container> {
         self.observed.newest(name).filter(|container| container.sandbox_id == sandbox.id)
     }
@@ -86,7 +88,7 @@ impl Planner<'_> {
         spec::restarts(self.spec, kind, container, code, self.inputs.gates)
     }
 
-    /// What is to become of a container whose turn it is.
+    /// The action for a container that may run now.
     pub(super) fn step(
         &self,
         sandbox: &Sandbox,
@@ -97,7 +99,7 @@ impl Planner<'_> {
         let here = run.sandbox_id == sandbox.id;
         match &run.state {
             State::Running { .. } if here => self.running(kind, container, run),
-            // It may run all the same, and there must never be two of it.
+            // It may be running, and there must never be two of it.
             State::Unknown | State::Running { .. } => Step::Kill {
                 message: format!(
                     "{} is in \"unknown\" state, try killing it before restart",
@@ -109,7 +111,7 @@ impl Planner<'_> {
             State::Exited { exit_code, .. } if here || kind == ContainerKind::Regular => {
                 match self.restarts(kind, container, *exit_code) {
                     true => Step::Start,
-                    false => Step::Leave,
+                    false => Step::Done,
                 }
             }
             State::Exited { .. } | State::Created => Step::Start,
@@ -123,17 +125,17 @@ impl Planner<'_> {
         run: &observed::Container,
     ) -> Step {
         if kind == ContainerKind::Init {
-            return self.resize(kind, container, run); // it is to end by itself
+            return self.resize(kind, container, run); // it terminates by itself
         }
         let changed = run.hash.is_some_and(|hash| hash != container_hash(container));
         let failing = self.inputs.probes.failing(container, &run.id);
         let (what, grace, restart) = match (changed, failing) {
-            // A changed spec is carried out whatever the policy.
+            // A changed spec is applied whatever the restart policy.
             (true, _) => ("definition changed".to_owned(), None, true),
             (false, Some(probe)) => (
                 format!("failed {} probe", probe.as_str().to_lowercase()),
                 self.probe_grace(container, probe),
-                spec::survives_a_kill(self.spec, kind, container, self.inputs.gates),
+                spec::restarts_after_kill(self.spec, kind, container, self.inputs.gates),
             ),
             (false, None) => return self.resize(kind, container, run),
         };
@@ -145,7 +147,7 @@ impl Planner<'_> {
         Step::Kill { message, grace, restart }
     }
 
-    /// How long a container may take to stop that failed the probe, if that is the probe's to say.
+    /// The termination grace period of a probe that failed, if it has its own.
     fn probe_grace(&self, container: &Container, probe: ProbeKind) -> Option<Duration> {
         self.spec.termination_grace_period_seconds?;
         let probe = match probe {
@@ -166,7 +168,7 @@ impl Planner<'_> {
     ) {
         let newest = self.observed.newest(&container.name);
         match step {
-            Step::Keep | Step::Leave => return,
+            Step::Keep | Step::Done => return,
             Step::Resize(resize) => return plan.resize.push(resize),
             Step::Start => {}
             Step::Kill { message, grace, restart } => {
@@ -196,7 +198,7 @@ impl Planner<'_> {
                 kind,
                 name: container.name.clone(),
                 restart_count: newest.map(|run| match run.state {
-                    // Its run is still to come.
+                    // It was never started.
                     State::Created => run.restart_count,
                     _ => run.restart_count.saturating_add(1),
                 }),
@@ -206,7 +208,7 @@ impl Planner<'_> {
     }
 }
 
-/// How messages begin.
+/// The beginning of messages.
 fn subject(kind: ContainerKind) -> &'static str {
     match kind {
         ContainerKind::Init | ContainerKind::Sidecar => "Init container",

@@ -1,5 +1,5 @@
 //! The init phase: init containers and sidecars start one after the other, and sidecars are kept
-//! running ever after.
+//! running afterwards.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -11,8 +11,8 @@ use crate::spec::{self, ContainerKind};
 impl Planner<'_> {
     /// Adds the steps of the init phase, and those for sidecars after it.
     ///
-    /// How far the phase has come is seen from the last container that has a record: the runtime
-    /// may have forgotten the ones before it.
+    /// The progress is derived from the last container that has a record: the runtime may have
+    /// removed the ones before it.
     pub(super) fn init_containers(&self, sandbox: &Sandbox, plan: &mut Plan) -> InitPhase {
         let containers = spec::init_containers(self.spec);
         let seen = |container: &Container| self.current(sandbox, &container.name).is_some();
@@ -32,10 +32,10 @@ impl Planner<'_> {
             None => false,
         };
         let step = match passed && kind == ContainerKind::Init {
-            true => Step::Leave,
+            true => Step::Done,
             false => self.init_step(sandbox, kind, container),
         };
-        if !passed && matches!(step, Step::Leave) {
+        if !passed && matches!(step, Step::Done) {
             return InitPhase::Failed;
         }
         self.apply(step, kind, container, plan);
@@ -44,7 +44,7 @@ impl Planner<'_> {
             None => InitPhase::Done,
             Some(next) => {
                 let kind = spec::kind_of_init(next);
-                // It starts, but a run of it in an earlier sandbox may still have to go.
+                // It starts, but a run of it in an earlier sandbox may have to be killed.
                 self.apply(self.step(sandbox, kind, next), kind, next, plan);
                 InitPhase::Pending
             }
@@ -71,12 +71,17 @@ impl Planner<'_> {
     fn init_step(&self, sandbox: &Sandbox, kind: ContainerKind, container: &Container) -> Step {
         let step = self.step(sandbox, kind, container);
         match step {
-            // How it ended is not known: only the policy can tell.
+            // Its exit code is not known: only the restart policy decides.
             Step::Kill { .. }
                 if kind == ContainerKind::Init
-                    && !spec::survives_a_kill(self.spec, kind, container, self.inputs.gates) =>
+                    && !spec::restarts_after_kill(
+                        self.spec,
+                        kind,
+                        container,
+                        self.inputs.gates,
+                    ) =>
             {
-                Step::Leave
+                Step::Done
             }
             step => step,
         }

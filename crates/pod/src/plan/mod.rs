@@ -1,6 +1,6 @@
-//! What is to be done next for a pod that should run: a plain function of what it asks for and
-//! what the runtime shows. The worker carries a plan out, looks again, and asks for the next one,
-//! until there is nothing left to do.
+//! The next actions for a pod that should run, computed from its spec and the runtime's state. The
+//! pod worker executes a plan, observes the pod again, and computes the next plan, until there is
+//! nothing left to do.
 
 mod containers;
 mod init;
@@ -24,21 +24,21 @@ use crate::spec::{self, ContainerKind, Gates};
 pub use reset::restarts_all;
 pub use resize::Resize;
 
-/// The next steps for a pod.
+/// The next actions for a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Containers to stop and remove, in this order: all of the pod starts afresh in the sandbox
-    /// that stands. Nothing else is planned with it.
+    /// Containers to kill and remove, in this order, because all containers restart in the ready
+    /// sandbox. The rest of the plan is empty then.
     pub reset: Vec<Reset>,
     /// What to do about the sandbox, before anything else.
     pub sandbox: SandboxStep,
     /// Containers to stop.
     pub kill: Vec<Kill>,
-    /// Containers to start in the sandbox that stands, in this order.
+    /// Containers to start in the ready sandbox, in this order.
     pub start: Vec<Start>,
-    /// Containers to be given other resources as they run, those first that get less.
+    /// Containers whose resources are to be changed, those that get less first.
     pub resize: Vec<Resize>,
-    /// Containers that have to wait before they are started again.
+    /// Containers in backoff.
     pub waiting: Vec<Waiting>,
 }
 
@@ -48,12 +48,12 @@ pub enum SandboxStep {
     /// Leave it.
     #[default]
     Keep,
-    /// Stop what is left of earlier sandboxes and their containers, then make a new one.
+    /// Stop earlier sandboxes and their containers, then create a new one.
     Create {
-        /// Which try the new one is.
+        /// The attempt of the new one.
         attempt: u32,
     },
-    /// Nothing of the pod is to run any more, and nothing will: stop all that does.
+    /// Nothing of the pod is to run any more: stop its containers and sandbox.
     Stop,
 }
 
@@ -64,49 +64,49 @@ pub struct Kill {
     pub id: String,
     /// Its name in the spec.
     pub name: String,
-    /// What the event says.
+    /// The message of the event.
     pub message: String,
-    /// How long it may take, if not as long as its pod allows.
+    /// Grace period, if it is not the pod's.
     pub grace: Option<Duration>,
 }
 
-/// A container to remove, because all of its pod starts afresh.
+/// A container to remove, because all containers of its pod restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reset {
     /// The runtime's id.
     pub id: String,
     /// Its name in the spec.
     pub name: String,
-    /// Whether it is to be stopped first: without its preStop hook, and with the least grace.
+    /// Whether it is killed first: without its preStop hook, and with the minimum grace period.
     pub kill: bool,
 }
 
 /// A container to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Its list in the spec.
+    /// Its kind.
     pub kind: ContainerKind,
     /// Its name in the spec.
     pub name: String,
-    /// Its restart count; `None` if nothing of an earlier run is known.
+    /// Its restart count; `None` if no earlier run is known.
     pub restart_count: Option<u32>,
-    /// When its last run to end ended, if one has: its restart delay counts from there.
+    /// When its last run finished, if one has: its backoff counts from there.
     pub last_end: Option<Timestamp>,
 }
 
-/// A container that failed and waits for its next try.
+/// A container that failed and is in backoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// Its name in the spec.
     pub name: String,
     /// When it may be started again.
     pub until: Timestamp,
-    /// The delay in force.
+    /// The current delay.
     pub delay: SignedDuration,
 }
 
 impl Plan {
-    /// Whether there is nothing to do now (some container may wait).
+    /// Whether there is nothing to do now (containers may be in backoff).
     pub fn is_idle(&self) -> bool {
         self.reset.is_empty()
             && self.sandbox == SandboxStep::Keep
@@ -115,31 +115,31 @@ impl Plan {
             && self.resize.is_empty()
     }
 
-    /// When the next container's wait ends.
+    /// When the next backoff ends.
     pub fn wake_at(&self) -> Option<Timestamp> {
         self.waiting.iter().map(|waiting| waiting.until).min()
     }
 }
 
-/// Key of a container's restart delay: a changed spec starts afresh.
+/// Key of a container's backoff: a changed spec starts anew.
 pub type BackoffKey = (String, u64);
 
-/// The key of a container's restart delay.
+/// The key of a container's backoff.
 pub fn backoff_key(container: &Container) -> BackoffKey {
     (container.name.clone(), container_hash(container))
 }
 
-/// What a plan depends on besides spec and observation.
+/// What a plan depends on besides spec and observed state.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// What the pod's probes have found.
+    /// Results of the pod's probes.
     pub probes: &'a ProbeResults,
-    /// Containers that run and whose postStart hook has yet to succeed: they do not count as
-    /// started. By name.
+    /// Running containers whose postStart hook has not completed: they do not count as started. By
+    /// name.
     pub starting: &'a HashSet<String>,
-    /// The restart delays of the pod's containers.
+    /// The backoff of the pod's containers.
     pub backoff: &'a Backoff<BackoffKey>,
-    /// What the pod's containers run with.
+    /// The resources in force for the pod's containers.
     pub actuated: &'a PodResources,
     /// The time.
     pub now: Timestamp,
@@ -147,7 +147,7 @@ pub struct Inputs<'a> {
     pub gates: Gates,
 }
 
-/// The next steps for a pod that should run.
+/// The next actions for a pod that should run.
 pub fn plan(pod: &Pod, observed: &ObservedPod, inputs: Inputs<'_>) -> Plan {
     let Some(pod_spec) = &pod.spec else { return Plan::default() };
     let planner = Planner { pod, spec: pod_spec, observed, inputs };
@@ -165,8 +165,8 @@ pub fn plan(pod: &Pod, observed: &ObservedPod, inputs: Inputs<'_>) -> Plan {
     }
 }
 
-/// The sandbox that the pod's containers can run in: the newest, if it stands, is the only one
-/// that does, and is on the network that the pod asks for.
+/// The sandbox for the pod's containers: the newest one, if it is ready, is the only ready one, and
+/// is on the network that the pod requests.
 pub fn usable_sandbox<'a>(pod: &Pod, observed: &'a ObservedPod) -> Option<&'a Sandbox> {
     let newest = observed.sandboxes.first()?;
     let alone = observed.sandboxes.iter().filter(|sandbox| sandbox.ready).count() == 1;

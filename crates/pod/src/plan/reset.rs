@@ -1,5 +1,5 @@
-//! The rule action `RestartAllContainers`: all containers of the pod are removed, and the pod starts
-//! afresh in its sandbox, init containers first.
+//! The rule action `RestartAllContainers`: all containers of the pod are removed, and the pod
+//! starts again in its sandbox, init containers first.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
@@ -7,21 +7,22 @@ use super::{Planner, Reset};
 use crate::observed::{self, ObservedPod};
 use crate::spec::{self, ContainerKind, Gates};
 
-/// Whether a container has ended in a way after which all of the pod's are to run again.
+/// Whether the exit of a container requires that all containers of the pod restart.
 pub fn restarts_all(pod_spec: &PodSpec, observed: &ObservedPod, gates: Gates) -> bool {
     gates.restart_all_containers
         && spec::containers(pod_spec).any(|(_, container)| {
-            observed.newest(&container.name).is_some_and(|run| asks(container, run))
+            observed.newest(&container.name).is_some_and(|run| requests_restart_all(container, run))
         })
 }
 
-/// Whether that run's end asks for it.
-fn asks(container: &Container, run: &observed::Container) -> bool {
+/// Whether the exit of that run requires it.
+fn requests_restart_all(container: &Container, run: &observed::Container) -> bool {
     run.exit_code().is_some_and(|code| spec::restarts_all(container, code))
 }
 
 impl Planner<'_> {
-    /// Who asked for it goes last, so that what was begun is seen until it is done.
+    /// The container that requires it is removed last, so that the reset is resumed until it is
+    /// done.
     pub(super) fn reset(&self) -> Vec<Reset> {
         if !restarts_all(self.spec, self.observed, self.inputs.gates) {
             return Vec::new();
@@ -30,7 +31,7 @@ impl Planner<'_> {
             let runs = self.observed.containers.iter().filter(|run| run.name == container.name);
             runs.map(move |run| {
                 let is_init = kind != ContainerKind::Regular;
-                ((asks(container, run), is_init), run)
+                ((requests_restart_all(container, run), is_init), run)
             })
         });
         let mut runs: Vec<_> = runs.collect();

@@ -1,5 +1,5 @@
-//! Containers whose resources change while they run: in place or, where their resize policy says
-//! so, by a restart.
+//! Containers whose resources change while they run: in place or, if their resize policy requires
+//! it, by a restart.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -9,21 +9,21 @@ use crate::observed;
 use crate::resize::{Amounts, effective, restarts};
 use crate::spec::ContainerKind;
 
-/// A container to be given other resources.
+/// A container whose resources are to be changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
     /// The runtime's id.
     pub id: String,
     /// Its name in the spec.
     pub name: String,
-    /// What it runs with.
+    /// Resources in force.
     pub from: Amounts,
-    /// What it is to run with.
+    /// Resources to put in force.
     pub to: Amounts,
 }
 
 impl Planner<'_> {
-    /// What is to become of a container that runs as it should but for its resources.
+    /// The action for a container that runs as it should but for its resources.
     pub(super) fn resize(
         &self,
         kind: ContainerKind,
@@ -42,7 +42,7 @@ impl Planner<'_> {
         let memory =
             (from.memory_request, from.memory_limit) != (to.memory_request, to.memory_limit);
         let restart = cpu && restarts(container, "cpu") || memory && restarts(container, "memory");
-        // An init container would do its work twice.
+        // A restarted init container would do its work twice.
         if restart && kind != ContainerKind::Init {
             let message = format!("Container {} resize requires restart", container.name);
             return Step::Kill { message, grace: None, restart: true };

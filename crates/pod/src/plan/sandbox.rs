@@ -1,4 +1,4 @@
-//! What to do about a sandbox that cannot be used (any more).
+//! The action for a pod without a usable sandbox.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -6,7 +6,7 @@ use super::{Plan, Planner, SandboxStep};
 use crate::observed::State;
 use crate::spec::{self, ContainerKind};
 
-/// Exit code of what was killed with its sandbox.
+/// Assumed exit code of a container that was killed with its sandbox.
 const LOST: i32 = 137;
 
 impl Planner<'_> {
@@ -14,7 +14,7 @@ impl Planner<'_> {
         let attempt =
             self.observed.sandboxes.first().map_or(0, |newest| newest.attempt.saturating_add(1));
         let ran_before = !self.observed.containers.is_empty();
-        // A sandbox for nothing would start, see that, and stop again, for ever.
+        // A sandbox without containers to run would be created and stopped again and again.
         let sandbox = match ran_before && !self.anything_to_run() {
             true => SandboxStep::Stop,
             false => SandboxStep::Create { attempt },
@@ -22,7 +22,7 @@ impl Planner<'_> {
         Plan { sandbox, ..Plan::default() }
     }
 
-    /// Whether a regular container is to run that has yet to, or whose policy wants it again.
+    /// Whether a regular container has yet to run, or is to run again by its policy.
     fn anything_to_run(&self) -> bool {
         let begun = spec::containers(self.spec).any(|(_, container)| {
             self.observed.newest(&container.name).is_some_and(|run| run.state != State::Created)
@@ -33,14 +33,15 @@ impl Planner<'_> {
 
     fn may_run(&self, container: &Container, begun: bool) -> bool {
         let exit_code = match self.observed.newest(&container.name).map(|run| &run.state) {
-            // What has begun and is not to run again does not begin anew with its init containers.
+            // A pod that has begun and may not restart does not start again with its init
+            // containers.
             None | Some(State::Created) => {
                 let kind = ContainerKind::Regular;
                 return !begun
-                    || spec::survives_a_kill(self.spec, kind, container, self.inputs.gates);
+                    || spec::restarts_after_kill(self.spec, kind, container, self.inputs.gates);
             }
             Some(State::Exited { exit_code, .. }) => *exit_code,
-            // It ran in a sandbox that is lost, and with it its exit code.
+            // Its exit code was lost with its sandbox.
             Some(State::Running { .. } | State::Unknown) => LOST,
         };
         self.restarts(ContainerKind::Regular, container, exit_code)

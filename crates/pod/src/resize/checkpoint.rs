@@ -1,5 +1,5 @@
-//! The file in which the resources of all pods are kept, as upstream writes and reads it: JSON
-//! inside a string of JSON, beside its checksum.
+//! The checkpoint file of the resources of all pods, in upstream's format: JSON inside a JSON
+//! string, beside its checksum.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::PodResources;
 /// The resources of pods by UID.
 type Entries = BTreeMap<String, Arc<PodResources>>;
 
-/// A file does not hold what was written.
+/// A checkpoint that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It is not JSON of that form.
     #[error("not a checkpoint: {0}")]
     Form(#[from] serde_json::Error),
-    /// Its content was changed or cut off.
+    /// Its content does not match its checksum.
     #[error("checkpoint is corrupted: its checksum is {written}, and {computed} of what it holds")]
     Checksum {
         /// The checksum in the file.
         written: u64,
-        /// The one of what is in the file.
+        /// The checksum of the content.
         computed: u64,
     },
 }
@@ -41,7 +41,7 @@ struct Data<E> {
     entries: Option<E>,
 }
 
-/// The file's content for those pods.
+/// Encode the checkpoint of those pods.
 pub fn encode(entries: &BTreeMap<String, Arc<PodResources>>) -> Result<Vec<u8>, Error> {
     let entries: BTreeMap<&String, &PodResources> =
         entries.iter().map(|(uid, resources)| (uid, resources.as_ref())).collect();
@@ -51,7 +51,7 @@ pub fn encode(entries: &BTreeMap<String, Arc<PodResources>>) -> Result<Vec<u8>, 
     Ok(serde_json::to_vec(&Checkpoint { data, checksum })?)
 }
 
-/// The pods of a file.
+/// Decode a checkpoint.
 pub fn decode(content: &[u8]) -> Result<BTreeMap<String, Arc<PodResources>>, Error> {
     let Checkpoint { data, checksum: written } = serde_json::from_slice(content)?;
     let computed = checksum(&data);
@@ -63,7 +63,7 @@ pub fn decode(content: &[u8]) -> Result<BTreeMap<String, Arc<PodResources>>, Err
     Ok(entries.map(|(uid, resources)| (uid, Arc::new(resources))).collect::<Entries>())
 }
 
-/// Of the string as upstream prints it, its type in front.
+/// The checksum of the string with its Go type, as upstream prints it.
 pub(super) fn checksum(data: &str) -> u64 {
     let mut hasher = Fnv32a::default();
     hasher.update(b"(string)");

@@ -1,4 +1,4 @@
-//! Whether a pod can be given the resources that it asks for now, and which pod's turn it is.
+//! Whether the requested resources of a pod can be allocated, and the order of pending resizes.
 
 use std::cmp::Reverse;
 
@@ -10,38 +10,39 @@ use crate::qos::{self, QosClass};
 use crate::resources::{List, requests};
 use crate::spec;
 
-/// What of the node forbids a resize.
+/// Properties of the node that forbid resizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Containers may have swap by their requests (`LimitedSwap`, where the machine has it).
+    /// Containers may swap in proportion to their requests (`LimitedSwap`, if the machine has
+    /// swap).
     pub limited_swap: bool,
-    /// Guaranteed pods have CPUs of their own, and nothing gives them others while they run.
+    /// Guaranteed pods have exclusive CPUs, which do not change while they run.
     pub static_cpus: bool,
     /// The same for memory.
     pub static_memory: bool,
-    /// Whether what a pod asks for as a whole can be resized.
+    /// Whether pod-level resources can be resized.
     pub pod_level: bool,
 }
 
-/// Why a pod can never be given what it asks for. The texts are upstream's.
+/// Why a resize is infeasible. The texts are upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Infeasible {
-    /// Its containers may swap as much as follows from what they have.
+    /// The swap limits of its containers depend on their requests.
     #[error("In-place resize of containers with swap is not supported.")]
     Swap,
-    /// What it asks for as a whole is not resized here.
+    /// Pod-level resources cannot be resized.
     #[error("InPlacePodLevelResourcesVerticalScaling is disabled")]
     PodLevel,
-    /// It has CPUs of its own.
+    /// It has exclusive CPUs.
     #[error("Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"")]
     Cpus,
-    /// It has memory of its own.
+    /// It has exclusive memory.
     #[error("Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"")]
     Memory,
 }
 
 impl Infeasible {
-    /// The label that upstream counts it under.
+    /// The label in upstream's metric.
     pub fn detail(self) -> &'static str {
         match self {
             Self::Swap => "swap_limitation",
@@ -52,41 +53,43 @@ impl Infeasible {
     }
 }
 
-/// Why the pod can never be given what it asks for instead of what it has, if it cannot.
+/// Why the pod cannot be resized from `allocated` to its spec, if it cannot.
 pub fn infeasible(pod: &Pod, allocated: &Pod, rules: Rules) -> Option<Infeasible> {
-    let (asks, has) = (pod.spec.as_ref()?, allocated.spec.as_ref()?);
+    let (requested, current) = (pod.spec.as_ref()?, allocated.spec.as_ref()?);
     let pairs = || {
-        let pairs = spec::containers(asks).zip(spec::containers(has));
-        pairs.map(|((_, asks), (_, has))| (asks, has))
+        let pairs = spec::containers(requested).zip(spec::containers(current));
+        pairs.map(|((_, requested), (_, current))| (requested, current))
     };
-    let memory_moves = |(asks, has): (&Container, &Container)| request_moves(asks, has, "memory");
-    let swaps = |asks: &Container, has: &Container| {
-        memory_moves((asks, has))
-            && !restarts(has, "memory")
-            && (qos::may_swap(pod, asks) || qos::may_swap(allocated, has))
+    let memory_changes = |(requested, current): (&Container, &Container)| {
+        request_changes(requested, current, "memory")
     };
-    if rules.limited_swap && pairs().any(|(asks, has)| swaps(asks, has)) {
+    let swaps = |requested: &Container, current: &Container| {
+        memory_changes((requested, current))
+            && !restarts(current, "memory")
+            && (qos::may_swap(pod, requested) || qos::may_swap(allocated, current))
+    };
+    if rules.limited_swap && pairs().any(|(requested, current)| swaps(requested, current)) {
         return Some(Infeasible::Swap);
     }
-    if !rules.pod_level && !same(asks.resources.as_ref(), has.resources.as_ref()) {
+    if !rules.pod_level && !same(requested.resources.as_ref(), current.resources.as_ref()) {
         return Some(Infeasible::PodLevel);
     }
     let guaranteed = qos::class(pod) == QosClass::Guaranteed;
-    if guaranteed && rules.static_cpus && pairs().any(|(a, b)| request_moves(a, b, "cpu")) {
+    if guaranteed && rules.static_cpus && pairs().any(|(a, b)| request_changes(a, b, "cpu")) {
         return Some(Infeasible::Cpus);
     }
-    if guaranteed && rules.static_memory && pairs().any(memory_moves) {
+    if guaranteed && rules.static_memory && pairs().any(memory_changes) {
         return Some(Infeasible::Memory);
     }
     None
 }
 
-fn request_moves(asks: &Container, has: &Container, resource: &str) -> bool {
+fn request_changes(requested: &Container, current: &Container, resource: &str) -> bool {
     let request = |of| qos::milli_of(qos::requests(of), resource);
-    request(asks) != request(has)
+    request(requested) != request(current)
 }
 
-/// Whether a change of that resource takes a restart of the container.
+/// Whether a change of that resource requires a restart of the container.
 pub(crate) fn restarts(container: &Container, resource: &str) -> bool {
     let mut policies = container.resize_policy.iter().flatten();
     let own = policies.find(|policy| policy.resource_name == resource);
@@ -95,30 +98,30 @@ pub(crate) fn restarts(container: &Container, resource: &str) -> bool {
 
 type Count = fn(&List) -> i64;
 
-/// The resources that a resize can change, and how they are counted.
+/// The resources that can be resized, and how they are counted.
 const COUNTED: [Count; 2] = [
     |list| i64::try_from(qos::milli_of(Some(list), "cpu")).unwrap_or(i64::MAX),
     |list| qos::units_of(Some(list), "memory"),
 ];
 
-/// A pod's place among those that wait to be resized; the least is the first.
+/// The order of pending resizes; the least is the first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// Who asks for no more than it has always fits.
+    /// A resize that increases nothing always fits.
     increases: bool,
     priority: Reverse<i32>,
     burstable: bool,
-    /// Who has waited longer.
+    /// The one that has waited longest first.
     since: Timestamp,
 }
 
 impl Rank {
-    /// The place of a pod that has what `allocated` says, and waits since then.
+    /// The rank of a pod with the resources of `allocated` that has waited since then.
     pub fn new(pod: &Pod, allocated: &Pod, since: Option<Timestamp>) -> Self {
         let of = |pod: &Pod| pod.spec.as_ref().map(requests).unwrap_or_default();
-        let (asks, has) = (of(pod), of(allocated));
+        let (requested, current) = (of(pod), of(allocated));
         Self {
-            increases: COUNTED.iter().any(|count| count(&asks) > count(&has)),
+            increases: COUNTED.iter().any(|count| count(&requested) > count(&current)),
             priority: Reverse(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)),
             burstable: qos::class(pod) != QosClass::Guaranteed,
             since: since.unwrap_or(Timestamp::MAX),

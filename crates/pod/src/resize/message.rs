@@ -1,4 +1,4 @@
-//! The events of a resize, which carry the resources that the pod asks for as JSON.
+//! Messages of resize events, which contain the requested resources as JSON.
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use serde::Serialize;
@@ -29,7 +29,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// `Pod resize <what>`, and of what; `error` is left out if it is empty.
+/// `Pod resize <what>` with a summary; `error` is left out if it is empty.
 pub fn message(what: &str, pod: &Pod, generation: Option<i64>, error: &str) -> String {
     let pod_spec = pod.spec.as_ref();
     let init = pod_spec.map(spec::init_containers).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Resizing a pod in place: what it has been given of what its spec asks for, what its containers
-//! run with, and what follows from the difference. The plan and the status ask here.
+//! In-place pod resize: the resources that are allocated to a pod, those in force for its
+//! containers (actuated), and the difference. Plan and status use it.
 
 mod checkpoint;
 mod decision;
@@ -23,21 +23,21 @@ pub use decision::{Infeasible, Rank, Rules, infeasible};
 pub use message::message;
 pub use operations::{Operation, operations};
 
-/// Resources that a pod can be given anew while it runs.
+/// Resources that can be changed while a pod runs.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
 
-/// The resources of one pod, as they were given to it or as they were put into force.
+/// The resources of one pod, as allocated or actuated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodResources {
     /// By the container's name.
     #[serde(rename = "ContainerResources", default, deserialize_with = "or_default")]
     pub containers: BTreeMap<String, ResourceRequirements>,
-    /// Those of the pod as a whole, if it has any of its own.
+    /// Pod-level resources, if it has any.
     #[serde(rename = "PodLevelResources", default)]
     pub pod: Option<ResourceRequirements>,
 }
 
-/// A map that is not there is `null` to its other writer.
+/// The Go kubelet writes an absent map as `null`.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -47,9 +47,9 @@ where
 }
 
 impl PodResources {
-    /// What the spec asks for, of all that can be resized.
-    pub fn asked(pod_spec: &PodSpec, gates: Gates) -> Self {
-        let containers = spec::containers(pod_spec).filter(|(kind, _)| can_be_given(*kind, gates));
+    /// The requested resources of the spec, of all that can be resized.
+    pub fn requested(pod_spec: &PodSpec, gates: Gates) -> Self {
+        let containers = spec::containers(pod_spec).filter(|(kind, _)| is_resizable(*kind, gates));
         Self {
             containers: containers
                 .map(|(_, c)| (c.name.clone(), c.resources.clone().unwrap_or_default()))
@@ -58,7 +58,7 @@ impl PodResources {
         }
     }
 
-    /// What is in force once all that the spec asks for is.
+    /// The resources in force once all of the spec's are.
     pub fn in_force(pod_spec: &PodSpec, gates: Gates) -> Self {
         let containers = spec::containers(pod_spec);
         Self {
@@ -77,7 +77,7 @@ impl Default for &PodResources {
     }
 }
 
-fn can_be_given(kind: ContainerKind, gates: Gates) -> bool {
+fn is_resizable(kind: ContainerKind, gates: Gates) -> bool {
     match kind {
         ContainerKind::Init => gates.resize_init_containers,
         ContainerKind::Sidecar | ContainerKind::Regular => true,
@@ -85,25 +85,25 @@ fn can_be_given(kind: ContainerKind, gates: Gates) -> bool {
     }
 }
 
-/// The pod with the resources that it was given in the place of those that its spec asks for;
-/// `None` if they are the same.
-pub fn allocated(pod: &Pod, given: &PodResources, gates: Gates) -> Option<Pod> {
+/// The pod with its allocated resources in place of those in its spec; `None` if they are the same.
+pub fn allocated(pod: &Pod, resources: &PodResources, gates: Gates) -> Option<Pod> {
     let pod_spec = pod.spec.as_ref()?;
     let differs = |container: &Container| {
-        let own = given.containers.get(&container.name);
-        own.is_some_and(|given| !same(container.resources.as_ref(), Some(given)))
+        let own = resources.containers.get(&container.name);
+        own.is_some_and(|allocated| !same(container.resources.as_ref(), Some(allocated)))
     };
-    let pod_differs = gates.resize_pods && !same(pod_spec.resources.as_ref(), given.pod.as_ref());
+    let pod_differs =
+        gates.resize_pods && !same(pod_spec.resources.as_ref(), resources.pod.as_ref());
     if !pod_differs && !spec::containers(pod_spec).any(|(_, container)| differs(container)) {
         return None;
     }
     let mut pod = pod.clone();
     let pod_spec = pod.spec.as_mut()?;
     if pod_differs {
-        pod_spec.resources.clone_from(&given.pod);
+        pod_spec.resources.clone_from(&resources.pod);
     }
     for container in all_mut(pod_spec).filter(|container| differs(container)) {
-        container.resources = given.containers.get(&container.name).cloned();
+        container.resources = resources.containers.get(&container.name).cloned();
     }
     Some(pod)
 }
@@ -112,7 +112,7 @@ fn all_mut(pod_spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
     pod_spec.init_containers.iter_mut().flatten().chain(&mut pod_spec.containers)
 }
 
-/// Whether both ask for the same, however it is written.
+/// Whether both are equal, however their quantities are written.
 fn same(a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>) -> bool {
     let none = ResourceRequirements::default();
     let (a, b) = (a.unwrap_or(&none), b.unwrap_or(&none));
@@ -128,7 +128,7 @@ fn same_list(a: Option<&List>, b: Option<&List>) -> bool {
         .eq(b.map(|(name, amount)| (name, qos::milli(amount))))
 }
 
-/// What a container runs with: its own resources, and its pod's limits where it has none.
+/// The resources in force for a container: its own, and the pod's limits where it has none.
 pub fn effective(pod_spec: &PodSpec, container: &Container, gates: Gates) -> ResourceRequirements {
     let mut own = container.resources.clone().unwrap_or_default();
     let of_pod = pod_spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
@@ -147,21 +147,21 @@ fn is_zero(amount: &Quantity) -> bool {
     matches!(qos::milli(amount), None | Some(0))
 }
 
-/// What of resources can be changed: CPU in thousandths, memory in bytes; 0 is none.
+/// Amounts that a resize can change: CPU in millicores, memory in bytes; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// CPU that is asked for.
+    /// CPU request.
     pub cpu_request: i128,
-    /// CPU at most.
+    /// CPU limit.
     pub cpu_limit: i128,
-    /// Memory that is asked for.
+    /// Memory request.
     pub memory_request: i64,
-    /// Memory at most.
+    /// Memory limit.
     pub memory_limit: i64,
 }
 
 impl Amounts {
-    /// The amounts that those resources name.
+    /// The amounts in those resources.
     pub fn of(resources: &ResourceRequirements) -> Self {
         let (requests, limits) = (resources.requests.as_ref(), resources.limits.as_ref());
         Self {
@@ -172,7 +172,7 @@ impl Amounts {
         }
     }
 
-    /// Whether any of these is less in `to`.
+    /// Whether any amount is lower in `to`.
     pub fn shrinks(&self, to: &Self) -> bool {
         to.cpu_request < self.cpu_request
             || to.memory_request < self.memory_request
@@ -180,18 +180,18 @@ impl Amounts {
             || tightens(self.memory_limit.into(), to.memory_limit.into())
     }
 
-    /// Whether memory is limited to less in `to`.
+    /// Whether the memory limit is lower in `to`.
     pub fn tightens_memory(&self, to: &Self) -> bool {
         tightens(self.memory_limit.into(), to.memory_limit.into())
     }
 }
 
-/// Whether a limit is lower than before, where 0 is none.
+/// Whether a limit becomes lower, where 0 is none.
 fn tightens(before: i128, after: i128) -> bool {
     after != 0 && (before == 0 || after < before)
 }
 
-/// The running containers of the pod that run with something else than they were given, by name.
+/// The running containers whose actuated resources differ from the allocated ones, by name.
 pub fn stale<'a>(
     pod: &'a Pod,
     observed: &ObservedPod,
@@ -206,11 +206,11 @@ pub fn stale<'a>(
             Amounts::of(now) != Amounts::of(&effective(pod_spec, container, gates))
         })
     };
-    let resizable = spec::containers(pod_spec).filter(|(kind, _)| can_be_given(*kind, gates));
+    let resizable = spec::containers(pod_spec).filter(|(kind, _)| is_resizable(*kind, gates));
     resizable.map(|(_, c)| c).filter(differs).map(|c| c.name.as_str()).collect()
 }
 
-/// Whether the pod as a whole was given something else than is in force for it.
+/// Whether the actuated pod-level resources differ from the allocated ones.
 pub fn is_pod_stale(pod: &Pod, actuated: &PodResources, gates: Gates) -> bool {
     let own = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     match (own, &actuated.pod) {
@@ -219,8 +219,8 @@ pub fn is_pod_stale(pod: &Pod, actuated: &PodResources, gates: Gates) -> bool {
     }
 }
 
-/// The pod with, for each container and for itself, the most of what it was given and of what is
-/// in force: all that it may use until a resize is done.
+/// The pod with, for each container and for itself, the maximum of allocated and actuated
+/// resources: all that it may use until a resize is done.
 pub fn ceiling(pod: &Pod, actuated: &PodResources) -> Pod {
     let mut pod = pod.clone();
     let Some(pod_spec) = &mut pod.spec else { return pod };
@@ -243,7 +243,7 @@ fn raise(own: &mut ResourceRequirements, now: &ResourceRequirements) {
             put(&mut own.requests, name, theirs.1);
         }
         let (mine, theirs) = (amount(own.limits.as_ref(), name), amount(now.limits.as_ref(), name));
-        // No limit is more than any.
+        // No limit is higher than any limit.
         if mine.0 != 0 && (theirs.0 == 0 || theirs.0 > mine.0) {
             put(&mut own.limits, name, theirs.1);
         }
@@ -261,23 +261,23 @@ fn put(list: &mut Option<List>, name: &str, amount: Option<Quantity>) {
     };
 }
 
-/// A resize that the pod asks for and was not given.
+/// A requested resize that is not allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// Whether it never will be, as things stand; otherwise it is tried again.
+    /// Whether it is infeasible; otherwise it is deferred and retried.
     pub infeasible: bool,
-    /// Why not.
+    /// The reason.
     pub message: String,
-    /// The generation of the pod that asks.
+    /// The generation of the pod that requests it.
     pub generation: Option<i64>,
 }
 
-/// A resize that the pod was given and that is not in force as a whole.
+/// A resize that is allocated and not yet actuated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InProgress {
-    /// The generation of the pod that asked for it.
+    /// The generation of the pod that requested it.
     pub generation: Option<i64>,
-    /// What failed last, if something has.
+    /// The last error, if any.
     pub error: Option<String>,
 }
 

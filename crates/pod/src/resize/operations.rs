@@ -1,4 +1,4 @@
-//! What a resize asks to change, in the words of its metric.
+//! The changes of a resize, as labels of its metric.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -6,7 +6,7 @@ use crate::qos;
 use crate::resources::List;
 use crate::spec::{self, ContainerKind};
 
-/// One change: the resource, whether of requests or limits, and what is to happen to it.
+/// One change: the resource, whether of requests or limits, and the operation.
 pub type Operation = [&'static str; 3];
 
 type Of = fn(&Container) -> Option<&List>;
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_amount_that_moves_is_one() {
+    fn resize_operations_are_counted_per_changed_amount() {
         let pod = |init: Value, main: Value| -> Pod {
             serde_json::from_value(json!({"spec": {
                 "initContainers": [

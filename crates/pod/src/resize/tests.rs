@@ -17,27 +17,27 @@ fn pod(spec: Value) -> Pod {
     .unwrap()
 }
 
-fn asks(name: &str, requests: Value, limits: Value) -> Value {
+fn with_resources(name: &str, requests: Value, limits: Value) -> Value {
     json!({"name": name, "resources": {"requests": requests, "limits": limits}})
 }
 
 fn one(requests: Value, limits: Value) -> Pod {
-    pod(json!({"containers": [asks("c", requests, limits)]}))
+    pod(json!({"containers": [with_resources("c", requests, limits)]}))
 }
 
-fn asked(pod: &Pod) -> PodResources {
-    PodResources::asked(pod.spec.as_ref().unwrap(), Gates::default())
+fn requested(pod: &Pod) -> PodResources {
+    PodResources::requested(pod.spec.as_ref().unwrap(), Gates::default())
 }
 
-/// A file that the Go kubelet has written.
+/// A file written by the Go kubelet.
 const WRITTEN: &str = r#"{"data":"{\"entries\":{\"pod1\":{\"ContainerResources\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}}}","checksum":1178570812}"#;
 
 #[test]
-fn upstreams_files_are_read() {
+fn resize_checkpoint_reads_upstream_files() {
     let entries = decode(WRITTEN.as_bytes()).unwrap();
     let requests = entries["pod1"].containers["container1"].requests.as_ref().unwrap();
     assert_eq!((requests["cpu"].0.as_str(), &entries["pod1"].pod), ("1Ki", &None));
-    // What it writes for pods with nothing, for a map that was never made, and for no pods at all.
+    // What it writes for pods without resources, for a nil map, and for no pods at all.
     for (data, expected) in [
         (r#"{"entries":{"u":{"ContainerResources":{"c":{}},"PodLevelResources":null}}}"#, 1),
         (r#"{"entries":{"u":{"ContainerResources":null,"PodLevelResources":{}}}}"#, 1),
@@ -50,12 +50,12 @@ fn upstreams_files_are_read() {
 }
 
 #[test]
-fn what_is_written_is_upstreams_to_the_letter() {
+fn resize_checkpoint_is_written_as_upstream() {
     let pod = pod(json!({
         "resources": {"limits": {"cpu": "2"}},
-        "containers": [asks("c", json!({"memory": "1Mi", "cpu": "100m"}), json!({"cpu": "1"})), {"name": "d"}],
+        "containers": [with_resources("c", json!({"memory": "1Mi", "cpu": "100m"}), json!({"cpu": "1"})), {"name": "d"}],
     }));
-    let file = encode(&BTreeMap::from([("u".to_owned(), Arc::new(asked(&pod)))])).unwrap();
+    let file = encode(&BTreeMap::from([("u".to_owned(), Arc::new(requested(&pod)))])).unwrap();
     let file: Value = serde_json::from_slice(&file).unwrap();
     assert_eq!(
         file["data"].as_str().unwrap(),
@@ -66,7 +66,7 @@ fn what_is_written_is_upstreams_to_the_letter() {
 }
 
 #[test]
-fn a_file_that_was_damaged_is_not_taken() {
+fn resize_checkpoint_rejects_damaged_files() {
     for (damaged, expected) in [
         (WRITTEN.replace("1Ki", "2Ki"), "checkpoint is corrupted"),
         (WRITTEN.replace("1178570812", "1"), "its checksum is 1, and 1178570812 of what it holds"),
@@ -80,16 +80,16 @@ fn a_file_that_was_damaged_is_not_taken() {
 }
 
 #[test]
-fn a_pod_has_what_it_was_given_however_that_is_written() {
+fn resize_compares_quantities_by_value() {
     let pod = one(json!({"cpu": "1"}), json!({"memory": "1Gi"}));
     let gates = Gates::default();
-    let equal = asked(&one(json!({"cpu": "1000m"}), json!({"memory": "1024Mi"})));
+    let equal = requested(&one(json!({"cpu": "1000m"}), json!({"memory": "1024Mi"})));
     assert_eq!(allocated(&pod, &equal, gates), None);
-    let less = asked(&one(json!({"cpu": "500m"}), json!({"memory": "1Gi"})));
-    let has = allocated(&pod, &less, gates).unwrap();
-    assert_eq!(asked(&has), less);
-    assert_eq!(has.metadata, pod.metadata);
-    // A container that is not known of stays as it is.
+    let less = requested(&one(json!({"cpu": "500m"}), json!({"memory": "1Gi"})));
+    let current = allocated(&pod, &less, gates).unwrap();
+    assert_eq!(requested(&current), less);
+    assert_eq!(current.metadata, pod.metadata);
+    // A container without an entry is left as it is.
     assert_eq!(allocated(&pod, &PodResources::default(), gates), None);
     let as_a_whole = PodResources { pod: Some(less.containers["c"].clone()), ..equal };
     assert!(allocated(&pod, &as_a_whole, gates).is_some());
@@ -97,10 +97,10 @@ fn a_pod_has_what_it_was_given_however_that_is_written() {
 }
 
 #[test]
-fn the_pods_limits_are_those_of_containers_without_any() {
+fn resize_containers_without_limits_get_those_of_the_pod() {
     let pod = pod(json!({
         "resources": {"limits": {"cpu": "2", "memory": "1Gi"}},
-        "containers": [asks("c", json!({}), json!({"cpu": "1"}))],
+        "containers": [with_resources("c", json!({}), json!({"cpu": "1"}))],
     }));
     let pod_spec = pod.spec.as_ref().unwrap();
     let limits = |gates| {
@@ -112,7 +112,7 @@ fn the_pods_limits_are_those_of_containers_without_any() {
 }
 
 #[test]
-fn what_the_node_does_not_do_is_infeasible() {
+fn resize_is_infeasible_without_node_support() {
     let rules = Rules { pod_level: true, ..Rules::default() };
     let all = json!({"cpu": "1", "memory": "1Gi"});
     let guaranteed = |cpu: &str, memory: &str| {
@@ -131,7 +131,7 @@ fn what_the_node_does_not_do_is_infeasible() {
     let as_a_whole = |cpu: &str| {
         pod(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [{"name": "c"}]}))
     };
-    for (asks, has, rules, expected) in [
+    for (requested, current, rules, expected) in [
         (guaranteed("2", "1Gi"), guaranteed("1", "1Gi"), rules, None),
         (
             guaranteed("2", "1Gi"),
@@ -167,14 +167,14 @@ fn what_the_node_does_not_do_is_infeasible() {
         ),
         (as_a_whole("2"), as_a_whole("1"), rules, None),
     ] {
-        let found = infeasible(&asks, &has, rules);
+        let found = infeasible(&requested, &current, rules);
         let found = found.map(|why| why.to_string());
-        assert_eq!(found.as_deref(), expected, "{:?} {rules:?}", asks.spec);
+        assert_eq!(found.as_deref(), expected, "{:?} {rules:?}", requested.spec);
     }
 }
 
 #[test]
-fn those_who_give_back_come_first_then_the_important_then_the_patient() {
+fn resize_rank_by_decrease_priority_and_waiting_time() {
     let at = |seconds| Some(Timestamp::from_second(seconds).unwrap());
     let of = |priority: i32, memory: &str, limit: bool| {
         let amounts = json!({"cpu": "1", "memory": memory});
@@ -196,10 +196,10 @@ fn those_who_give_back_come_first_then_the_important_then_the_patient() {
 }
 
 #[test]
-fn events_carry_the_resources_that_are_asked_for() {
+fn resize_events_contain_the_requested_resources() {
     let pod = pod(json!({
         "initContainers": [{"name": "i"}],
-        "containers": [asks("c", json!({"cpu": "1"}), json!({}))],
+        "containers": [with_resources("c", json!({"cpu": "1"}), json!({}))],
     }));
     assert_eq!(
         message("started", &pod, Some(2), ""),
@@ -233,35 +233,36 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn files_hold_what_was_put_in(pods in prop::collection::btree_map("[a-z\"<é]{1,8}", any_pod(), 0..4)) {
+    fn resize_checkpoint_round_trips(pods in prop::collection::btree_map("[a-z\"<é]{1,8}", any_pod(), 0..4)) {
         let entries: BTreeMap<_, _> =
-            pods.iter().map(|(uid, pod)| (uid.clone(), Arc::new(asked(pod)))).collect();
+            pods.iter().map(|(uid, pod)| (uid.clone(), Arc::new(requested(pod)))).collect();
         prop_assert_eq!(decode(&encode(&entries).unwrap()).unwrap(), entries);
     }
 
     #[test]
-    fn a_damaged_byte_is_found(at in 0..WRITTEN.len(), byte in 0u8..128) {
+    fn resize_checkpoint_detects_a_damaged_byte(at in 0..WRITTEN.len(), byte in 0u8..128) {
         let mut damaged = WRITTEN.as_bytes().to_vec();
         prop_assume!(damaged[at] != byte);
         damaged[at] = byte;
-        // White space and a field's second name aside, it is told; it never is something else.
+        // White space and duplicate fields aside, the damage is found; it never decodes to
+        // something else.
         if let Ok(read) = decode(&damaged) {
             prop_assert_eq!(read, decode(WRITTEN.as_bytes()).unwrap());
         }
     }
 
     #[test]
-    fn what_was_given_replaces_what_is_asked(pod in any_pod(), other in any_pod()) {
+    fn resize_allocation_replaces_requested_resources(pod in any_pod(), other in any_pod()) {
         let gates = Gates::default();
-        let given = asked(&other);
-        let has = allocated(&pod, &given, gates).unwrap_or_else(|| pod.clone());
-        prop_assert_eq!(allocated(&has, &given, gates), None);
-        prop_assert_eq!(allocated(&pod, &asked(&pod), gates), None);
+        let given = requested(&other);
+        let current = allocated(&pod, &given, gates).unwrap_or_else(|| pod.clone());
+        prop_assert_eq!(allocated(&current, &given, gates), None);
+        prop_assert_eq!(allocated(&pod, &requested(&pod), gates), None);
     }
 
-    /// So the pod's cgroup holds its containers all the time between the one and the other.
+    /// The pod's cgroup must hold its containers during the whole resize.
     #[test]
-    fn the_ceiling_is_above_both_ends(pod in any_pod(), other in any_pod()) {
+    fn resize_ceiling_is_above_allocated_and_actuated(pod in any_pod(), other in any_pod()) {
         let gates = Gates::default();
         let actuated = PodResources::in_force(other.spec.as_ref().unwrap(), gates);
         let above = ceiling(&pod, &actuated);

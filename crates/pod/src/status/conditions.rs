@@ -1,4 +1,4 @@
-//! The conditions that the node owns; those of others are kept as they stand.
+//! The pod conditions that the node owns; those of others are kept.
 
 use std::collections::BTreeMap;
 
@@ -18,22 +18,22 @@ const SCHEDULED: &str = "PodScheduled";
 const RESTARTING: &str = "AllContainersRestarting";
 const RESIZE_PENDING: &str = "PodResizePending";
 const RESIZING: &str = "PodResizeInProgress";
-/// Told by whoever disrupts the pod, which may be the node.
+/// Set by whoever disrupts the pod, which may be the node.
 const DISRUPTION: &str = "DisruptionTarget";
-const BY_THE_NODE: &str = "TerminationByKubelet";
+const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
 
-/// Whether a condition of that type and reason is the node's to tell.
+/// Whether the node owns a condition of that type and reason.
 pub fn is_owned(type_: &str, reason: Option<&str>) -> bool {
     match type_ {
         SANDBOX | INITIALIZED | READY | CONTAINERS_READY | SCHEDULED | RESTARTING
         | RESIZE_PENDING | RESIZING => true,
-        DISRUPTION => reason == Some(BY_THE_NODE),
+        DISRUPTION => reason == Some(TERMINATION_BY_KUBELET),
         _ => false,
     }
 }
 
-/// What a status tells of a resize: what the pod waits for, and what it was given and is not done.
-pub fn resize_told(status: &PodStatus) -> (Option<Pending>, Option<InProgress>) {
+/// The pending resize and the resize in progress according to a status.
+pub fn resize_status(status: &PodStatus) -> (Option<Pending>, Option<InProgress>) {
     let of = |type_| status.conditions.iter().flatten().find(move |c| c.type_ == type_);
     let pending = of(RESIZE_PENDING).map(|condition| Pending {
         infeasible: condition.reason.as_deref() == Some("Infeasible"),
@@ -47,7 +47,7 @@ pub fn resize_told(status: &PodStatus) -> (Option<Pending>, Option<InProgress>) 
     (pending, in_progress)
 }
 
-/// Whether the pod was told to start afresh.
+/// Whether the previous status says that all containers restart.
 pub(super) fn was_restarting(previous: &PodStatus, gates: Gates) -> bool {
     gates.restart_all_containers && holds(previous, RESTARTING)
 }
@@ -57,42 +57,42 @@ fn holds(status: &PodStatus, type_: &str) -> bool {
     all.any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
-/// A condition's say, before it gets its times.
+/// Status, reason and message of a condition, without its times.
 #[derive(Clone)]
-struct Say {
+struct ConditionValue {
     holds: bool,
     reason: Option<&'static str>,
     message: Option<String>,
 }
 
-impl Say {
-    fn yes() -> Self {
+impl ConditionValue {
+    fn true_value() -> Self {
         Self { holds: true, reason: None, message: None }
     }
 
-    fn no() -> Self {
+    fn false_value() -> Self {
         Self { holds: false, reason: None, message: None }
     }
 
-    fn because(self, reason: &'static str) -> Self {
+    fn with_reason(self, reason: &'static str) -> Self {
         Self { reason: Some(reason), ..self }
     }
 }
 
 type Statuses<'a> = BTreeMap<&'a str, &'a ContainerStatus>;
 
-/// What the conditions follow from.
-pub(super) struct Says<'a> {
+/// Input of the conditions.
+pub(super) struct ConditionBuilder<'a> {
     pub(super) pod: &'a Pod,
     pub(super) pod_spec: &'a PodSpec,
     pub(super) observed: &'a ObservedPod,
     pub(super) statuses: &'a Statuses<'a>,
-    /// The phase that the pod is in, also if that may not be told yet.
+    /// The computed phase, even if it is not reported yet.
     pub(super) phase: &'a str,
     pub(super) previous: &'a PodStatus,
-    /// Whether the pod's containers are being removed to start afresh.
+    /// Whether the pod's containers are being removed for a restart of all.
     pub(super) restarting: bool,
-    /// Why the node ends the pod, if it does so for its own sake.
+    /// Message of the disruption, if the node ends the pod for its own sake.
     pub(super) disruption: Option<&'a str>,
     pub(super) pending: Option<&'a Pending>,
     pub(super) resizing: Option<&'a InProgress>,
@@ -100,7 +100,7 @@ pub(super) struct Says<'a> {
     pub(super) now: Timestamp,
 }
 
-impl Says<'_> {
+impl ConditionBuilder<'_> {
     /// All conditions, with the transition times of `previous` where nothing changed.
     pub(super) fn all(&self) -> Vec<PodCondition> {
         let api = self.pod.status.as_ref().and_then(|status| status.conditions.as_deref());
@@ -122,16 +122,19 @@ impl Says<'_> {
         };
         all.push(self.condition(READY, ready));
         all.push(self.condition(CONTAINERS_READY, containers));
-        all.push(self.condition(SCHEDULED, Say::yes()));
+        all.push(self.condition(SCHEDULED, ConditionValue::true_value()));
         if self.gates.restart_all_containers && spec::may_restart_all(self.pod_spec) {
-            let say = self.all_restarting();
-            all.push(PodCondition { observed_generation: None, ..self.condition(RESTARTING, say) });
+            let value = self.all_restarting();
+            all.push(PodCondition {
+                observed_generation: None,
+                ..self.condition(RESTARTING, value)
+            });
         }
         all
     }
 
-    fn condition(&self, type_: &str, say: Say) -> PodCondition {
-        let status = if say.holds { "True" } else { "False" };
+    fn condition(&self, type_: &str, value: ConditionValue) -> PodCondition {
+        let status = if value.holds { "True" } else { "False" };
         let mut before = self.previous.conditions.iter().flatten();
         let since = before
             .find(|old| old.type_ == type_ && old.status == status)
@@ -140,8 +143,8 @@ impl Says<'_> {
         PodCondition {
             type_: type_.to_owned(),
             status: status.to_owned(),
-            reason: say.reason.map(str::to_owned),
-            message: say.message,
+            reason: value.reason.map(str::to_owned),
+            message: value.message,
             last_transition_time: Some(since),
             last_probe_time: None,
             observed_generation: self.pod.metadata.generation,
@@ -161,7 +164,7 @@ impl Says<'_> {
         self.resize(RESIZING, reason, message, resizing.generation)
     }
 
-    /// It stands while it says the same; its moment is that of its reason.
+    /// The transition time changes with the reason, the probe time with any change.
     fn resize(
         &self,
         type_: &str,
@@ -170,7 +173,7 @@ impl Says<'_> {
         generation: Option<i64>,
     ) -> PodCondition {
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let mut said = PodCondition {
+        let mut condition = PodCondition {
             type_: type_.to_owned(),
             status: "True".to_owned(),
             reason: some(reason),
@@ -181,49 +184,53 @@ impl Says<'_> {
         };
         let mut before = self.previous.conditions.iter().flatten();
         if let Some(before) = before.find(|before| before.type_ == type_) {
-            if before.reason == said.reason {
-                said.last_transition_time.clone_from(&before.last_transition_time);
+            if before.reason == condition.reason {
+                condition.last_transition_time.clone_from(&before.last_transition_time);
             }
-            let is_same = before.reason == said.reason
-                && before.message == said.message
-                && before.observed_generation == said.observed_generation;
+            let is_same = before.reason == condition.reason
+                && before.message == condition.message
+                && before.observed_generation == condition.observed_generation;
             if is_same {
-                said.last_probe_time.clone_from(&before.last_probe_time);
+                condition.last_probe_time.clone_from(&before.last_probe_time);
             }
         }
-        said
+        condition
     }
 
-    /// The node's own say, once its verdict is told; after that, what was told stays.
+    /// The node's own disruption once its verdict is reported; after that, the previous condition
+    /// stays.
     fn disruption_target(&self) -> Option<PodCondition> {
         if let Some(message) = self.disruption {
-            let say = Say { message: Some(message.to_owned()), ..Say::yes() };
-            return Some(self.condition(DISRUPTION, say.because(BY_THE_NODE)));
+            let value = ConditionValue {
+                message: Some(message.to_owned()),
+                ..ConditionValue::true_value()
+            };
+            return Some(self.condition(DISRUPTION, value.with_reason(TERMINATION_BY_KUBELET)));
         }
         let mut before = self.previous.conditions.iter().flatten();
         before.find(|c| is_owned(&c.type_, c.reason.as_deref()) && c.type_ == DISRUPTION).cloned()
     }
 
-    fn sandbox(&self) -> Say {
+    fn sandbox(&self) -> ConditionValue {
         match usable_sandbox(self.pod, self.observed) {
-            Some(_) => Say::yes(),
-            None => Say::no(),
+            Some(_) => ConditionValue::true_value(),
+            None => ConditionValue::false_value(),
         }
     }
 
-    fn all_restarting(&self) -> Say {
+    fn all_restarting(&self) -> ConditionValue {
         match self.phase {
-            "Succeeded" => Say::no().because("PodCompleted"),
-            "Failed" => Say::no().because("PodFailed"),
-            _ if self.restarting => Say {
+            "Succeeded" => ConditionValue::false_value().with_reason("PodCompleted"),
+            "Failed" => ConditionValue::false_value().with_reason("PodFailed"),
+            _ if self.restarting => ConditionValue {
                 message: Some("container exited with restart policy rule".to_owned()),
-                ..Say::yes().because("RestartAllContainersStarted")
+                ..ConditionValue::true_value().with_reason("RestartAllContainersStarted")
             },
-            _ => Say::no(),
+            _ => ConditionValue::false_value(),
         }
     }
 
-    fn containers_ready(&self) -> Say {
+    fn containers_ready(&self) -> ConditionValue {
         let (mut unknown, mut unready) = (Vec::new(), Vec::new());
         for (kind, container) in spec::containers(self.pod_spec) {
             match (kind, self.statuses.get(container.name.as_str())) {
@@ -234,13 +241,15 @@ impl Says<'_> {
             }
         }
         match self.phase {
-            "Succeeded" if unknown.is_empty() => Say::no().because("PodCompleted"),
-            "Failed" => Say::no().because("PodFailed"),
-            _ => unless_all("ContainersNotReady", &unknown, "unready", &unready),
+            "Succeeded" if unknown.is_empty() => {
+                ConditionValue::false_value().with_reason("PodCompleted")
+            }
+            "Failed" => ConditionValue::false_value().with_reason("PodFailed"),
+            _ => true_unless_any("ContainersNotReady", &unknown, "unready", &unready),
         }
     }
 
-    fn initialized(&self) -> Say {
+    fn initialized(&self) -> ConditionValue {
         let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
         let mut started = false;
         for (kind, container) in spec::containers(self.pod_spec) {
@@ -262,46 +271,52 @@ impl Says<'_> {
             }
         }
         if self.phase == "Succeeded" && unknown.is_empty() {
-            return Say::yes().because("PodCompleted");
+            return ConditionValue::true_value().with_reason("PodCompleted");
         }
-        // What has been initialized stays so, also while it starts afresh.
+        // An initialized pod stays so, also while all containers restart.
         if started || holds(self.previous, INITIALIZED) {
-            return Say::yes();
+            return ConditionValue::true_value();
         }
-        unless_all("ContainersNotInitialized", &unknown, "incomplete", &incomplete)
+        true_unless_any("ContainersNotInitialized", &unknown, "incomplete", &incomplete)
     }
 }
 
-/// The pod is ready when its containers are and every readiness gate says so.
-fn gates(pod_spec: &PodSpec, conditions: &[PodCondition]) -> Say {
-    let shut: Vec<String> = pod_spec
+/// The pod is ready when its containers are and every readiness gate is true.
+fn gates(pod_spec: &PodSpec, conditions: &[PodCondition]) -> ConditionValue {
+    let failed: Vec<String> = pod_spec
         .readiness_gates
         .iter()
         .flatten()
         .filter_map(|gate| {
-            let wanted = gate.condition_type.as_str();
-            match conditions.iter().find(|condition| condition.type_ == wanted) {
+            let type_ = gate.condition_type.as_str();
+            match conditions.iter().find(|condition| condition.type_ == type_) {
                 None => Some(format!(
-                    "corresponding condition of pod readiness gate {wanted:?} does not exist."
+                    "corresponding condition of pod readiness gate {type_:?} does not exist."
                 )),
                 Some(condition) if condition.status != "True" => Some(format!(
-                    "the status of pod readiness gate {wanted:?} is not \"True\", but {}",
+                    "the status of pod readiness gate {type_:?} is not \"True\", but {}",
                     condition.status
                 )),
                 Some(_) => None,
             }
         })
         .collect();
-    match shut.is_empty() {
-        true => Say::yes(),
-        false => {
-            Say { message: Some(shut.join(", ")), ..Say::no().because("ReadinessGatesNotReady") }
-        }
+    match failed.is_empty() {
+        true => ConditionValue::true_value(),
+        false => ConditionValue {
+            message: Some(failed.join(", ")),
+            ..ConditionValue::false_value().with_reason("ReadinessGatesNotReady")
+        },
     }
 }
 
-/// No for that reason, unless both lists are empty.
-fn unless_all(reason: &'static str, unknown: &[&str], adjective: &str, others: &[&str]) -> Say {
+/// False for that reason, unless both lists are empty.
+fn true_unless_any(
+    reason: &'static str,
+    unknown: &[&str],
+    adjective: &str,
+    others: &[&str],
+) -> ConditionValue {
     let mut parts = Vec::new();
     if !unknown.is_empty() {
         parts.push(format!("containers with unknown status: [{}]", unknown.join(" ")));
@@ -310,7 +325,10 @@ fn unless_all(reason: &'static str, unknown: &[&str], adjective: &str, others: &
         parts.push(format!("containers with {adjective} status: [{}]", others.join(" ")));
     }
     match parts.is_empty() {
-        true => Say::yes(),
-        false => Say { message: Some(parts.join(", ")), ..Say::no().because(reason) },
+        true => ConditionValue::true_value(),
+        false => ConditionValue {
+            message: Some(parts.join(", ")),
+            ..ConditionValue::false_value().with_reason(reason)
+        },
     }
 }

@@ -10,66 +10,75 @@ use super::resources::in_force;
 use super::states::{ended, failed, lost, ran, terminated, waiting};
 use super::{Context, time};
 use crate::observed::{self, ObservedPod, State};
-use crate::probes::{Finding, ProbeKind};
+use crate::probes::{ProbeKind, ProbeResult};
 use crate::spec::{self, ContainerKind};
 
-/// Reason of a container that was removed because all of its pod starts afresh.
+/// Reason of a container that was removed because all containers of its pod restart.
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 const LOST_REASON: &str = "ContainerStatusUnknown";
-/// What the last words of all containers of a pod may take together (bytes).
-const LAST_WORDS: usize = 12 * 1024;
+/// The limit of the termination messages of all containers of a pod together (bytes).
+const MAX_TERMINATION_MESSAGES: usize = 12 * 1024;
 
-/// Tells of one container after the other.
-pub(super) struct Teller<'a> {
+/// Computes the statuses of a pod's containers.
+pub(super) struct StatusBuilder<'a> {
     pub(super) pod: &'a Pod,
     pub(super) pod_spec: &'a PodSpec,
     pub(super) observed: &'a ObservedPod,
     pub(super) context: &'a Context<'a>,
-    /// Whether the pod's containers are being removed to start afresh.
+    /// Whether the pod's containers are being removed for a restart of all.
     pub(super) restarting: bool,
 }
 
-impl Teller<'_> {
+impl StatusBuilder<'_> {
     /// Statuses of init containers and sidecars, in the spec's order.
     pub(super) fn init(&self, previous: &PodStatus) -> Vec<ContainerStatus> {
-        let told = previous.init_container_statuses.as_deref();
+        let last_statuses = previous.init_container_statuses.as_deref();
         let init = spec::init_containers(self.pod_spec).iter();
-        init.map(|container| self.tell(spec::kind_of_init(container), container, told)).collect()
+        init.map(|container| self.status(spec::kind_of_init(container), container, last_statuses))
+            .collect()
     }
 
     /// Statuses of the regular containers, sorted by name as the API shows them.
     pub(super) fn regular(&self, previous: &PodStatus) -> Vec<ContainerStatus> {
-        let told = previous.container_statuses.as_deref();
+        let last_statuses = previous.container_statuses.as_deref();
         let regular = self.pod_spec.containers.iter();
-        sorted(regular.map(|container| self.tell(ContainerKind::Regular, container, told)))
+        sorted(
+            regular.map(|container| self.status(ContainerKind::Regular, container, last_statuses)),
+        )
     }
 
     /// Statuses of the ephemeral containers, sorted by name.
     pub(super) fn ephemeral(&self, previous: &PodStatus) -> Vec<ContainerStatus> {
-        let told = previous.ephemeral_container_statuses.as_deref();
-        let guests = spec::ephemeral_containers(self.pod_spec).iter();
-        sorted(guests.map(|guest| {
-            self.tell(ContainerKind::Ephemeral, &spec::ephemeral_as_container(guest), told)
+        let last_statuses = previous.ephemeral_container_statuses.as_deref();
+        let ephemeral = spec::ephemeral_containers(self.pod_spec).iter();
+        sorted(ephemeral.map(|container| {
+            self.status(
+                ContainerKind::Ephemeral,
+                &spec::ephemeral_as_container(container),
+                last_statuses,
+            )
         }))
     }
 
-    fn tell(
+    fn status(
         &self,
         kind: ContainerKind,
         container: &Container,
-        told: Option<&[ContainerStatus]>,
+        last_statuses: Option<&[ContainerStatus]>,
     ) -> ContainerStatus {
-        let told = told.unwrap_or_default().iter().find(|status| status.name == container.name);
+        let last_status =
+            last_statuses.unwrap_or_default().iter().find(|status| status.name == container.name);
         let newest = self.observed.newest(&container.name);
         let mut status = match newest {
-            Some(run) => self.seen(container, run, told),
-            None => self.unseen(kind, container, told),
+            Some(run) => self.recorded(container, run, last_status),
+            None => self.unrecorded(kind, container, last_status),
         };
         self.explain_wait(kind, container, &mut status);
-        let told = told.filter(|told| told.container_id == status.container_id);
+        let last_status =
+            last_status.filter(|last_status| last_status.container_id == status.container_id);
         match newest.filter(|run| run.is_running()) {
             Some(run) => {
-                let (started, ready) = self.probed(container, run, told);
+                let (started, ready) = self.started_and_ready(container, run, last_status);
                 status.started = (kind != ContainerKind::Ephemeral).then_some(started);
                 status.ready = match kind {
                     ContainerKind::Init | ContainerKind::Ephemeral => false,
@@ -83,55 +92,56 @@ impl Teller<'_> {
             }
         }
         for state in [&mut status.state, &mut status.last_state] {
-            self.shorten(state);
+            self.truncate_message(state);
         }
         status
     }
 
-    /// Each container has the same share of what last words may take.
-    fn shorten(&self, state: &mut Option<ContainerState>) {
+    /// Limits the termination message: each container has the same share.
+    fn truncate_message(&self, state: &mut Option<ContainerState>) {
         let end = state.as_mut().and_then(|state| state.terminated.as_mut());
         let Some(message) = end.and_then(|end| end.message.as_mut()) else { return };
         let containers = self.pod_spec.containers.len()
             + spec::init_containers(self.pod_spec).len()
             + spec::ephemeral_containers(self.pod_spec).len();
-        let share = LAST_WORDS / containers.max(1);
+        let share = MAX_TERMINATION_MESSAGES / containers.max(1);
         message.truncate(message.floor_char_boundary(share));
     }
 
-    /// Whether a container that runs is started, and whether it is ready. What was told of the same
-    /// run stands until its probes say otherwise: a daemon that begins knows no better.
-    fn probed(
+    /// Whether a running container is started, and whether it is ready. The last status of the same
+    /// run counts until there are probe results: a restarted daemon has none yet.
+    fn started_and_ready(
         &self,
         container: &Container,
         run: &observed::Container,
-        told: Option<&ContainerStatus>,
+        last_status: Option<&ContainerStatus>,
     ) -> (bool, bool) {
-        let holds = |kind, asked: bool, before: bool| match self.context.probes.get(&run.id, kind) {
-            _ if !asked => true,
-            Finding::Success => true,
-            Finding::Failure => false,
-            Finding::Unknown => before,
-        };
-        let was_started = told.is_some_and(|told| told.started == Some(true));
-        let was_ready = told.is_some_and(|told| told.ready);
+        let holds =
+            |kind, has_probe: bool, before: bool| match self.context.probes.get(&run.id, kind) {
+                _ if !has_probe => true,
+                ProbeResult::Success => true,
+                ProbeResult::Failure => false,
+                ProbeResult::Unknown => before,
+            };
+        let was_started = last_status.is_some_and(|last_status| last_status.started == Some(true));
+        let was_ready = last_status.is_some_and(|last_status| last_status.ready);
         let started = !self.context.starting.contains(&container.name)
             && holds(ProbeKind::Startup, container.startup_probe.is_some(), was_started);
         let ready = holds(ProbeKind::Readiness, container.readiness_probe.is_some(), was_ready);
         (started, ready)
     }
 
-    /// What the newest run shows.
-    fn seen(
+    /// The status of a container with a record in the runtime.
+    fn recorded(
         &self,
         container: &Container,
         run: &observed::Container,
-        told: Option<&ContainerStatus>,
+        last_status: Option<&ContainerStatus>,
     ) -> ContainerStatus {
         let id = self.container_id(run);
-        let given = container.resources.as_ref().and_then(|given| given.requests.clone());
-        let same_run = told.filter(|told| {
-            told.container_id.as_ref() == Some(&id) && ran(told) && run.is_running()
+        let allocated = container.resources.as_ref().and_then(|own| own.requests.clone());
+        let same_run = last_status.filter(|last_status| {
+            last_status.container_id.as_ref() == Some(&id) && ran(last_status) && run.is_running()
         });
         let resources = in_force(container, run, self.context.actuated, same_run);
         let mut status = ContainerStatus {
@@ -141,8 +151,12 @@ impl Teller<'_> {
             container_id: Some(id.clone()),
             restart_count: i32::try_from(run.restart_count).unwrap_or(i32::MAX),
             state: Some(self.state(run)),
-            last_state: Some(told.and_then(|told| carried_end(told, &id)).unwrap_or_default()),
-            allocated_resources: given,
+            last_state: Some(
+                last_status
+                    .and_then(|last_status| carried_termination(last_status, &id))
+                    .unwrap_or_default(),
+            ),
+            allocated_resources: allocated,
             resources: Some(resources),
             volume_mounts: self.volume_mounts(container),
             user: run.user.as_ref().map(user),
@@ -157,77 +171,85 @@ impl Teller<'_> {
         if let Some(earlier) = runs.find(|run| run.exit_code().is_some()) {
             status.last_state = Some(self.state(earlier));
         }
-        if let Some(told) = told {
-            // A run that the runtime could not tell of was counted, and that is not taken back.
+        if let Some(last_status) = last_status {
+            // A lost run was counted in the last status, and the count never goes down.
             let follows = run.is_running()
-                && ended(&told.state).is_some()
-                && told.restart_count >= status.restart_count;
-            let counted = told.restart_count.saturating_add(i32::from(follows));
+                && ended(&last_status.state).is_some()
+                && last_status.restart_count >= status.restart_count;
+            let counted = last_status.restart_count.saturating_add(i32::from(follows));
             status.restart_count = status.restart_count.max(counted);
-            if run.state == State::Unknown && ran(told) {
+            if run.state == State::Unknown && ran(last_status) {
                 let reason = if self.restarting { RESTARTING_ALL } else { LOST_REASON };
                 status.state = Some(lost(reason, NOT_LOCATED));
-                status.restart_count = told.restart_count.saturating_add(1);
-            } else if run.state == State::Unknown && told.container_id == status.container_id {
-                status.state.clone_from(&told.state);
+                status.restart_count = last_status.restart_count.saturating_add(1);
+            } else if run.state == State::Unknown && last_status.container_id == status.container_id
+            {
+                status.state.clone_from(&last_status.state);
             }
         }
         status
     }
 
-    /// No run is known: it has yet to start, or the runtime lost it.
-    fn unseen(
+    /// The status of a container without a record: it has yet to start, or the runtime lost it.
+    fn unrecorded(
         &self,
         kind: ContainerKind,
         container: &Container,
-        told: Option<&ContainerStatus>,
+        last_status: Option<&ContainerStatus>,
     ) -> ContainerStatus {
         let fresh = ContainerStatus {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
-            restart_count: told.map_or(0, |told| told.restart_count),
-            // Never left out: the apiserver shows it in any case, and would seem to differ.
-            last_state: Some(told.and_then(|told| told.last_state.clone()).unwrap_or_default()),
+            restart_count: last_status.map_or(0, |last_status| last_status.restart_count),
+            // Always set: the apiserver stores `{}` for it, and the status would seem to differ.
+            last_state: Some(
+                last_status
+                    .and_then(|last_status| last_status.last_state.clone())
+                    .unwrap_or_default(),
+            ),
             state: Some(self.default_wait()),
             volume_mounts: self.volume_mounts(container),
             ..ContainerStatus::default()
         };
-        let Some(told) = told else { return self.or_history(kind, fresh) };
-        let waited = told.state.as_ref().is_none_or(|state| state.waiting.is_some());
+        let Some(last_status) = last_status else { return self.or_completed(kind, fresh) };
+        let waited = last_status.state.as_ref().is_none_or(|state| state.waiting.is_some());
         if self.restarting && kind != ContainerKind::Ephemeral {
             const MESSAGE: &str = "The container is removed because RestartAllContainers in place";
-            // Told once, it is counted.
+            // The restart is counted once.
             return match waited {
-                true => ContainerStatus { state: told.state.clone().or(fresh.state), ..fresh },
+                true => {
+                    ContainerStatus { state: last_status.state.clone().or(fresh.state), ..fresh }
+                }
                 false => ContainerStatus {
                     state: Some(waiting(RESTARTING_ALL, Some(MESSAGE.to_owned()))),
                     last_state: Some(lost(RESTARTING_ALL, MESSAGE)),
-                    restart_count: told.restart_count.saturating_add(1),
+                    restart_count: last_status.restart_count.saturating_add(1),
                     ..fresh
                 },
             };
         }
-        if ended(&told.state).is_some() {
-            return told.clone();
+        if ended(&last_status.state).is_some() {
+            return last_status.clone();
         }
         if waited || ended(&fresh.last_state).is_some() {
-            return self.or_history(kind, fresh);
+            return self.or_completed(kind, fresh);
         }
-        // It ran, and is no more: shown as ended, for it must not look as if it never ran.
+        // It was running and is lost: reported as terminated, for it must not look as if it never
+        // ran.
         let again = i32::from(self.pod.metadata.deletion_timestamp.is_none());
         let status = ContainerStatus {
             last_state: Some(lost(
                 LOST_REASON,
                 "The container could not be located when the pod was deleted.  The container used to be Running",
             )),
-            restart_count: told.restart_count.saturating_add(again),
+            restart_count: last_status.restart_count.saturating_add(again),
             ..fresh
         };
-        self.or_history(kind, status)
+        self.or_completed(kind, status)
     }
 
-    /// An init container without a record is history once regular containers are there.
-    fn or_history(&self, kind: ContainerKind, status: ContainerStatus) -> ContainerStatus {
+    /// An init container without a record has completed once regular containers exist.
+    fn or_completed(&self, kind: ContainerKind, status: ContainerStatus) -> ContainerStatus {
         let created = |container: &Container| {
             let newest = self.observed.newest(&container.name);
             newest.is_some_and(|run| run.state != State::Unknown)
@@ -246,7 +268,7 @@ impl Teller<'_> {
         ContainerStatus { state: Some(terminated(done)), ..status }
     }
 
-    /// A container that should run and does not is Waiting, with the reason if one is known.
+    /// A container that should run and does not is waiting, with the reason if one is known.
     fn explain_wait(
         &self,
         kind: ContainerKind,
@@ -256,7 +278,7 @@ impl Teller<'_> {
         let Some((reason, message)) = self.context.waiting.get(&container.name) else { return };
         let newest = self.observed.newest(&container.name);
         let will_run = match newest.map(|run| &run.state) {
-            // Told as done, though its record is gone.
+            // Reported as completed, though its record is gone.
             None => kind != ContainerKind::Init || ended(&status.state).is_none_or(failed),
             Some(State::Created | State::Unknown) => true,
             Some(State::Running { .. }) => false,
@@ -292,7 +314,7 @@ impl Teller<'_> {
                     finished_at: Some(time(*finished_at)),
                     message: Some(message.clone()).filter(|text| !text.is_empty()),
                     reason: Some(reason.clone()).filter(|text| !text.is_empty()),
-                    // one that never started did so at the beginning of time, as users know it
+                    // the zero time for one that never started, as users know it
                     started_at: Some(time(started_at.unwrap_or(Timestamp::UNIX_EPOCH))),
                     ..ContainerStateTerminated::default()
                 })
@@ -311,25 +333,29 @@ impl Teller<'_> {
             name: mount.name.clone(),
             mount_path: mount.mount_path.clone(),
             read_only: mount.read_only.filter(|read_only| *read_only),
-            recursive_read_only: mount.read_only.unwrap_or(false).then(|| self.depth(mount)),
+            recursive_read_only: mount
+                .read_only
+                .unwrap_or(false)
+                .then(|| self.recursive_read_only(mount)),
             ..VolumeMountStatus::default()
         };
         Some(mounts.iter().map(status).collect())
     }
 
-    /// Whether a read-only mount is so to its depths.
-    fn depth(&self, mount: &VolumeMount) -> String {
-        let asked = matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
-            && matches!(mount.mount_propagation.as_deref(), None | Some("None"));
-        let enabled = asked && self.context.recursive_read_only;
+    /// The `recursiveReadOnly` of a read-only mount.
+    fn recursive_read_only(&self, mount: &VolumeMount) -> String {
+        let requested =
+            matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
+                && matches!(mount.mount_propagation.as_deref(), None | Some("None"));
+        let enabled = requested && self.context.recursive_read_only;
         if enabled { "Enabled" } else { "Disabled" }.to_owned()
     }
 }
 
 const NOT_LOCATED: &str = "The container could not be located when the pod was terminated";
 
-/// At a pod's end nothing waits any more: what has been tried and shows no end of its own is lost.
-pub(super) fn close(init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
+/// At a pod's end no container waits: those that were tried and have no exit code are lost.
+pub(super) fn mark_lost(init: &mut [ContainerStatus], regular: &mut [ContainerStatus]) {
     let waits = |status: &ContainerStatus| {
         status.state.as_ref().is_some_and(|state| state.waiting.is_some())
             && ended(&status.last_state).is_none()
@@ -350,12 +376,12 @@ pub(super) fn close(init: &mut [ContainerStatus], regular: &mut [ContainerStatus
     }
 }
 
-/// What a status that was told says of the run before the one with that id, which the runtime may
-/// have forgotten.
-fn carried_end(told: &ContainerStatus, id: &str) -> Option<ContainerState> {
-    let another = told.container_id.as_deref() != Some(id);
-    let state = told.state.as_ref().filter(|state| another && state.terminated.is_some());
-    state.or(told.last_state.as_ref().filter(|last| last.terminated.is_some())).cloned()
+/// The termination state in the last status for the run before the one with that id, which the
+/// runtime may have removed.
+fn carried_termination(last_status: &ContainerStatus, id: &str) -> Option<ContainerState> {
+    let another = last_status.container_id.as_deref() != Some(id);
+    let state = last_status.state.as_ref().filter(|state| another && state.terminated.is_some());
+    state.or(last_status.last_state.as_ref().filter(|last| last.terminated.is_some())).cloned()
 }
 
 fn user(user: &observed::User) -> ContainerUser {

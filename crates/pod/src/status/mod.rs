@@ -1,6 +1,6 @@
-//! What is told about a pod: the one function that computes a `PodStatus`.
+//! The one function that computes a `PodStatus`.
 //!
-//! Current limitations: the health of devices is not told.
+//! Current limitations: the health of devices is not reported.
 
 mod conditions;
 mod containers;
@@ -22,54 +22,54 @@ use crate::resize::{InProgress, Pending, PodResources};
 use crate::spec::Gates;
 use crate::{qos, resources as amounts, spec};
 
-pub use conditions::{is_owned, resize_told};
+pub use conditions::{is_owned, resize_status};
 
-/// What a status depends on besides spec and observation.
+/// What a status depends on besides spec and observed state.
 #[derive(Clone, Debug, Default)]
 pub struct Context<'a> {
-    /// Why a container does not run (yet): by its name, reason and message.
+    /// Why a container waits: by its name, reason and message.
     pub waiting: HashMap<String, (String, String)>,
-    /// What the pod's probes have found.
+    /// Results of the pod's probes.
     pub probes: &'a ProbeResults,
-    /// Containers that run and whose postStart hook has yet to succeed: they do not count as
-    /// started. By name.
+    /// Running containers whose postStart hook has not completed: they do not count as started. By
+    /// name.
     pub starting: HashSet<String>,
     /// The node's addresses, primary first.
     pub host_ips: &'a [String],
-    /// Whether the pod has come to its end: nothing of it runs, or will run again.
+    /// Whether the pod has terminated: nothing of it runs, or will run again.
     pub terminal: bool,
-    /// A phase, reason and message that overrule the computed ones (eviction, admission, deadline).
+    /// A phase, reason and message that override the computed ones (eviction, admission, deadline).
     pub verdict: Option<Verdict>,
     /// Name of the runtime, as in `containerd://id`.
     pub runtime: &'a str,
-    /// Whether the pod's runtime handler can make mounts read-only to their depths.
+    /// Whether the pod's runtime handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// What the pod's containers run with.
+    /// The resources in force for the pod's containers.
     pub actuated: &'a PodResources,
-    /// A resize that the pod asks for and was not given.
+    /// A requested resize that is not allocated.
     pub pending: Option<&'a Pending>,
-    /// A resize that it was given and that is not done.
+    /// A resize that is allocated and not yet actuated.
     pub resizing: Option<&'a InProgress>,
     /// The feature gates in force.
     pub gates: Gates,
 }
 
-/// A decision about the pod as a whole.
+/// A decision that ends the pod as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// `Failed` in nearly all cases.
     pub phase: String,
-    /// One word.
+    /// Reason, in CamelCase.
     pub reason: String,
-    /// A sentence.
+    /// Message.
     pub message: String,
-    /// Set if the node ends the pod for its own sake (eviction, preemption, shutdown): what the
-    /// condition `DisruptionTarget` says, with the reason `TerminationByKubelet`.
+    /// Set if the node ends the pod for its own sake (eviction, preemption, shutdown): the message
+    /// of the condition `DisruptionTarget`, with the reason `TerminationByKubelet`.
     pub disruption: Option<String>,
 }
 
 impl Verdict {
-    /// The pod has failed.
+    /// A verdict with the phase `Failed`.
     pub fn failed(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             phase: "Failed".to_owned(),
@@ -80,10 +80,11 @@ impl Verdict {
     }
 }
 
-/// The status of a pod. `previous` is the status told last; it carries what the runtime forgets.
+/// The status of a pod. `previous` is the last reported status; it has what the runtime has
+/// removed.
 ///
-/// A final phase is told only once nothing of the pod runs any more, for until then the pod holds
-/// what it was given; its conditions say before that it is over.
+/// A final phase is reported only once nothing of the pod runs any more, for until then the pod
+/// holds its resources; its conditions show the end before that.
 pub fn status(
     pod: &Pod,
     observed: &ObservedPod,
@@ -93,18 +94,18 @@ pub fn status(
 ) -> PodStatus {
     let Some(pod_spec) = &pod.spec else { return previous.clone() };
     let restarting = restarts_all(pod_spec, observed, context.gates);
-    let teller = containers::Teller {
+    let builder = containers::StatusBuilder {
         pod,
         pod_spec,
         observed,
         context,
         restarting: restarting || conditions::was_restarting(previous, context.gates),
     };
-    let mut init = teller.init(previous);
-    let mut regular = teller.regular(previous);
-    let ephemeral = teller.ephemeral(previous);
+    let mut init = builder.init(previous);
+    let mut regular = builder.regular(previous);
+    let ephemeral = builder.ephemeral(previous);
     if context.terminal {
-        containers::close(&mut init, &mut regular);
+        containers::mark_lost(&mut init, &mut regular);
     }
     let by_name: BTreeMap<&str, _> =
         init.iter().chain(&regular).map(|status| (status.name.as_str(), status)).collect();
@@ -114,32 +115,34 @@ pub fn status(
     let end = [previous, api].map(phase_of).into_iter().find(|phase| is_final(phase));
     let verdict = context.verdict.as_ref().filter(|_| end.is_none());
     let phase = match (end, verdict) {
-        // An end is an end, whoever told it: no observation takes it back.
+        // A final phase is final, whoever reported it.
         (Some(end), _) => end,
         (None, Some(verdict)) => &verdict.phase,
         (None, None) => match phase::phase(pod, pod_spec, observed, &by_name, context) {
-            // Others wait for an end, and it was no success.
+            // The controllers wait for a final phase, and it was no success.
             phase if context.terminal && !is_final(phase) && !spec::is_static(pod) => "Failed",
             phase => phase,
         },
     };
-    let held = is_final(phase)
+    let pending_termination = is_final(phase)
         && end.is_none()
         && !context.terminal
         && observed.containers.iter().any(observed::Container::may_run);
-    let told = match held {
-        true => Some(phase_of(previous)).filter(|told| !told.is_empty()).unwrap_or("Pending"),
+    let reported = match pending_termination {
+        true => {
+            Some(phase_of(previous)).filter(|reported| !reported.is_empty()).unwrap_or("Pending")
+        }
         false => phase,
     };
-    let teller = [previous, api].into_iter().find(|status| phase_of(status) == told);
+    let unchanged = [previous, api].into_iter().find(|status| phase_of(status) == reported);
     let (mut reason, mut message) =
-        teller.map_or((None, None), |status| (status.reason.clone(), status.message.clone()));
-    if let (Some(verdict), false) = (verdict, held) {
+        unchanged.map_or((None, None), |status| (status.reason.clone(), status.message.clone()));
+    if let (Some(verdict), false) = (verdict, pending_termination) {
         reason = Some(verdict.reason.clone());
         message = Some(verdict.message.clone());
     }
 
-    let conditions = conditions::Says {
+    let conditions = conditions::ConditionBuilder {
         pod,
         pod_spec,
         observed,
@@ -147,7 +150,9 @@ pub fn status(
         phase,
         previous,
         restarting: restarting && !is_final(phase),
-        disruption: verdict.filter(|_| !held).and_then(|verdict| verdict.disruption.as_deref()),
+        disruption: verdict
+            .filter(|_| !pending_termination)
+            .and_then(|verdict| verdict.disruption.as_deref()),
         pending: context.pending.filter(|_| !is_final(phase)),
         resizing: context.resizing.filter(|_| !is_final(phase)),
         gates: context.gates,
@@ -157,7 +162,7 @@ pub fn status(
     let host_ips = context.host_ips;
     let pod_ips = pod_ips(pod, observed, previous, host_ips);
     PodStatus {
-        phase: Some(told.to_owned()),
+        phase: Some(reported.to_owned()),
         reason,
         message,
         conditions: Some(conditions),
@@ -171,38 +176,38 @@ pub fn status(
         container_statuses: some(regular),
         ephemeral_container_statuses: some(ephemeral),
         observed_generation: pod.metadata.generation.max(previous.observed_generation),
-        // Owned by others: as they stand.
+        // Owned by others: unchanged.
         nominated_node_name: api.nominated_node_name.clone(),
         resource_claim_statuses: api.resource_claim_statuses.clone(),
         extended_resource_claim_status: api.extended_resource_claim_status.clone(),
         node_allocatable_resource_claim_statuses: api
             .node_allocatable_resource_claim_statuses
             .clone(),
-        // In the middle of a resize, what was in force before is nearer to the truth.
+        // During a resize, the resources in force before are closer to the truth.
         resources: match context.resizing.and(previous.resources.as_ref()) {
             Some(before) => Some(before.clone()),
-            None => Some(amounts::told(pod_spec, told == "Running")),
+            None => Some(amounts::status_resources(pod_spec, reported == "Running")),
         },
         allocated_resources: Some(amounts::requests(pod_spec)).filter(|list| !list.is_empty()),
         resize: None,
     }
 }
 
-/// The status of a pod that the node does not take in.
+/// The status of a pod that is rejected at admission.
 pub fn rejected(pod: &Pod, verdict: &Verdict, now: Timestamp) -> PodStatus {
-    let told = pod.status.clone().unwrap_or_default();
+    let last_status = pod.status.clone().unwrap_or_default();
     PodStatus {
         phase: Some(verdict.phase.clone()),
         reason: Some(verdict.reason.clone()),
         message: Some(format!("Pod was rejected: {}", verdict.message)),
         qos_class: Some(qos::class(pod).as_str().to_owned()),
-        start_time: told.start_time.clone().or(Some(time(now))),
+        start_time: last_status.start_time.clone().or(Some(time(now))),
         observed_generation: pod.metadata.generation,
-        ..told
+        ..last_status
     }
 }
 
-/// The reason for which containers wait that have yet to be tried.
+/// The reason of containers that were never tried.
 pub fn first_wait(pod_spec: &PodSpec) -> &'static str {
     match spec::init_containers(pod_spec).is_empty() {
         true => "ContainerCreating",
@@ -210,7 +215,7 @@ pub fn first_wait(pod_spec: &PodSpec) -> &'static str {
     }
 }
 
-/// Whether a phase is one that a pod never leaves.
+/// Whether the phase is final.
 pub fn is_final(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
@@ -231,7 +236,7 @@ fn pod_ips(
     }
     let ips = match observed.sandboxes.first() {
         Some(sandbox) if sandbox.ready && !sandbox.ips.is_empty() => &sandbox.ips,
-        // A stopped sandbox has given its addresses back, but the last ones stay told.
+        // A stopped sandbox has released its addresses, but the last ones stay in the status.
         _ => return previous.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect(),
     };
     let ips: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
@@ -241,7 +246,7 @@ fn pod_ips(
     first_of(is_six).into_iter().chain(first_of(!is_six)).collect()
 }
 
-/// A time as the API keeps it: whole seconds. A finer one would differ from itself after a restart.
+/// A time as the API stores it: in whole seconds, so that it equals what is read back.
 fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }

@@ -11,16 +11,16 @@ use super::containers::RESTARTING_ALL;
 use crate::observed::ObservedPod;
 use crate::spec::{self, ContainerKind};
 
-/// How far a container has come.
+/// Progress of a container.
 enum Progress<'a> {
     Unknown,
     Waiting,
     Running {
         started: bool,
     },
-    /// It has ended.
+    /// It has terminated.
     Ended(&'a ContainerStateTerminated),
-    /// It has ended, and waits to run again.
+    /// It has terminated, and will be restarted.
     Again(&'a ContainerStateTerminated),
 }
 
@@ -41,7 +41,7 @@ fn progress<'a>(status: Option<&&'a ContainerStatus>) -> Progress<'a> {
     }
 }
 
-/// The phase. Terminal is a pod of which nothing will run again.
+/// The phase. A pod is terminal if nothing of it will run again.
 pub(super) fn phase(
     pod: &Pod,
     pod_spec: &PodSpec,
@@ -68,7 +68,7 @@ pub(super) fn phase(
                 running += 1_usize;
                 pending_sidecars += usize::from(!started);
             }
-            // A sidecar that has ended has no say in the phase.
+            // A terminated sidecar does not count for the phase.
             (ContainerKind::Sidecar, Progress::Ended(_) | Progress::Again(_)) => {}
             (ContainerKind::Sidecar, Progress::Waiting) => {
                 pending_sidecars += 1;
@@ -84,19 +84,19 @@ pub(super) fn phase(
                 succeeded += usize::from(end.exit_code == 0);
                 ended_for_good += usize::from(for_good(end));
             }
-            // A success that is to be repeated is none.
+            // A success that will be repeated does not count.
             (ContainerKind::Regular, Progress::Again(end)) => {
                 ended += 1;
                 ended_for_good += usize::from(for_good(end));
             }
             (ContainerKind::Regular, Progress::Waiting) => waiting += 1_usize,
             (ContainerKind::Regular, Progress::Unknown) => unknown += 1_usize,
-            // A guest has no say in the phase.
+            // Ephemeral containers do not count for the phase.
             (ContainerKind::Ephemeral, _) => {}
         }
     }
 
-    // Sidecars that start again do not take a pod back that has been initialized.
+    // Sidecars that restart do not take an initialized pod back to Pending.
     let pending_sidecars = pending_sidecars > 0 && !is_initialized(pod_spec, observed);
     let verdict = if succeeded == ended { "Succeeded" } else { "Failed" };
     if failed_init > 0 {
@@ -108,7 +108,7 @@ pub(super) fn phase(
     } else if ended > 0 && unknown == 0 {
         match context.terminal && !spec::is_static(pod) {
             true => verdict,
-            // At least one of them is about to run again.
+            // At least one of them will be restarted.
             false if ended != ended_for_good => "Running",
             false => verdict,
         }
@@ -117,7 +117,7 @@ pub(super) fn phase(
     }
 }
 
-/// Whether a regular container has come to be in the sandbox that stands.
+/// Whether a regular container exists in the ready sandbox.
 fn is_initialized(pod_spec: &PodSpec, observed: &ObservedPod) -> bool {
     let sandbox = observed.sandboxes.first().filter(|sandbox| sandbox.ready);
     sandbox.is_some_and(|sandbox| {

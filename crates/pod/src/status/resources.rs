@@ -1,4 +1,4 @@
-//! The resources of a container as its status tells them: what is in force, where that is known.
+//! The resources in a container's status: those in force, where they are known.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -8,65 +8,65 @@ use crate::qos;
 use crate::resize::PodResources;
 use crate::resources::{self, List};
 
-/// Up to this many thousandths of a CPU, the kernel makes no difference between requests.
-const LEAST_REQUEST: i128 = 2;
+/// CPU requests up to this (millicores) are the same to the kernel.
+const MIN_REQUEST: i128 = 2;
 /// The same for limits.
-const LEAST_LIMIT: i128 = 10;
+const MIN_LIMIT: i128 = 10;
 
-/// What is in force for a run of a container; before it runs and after it, what it was given.
+/// The resources in force for a run of a container; before and after the run, the allocated ones.
 pub(super) fn in_force(
     container: &Container,
     run: &observed::Container,
     actuated: &PodResources,
-    told: Option<&ContainerStatus>,
+    last_status: Option<&ContainerStatus>,
 ) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
     if !run.is_running() {
         return resources;
     }
     let own = actuated.containers.get(&container.name);
-    let told = told.and_then(|told| told.resources.as_ref());
+    let last_resources = last_status.and_then(|status| status.resources.as_ref());
     let enforced = run.resources.unwrap_or_default();
-    // A runtime that says nothing does what it was asked for.
-    let silent = run.resources.is_none();
-    let asked = |list: Option<&List>, name| {
+    // A runtime that reports no resources enforces what it was given.
+    let not_reported = run.resources.is_none();
+    let given = |list: Option<&List>, name| {
         let amount = list.and_then(|list| list.get(name)).and_then(qos::milli);
-        amount.filter(|amount| silent && *amount != 0)
+        amount.filter(|amount| not_reported && *amount != 0)
     };
     let thousandths = |amount: Option<i64>| amount.map(i128::from);
     let bytes = |amount: Option<i64>| amount.map(|bytes| i128::from(bytes) * 1000);
     if let Some(limits) = &mut resources.limits {
         let own = own.and_then(|own| own.limits.as_ref());
-        let told = told.and_then(|told| told.limits.as_ref());
-        let cpu = thousandths(enforced.cpu_limit).or(asked(own, "cpu"));
-        let memory = bytes(enforced.memory_limit).or(asked(own, "memory"));
-        tell(limits, "cpu", cpu, told, LEAST_LIMIT);
-        tell(limits, "memory", memory, told, 0);
+        let last = last_resources.and_then(|last| last.limits.as_ref());
+        let cpu = thousandths(enforced.cpu_limit).or(given(own, "cpu"));
+        let memory = bytes(enforced.memory_limit).or(given(own, "memory"));
+        set_amount(limits, "cpu", cpu, last, MIN_LIMIT);
+        set_amount(limits, "memory", memory, last, 0);
     }
     if let Some(requests) = &mut resources.requests {
         let own = own.and_then(|own| own.requests.as_ref());
-        let told = told.and_then(|told| told.requests.as_ref());
-        let cpu = thousandths(enforced.cpu_request).or(asked(own, "cpu"));
-        // The kernel does not know what memory was asked for.
+        let last = last_resources.and_then(|last| last.requests.as_ref());
+        let cpu = thousandths(enforced.cpu_request).or(given(own, "cpu"));
+        // The kernel does not know the memory request.
         let memory = own.and_then(|own| own.get("memory")).and_then(qos::milli);
-        tell(requests, "cpu", cpu, told, LEAST_REQUEST);
-        tell(requests, "memory", memory.filter(|amount| *amount != 0), told, 0);
+        set_amount(requests, "cpu", cpu, last, MIN_REQUEST);
+        set_amount(requests, "memory", memory.filter(|amount| *amount != 0), last, 0);
     }
     resources
 }
 
-/// Put what is in force (in thousandths) where it differs from what was given; what is not known
-/// stays as it was told.
-fn tell(list: &mut List, name: &str, now: Option<i128>, told: Option<&List>, least: i128) {
-    let given = qos::milli_of(Some(list), name);
+/// Set the amount in force (in thousandths) where it differs from the allocated one; an unknown one
+/// stays as last reported.
+fn set_amount(list: &mut List, name: &str, now: Option<i128>, last: Option<&List>, min: i128) {
+    let allocated = qos::milli_of(Some(list), name);
     match now {
-        Some(now) if now == given || now <= least && given <= least => {}
+        Some(now) if now == allocated || now <= min && allocated <= min => {}
         Some(now) => {
             list.insert(name.to_owned(), Quantity(resources::format(now, name == "memory")));
         }
         None => {
-            let told = told.and_then(|told| told.get(name));
-            list.extend(told.map(|told| (name.to_owned(), told.clone())));
+            let last = last.and_then(|last| last.get(name));
+            list.extend(last.map(|last| (name.to_owned(), last.clone())));
         }
     }
 }

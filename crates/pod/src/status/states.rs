@@ -1,4 +1,4 @@
-//! States of a container in words of the API.
+//! Helpers for container states.
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
@@ -14,7 +14,7 @@ pub(super) fn failed(end: &ContainerStateTerminated) -> bool {
     end.exit_code != 0
 }
 
-/// Whether a status shows a container that runs.
+/// Whether a status shows a running container.
 pub(super) fn ran(status: &ContainerStatus) -> bool {
     status.state.as_ref().is_some_and(|state| state.running.is_some())
 }

@@ -1,4 +1,4 @@
-//! How many pods should run.
+//! Metrics of the desired pods.
 
 use longshore_metrics::{Kind, Labels, Registry, Text};
 use longshore_pod::{spec, status};
@@ -6,8 +6,8 @@ use longshore_pod::{spec, status};
 use super::Desired;
 
 impl Desired {
-    /// Has `registry` tell how many pods should run.
-    pub fn tell(&self, registry: &Registry) {
+    /// Register the metrics of the desired pods.
+    pub fn register_metrics(&self, registry: &Registry) {
         let desired = self.clone();
         registry.collect(move |text| desired.write(text));
     }

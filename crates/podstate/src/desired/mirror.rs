@@ -1,5 +1,5 @@
-//! Mirror pods: how the apiserver's users see static pods. One loop makes, remakes and removes
-//! them until they match the static pods that there are.
+//! Mirror pods: the objects of static pods in the apiserver. One loop creates, recreates and
+//! deletes them until they match the static pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use tracing::{debug, info, warn};
 
 use super::{Desired, FullName, full_name};
 
-/// Pause after something could not be done.
+/// Delay before a retry.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often a mirror is made again that shows the right version, but was changed: somebody else may
-/// change it each time that it is made.
-const REMAKE: Duration = Duration::from_secs(30);
-/// Annotations that differ between a mirror and its static pod by right.
+/// The least time between recreations of a mirror pod that others have changed, as they may do it
+/// again each time.
+const RECREATE: Duration = Duration::from_secs(30);
+/// Annotations that differ between a mirror pod and its static pod.
 const LOCAL: [&str; 3] = [spec::SOURCE_ANNOTATION, spec::MIRROR_ANNOTATION, spec::SEEN_ANNOTATION];
 
-/// Whether a mirror shows this very version of a static pod.
-pub(super) fn is_of(mirror: &Pod, pod: &Pod) -> bool {
+/// Whether a mirror pod is of this version of a static pod.
+pub(super) fn is_mirror_of(mirror: &Pod, pod: &Pod) -> bool {
     let content = |pod| spec::annotation(pod, spec::CONTENT_ANNOTATION).map(str::to_owned);
     spec::annotation(mirror, spec::MIRROR_ANNOTATION)
         == spec::annotation(pod, spec::HASH_ANNOTATION)
         && content(mirror) == content(pod)
 }
 
-/// Whether a mirror is as it was made. The node never changes one, so its spec is of the first
-/// generation; what others add to its labels and annotations is theirs.
+/// Whether a mirror pod is unchanged: the node never updates one, so its generation is 1. Labels
+/// and annotations that others add are kept.
 fn is_intact(mirror: &Pod, pod: &Pod) -> bool {
     let holds =
         |mirror: &Option<BTreeMap<String, String>>, own: &Option<BTreeMap<String, String>>| {
@@ -48,8 +48,8 @@ fn is_intact(mirror: &Pod, pod: &Pod) -> bool {
         && holds(&mirror.metadata.annotations, &pod.metadata.annotations)
 }
 
-/// Keep the mirrors right until the process ends. Mirrors are owned by the node's object, so they
-/// are made only while that is there.
+/// Reconcile mirror pods until the process ends. They are owned by the node object, so they are
+/// created only while that exists.
 pub async fn reconcile_mirrors(
     desired: Desired,
     client: Client,
@@ -58,8 +58,14 @@ pub async fn reconcile_mirrors(
 ) {
     let mut changed = desired.shared.mirrors_changed.subscribe();
     let mut node_changed = node.clone();
-    let mut mirrors =
-        Mirrors { desired, client, node, recorder, remade: HashMap::new(), told: HashMap::new() };
+    let mut mirrors = Mirrors {
+        desired,
+        client,
+        node,
+        recorder,
+        recreated: HashMap::new(),
+        reported_conflicts: HashMap::new(),
+    };
     loop {
         changed.mark_unchanged();
         node_changed.mark_unchanged();
@@ -77,14 +83,14 @@ struct Mirrors {
     client: Client,
     node: watch::Receiver<Option<Arc<Node>>>,
     recorder: Recorder,
-    /// When a mirror was made again last because it had been changed.
-    remade: HashMap<FullName, Instant>,
-    /// Which pods, by name, were told to stand in a mirror's place.
-    told: HashMap<FullName, String>,
+    /// When a changed mirror pod was recreated last.
+    recreated: HashMap<FullName, Instant>,
+    /// The conflicts reported in an event, by name of the static pod.
+    reported_conflicts: HashMap<FullName, String>,
 }
 
 impl Mirrors {
-    /// One round. Tells whether all of it was done.
+    /// One round. Returns whether all of it succeeded.
     async fn reconcile(&mut self) -> bool {
         let (statics, mirrors) = {
             let state = self.desired.state();
@@ -93,10 +99,10 @@ impl Mirrors {
                 pods.filter(|pod| spec::is_static(pod)).map(|pod| (full_name(&pod), pod)).collect();
             (statics, state.mirrors.clone())
         };
-        // Before all sources have spoken, a mirror without static pod may just be early.
+        // Before all sources are synced, a mirror pod without static pod may just be early.
         let synced = *self.desired.synced().borrow();
-        self.remade.retain(|name, _| statics.contains_key(name));
-        self.told.retain(|name, _| statics.contains_key(name));
+        self.recreated.retain(|name, _| statics.contains_key(name));
+        self.reported_conflicts.retain(|name, _| statics.contains_key(name));
         let mut complete = true;
         let mut standing = Vec::new();
         for (name, mirror) in &mirrors {
@@ -117,60 +123,63 @@ impl Mirrors {
     }
 
     fn is_outdated(&mut self, name: &FullName, mirror: &Pod, pod: &Pod) -> bool {
-        if mirror.metadata.deletion_timestamp.is_some() || !is_of(mirror, pod) {
+        if mirror.metadata.deletion_timestamp.is_some() || !is_mirror_of(mirror, pod) {
             return true;
         }
         if is_intact(mirror, pod)
-            || self.remade.get(name).is_some_and(|remade| remade.elapsed() < REMAKE)
+            || self.recreated.get(name).is_some_and(|recreated| recreated.elapsed() < RECREATE)
         {
             return false;
         }
-        info!(pod = name.1, namespace = name.0, "mirror pod was changed, it is made again");
-        self.remade.insert(name.clone(), Instant::now());
+        info!(pod = name.1, namespace = name.0, "mirror pod was changed, recreating it");
+        self.recreated.insert(name.clone(), Instant::now());
         true
     }
 
-    /// Make a mirror. Tells whether there is one now, or there is to be none.
+    /// Create a mirror pod. Returns whether there is one now, or none is wanted.
     async fn create(&mut self, name: &FullName, pod: &Pod) -> Result<bool, Error> {
         let node = self.node.borrow().clone();
-        // Without the node's object, or with one on its way out, nobody would own it: told when
-        // that changes.
+        // Without the node object, or while that is being deleted, a mirror pod has no owner. A
+        // change of the object starts another round.
         let Some(node) = node.filter(|node| node.metadata.deletion_timestamp.is_none()) else {
             return Ok(true);
         };
         let pods: Api<Item<Pod>> = Api::namespaced(self.client.clone(), &name.0);
-        match pods.create(&PostParams::default(), &mirror_of(pod, &node).into()).await {
+        match pods.create(&PostParams::default(), &new_mirror(pod, &node).into()).await {
             Err(Error::Api(status)) if status.code == 409 => {}
             result => {
-                self.told.remove(name);
+                self.reported_conflicts.remove(name);
                 return result.map(|_| true);
             }
         }
         match optional(pods.get_opt(&name.1)).await {
-            // The watch is behind: its news start another round.
-            Ok(Some(found)) if spec::is_mirror(&found) && is_of(&found, pod) => return Ok(true),
+            // The watch lags behind: its update starts another round.
+            Ok(Some(found)) if spec::is_mirror(&found) && is_mirror_of(&found, pod) => {
+                return Ok(true);
+            }
             Ok(Some(found)) if !spec::is_mirror(&found) => {
-                self.tell_conflict(name, &format!("with UID {}", spec::uid(&found)), &node);
+                self.report_conflict(name, &format!("with UID {}", spec::uid(&found)), &node);
             }
-            // What is not bound to this node, the node may not even read.
+            // The node may not read a pod that is not bound to it.
             Err(Error::Api(status)) if status.code == 403 => {
-                self.tell_conflict(name, "that is not of this node", &node);
+                self.report_conflict(name, "on another node", &node);
             }
-            // An old one is on its way out.
+            // The old one is being deleted.
             Ok(_) => {}
             Err(error) => return Err(error),
         }
         Ok(false)
     }
 
-    /// A pod that is no mirror stands in a mirror's place. The static pod runs all the same.
-    fn tell_conflict(&mut self, name: &FullName, which: &str, node: &Node) {
-        if self.told.insert(name.clone(), which.to_owned()).as_deref() == Some(which) {
+    /// Another pod has the name of the mirror pod. The static pod runs anyway.
+    fn report_conflict(&mut self, name: &FullName, which: &str, node: &Node) {
+        if self.reported_conflicts.insert(name.clone(), which.to_owned()).as_deref() == Some(which)
+        {
             return;
         }
         let (namespace, name) = name;
         let message = format!(
-            "static pod {namespace}/{name} runs but has no mirror: its name is another pod's, {which}"
+            "static pod {namespace}/{name} has no mirror pod: another pod with its name exists {which}"
         );
         warn!("{message}");
         let node = node_reference(node.metadata.name.as_deref().unwrap_or_default());
@@ -181,12 +190,12 @@ impl Mirrors {
 fn done(what: &str, pod: &Pod, result: Result<(), Error>) -> bool {
     match &result {
         Ok(()) => debug!(what, pod = spec::name(pod), "mirror pod"),
-        Err(error) => warn!(what, pod = spec::name(pod), %error, "mirror pod failed, trying again"),
+        Err(error) => warn!(what, pod = spec::name(pod), %error, "mirror pod failed, will retry"),
     }
     result.is_ok()
 }
 
-fn mirror_of(pod: &Pod, node: &Node) -> Pod {
+fn new_mirror(pod: &Pod, node: &Node) -> Pod {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let hash = annotations.get(spec::HASH_ANNOTATION).cloned().unwrap_or_default();
     annotations.insert(spec::MIRROR_ANNOTATION.to_owned(), hash);
@@ -243,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_that_was_changed_is_not_intact() {
+    fn mirror_pod_that_was_changed_is_not_intact() {
         let own = pod(json!({"a": "1"}), json!({"k": "v", spec::SEEN_ANNOTATION: "now"}), 0);
         for (labels, annotations, generation, intact) in [
             (json!({"a": "1"}), json!({"k": "v"}), 1, true),

@@ -1,5 +1,5 @@
-//! The one owner of "what should run": the pods of all sources by UID, and which mirror in the
-//! apiserver belongs to which static pod. Workers hear of changes; everybody else asks.
+//! The desired state: the pods of all sources by UID, and the mirror pods of static pods. Workers
+//! are notified of changes; all others query it.
 
 mod metrics;
 mod mirror;
@@ -16,21 +16,21 @@ pub use mirror::reconcile_mirrors;
 
 use crate::sources::{Source, Update};
 
-/// A change to what should run.
+/// A change of the desired state.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// The pod should run, like this.
+    /// The pod should run, with this spec.
     Set(Arc<Pod>),
     /// The pod is gone from its source.
     Gone(Arc<Pod>),
-    /// The mirror of a static pod came, went or changed.
+    /// The mirror pod of a static pod was created, deleted or changed.
     Mirror {
         /// The static pod.
         uid: String,
     },
 }
 
-/// Handle to what should run. Cheap to clone.
+/// Handle to the desired state. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Desired {
     shared: Arc<Shared>,
@@ -39,7 +39,7 @@ pub struct Desired {
 #[derive(Debug)]
 struct Shared {
     state: RwLock<State>,
-    /// Counts changes to static pods and mirrors.
+    /// Counts changes to static pods and mirror pods.
     mirrors_changed: watch::Sender<u64>,
     synced: watch::Sender<bool>,
 }
@@ -47,13 +47,13 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     pods: HashMap<String, (Source, Arc<Pod>)>,
-    /// What each source of static pods told last.
+    /// The last snapshot of each source of static pods.
     statics: BTreeMap<Source, Vec<Pod>>,
     mirrors: HashMap<FullName, Arc<Pod>>,
-    /// UIDs of those pods of the apiserver whose objects cannot be decoded.
+    /// UIDs of the pods in the apiserver whose objects cannot be decoded.
     unreadable: HashSet<String>,
-    /// Sources that have yet to tell what they have.
-    awaited: HashSet<Source>,
+    /// Sources that are not synced yet.
+    unsynced: HashSet<Source>,
 }
 
 /// Namespace and name.
@@ -64,22 +64,22 @@ fn full_name(pod: &Pod) -> FullName {
 }
 
 impl Desired {
-    /// Nothing should run, and these sources have yet to speak.
+    /// An empty state that waits for these sources.
     pub fn new(sources: impl IntoIterator<Item = Source>) -> Self {
-        let awaited: HashSet<Source> = sources.into_iter().collect();
-        let synced = watch::Sender::new(awaited.is_empty());
-        let state = RwLock::new(State { awaited, ..State::default() });
+        let unsynced: HashSet<Source> = sources.into_iter().collect();
+        let synced = watch::Sender::new(unsynced.is_empty());
+        let state = RwLock::new(State { unsynced, ..State::default() });
         Self { shared: Arc::new(Shared { state, mirrors_changed: watch::Sender::new(0), synced }) }
     }
 
-    /// Becomes true once every source has told what it has.
+    /// Becomes true once all sources are synced.
     pub fn synced(&self) -> watch::Receiver<bool> {
         self.shared.synced.subscribe()
     }
 
-    /// Whether a source has yet to tell what it has.
+    /// Whether a source is not synced yet.
     pub fn awaits(&self, source: Source) -> bool {
-        self.state().awaited.contains(&source)
+        self.state().unsynced.contains(&source)
     }
 
     /// The pod with that UID.
@@ -87,8 +87,8 @@ impl Desired {
         self.state().pods.get(uid).map(|(_, pod)| pod.clone())
     }
 
-    /// Whether a source has a pod of that UID, even if nothing more is known of it: what is there of
-    /// it must not be removed.
+    /// Whether a source has a pod of that UID, even if it cannot be decoded: its containers and
+    /// files must not be removed.
     pub fn has(&self, uid: &str) -> bool {
         let state = self.state();
         state.pods.contains_key(uid) || state.unreadable.contains(uid)
@@ -106,13 +106,17 @@ impl Desired {
         self.state().pods.values().map(|(_, pod)| pod.clone()).collect()
     }
 
-    /// The object under which the apiserver knows a static pod.
+    /// The mirror pod of a static pod.
     pub fn mirror(&self, pod: &Pod) -> Option<Arc<Pod>> {
         let state = self.state();
-        state.mirrors.get(&full_name(pod)).filter(|mirror| mirror::is_of(mirror, pod)).cloned()
+        state
+            .mirrors
+            .get(&full_name(pod))
+            .filter(|mirror| mirror::is_mirror_of(mirror, pod))
+            .cloned()
     }
 
-    /// Merge the sources until they are silent for good.
+    /// Apply updates until all sources are closed.
     pub async fn run(
         self,
         mut updates: mpsc::Receiver<(Source, Update)>,
@@ -136,20 +140,20 @@ impl Desired {
             Update::Unreadable(uids) => state.unreadable = uids,
             Update::Snapshot(pods) if source != Source::Api => {
                 state.statics.insert(source, pods);
-                state.settle_statics(&mut changes);
-                state.awaited.remove(&source);
+                state.update_statics(&mut changes);
+                state.unsynced.remove(&source);
             }
             Update::Snapshot(mut pods) => {
-                pods.sort_by_cached_key(admission::turn);
+                pods.sort_by_cached_key(admission::admission_order);
                 let present: HashSet<String> =
                     pods.iter().map(|pod| spec::uid(pod).to_owned()).collect();
                 let gone = state.absent(&present);
                 gone.iter().for_each(|pod| state.remove(pod, &mut changes));
                 pods.into_iter().for_each(|pod| state.set(source, pod, &mut changes));
-                state.awaited.remove(&source);
+                state.unsynced.remove(&source);
             }
         }
-        let synced = state.awaited.is_empty();
+        let synced = state.unsynced.is_empty();
         drop(state);
         self.shared.synced.send_if_modified(|known| std::mem::replace(known, synced) != synced);
         let concerns_mirrors = |change: &Change| match change {
@@ -168,7 +172,7 @@ impl Desired {
     }
 }
 
-/// Whether a static pod says something else than it did when it was first seen.
+/// Whether the content of a static pod has changed since it was first seen.
 fn has_changed(known: &Pod, pod: &Pod) -> bool {
     let content = |pod: &Pod| spec::annotation(pod, spec::CONTENT_ANNOTATION).map(str::to_owned);
     content(known) != content(pod)
@@ -203,7 +207,7 @@ impl State {
         changes.extend(self.pods.remove(spec::uid(pod)).map(|(_, pod)| Change::Gone(pod)));
     }
 
-    /// What the apiserver told before and does not tell any more.
+    /// Pods of the apiserver that are not in `present`.
     fn absent(&self, present: &HashSet<String>) -> Vec<Arc<Pod>> {
         let pods = self.pods.values().filter(|(from, _)| *from == Source::Api).map(|(_, pod)| pod);
         pods.chain(self.mirrors.values())
@@ -214,9 +218,9 @@ impl State {
             .collect()
     }
 
-    /// Make the static pods those that their sources tell. Of two of one name, the first source's is
-    /// taken, and the other one's once that is gone.
-    fn settle_statics(&mut self, changes: &mut Vec<Change>) {
+    /// Update the static pods from the snapshots of their sources. Of two with the same name, that
+    /// of the first source is used, and the other one once that is gone.
+    fn update_statics(&mut self, changes: &mut Vec<Change>) {
         let mut wanted: Vec<(Source, Pod)> = Vec::new();
         for (source, pods) in &self.statics {
             for pod in pods {
@@ -227,7 +231,12 @@ impl State {
                     None => wanted.push((*source, pod.clone())),
                     Some((other, _)) => {
                         let name = spec::name(pod);
-                        warn!(name, ?source, ?other, "the static pod is there from another source");
+                        warn!(
+                            name,
+                            ?source,
+                            ?other,
+                            "static pod is defined by another source already"
+                        );
                     }
                 }
             }
@@ -237,7 +246,7 @@ impl State {
                 .iter()
                 .any(|(_, pod)| spec::uid(pod) == spec::uid(known) && !has_changed(known, pod))
         };
-        // One that was edited under the UID that it gives itself ends like any other, and begins anew.
+        // One that was edited and keeps its UID is ended like any other, and then started again.
         let gone: Vec<Arc<Pod>> = self
             .pods
             .values()

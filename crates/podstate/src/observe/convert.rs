@@ -1,4 +1,4 @@
-//! From the runtime's words to ours.
+//! Conversion from CRI messages.
 
 use longshore_cri::v1;
 use longshore_pod::observed::{Container, Enforced, Sandbox, State, User};
@@ -51,7 +51,7 @@ pub(super) fn container(
         v1::ContainerState::ContainerUnknown => State::Unknown,
     };
     let stop_signal = match status.stop_signal() {
-        v1::Signal::RuntimeDefault => None, // not told
+        v1::Signal::RuntimeDefault => None, // not reported
         signal => Some(signal.as_str_name().replace("PLUS", "+").replace("MINUS", "-")),
     };
     let user = status.user.and_then(|user| user.linux).map(|linux| User {
@@ -89,10 +89,10 @@ pub(super) fn container(
     }
 }
 
-/// Shares of one CPU on cgroup v1, in whose scale runtimes speak.
+/// CPU shares of one CPU on cgroup v1, the unit of the CRI.
 const SHARES_OF_CPU: i64 = 1024;
 
-/// What a runtime says that it enforces; what is 0 it does not say.
+/// The resources that a runtime reports as enforced; 0 is not reported.
 fn enforced(linux: v1::LinuxContainerResources) -> Enforced {
     let known = |amount: i64| Some(amount).filter(|amount| *amount > 0);
     let shares = known(linux.cpu_shares).map(|shares| shares.saturating_mul(1000));
@@ -104,7 +104,7 @@ fn enforced(linux: v1::LinuxContainerResources) -> Enforced {
     }
 }
 
-/// Nanoseconds since 1970; 0 is "never".
+/// Nanoseconds since 1970; 0 is no time.
 fn time(nanoseconds: i64) -> Option<Timestamp> {
     if nanoseconds == 0 {
         return None;
@@ -124,9 +124,9 @@ mod tests {
     proptest! {
         /// Finding 1: what a runtime may answer.
         #[test]
-        fn extremes_of_runtimes_are_understood(
+        fn extremes_of_runtimes_are_converted(
             numbers in prop::collection::vec(prop::sample::select(NUMBERS.to_vec()), 8),
-            words in prop::collection::vec(text(), 3),
+            texts in prop::collection::vec(text(), 3),
         ) {
             let linux = v1::LinuxContainerResources {
                 cpu_period: numbers[0],
@@ -137,17 +137,17 @@ mod tests {
             };
             let annotations = [labels::RESTART_COUNT, labels::HASH].map(str::to_owned);
             let status = v1::ContainerStatus {
-                id: words[0].clone(),
+                id: texts[0].clone(),
                 state: numbers[4] as i32,
                 created_at: numbers[5],
                 started_at: numbers[6],
                 finished_at: numbers[7],
                 exit_code: numbers[4] as i32,
-                annotations: annotations.into_iter().zip(words.clone()).collect(),
+                annotations: annotations.into_iter().zip(texts.clone()).collect(),
                 resources: Some(v1::ContainerResources { linux: Some(linux), ..Default::default() }),
                 ..v1::ContainerStatus::default()
             };
-            container(status, String::new(), words[1].clone());
+            container(status, String::new(), texts[1].clone());
             sandbox(&v1::PodSandboxStatus {
                 created_at: numbers[0],
                 state: numbers[1] as i32,

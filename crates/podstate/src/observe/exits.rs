@@ -1,10 +1,11 @@
-//! The end of a container's first process, as the kernel tells it: a hint to look, never the truth.
+//! Exits of containers' processes, observed with a pidfd: a hint to inspect the container, never
+//! the source of truth.
 //!
-//! It comes before the runtime itself knows, so the container is looked at until the runtime tells
-//! of the end too. It costs a descriptor per container that runs.
+//! The exit is seen before the runtime reports it, so the container is inspected until the runtime
+//! reports it too. It costs a file descriptor per running container.
 //!
-//! Current limitations: none for sandboxes, nor where the runtime tells no pid or one that this
-//! daemon cannot see; relists and the runtime's events have to do there.
+//! Current limitations: none for sandboxes, nor where the runtime reports no pid or one outside of
+//! this daemon's pid namespace; relists and the runtime's events are used there.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,14 +20,14 @@ use tracing::{debug, trace};
 
 use super::Observer;
 
-/// Pauses before looks at a container whose process has ended, each longer by a quarter, so that
-/// no end is seen later than a quarter of its time. Runtimes tell of most within 50 ms; after the
-/// last pause, most of a second is over and a relist is due anyway.
+/// Delays between inspections of a container whose process has exited, each longer by a quarter, so
+/// that no exit is reported later than a quarter of its time. Most runtimes report it within 50 ms;
+/// after the last delay, a relist is due anyway.
 const FIRST_PAUSE: Duration = Duration::from_millis(8);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Wait for the end of a container that runs, and look until it is seen. Its first process is
-/// asked for if it is not told.
+/// Wait for the exit of a running container, and inspect it until the runtime reports the exit. The
+/// runtime is queried for the pid if it is not given.
 pub(super) fn follow(
     observer: Observer,
     uid: String,
@@ -35,26 +36,26 @@ pub(super) fn follow(
     pid: Option<i32>,
 ) {
     let following = async move {
-        match end(&observer, &id, pid).await {
-            Ok(()) => Box::pin(look(&observer, &uid, &id, &sandbox_id)).await,
-            Err(error) => debug!(%uid, %id, %error, "the end of a container cannot be awaited"),
+        match exited(&observer, &id, pid).await {
+            Ok(()) => Box::pin(inspect_until_exited(&observer, &uid, &id, &sandbox_id)).await,
+            Err(error) => debug!(%uid, %id, %error, "cannot wait for the exit of a container"),
         }
         observer.unfollow(&uid, &id);
     };
     tokio::spawn(panics::contain(following));
 }
 
-/// Until the container's first process has ended.
-async fn end(observer: &Observer, id: &str, pid: Option<i32>) -> io::Result<()> {
-    // Boxed, as the looks are, for what waits so long must be small.
-    let Some(process) = Box::pin(open(observer, id, pid)).await? else { return Ok(()) };
+/// Returns when the container's first process has exited.
+async fn exited(observer: &Observer, id: &str, pid: Option<i32>) -> io::Result<()> {
+    // Boxed, as the inspections are, to keep the long-lived future small.
+    let Some(process) = Box::pin(open_pidfd(observer, id, pid)).await? else { return Ok(()) };
     let _ended = process.readable().await?;
     Ok(())
 }
 
-/// The container's first process; `None` if it is gone. Were its pid another's by now, the relist
-/// would tell of the end.
-async fn open(
+/// The container's first process; `None` if it is gone. If the pid was reused already, the relist
+/// finds the exit.
+async fn open_pidfd(
     observer: &Observer,
     id: &str,
     pid: Option<i32>,
@@ -67,28 +68,28 @@ async fn open(
         }
     };
     let pid = pid.and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("the runtime tells no pid"))?;
+    let pid = pid.ok_or_else(|| io::Error::other("the runtime reports no pid"))?;
     match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-        Ok(process) => Ok(Some(awaitable(process)?)),
+        Ok(process) => Ok(Some(async_fd(process)?)),
         Err(Errno::SRCH) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 #[allow(deprecated, reason = "its successor is the same and unsafe, for other types than OwnedFd")]
-fn awaitable(process: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn async_fd(process: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(AsyncFd::try_with_interest(process, Interest::READABLE)?)
 }
 
-async fn look(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
+async fn inspect_until_exited(observer: &Observer, uid: &str, id: &str, sandbox_id: &str) {
     let mut pause = FIRST_PAUSE;
     while pause <= LAST_PAUSE {
         tokio::time::sleep(pause).await;
         if !observer.is_running(uid, id) {
-            return; // seen by another way
+            return; // observed otherwise
         }
-        trace!(uid, id, ?pause, "look at a container whose process has ended");
-        let _ = observer.look_at_container(uid, id, sandbox_id).await; // has said why it failed
+        trace!(uid, id, ?pause, "inspecting a container whose process has exited");
+        let _ = observer.inspect_container(uid, id, sandbox_id).await; // has said why it failed
         pause = pause.saturating_add(time::part(pause, 4));
     }
 }

@@ -1,4 +1,4 @@
-//! How relists go, and how much runs.
+//! Metrics of relists and of running pods and containers.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,7 +8,7 @@ use longshore_pod::observed::State;
 
 use super::Observer;
 
-/// How relists go.
+/// Metrics of relists and events.
 #[derive(Debug)]
 pub(super) struct Metrics {
     durations: Histogram,
@@ -16,7 +16,7 @@ pub(super) struct Metrics {
     last: Gauge,
     /// The start of the last relist.
     before: Mutex<Option<Instant>>,
-    /// How long it took to look at all that a pod has.
+    /// Duration of relists of one pod.
     pub(super) pods: Histogram,
     pub(super) streams: Counter,
     pub(super) stream_failures: Counter,
@@ -25,7 +25,7 @@ pub(super) struct Metrics {
 
 impl Metrics {
     pub(super) fn new(registry: &Registry) -> Self {
-        // None is ever discarded here: who subscribes sees the newest state.
+        // No event is ever discarded: subscribers see the latest state.
         registry.counter("kubelet_pleg_discard_events", "Events of the PLEG that were discarded.");
         Self {
             durations: registry.histogram(
@@ -64,7 +64,7 @@ impl Metrics {
         }
     }
 
-    /// A relist that began at that moment is over, one way or the other.
+    /// A relist that started at `began` is over, successful or not.
     pub(super) fn relisted(&self, began: Instant) {
         let took = began.elapsed();
         let mut before = self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -76,16 +76,16 @@ impl Metrics {
         self.last.set(now.saturating_sub(took).as_secs() as f64);
     }
 
-    /// An event of the runtime came, of that moment in nanoseconds since 1970.
-    pub(super) fn heard(&self, created: i64) {
+    /// The runtime sent an event, created at that time in nanoseconds since 1970.
+    pub(super) fn event_received(&self, created: i64) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let created = Duration::from_nanos(u64::try_from(created).unwrap_or(0));
         self.latencies.took(now.saturating_sub(created));
     }
 }
 
-/// Has `registry` tell what `observer` sees.
-pub(super) fn tell(registry: &Registry, observer: Observer) {
+/// Register the metrics of running pods and containers.
+pub(super) fn register(registry: &Registry, observer: Observer) {
     registry.collect(move |text| write(text, &observer));
 }
 
@@ -98,12 +98,12 @@ fn write(text: &mut Text, observer: &Observer) {
     let mut samples = text.family("kubelet_running_containers", help, Kind::Gauge);
     for state in ["created", "exited", "running", "unknown"] {
         let runs = pods.iter().flat_map(|pod| &pod.containers);
-        let count = runs.filter(|run| word(&run.state) == state).count();
+        let count = runs.filter(|run| state_label(&run.state) == state).count();
         samples.add(&Labels::new(&[("container_state", state)]), count as f64);
     }
 }
 
-fn word(state: &State) -> &'static str {
+fn state_label(state: &State) -> &'static str {
     match state {
         State::Created => "created",
         State::Running { .. } => "running",

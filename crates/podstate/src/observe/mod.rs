@@ -1,9 +1,9 @@
 //! The one owner of "what does run": the pod lifecycle event generator (PLEG).
 //!
-//! A relist each second is the truth; the ends of processes, the runtime's container events and the
-//! workers' own looks at what they have just done make it quick. Every fact is stamped with the
-//! moment at which it was asked for, so an answer that was slow to come never overwrites a newer
-//! one. Workers subscribe to their pod and read nothing else.
+//! A relist each second is the source of truth; exits of processes, the runtime's container events
+//! and inspections by workers after their own actions make it fast. Every observation has the time
+//! of its request, so a slow response never overwrites a newer one. Workers subscribe to their pod
+//! and read nothing else.
 
 mod convert;
 mod exits;
@@ -23,15 +23,15 @@ use tokio::sync::{Semaphore, watch};
 
 use longshore_pod::labels;
 use metrics::Metrics;
-use record::{Record, Seen, put, record};
+use record::{Observation, Record, put, record};
 
 pub use relist::{PLEG_DEADLINE, run};
 
-/// Looks under way at once after a relist, which may show thousands of containers that are new. So
-/// many that some which hang hold up no others.
-const LOOKS: usize = 256;
+/// Concurrent inspections after a relist, which may list thousands of new containers. So many that
+/// a few calls that hang do not delay all others.
+const MAX_INSPECTIONS: usize = 256;
 
-/// A look at the runtime failed.
+/// An inspection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call failed.
@@ -39,7 +39,7 @@ pub enum Error {
     Cri(#[from] longshore_cri::Error),
 }
 
-/// Handle to what runs. Cheap to clone.
+/// Handle to the observed state. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Observer {
     runtime: Runtime,
@@ -50,37 +50,37 @@ pub struct Observer {
 struct Shared {
     pods: Mutex<HashMap<String, Record>>,
     relisted: watch::Sender<Option<Instant>>,
-    looks: Semaphore,
+    inspections: Semaphore,
     metrics: Metrics,
 }
 
 impl Observer {
-    /// Nothing is seen until [`run`] has relisted for the first time. How much runs, and how
-    /// relists go, is told to `registry`.
+    /// An observer without observations until [`run`] has relisted for the first time. Metrics of
+    /// it are registered in `registry`.
     pub fn new(runtime: Runtime, registry: &Registry) -> Self {
         let shared = Shared {
             pods: Mutex::default(),
             relisted: watch::Sender::new(None),
-            looks: Semaphore::new(LOOKS),
+            inspections: Semaphore::new(MAX_INSPECTIONS),
             metrics: Metrics::new(registry),
         };
         let observer = Self { runtime, shared: Arc::new(shared) };
-        metrics::tell(registry, observer.clone());
+        metrics::register(registry, observer.clone());
         observer
     }
 
-    /// What runs of one pod, and every change to it.
+    /// The observed state of one pod, and its changes.
     pub fn subscribe(&self, uid: &str) -> watch::Receiver<Arc<ObservedPod>> {
         let mut pods = self.pods();
         record(&mut pods, uid).published.subscribe()
     }
 
-    /// The start of the last relist that succeeded, `None` before the first.
+    /// The start of the last successful relist, `None` before the first.
     pub fn relisted(&self) -> watch::Receiver<Option<Instant>> {
         self.shared.relisted.subscribe()
     }
 
-    /// Every pod of which the runtime holds something.
+    /// All pods of which the runtime has a sandbox or container.
     pub fn all(&self) -> Vec<Arc<ObservedPod>> {
         let pods = self.pods();
         pods.values()
@@ -89,7 +89,7 @@ impl Observer {
             .collect()
     }
 
-    /// What runs of the pod with that UID.
+    /// The observed state of the pod with that UID.
     pub fn pod(&self, uid: &str) -> Option<Arc<ObservedPod>> {
         self.pods().get(uid).map(|record| record.published.borrow().clone())
     }
@@ -97,30 +97,32 @@ impl Observer {
     /// The container with that id.
     pub fn container(&self, id: &str) -> Option<Container> {
         let pods = self.pods();
-        pods.values().find_map(|record| record.containers.get(id)).map(|seen| seen.value.clone())
+        pods.values()
+            .find_map(|record| record.containers.get(id))
+            .map(|observation| observation.value.clone())
     }
 
-    /// The pod was given other resources. What runs of it is the same, but not what was read of its
-    /// cgroups when this was last observed.
+    /// The pod was resized. Its observed state is the same, but stats read from its cgroups since
+    /// the last observation are out of date.
     pub fn resized(&self, uid: &str) {
         if let Some(record) = self.pods().get(uid) {
-            record.renew();
+            record.republish_silently();
         }
     }
 
-    /// Look closely at one sandbox.
-    pub async fn look_at_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
+    /// Inspect one sandbox.
+    pub async fn inspect_sandbox(&self, uid: &str, id: &str) -> Result<(), Error> {
         let at = Instant::now();
         match self.runtime.pod_sandbox_status(id).await {
-            Ok(status) => self.saw_sandbox(uid, at, &status.sandbox),
-            Err(error) if error.is_not_found() => self.lost(uid, &[id].into(), at),
-            Err(error) => return Err(self.missed(uid, id, at, error)),
+            Ok(status) => self.store_sandbox(uid, at, &status.sandbox),
+            Err(error) if error.is_not_found() => self.remove(uid, &[id].into(), at),
+            Err(error) => return Err(self.store_failure(uid, id, at, error)),
         }
         Ok(())
     }
 
-    /// Look closely at one container, which runs in that sandbox.
-    pub async fn look_at_container(
+    /// Inspect one container of that sandbox.
+    pub async fn inspect_container(
         &self,
         uid: &str,
         id: &str,
@@ -128,12 +130,12 @@ impl Observer {
     ) -> Result<(), Error> {
         let at = Instant::now();
         let status = self.runtime.container_status(id).await;
-        self.looked(uid, id, sandbox_id, at, status.map(|status| (status, None))).await
+        self.store_response(uid, id, sandbox_id, at, status.map(|status| (status, None))).await
     }
 
-    /// Look closely at a container that was started just now. Asks for its process with it, which
-    /// is a call less than to ask for it later.
-    pub async fn look_at_started(
+    /// Inspect a container that was just started. Its pid is requested in the same call, which
+    /// saves one later.
+    pub async fn inspect_started(
         &self,
         uid: &str,
         id: &str,
@@ -141,34 +143,34 @@ impl Observer {
     ) -> Result<(), Error> {
         let at = Instant::now();
         let status = self.runtime.container_status_and_pid(id).await;
-        self.looked(uid, id, sandbox_id, at, status).await
+        self.store_response(uid, id, sandbox_id, at, status).await
     }
 
-    async fn looked(
+    async fn store_response(
         &self,
         uid: &str,
         id: &str,
         sandbox_id: &str,
         at: Instant,
-        answer: longshore_cri::Result<(v1::ContainerStatus, Option<i32>)>,
+        response: longshore_cri::Result<(v1::ContainerStatus, Option<i32>)>,
     ) -> Result<(), Error> {
-        match answer {
-            Ok((status, pid)) => self.saw_container(uid, at, sandbox_id, status, pid).await,
-            Err(error) if error.is_not_found() => self.lost(uid, &[id].into(), at),
-            Err(error) => return Err(self.missed(uid, id, at, error)),
+        match response {
+            Ok((status, pid)) => self.store_container(uid, at, sandbox_id, status, pid).await,
+            Err(error) if error.is_not_found() => self.remove(uid, &[id].into(), at),
+            Err(error) => return Err(self.store_failure(uid, id, at, error)),
         }
         Ok(())
     }
 
-    /// Look closely at all that is known of a pod.
-    pub async fn look_at_pod(&self, uid: &str) -> Result<(), Error> {
+    /// Inspect all known sandboxes and containers of a pod.
+    pub async fn inspect_pod(&self, uid: &str) -> Result<(), Error> {
         let began = Instant::now();
-        let looked = self.look_at_each(uid).await;
+        let inspected = self.inspect_each(uid).await;
         self.shared.metrics.pods.took(began.elapsed());
-        looked
+        inspected
     }
 
-    async fn look_at_each(&self, uid: &str) -> Result<(), Error> {
+    async fn inspect_each(&self, uid: &str) -> Result<(), Error> {
         let (sandboxes, containers) = {
             let pods = self.pods();
             let Some(record) = pods.get(uid) else { return Ok(()) };
@@ -176,62 +178,61 @@ impl Observer {
             let containers: Vec<(String, String)> = record
                 .containers
                 .iter()
-                .map(|(id, seen)| (id.clone(), seen.value.sandbox_id.clone()))
+                .map(|(id, observation)| (id.clone(), observation.value.sandbox_id.clone()))
                 .collect();
             (sandboxes, containers)
         };
         for id in sandboxes {
-            self.look_at_sandbox(uid, &id).await?;
+            self.inspect_sandbox(uid, &id).await?;
         }
         for (id, sandbox_id) in containers {
-            self.look_at_container(uid, &id, &sandbox_id).await?;
+            self.inspect_container(uid, &id, &sandbox_id).await?;
         }
         Ok(())
     }
 
-    /// Find what the runtime has of a pod and nobody has seen yet, as after a call to make
-    /// something that failed.
-    pub async fn find(&self, uid: &str) -> Result<(), Error> {
+    /// Find sandboxes of a pod that are not known yet, as after a failed call to create one.
+    pub async fn discover(&self, uid: &str) -> Result<(), Error> {
         let filter = v1::PodSandboxFilter {
             label_selector: [(labels::POD_UID.to_owned(), uid.to_owned())].into(),
             ..v1::PodSandboxFilter::default()
         };
         for sandbox in self.runtime.list_pod_sandboxes(Some(filter)).await? {
-            self.look_at_sandbox(uid, &sandbox.id).await?;
+            self.inspect_sandbox(uid, &sandbox.id).await?;
         }
         Ok(())
     }
 
-    /// Why the last look at something of the pod failed, if it did.
-    pub fn trouble(&self, uid: &str) -> Option<String> {
+    /// The error of the last inspection of the pod, if it failed.
+    pub fn last_error(&self, uid: &str) -> Option<String> {
         self.pods().get(uid)?.failures.values().next().map(|(_, error)| error.clone())
     }
 
-    /// The runtime no longer has this sandbox or container.
+    /// The runtime has removed this sandbox or container.
     pub fn removed(&self, uid: &str, id: &str) {
         self.all_removed(uid, &[id].into());
     }
 
-    /// The runtime no longer has any of these. Told together, thousands cost no more than one.
+    /// The runtime has removed all of these. The pod is published once for all of them.
     pub fn all_removed(&self, uid: &str, ids: &HashSet<&str>) {
-        self.lost(uid, ids, Instant::now());
+        self.remove(uid, ids, Instant::now());
     }
 
-    fn saw_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
+    fn store_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
         if let Some(metadata) = &status.metadata {
             record.name.clone_from(&metadata.name);
             record.namespace.clone_from(&metadata.namespace);
         }
-        let seen = Seen { at, listed: status.state, value: convert::sandbox(status) };
-        put(&mut record.sandboxes, status.id.clone(), seen);
-        record.seen(&status.id);
-        record.publish_in_time(uid);
+        let observation = Observation { at, listed: status.state, value: convert::sandbox(status) };
+        put(&mut record.sandboxes, status.id.clone(), observation);
+        record.inspected(&status.id);
+        record.publish_unless_many(uid);
     }
 
-    /// The status of a container does not tell its sandbox, so the caller does.
-    async fn saw_container(
+    /// The status of a container does not contain its sandbox, so the caller passes it.
+    async fn store_container(
         &self,
         uid: &str,
         at: Instant,
@@ -248,20 +249,20 @@ impl Observer {
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.seen(&id);
+        record.inspected(&id);
         if runs && record.followed.insert(id.clone()) {
             let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
             exits::follow(self.clone(), uid, id.clone(), sandbox_id, pid);
         }
-        put(&mut record.containers, id, Seen { at, listed, value });
-        record.publish_in_time(uid);
+        put(&mut record.containers, id, Observation { at, listed, value });
+        record.publish_unless_many(uid);
     }
 
-    /// Whether a container runs, as far as is known.
+    /// Whether a container was running at the last observation.
     fn is_running(&self, uid: &str, id: &str) -> bool {
         let pods = self.pods();
-        let seen = pods.get(uid).and_then(|record| record.containers.get(id));
-        seen.is_some_and(|seen| seen.value.is_running())
+        let observation = pods.get(uid).and_then(|record| record.containers.get(id));
+        observation.is_some_and(|observation| observation.value.is_running())
     }
 
     fn unfollow(&self, uid: &str, id: &str) {
@@ -270,25 +271,35 @@ impl Observer {
         }
     }
 
-    fn missed(&self, uid: &str, id: &str, at: Instant, error: longshore_cri::Error) -> Error {
+    fn store_failure(
+        &self,
+        uid: &str,
+        id: &str,
+        at: Instant,
+        error: longshore_cri::Error,
+    ) -> Error {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.note(uid, id, at);
-        record.failed(uid, id, &error);
+        record.add_uninspected(uid, id, at);
+        record.inspection_failed(uid, id, &error);
         error.into()
     }
 
-    fn lost(&self, uid: &str, ids: &HashSet<&str>, at: Instant) {
+    fn remove(&self, uid: &str, ids: &HashSet<&str>, at: Instant) {
         let mut pods = self.pods();
         let Some(record) = pods.get_mut(uid) else { return };
-        record.sandboxes.retain(|id, seen| !ids.contains(id.as_str()) || seen.at > at);
-        record.containers.retain(|id, seen| !ids.contains(id.as_str()) || seen.at > at);
-        ids.iter().for_each(|id| record.seen(id));
+        record
+            .sandboxes
+            .retain(|id, observation| !ids.contains(id.as_str()) || observation.at > at);
+        record
+            .containers
+            .retain(|id, observation| !ids.contains(id.as_str()) || observation.at > at);
+        ids.iter().for_each(|id| record.inspected(id));
         record.publish(uid);
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, Record>> {
-        // No code panics while it holds the lock; if it did, the facts in it would still be facts.
+        // No code panics while it holds the lock; if it did, the observations in it would be valid.
         self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,16 +15,16 @@ use tracing::{debug, warn};
 use super::record::{Record, record};
 use super::{Error, Observer};
 
-/// How often everything is listed.
+/// The relist period.
 const PERIOD: Duration = Duration::from_secs(1);
-/// A node whose runtime has answered no relist for this long is not ready.
+/// The node is not ready if no relist has succeeded for this long.
 pub const PLEG_DEADLINE: Duration = Duration::from_secs(180);
-/// How long the first relist waits for looks.
-const FIRST_LOOKS: Duration = Duration::from_secs(2);
-/// Pause before the event stream is opened again.
+/// How long the first relist waits for inspections.
+const FIRST_INSPECTIONS: Duration = Duration::from_secs(2);
+/// Delay before the event stream is opened again.
 const EVENTS_RETRY: Duration = Duration::from_secs(5);
 
-/// Relist and follow events until told to stop.
+/// Relist and follow events until stopped.
 pub async fn run(observer: Observer, stop: CancellationToken) {
     let events = follow_events(observer.clone());
     let relists = relist_forever(observer);
@@ -46,7 +46,7 @@ async fn relist_forever(observer: Observer) {
         observer.shared.metrics.relisted(began);
         match relisted {
             Ok(()) => failing = false,
-            // A runtime that is away fails each second; saying so once is enough.
+            // A runtime that is unavailable fails each second; it is logged once.
             Err(error) if failing => debug!(%error, "relist failed again"),
             Err(error) => {
                 warn!(%error, "relist failed");
@@ -56,7 +56,7 @@ async fn relist_forever(observer: Observer) {
     }
 }
 
-/// What a relist shows of one pod.
+/// One pod in a relist.
 #[derive(Default)]
 struct ListedPod {
     name: String,
@@ -64,14 +64,14 @@ struct ListedPod {
     items: Vec<Listed>,
 }
 
-/// One thing that a relist shows.
+/// A sandbox or container in a relist.
 struct Listed {
     id: String,
     state: i32,
     sandbox_id: Option<String>,
 }
 
-/// List all sandboxes and containers, and look closely at those that have changed.
+/// List all sandboxes and containers, and inspect those that have changed.
 async fn relist(observer: &Observer) -> Result<(), Error> {
     let at = Instant::now();
     let (sandboxes, containers) = tokio::try_join!(
@@ -80,7 +80,7 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
     )?;
     let mut listed: HashMap<String, ListedPod> = HashMap::new();
     let mut add = |mut labels: BTreeMap<String, String>, item| {
-        // What bears no pod's labels is not ours.
+        // Those without pod labels are not managed by this node.
         let Some(uid) = labels.remove(labels::POD_UID) else { return };
         let pod = listed.entry(uid).or_default();
         pod.name = labels.remove(labels::POD_NAME).unwrap_or_default();
@@ -94,7 +94,7 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
         add(labels, Listed { id, state, sandbox_id: Some(pod_sandbox_id) });
     }
 
-    let mut looks = tokio::task::JoinSet::new();
+    let mut inspections = tokio::task::JoinSet::new();
     let first = observer.shared.relisted.borrow().is_none();
     {
         let mut pods = observer.pods();
@@ -104,7 +104,7 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
             if known.drop_absent(&present, at) {
                 known.publish(uid);
             }
-            !present.is_empty() || !known.is_forgotten()
+            !present.is_empty() || !known.is_unused()
         });
         for (uid, pod) in listed {
             let record = record(&mut pods, &uid);
@@ -112,78 +112,85 @@ async fn relist(observer: &Observer) -> Result<(), Error> {
                 (record.name, record.namespace) = (pod.name, pod.namespace);
             }
             for item in pod.items {
-                if record.wants_look(&item, at) {
-                    record.note(&uid, &item.id, at);
-                    record.looking.insert(item.id.clone());
-                    looks.spawn(look(observer.clone(), uid.clone(), item));
+                if record.needs_inspection(&item, at) {
+                    record.add_uninspected(&uid, &item.id, at);
+                    record.inspecting.insert(item.id.clone());
+                    inspections.spawn(inspect(observer.clone(), uid.clone(), item));
                 }
             }
         }
     }
     if first {
-        // The first picture is shown when it is complete, so that nobody waits for the rest of it.
-        let complete = async { while looks.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(FIRST_LOOKS, complete).await;
+        // The first state is published when it is complete.
+        let complete = async { while inspections.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(FIRST_INSPECTIONS, complete).await;
     }
-    // One that hangs holds up its pod, which is known in part alone, and nothing else.
-    looks.detach_all();
+    // A call that hangs delays its own pod only, which is known in part.
+    inspections.detach_all();
     observer.shared.relisted.send_replace(Some(at));
     Ok(())
 }
 
-async fn look(observer: Observer, uid: String, item: Listed) {
+async fn inspect(observer: Observer, uid: String, item: Listed) {
     // The semaphore is never closed.
-    let _turn = observer.shared.looks.acquire().await.ok();
-    // One that fails has said so, and the next relist finds the same difference and tries again.
-    let looked = panics::contain(async {
+    let _permit = observer.shared.inspections.acquire().await.ok();
+    // An error is logged already, and the next relist finds the difference again and retries.
+    let inspected = panics::contain(async {
         let _ = match &item.sandbox_id {
-            None => observer.look_at_sandbox(&uid, &item.id).await,
-            Some(sandbox_id) => observer.look_at_container(&uid, &item.id, sandbox_id).await,
+            None => observer.inspect_sandbox(&uid, &item.id).await,
+            Some(sandbox_id) => observer.inspect_container(&uid, &item.id, sandbox_id).await,
         };
     });
-    let _ = looked.await;
+    let _ = inspected.await;
     if let Some(record) = observer.pods().get_mut(&uid) {
-        record.looked(&uid, &item.id);
+        record.inspection_done(&uid, &item.id);
     }
 }
 
 impl Record {
-    /// Forget what a list asked for at `at` does not show any more. Tells whether anything went.
+    /// Remove what a list requested at `at` does not contain. Returns whether anything was removed.
     fn drop_absent(&mut self, present: &HashSet<&str>, at: Instant) -> bool {
         let count =
-            |known: &Self| known.sandboxes.len() + known.containers.len() + known.unseen.len();
+            |known: &Self| known.sandboxes.len() + known.containers.len() + known.uninspected.len();
         let before = count(self);
-        self.sandboxes.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
-        self.containers.retain(|id, seen| present.contains(id.as_str()) || seen.at >= at);
-        self.unseen.retain(|id, since| present.contains(id.as_str()) || *since >= at);
+        self.sandboxes
+            .retain(|id, observation| present.contains(id.as_str()) || observation.at >= at);
+        self.containers
+            .retain(|id, observation| present.contains(id.as_str()) || observation.at >= at);
+        self.uninspected.retain(|id, since| present.contains(id.as_str()) || *since >= at);
         self.failures.retain(|id, _| present.contains(id.as_str()));
         before != count(self)
     }
 
-    /// Whether nothing is left of the pod, and nobody asks for it.
-    fn is_forgotten(&self) -> bool {
+    /// Whether the pod has no sandboxes, containers or subscribers.
+    fn is_unused(&self) -> bool {
         self.sandboxes.is_empty()
             && self.containers.is_empty()
             && self.published.receiver_count() == 0
     }
 
-    /// Whether a listed thing differs from what is known, and nobody is looking already.
-    fn wants_look(&self, item: &Listed, at: Instant) -> bool {
+    /// Whether a listed item differs from the last observation and is not being inspected.
+    fn needs_inspection(&self, item: &Listed, at: Instant) -> bool {
         let known = match item.sandbox_id {
-            None => self.sandboxes.get(&item.id).map(|seen| (seen.at, seen.listed)),
-            Some(_) => self.containers.get(&item.id).map(|seen| (seen.at, seen.listed)),
+            None => {
+                self.sandboxes.get(&item.id).map(|observation| (observation.at, observation.listed))
+            }
+            Some(_) => self
+                .containers
+                .get(&item.id)
+                .map(|observation| (observation.at, observation.listed)),
         };
-        let changed = known.is_none_or(|(seen, state)| state != item.state && seen < at);
-        changed && !self.looking.contains(&item.id)
+        let changed = known.is_none_or(|(time, state)| state != item.state && time < at);
+        changed && !self.inspecting.contains(&item.id)
     }
 }
 
-/// Follow the runtime's container events, as hints. Never returns; a runtime without them is asked
-/// only once.
+/// Follow the runtime's container events, as hints. Never returns; a runtime without events is
+/// called only once.
 async fn follow_events(observer: Observer) {
     loop {
         let mut events = pin!(observer.runtime.container_events());
-        let mut opened = false; // shows with the first event alone
+        let mut opened = false; // known with the first event only
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
@@ -191,16 +198,16 @@ async fn follow_events(observer: Observer) {
                         opened = true;
                         observer.shared.metrics.streams.inc();
                     }
-                    observer.shared.metrics.heard(event.created_at);
-                    hint(&observer, event);
+                    observer.shared.metrics.event_received(event.created_at);
+                    handle_event(&observer, event);
                 }
                 Err(error) if error.is_unimplemented() => {
-                    debug!("the runtime has no container events, relists alone have to do");
+                    debug!("the runtime has no container events, using relists only");
                     return std::future::pending().await;
                 }
                 Err(error) => {
                     observer.shared.metrics.stream_failures.inc();
-                    debug!(%error, "container events are not to be had");
+                    debug!(%error, "container events are not available");
                 }
             }
         }
@@ -208,8 +215,9 @@ async fn follow_events(observer: Observer) {
     }
 }
 
-/// An end that the runtime tells of calls for a look. What a worker did itself, it looks at itself.
-fn hint(observer: &Observer, event: v1::ContainerEventResponse) {
+/// A stop event requires an inspection. Workers inspect the results of their own actions
+/// themselves.
+fn handle_event(observer: &Observer, event: v1::ContainerEventResponse) {
     if event.container_event_type() != v1::ContainerEventType::ContainerStoppedEvent {
         return;
     }
@@ -220,13 +228,13 @@ fn hint(observer: &Observer, event: v1::ContainerEventResponse) {
         let pods = observer.pods();
         let Some(record) = pods.get(&uid) else { return };
         match record.containers.get(&id) {
-            // What has ended stays so, and the kernel may have told first.
-            Some(seen) if seen.value.finished_at().is_some() => return,
-            Some(seen) => Some(seen.value.sandbox_id.clone()),
+            // An exit is final, and may have been observed before the event.
+            Some(observation) if observation.value.finished_at().is_some() => return,
+            Some(observation) => Some(observation.value.sandbox_id.clone()),
             None if record.sandboxes.contains_key(&id) => None,
             None => return,
         }
     };
     let listed = Listed { id, state: 0, sandbox_id };
-    tokio::spawn(look(observer.clone(), uid, listed));
+    tokio::spawn(inspect(observer.clone(), uid, listed));
 }

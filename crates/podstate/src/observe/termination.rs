@@ -1,4 +1,4 @@
-//! A container's last words: the file that it may write, or the end of its log.
+//! Termination messages: from the container's file, or the end of its log.
 
 use std::io::SeekFrom;
 use std::path::Path;
@@ -11,15 +11,15 @@ use nix::libc::O_NONBLOCK;
 use tokio::fs::OpenOptions;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-/// Longest message that is told (bytes).
+/// Limit of a termination message (bytes).
 const MESSAGE_LIMIT: u64 = 4096;
-/// Longest message that is taken from a log (bytes, lines).
+/// Limits of a message taken from a log (bytes, lines).
 const LOG_LIMIT: usize = 2048;
 const LOG_LINES: u64 = 80;
 
-/// The termination message of a container that has ended; empty if there is none.
+/// The termination message of an exited container; empty if there is none.
 ///
-/// What the runtime says goes first: it tells why a container never started.
+/// A message of the runtime takes precedence: it explains why a container never started.
 pub(super) async fn message(status: &v1::ContainerStatus) -> String {
     let path = status.annotations.get(labels::TERMINATION_MESSAGE_PATH);
     let mount = path
@@ -43,7 +43,7 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
     }
 }
 
-/// The end of a file: a program that fails says why in its last line.
+/// The end of a file: the last lines of a program usually give the reason.
 async fn tail(path: &Path) -> String {
     // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_pipe_in_place_of_the_file_holds_nobody_up() {
+    async fn termination_message_pipe_does_not_block() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("pipe");
         mkfifo(&path, Mode::S_IRWXU).expect("a pipe");
@@ -93,18 +93,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_long_file_the_end_is_told() {
+    async fn termination_message_from_the_end_of_a_long_file() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("words");
-        let words: String = (0..2000).map(|line| format!("{line}\n")).collect();
-        tokio::fs::write(&path, &words).await.expect("a file");
-        assert_eq!(tail(&path).await, words[words.len() - 4096..]);
+        let path = dir.path().join("message");
+        let message: String = (0..2000).map(|line| format!("{line}\n")).collect();
+        tokio::fs::write(&path, &message).await.expect("a file");
+        assert_eq!(tail(&path).await, message[message.len() - 4096..]);
         tokio::fs::write(&path, "short").await.expect("a file");
         assert_eq!(tail(&path).await, "short");
     }
 
     #[tokio::test]
-    async fn of_a_log_its_last_lines_are_told() {
+    async fn termination_message_from_the_last_lines_of_a_log() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("0.log");
         assert_eq!(log_tail(&path).await, "");
@@ -122,17 +122,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_runtime_says_goes_first() {
+    async fn termination_message_of_the_runtime_takes_precedence() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("words");
+        let path = dir.path().join("message");
         let said = async |runtime: &str, own: &str| {
             tokio::fs::write(&path, own).await.expect("a file");
-            let annotation = (labels::TERMINATION_MESSAGE_PATH.to_owned(), "/words".to_owned());
+            let annotation = (labels::TERMINATION_MESSAGE_PATH.to_owned(), "/message".to_owned());
             message(&v1::ContainerStatus {
                 message: runtime.to_owned(),
                 annotations: [annotation].into(),
                 mounts: vec![v1::Mount {
-                    container_path: "/words".to_owned(),
+                    container_path: "/message".to_owned(),
                     host_path: path.display().to_string(),
                     ..v1::Mount::default()
                 }],

@@ -1,7 +1,8 @@
-//! The pods that the apiserver has bound to this node.
+//! Pods of the apiserver that are bound to this node.
 //!
-//! One whose object cannot be decoded, or is too large to be run, stays as it was before, and its containers with it, until its
-//! object can be decoded again or is deleted; one that is not known yet is not started.
+//! A pod whose object cannot be decoded, or is too large to be run, keeps its last known state and
+//! its containers, until its object can be decoded again or is deleted; one that is not known yet
+//! is not started.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use tracing::warn;
 
 use super::{Source, Update};
 
-/// Follow the node's pods until nobody listens any more; begin when it is known what the apiserver
-/// has of the node itself, for that decides which of them are taken in.
+/// Watch the node's pods until the receiver is closed. Starts when the node object has been read,
+/// for admission depends on it.
 pub async fn watch_pods(
     client: Client,
     node_name: String,
@@ -37,44 +38,45 @@ pub async fn watch_pods(
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
     let mut events = watcher(pods, config).default_backoff().boxed();
     let mut snapshot = Vec::new();
-    let mut aside = Aside { recorder, reports: Reports::default(), uids: HashSet::new() };
+    let mut undecodable =
+        Undecodable { recorder, reports: Reports::default(), uids: HashSet::new() };
     let mut failing = false;
     while let Some(event) = events.next().await {
         let changes = match event {
             Ok(Event::Init) => {
                 snapshot.clear();
-                aside.uids.clear();
+                undecodable.uids.clear();
                 continue;
             }
             Ok(Event::InitApply(item)) => {
-                match item.read().and_then(bounded) {
-                    Ok(pod) => snapshot.push(lean(pod)),
-                    Err(unreadable) => aside.set(&unreadable),
+                match item.read().and_then(check_limits) {
+                    Ok(pod) => snapshot.push(strip(pod)),
+                    Err(unreadable) => undecodable.set(&unreadable),
                 }
                 continue;
             }
             Ok(Event::InitDone) => {
-                vec![aside.update(), Update::Snapshot(std::mem::take(&mut snapshot))]
+                vec![undecodable.update(), Update::Snapshot(std::mem::take(&mut snapshot))]
             }
-            Ok(Event::Apply(item)) => match item.read().and_then(bounded) {
+            Ok(Event::Apply(item)) => match item.read().and_then(check_limits) {
                 Ok(pod) => {
-                    let update = aside.forget(&pod);
-                    [Update::Set(Box::new(lean(pod)))].into_iter().chain(update).collect()
+                    let update = undecodable.forget(&pod);
+                    [Update::Set(Box::new(strip(pod)))].into_iter().chain(update).collect()
                 }
                 Err(unreadable) => {
-                    aside.set(&unreadable);
-                    vec![aside.update()]
+                    undecodable.set(&unreadable);
+                    vec![undecodable.update()]
                 }
             },
             Ok(Event::Delete(item)) => {
                 let pod = item.known();
-                let update = aside.forget(&pod);
-                [Update::Remove(Box::new(lean(pod)))].into_iter().chain(update).collect()
+                let update = undecodable.forget(&pod);
+                [Update::Remove(Box::new(strip(pod)))].into_iter().chain(update).collect()
             }
             Err(error) => {
-                // Told once for each outage: an apiserver that is away is away for all of them.
+                // Logged once for each outage of the apiserver.
                 if !failing {
-                    warn!(%error, "pods cannot be watched, trying again");
+                    warn!(%error, "cannot watch pods, will retry");
                 }
                 failing = true;
                 continue;
@@ -89,23 +91,23 @@ pub async fn watch_pods(
     }
 }
 
-/// The pods of the node that cannot be decoded.
-struct Aside {
+/// Pods of the node that cannot be decoded.
+struct Undecodable {
     recorder: Recorder,
     reports: Reports,
     uids: HashSet<String>,
 }
 
-impl Aside {
+impl Undecodable {
     fn set(&mut self, pod: &Unreadable) {
         self.uids.insert(pod.uid().to_owned());
         if self.reports.log(pod) {
-            let message = format!("Pod cannot be used, its last change is ignored: {}", pod.reason);
+            let message = format!("Pod is invalid, ignoring its last change: {}", pod.reason);
             self.recorder.event(pod.reference(), EventType::Warning, "InvalidPod", &message);
         }
     }
 
-    /// The pod can be decoded, or is gone.
+    /// The pod can be decoded again, or is gone.
     fn forget(&mut self, pod: &Pod) -> Option<Update> {
         self.uids.remove(spec::uid(pod)).then(|| self.update())
     }
@@ -115,16 +117,16 @@ impl Aside {
     }
 }
 
-/// The most containers and volumes of a pod that are taken, all mounts of all containers, and all
-/// sources and items of its volumes. Upstream has no such limits; no pod of this size can be run, and
-/// work that grows with the product of two of these numbers stays small.
+/// Limits of a pod: containers and volumes, volume mounts of all containers, and sources and items
+/// of its volumes. Upstream has no such limits; no pod of this size can be run, and work that grows
+/// with the product of two of these numbers stays small.
 const MAX_CONTAINERS: usize = 1000;
 const MAX_VOLUMES: usize = 2000;
 const MAX_MOUNTS: usize = 20_000;
 const MAX_SOURCES: usize = 1000;
 
-/// Refuses a pod of a size that only serves to keep the node busy.
-fn bounded(pod: Pod) -> Result<Pod, Unreadable> {
+/// Rejects a pod that exceeds the limits.
+fn check_limits(pod: Pod) -> Result<Pod, Unreadable> {
     let Some(pod_spec) = &pod.spec else { return Ok(pod) };
     let containers = spec::containers(pod_spec).map(|(_, c)| (&c.volume_mounts, &c.volume_devices));
     let ephemeral = spec::ephemeral_containers(pod_spec).iter();
@@ -147,15 +149,15 @@ fn bounded(pod: Pod) -> Result<Pod, Unreadable> {
         None => Ok(pod),
         Some((what, count, most)) => Err(Unreadable {
             kind: "Pod",
-            reason: format!("spec: has {count} {what}, and at most {most} are possible").into(),
+            reason: format!("spec: has {count} {what}, at most {most} are allowed").into(),
             metadata: Box::new(pod.metadata),
         }),
     }
 }
 
-/// Who set which field is of no use to the node, and often the larger part of an object. The source
-/// is ours to tell: nobody may pass a pod off as a static one.
-fn lean(mut pod: Pod) -> Pod {
+/// Removes `managedFields`, which the node does not use, and sets the source: a pod of the
+/// apiserver must not pass as a static one.
+fn strip(mut pod: Pod) -> Pod {
     pod.metadata.managed_fields = None;
     if !spec::is_mirror(&pod) {
         let annotations = pod.metadata.annotations.get_or_insert_default();
@@ -174,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// What was told: `=` all of them, `+` one, `-` one that is gone, `?` those that cannot be decoded.
+    /// The next update: `=` snapshot, `+` set, `-` removed, `?` UIDs that cannot be decoded.
     async fn next(updates: &mut mpsc::Receiver<(Source, Update)>) -> String {
         let update = tokio::time::timeout(Duration::from_secs(10), updates.recv()).await;
         let uids = |uids: Vec<&str>| uids.join(" ");
@@ -190,9 +192,9 @@ mod tests {
         }
     }
 
-    /// Finding 14: much of what is done for a pod grows with the product of its parts.
+    /// Finding 14: much of the work for a pod grows with the product of its parts.
     #[test]
-    fn the_parts_of_a_pod_are_bounded() {
+    fn api_source_limits_the_size_of_pods() {
         let many = |count: usize, part: serde_json::Value| vec![part; count];
         let named = serde_json::json!({"name": "x", "mountPath": "/x"});
         let projected = |count| serde_json::json!({"name": "v", "projected": {"sources": many(count, serde_json::json!({}))}});
@@ -218,13 +220,13 @@ mod tests {
             ),
         ] {
             let pod: Pod = serde_json::from_value(serde_json::json!({"spec": spec})).unwrap();
-            assert_eq!(bounded(pod).is_ok(), fits);
+            assert_eq!(check_limits(pod).is_ok(), fits);
         }
     }
 
-    /// Finding 13: one pod blinded its node.
+    /// Finding 13: one pod that could not be decoded hid all others of its node.
     #[tokio::test]
-    async fn a_pod_that_cannot_be_decoded_leaves_the_others() {
+    async fn api_source_undecodable_pod_does_not_affect_others() {
         let rest = r#""spec":{"containers":[{"name":"c"}]}"#;
         let good = |uid: &str| {
             format!(
@@ -236,9 +238,9 @@ mod tests {
         items.push(good("b"));
         let api = Scripted::start(&items, false).await;
         let (sender, mut updates) = mpsc::channel(8);
-        let (node, told) = watch::channel(None);
+        let (node, receiver) = watch::channel(None);
         let (recorder, _writing) = Recorder::start(None, "node");
-        let watching = watch_pods(api.client(), "node".to_owned(), told, recorder, sender);
+        let watching = watch_pods(api.client(), "node".to_owned(), receiver, recorder, sender);
         let watching = tokio::spawn(watching);
         node.send_replace(Some(Arc::default()));
         assert_eq!(next(&mut updates).await, "?bad0 bad1 bad2 bad3");

@@ -1,5 +1,5 @@
-//! The directory of manifests of static pods (or one file), looked at when the kernel says that
-//! something changed there, and from time to time all the same.
+//! Static pods from a directory of manifests (or one file), which is read after inotify events and
+//! periodically.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,33 +12,33 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use super::manifest::{self, Place};
-use super::{Complain, Source, Update};
+use super::manifest::{self, Origin};
+use super::{ReportInvalid, Source, Update};
 
-/// An editor writes a file in several steps; one look after the last is enough.
+/// An editor writes a file in several steps; it is read once after the last.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Follow the manifests until nobody listens any more.
+/// Watch the manifests until the receiver is closed.
 pub async fn watch_manifests(
     path: PathBuf,
     node_name: String,
     period: Duration,
-    complain: Complain,
+    report: ReportInvalid,
     updates: Sender<(Source, Update)>,
 ) {
     let mut scanner = Scanner {
         path: path.clone(),
         node_name,
-        complain,
+        report,
         known: HashMap::new(),
-        twins: HashSet::new(),
+        duplicates: HashSet::new(),
     };
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut changes = changes(&path);
-    let mut told: Option<Vec<Pod>> = None;
+    let mut last_pods: Option<Vec<Pod>> = None;
     loop {
-        // A directory on a network may hang, and must not take a thread of the node along.
+        // A directory on a network may hang, and must not block a thread of the runtime.
         let scanned = tokio::task::spawn_blocking(move || {
             let pods = scanner.scan();
             (scanner, pods)
@@ -46,10 +46,10 @@ pub async fn watch_manifests(
         let pods;
         (scanner, pods) = match scanned.await {
             Ok(scanned) => scanned,
-            Err(_) => return, // the node stops
+            Err(_) => return, // shutdown
         };
-        if let Some(pods) = pods.filter(|pods| told.as_ref() != Some(pods)) {
-            told = Some(pods.clone());
+        if let Some(pods) = pods.filter(|pods| last_pods.as_ref() != Some(pods)) {
+            last_pods = Some(pods.clone());
             if updates.send((Source::File, Update::Snapshot(pods))).await.is_err() {
                 return;
             }
@@ -62,7 +62,7 @@ pub async fn watch_manifests(
         };
         tokio::select! {
             _ = ticks.tick() => {
-                // A directory that was made later, or again, is watched from then on.
+                // A directory that was created later, or again, is watched from then on.
                 if changes.is_none() || !path.exists() {
                     changes = self::changes(&path);
                 }
@@ -79,9 +79,9 @@ pub async fn watch_manifests(
     }
 }
 
-/// The kernel's word that something changed; `None` while there is nothing to watch.
+/// Inotify events of the path; `None` while it does not exist.
 fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
-    // A single file is replaced by its next version, and the watch of a file does not see that.
+    // A single file is usually replaced by a new one, which a watch of the file does not see.
     let dir = if path.is_file() { path.parent()? } else { path };
     let inotify = Inotify::init().ok()?;
     let mask = WatchMask::CREATE
@@ -96,76 +96,76 @@ fn changes(path: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
     inotify.into_event_stream([0; 1024]).ok()
 }
 
-/// What a file gave when it was last read, and of which content.
+/// The result of reading a file.
 struct Known {
     content: Vec<u8>,
-    /// Why that gave no pod.
+    /// The error, if it is invalid.
     error: Option<manifest::Error>,
-    /// The pod of the last content that gave one: an edit that went wrong stops nothing.
+    /// The last valid pod: it is kept when the file becomes invalid.
     pod: Option<Pod>,
 }
 
 struct Scanner {
     path: PathBuf,
     node_name: String,
-    complain: Complain,
+    report: ReportInvalid,
     known: HashMap<PathBuf, Known>,
-    /// Files whose pod another file describes already.
-    twins: HashSet<PathBuf>,
+    /// Files whose pod is in another file already.
+    duplicates: HashSet<PathBuf>,
 }
 
 impl Scanner {
-    /// All pods that the manifests give, in the order of their files; `None` if nobody can tell.
+    /// All pods of the manifests, in the order of their files; `None` if they cannot be listed.
     fn scan(&mut self) -> Option<Vec<Pod>> {
         let files = match self.files() {
             Ok(files) => files,
             Err(error) => {
-                warn!(path = %self.path.display(), %error, "manifests cannot be read");
+                warn!(path = %self.path.display(), %error, "cannot read manifests");
                 return None;
             }
         };
         self.known.retain(|file, _| files.contains(file));
         let mut pods: Vec<Pod> = Vec::new();
-        let mut twins = HashSet::new();
+        let mut duplicates = HashSet::new();
         for file in files {
             self.read(&file);
             let Some(pod) = self.known.get(&file).and_then(|known| known.pod.as_ref()) else {
                 continue;
             };
-            match pods.iter().find(|other| super::is_twin(other, pod)) {
+            match pods.iter().find(|other| super::is_duplicate(other, pod)) {
                 None => pods.push(pod.clone()),
                 Some(_) => {
-                    if !self.twins.contains(&file) {
-                        (self.complain)(&file.to_string_lossy(), super::TWIN);
+                    if !self.duplicates.contains(&file) {
+                        (self.report)(&file.to_string_lossy(), super::DUPLICATE);
                     }
-                    twins.insert(file);
+                    duplicates.insert(file);
                 }
             }
         }
-        self.twins = twins;
+        self.duplicates = duplicates;
         Some(pods)
     }
 
-    /// Read a file, unless it is as it was.
+    /// Read a file, unless it is unchanged.
     fn read(&mut self, file: &Path) {
         let content = match content(file) {
             Ok(content) => content,
-            // It went since its directory was read.
+            // It was removed after the directory was listed.
             Err(_) if !file.exists() => {
                 self.known.remove(file);
                 return;
             }
-            Err(error) => return self.note(file, Vec::new(), Err(error)),
+            Err(error) => return self.store(file, Vec::new(), Err(error)),
         };
         if self.known.get(file).is_some_and(|known| known.content == content) {
             return;
         }
-        let result = manifest::pod(&content, Place::File(file), &self.node_name);
-        self.note(file, content, result);
+        let result = manifest::pod(&content, Origin::File(file), &self.node_name);
+        self.store(file, content, result);
     }
 
-    /// Keep a result. A complaint is made once for each content.
-    fn note(&mut self, file: &Path, content: Vec<u8>, result: Result<Pod, manifest::Error>) {
+    /// Store a result. An error is reported once for each content.
+    fn store(&mut self, file: &Path, content: Vec<u8>, result: Result<Pod, manifest::Error>) {
         let (error_before, pod_before) =
             self.known.remove(file).map_or((None, None), |known| (known.error, known.pod));
         let (error, pod) = match result {
@@ -175,7 +175,7 @@ impl Scanner {
             }
             Err(error) => {
                 if error_before.as_ref() != Some(&error) {
-                    (self.complain)(&file.to_string_lossy(), &error.to_string());
+                    (self.report)(&file.to_string_lossy(), &error.to_string());
                 }
                 (Some(error), pod_before)
             }

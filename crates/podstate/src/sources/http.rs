@@ -1,5 +1,5 @@
-//! A manifest behind a URL, a pod or a list of pods, looked at from time to time. Whatever goes
-//! wrong, what it said last stays; an item of a list that gives no pod leaves the others.
+//! Static pods from a manifest behind a URL, a pod or a list of pods, which is polled. On errors
+//! the last state is kept; an invalid item of a list does not affect the others.
 //!
 //! Current limitations: proxies of the environment are not used.
 
@@ -17,30 +17,30 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use super::manifest::{self, BadItem, Place};
-use super::{Complain, Source, Update};
+use super::manifest::{self, BadItem, Origin};
+use super::{ReportInvalid, Source, Update};
 
-/// How long one look may take.
+/// Timeout of a request with its redirects.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often one look may be sent elsewhere.
+/// Maximum number of redirects.
 const REDIRECTS: usize = 10;
 
-/// Why a look at the URL gave nothing.
+/// Why the URL could not be read.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("{0:?} is no URL of http or https")]
+    #[error("{0:?} is not an http or https URL")]
     Url(String),
     #[error(transparent)]
     Header(#[from] axum::http::Error),
-    #[error("no answer: {0}")]
+    #[error("no response: {0}")]
     Request(Box<kube::Error>),
-    #[error("answer with status {0}")]
+    #[error("response with status {0}")]
     Status(axum::http::StatusCode),
-    #[error("answer without end, or larger than {} bytes", manifest::MAX_BYTES)]
+    #[error("response is incomplete or larger than {} bytes", manifest::MAX_BYTES)]
     Body,
-    #[error("no answer within {DEADLINE:?}")]
+    #[error("no response within {DEADLINE:?}")]
     Late,
-    #[error("sent elsewhere more than {REDIRECTS} times")]
+    #[error("more than {REDIRECTS} redirects")]
     Redirects,
 }
 
@@ -50,102 +50,102 @@ impl From<kube::Error> for Error {
     }
 }
 
-/// Follow the manifest behind a URL until nobody listens any more.
+/// Poll the manifest behind a URL until the receiver is closed.
 pub async fn poll_url(
     url: String,
     header: BTreeMap<String, Vec<String>>,
     node_name: String,
     period: Duration,
-    complain: Complain,
+    report: ReportInvalid,
     updates: Sender<(Source, Update)>,
 ) {
     let mut ticks = interval(period.max(Duration::from_millis(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let header = headers(&header, &complain, &url);
-    let mut page = Page { url: url.clone(), header, client: None };
+    let header = headers(&header, &report, &url);
+    let mut polled = PolledUrl { url: url.clone(), header, client: None };
     let mut known: Option<Vec<u8>> = None;
-    let mut told: Vec<Pod> = Vec::new();
+    let mut last_pods: Vec<Pod> = Vec::new();
     let mut failing = false;
     loop {
         ticks.tick().await;
-        let content = match timeout(DEADLINE, page.read()).await.unwrap_or(Err(Error::Late)) {
+        let content = match timeout(DEADLINE, polled.read()).await.unwrap_or(Err(Error::Late)) {
             Ok(content) => content,
             Err(error) => {
-                // Told once for each outage.
+                // Logged once for each outage.
                 if !failing {
-                    warn!(url, %error, "pods cannot be read from the URL, trying again");
+                    warn!(url, %error, "cannot read pods from the URL, will retry");
                 }
                 failing = true;
                 continue;
             }
         };
         if std::mem::take(&mut failing) {
-            info!(url, "pods are read from the URL again");
+            info!(url, "reading pods from the URL again");
         }
         if known.as_ref() == Some(&content) {
             continue;
         }
         let first = known.is_none();
-        let pods = manifest::pods(&content, Place::Url(&url), &node_name);
+        let pods = manifest::pods(&content, Origin::Url(&url), &node_name);
         let empty = content.is_empty();
         known = Some(content);
         let pods = match pods {
             Ok(pods) => {
-                let pods = with_known(pods, &told, &complain, &url);
-                without_twins(pods, &complain, &url)
+                let pods = with_known(pods, &last_pods, &report, &url);
+                without_duplicates(pods, &report, &url)
             }
             Err(error) => {
-                complain(&url, &error.to_string());
-                // There is nothing yet that could stay: the node need not wait for more.
+                report(&url, &error.to_string());
+                // No pod is known that could stay: the source is synced.
                 match first && empty {
                     true => Vec::new(),
                     false => continue,
                 }
             }
         };
-        told.clone_from(&pods);
+        last_pods.clone_from(&pods);
         if updates.send((Source::Http, Update::Snapshot(pods))).await.is_err() {
             return;
         }
     }
 }
 
-/// The pods of a list; in the place of an item that gives none, the pod that it was before.
+/// The pods of a list; an invalid item is replaced by its last known pod.
 fn with_known(
     items: Vec<Result<Pod, BadItem>>,
-    told: &[Pod],
-    complain: &Complain,
+    last_pods: &[Pod],
+    report: &ReportInvalid,
     url: &str,
 ) -> Vec<Pod> {
     let known = |bad: &BadItem| {
         let is_it = |pod: &&Pod| {
             (spec::namespace(pod), spec::name(pod)) == (bad.name.0.as_str(), bad.name.1.as_str())
         };
-        told.iter().find(is_it).cloned()
+        last_pods.iter().find(is_it).cloned()
     };
     let pod = |item: Result<Pod, BadItem>| match item {
         Ok(pod) => Some(pod),
         Err(bad) => {
-            complain(url, &bad.error.to_string());
+            report(url, &bad.error.to_string());
             known(&bad)
         }
     };
     items.into_iter().filter_map(pod).collect()
 }
 
-/// Of pods with one name, the first.
-fn without_twins(pods: Vec<Pod>, complain: &Complain, url: &str) -> Vec<Pod> {
+/// The pods without later ones of the same name.
+fn without_duplicates(pods: Vec<Pod>, report: &ReportInvalid, url: &str) -> Vec<Pod> {
     let mut kept: Vec<Pod> = Vec::with_capacity(pods.len());
     for (index, pod) in pods.into_iter().enumerate() {
-        match kept.iter().any(|other| super::is_twin(other, &pod)) {
-            true => complain(url, &format!("items[{index}].{}", super::TWIN)),
+        match kept.iter().any(|other| super::is_duplicate(other, &pod)) {
+            true => report(url, &format!("items[{index}].{}", super::DUPLICATE)),
             false => kept.push(pod),
         }
     }
     kept
 }
 
-fn headers(fields: &BTreeMap<String, Vec<String>>, complain: &Complain, url: &str) -> HeaderMap {
+fn headers(fields: &BTreeMap<String, Vec<String>>, report: &ReportInvalid, url: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, values) in fields {
         for value in values {
@@ -153,22 +153,22 @@ fn headers(fields: &BTreeMap<String, Vec<String>>, complain: &Complain, url: &st
             let added = header.and_then(|(name, value)| headers.try_append(name, value).ok());
             if added.is_none() {
                 // The value may be a secret.
-                complain(url, &format!("staticPodURLHeader[{name}]: no header of HTTP"));
+                report(url, &format!("staticPodURLHeader[{name}]: not an HTTP header"));
             }
         }
     }
     headers
 }
 
-/// A page that is read again and again.
-struct Page {
+/// A URL that is polled.
+struct PolledUrl {
     url: String,
     header: HeaderMap,
-    /// The client for a server, kept for its connection.
+    /// The client of a server, kept for its connection.
     client: Option<(Uri, Client)>,
 }
 
-impl Page {
+impl PolledUrl {
     async fn read(&mut self) -> Result<Vec<u8>, Error> {
         let mut url = parse(&self.url)?;
         let server = server(&url)?;
@@ -176,21 +176,21 @@ impl Page {
             let at = self::server(&url)?;
             let path = url.path_and_query().map_or("/", |path| path.as_str());
             let mut request = Request::get(path).body(Body::empty())?;
-            // What it is allowed to know is for the server that was named alone.
+            // The configured headers are for the configured server only.
             if at == server {
                 *request.headers_mut() = self.header.clone();
             }
-            let answer = self.client(at)?.send(request).await?;
-            let elsewhere = answer.headers().get(LOCATION).and_then(|to| to.to_str().ok());
-            match elsewhere.filter(|_| answer.status().is_redirection()) {
+            let response = self.client(at)?.send(request).await?;
+            let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok());
+            match location.filter(|_| response.status().is_redirection()) {
                 Some(to) => url = resolve(&url, to)?,
-                None if answer.status().as_u16() == 200 => {
+                None if response.status().as_u16() == 200 => {
                     let limit = usize::try_from(manifest::MAX_BYTES).unwrap_or(usize::MAX);
-                    let body = axum::body::Body::new(answer.into_body());
+                    let body = axum::body::Body::new(response.into_body());
                     let content = to_bytes(body, limit).await.map_err(|_| Error::Body)?;
                     return Ok(content.into());
                 }
-                None => return Err(Error::Status(answer.status())),
+                None => return Err(Error::Status(response.status())),
             }
         }
         Err(Error::Redirects)
@@ -220,7 +220,7 @@ fn server(url: &Uri) -> Result<Uri, Error> {
     parse(&format!("{}://{authority}", scheme.ok_or_else(wrong)?))
 }
 
-/// Where a page sends its reader.
+/// The target of a redirect.
 fn resolve(from: &Uri, to: &str) -> Result<Uri, Error> {
     if to.contains("://") {
         return parse(to);

@@ -1,5 +1,5 @@
-//! One manifest: from bytes to the static pods of this node that it describes, or a reason that names
-//! the field.
+//! Parser of manifests: the static pods of this node that it contains, or an error that names the
+//! field.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use serde_json::{Number, Value};
 
 use super::{defaults, dump, validate};
 
-/// A manifest larger than this is none.
+/// Limit of the size of a manifest.
 pub(super) const MAX_BYTES: u64 = 10 << 20;
 
-/// Why a manifest gives no pod.
+/// Why a manifest is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Error {
     #[error("cannot be read: {0}")]
@@ -29,49 +29,50 @@ pub(super) fn field(field: impl Into<String>, reason: impl Into<String>) -> Erro
     Error::Field { field: field.into(), reason: reason.into() }
 }
 
-/// Where a manifest was found.
+/// The source of a manifest.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum Origin<'a> {
     File(&'a Path),
     Url(&'a str),
 }
 
-/// The static pod that a manifest describes.
-pub(super) fn pod(bytes: &[u8], place: Place<'_>, node_name: &str) -> Result<Pod, Error> {
+/// The static pod of a manifest.
+pub(super) fn pod(bytes: &[u8], origin: Origin<'_>, node_name: &str) -> Result<Pod, Error> {
     let document = document(bytes)?;
     expect(&document, "kind", "Pod")?;
-    static_pod(decode(document)?, place, node_name)
+    static_pod(decode(document)?, origin, node_name)
 }
 
-/// An item of a list that gives no pod.
+/// An invalid item of a list.
 #[derive(Debug)]
 pub(super) struct BadItem {
     pub(super) error: Error,
-    /// Namespace and name of the static pod that it would be, as far as they can be read.
+    /// Namespace and name of the static pod, as far as they can be read.
     pub(super) name: (String, String),
 }
 
-/// The static pods of a manifest that is a pod or a list of pods. An item of a list that gives no pod
-/// leaves the others.
+/// The static pods of a manifest that is a pod or a list of pods. An invalid item of a list does
+/// not affect the others.
 pub(super) fn pods(
     bytes: &[u8],
-    place: Place<'_>,
+    origin: Origin<'_>,
     node_name: &str,
 ) -> Result<Vec<Result<Pod, BadItem>>, Error> {
     let mut document = document(bytes)?;
     if document["kind"] == "Pod" {
-        return Ok(vec![Ok(static_pod(decode(document)?, place, node_name)?)]);
+        return Ok(vec![Ok(static_pod(decode(document)?, origin, node_name)?)]);
     }
     expect(&document, "kind", "PodList")?;
     let items = match document["items"].take() {
         Value::Null => Vec::new(),
         Value::Array(items) => items,
-        _ => return Err(field("items", "is no list")),
+        _ => return Err(field("items", "is not a list")),
     };
     let item = |(index, item): (usize, Value)| {
         let text = |field: &str| item["metadata"][field].as_str().unwrap_or_default().to_owned();
-        let name = (namespace_or_default(text("namespace")), node_wide(&text("name"), node_name));
-        decode(item).and_then(|pod| static_pod(pod, place, node_name)).map_err(|error| {
+        let name =
+            (namespace_or_default(text("namespace")), with_node_name(&text("name"), node_name));
+        decode(item).and_then(|pod| static_pod(pod, origin, node_name)).map_err(|error| {
             let error = match error {
                 Error::Field { field, reason } => {
                     Error::Field { field: format!("items[{index}].{field}"), reason }
@@ -84,8 +85,8 @@ pub(super) fn pods(
     Ok(items.into_iter().enumerate().map(item).collect())
 }
 
-/// The name of a static pod: that of its manifest with the node's.
-fn node_wide(name: &str, node_name: &str) -> String {
+/// The name of a static pod: that of its manifest with the node's name appended.
+fn with_node_name(name: &str, node_name: &str) -> String {
     format!("{name}-{}", node_name.to_lowercase())
 }
 
@@ -101,30 +102,30 @@ fn expect(document: &Value, name: &str, wanted: &str) -> Result<(), Error> {
     }
 }
 
-/// The first document of a text in YAML, which JSON is too, as every Kubernetes client reads it.
+/// The first document of a YAML (or JSON) text, parsed as Kubernetes clients do.
 fn document(bytes: &[u8]) -> Result<Value, Error> {
     let mut options = serde_saphyr::options! { with_snippet: false };
-    // aliases are a rarity in a manifest: enough for honest ones, too few for a bomb
+    // a limit against alias bombs that valid manifests do not reach
     options.alias_limits.max_total_replayed_events = 10_000;
     options.duplicate_keys = serde_saphyr::DuplicateKeyPolicy::LastWins;
-    // `defaultMode: 0644` is octal to every Kubernetes client
+    // `defaultMode: 0644` is octal in Kubernetes clients
     options.legacy_octal_numbers = true;
     let mut reader = bytes;
     let mut document: Value = match serde_saphyr::read_with_options(&mut reader, options).next() {
         Some(document) => {
             document.map_err(|error| Error::Syntax(first_line(&error.to_string())))?
         }
-        None => return Err(Error::Syntax("there is nothing in it".to_owned())),
+        None => return Err(Error::Syntax("it is empty".to_owned())),
     };
     if !document.is_object() {
-        return Err(Error::Syntax("it is no object".to_owned()));
+        return Err(Error::Syntax("it is not an object".to_owned()));
     }
     whole_numbers(&mut document);
     expect(&document, "apiVersion", "v1")?;
     Ok(document)
 }
 
-/// `1e3` and `5.0` are whole numbers to every Kubernetes client.
+/// `1e3` and `5.0` are integers in Kubernetes clients.
 fn whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
@@ -148,35 +149,35 @@ fn decode(document: Value) -> Result<Pod, Error> {
     })
 }
 
-/// Make a pod this node's own.
+/// Make the pod a static pod of this node.
 ///
-/// Its UID follows from node, place and content unless it is given: the same manifest is the same
-/// pod after a restart, an edited one is another. It is upstream's UID, see [`dump`].
-fn static_pod(mut pod: Pod, place: Place<'_>, node_name: &str) -> Result<Pod, Error> {
+/// Without a UID in the manifest, it is a hash of node, origin and content: the same manifest gives
+/// the same pod after a restart, an edited one another. It is upstream's UID, see [`dump`].
+fn static_pod(mut pod: Pod, origin: Origin<'_>, node_name: &str) -> Result<Pod, Error> {
     validate::check(&pod)?;
     defaults::apply(&mut pod);
-    let content = |pod: &Pod| match place {
-        Place::File(path) => {
+    let content = |pod: &Pod| match origin {
+        Origin::File(path) => {
             dump::uid(pod, format_args!("host:{node_name}file:{}", path.display()))
         }
-        Place::Url(url) => dump::uid(pod, format_args!("url:{url}")),
+        Origin::Url(url) => dump::uid(pod, format_args!("url:{url}")),
     };
     let given = pod.metadata.uid.take().filter(|uid| !uid.is_empty());
     let content = content(&pod);
     let annotations = pod.metadata.annotations.get_or_insert_default();
-    // It may have been copied from a mirror.
+    // The manifest may have been copied from a mirror pod.
     annotations.remove(spec::MIRROR_ANNOTATION);
     if given.is_some() {
         annotations.insert(spec::CONTENT_ANNOTATION.to_owned(), content.clone());
     }
     let uid = given.unwrap_or(content);
-    let source = match place {
-        Place::File(_) => "file",
-        Place::Url(_) => "http",
+    let source = match origin {
+        Origin::File(_) => "file",
+        Origin::Url(_) => "http",
     };
     annotations.insert(spec::SOURCE_ANNOTATION.to_owned(), source.to_owned());
     annotations.insert(spec::HASH_ANNOTATION.to_owned(), uid.clone());
-    let name = node_wide(spec::name(&pod), node_name);
+    let name = with_node_name(spec::name(&pod), node_name);
     let metadata = &mut pod.metadata;
     metadata.uid = Some(uid);
     metadata.name = Some(name);
@@ -190,26 +191,26 @@ fn static_pod(mut pod: Pod, place: Place<'_>, node_name: &str) -> Result<Pod, Er
         if spec.termination_grace_period_seconds.is_some_and(|seconds| seconds < 0) {
             spec.termination_grace_period_seconds = Some(1);
         }
-        if matches!(place, Place::File(_)) {
-            tolerate_everything(spec.tolerations.get_or_insert_default());
+        if matches!(origin, Origin::File(_)) {
+            tolerate_no_execute(spec.tolerations.get_or_insert_default());
         }
     }
     Ok(pod)
 }
 
-/// A pod of a file stays whatever befalls its node.
-fn tolerate_everything(tolerations: &mut Vec<Toleration>) {
+/// A static pod tolerates all `NoExecute` taints.
+fn tolerate_no_execute(tolerations: &mut Vec<Toleration>) {
     let exists = || Some("Exists".to_owned());
     let everything = Toleration {
         operator: exists(),
         effect: Some("NoExecute".to_owned()),
         ..Toleration::default()
     };
-    let bounded = |toleration: &mut Toleration| {
+    let check_limits = |toleration: &mut Toleration| {
         let unbounded = Toleration { toleration_seconds: None, ..toleration.clone() };
         unbounded == everything
     };
-    match tolerations.iter_mut().find_map(|known| bounded(known).then_some(known)) {
+    match tolerations.iter_mut().find_map(|known| check_limits(known).then_some(known)) {
         Some(known) => known.toleration_seconds = None,
         None => tolerations.push(everything),
     }

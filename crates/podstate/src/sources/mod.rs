@@ -1,5 +1,5 @@
-//! Where desired pods come from: the apiserver, a directory of manifests, and a URL. Each source tells
-//! what it sees in one stream; none knows of the others.
+//! Sources of desired pods: the apiserver, a directory of manifests, and a URL. Each source sends
+//! its updates to one channel; they are independent of each other.
 
 mod api;
 mod defaults;
@@ -17,8 +17,8 @@ pub use api::watch_pods;
 pub use file::watch_manifests;
 pub use http::poll_url;
 
-/// Tells of a manifest that gives no pod: where it is, and field and reason.
-pub type Complain = std::sync::Arc<dyn Fn(&str, &str) + Send + Sync>;
+/// Reports an invalid manifest: its path or URL, and field and reason.
+pub type ReportInvalid = std::sync::Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// A source of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,26 +31,25 @@ pub enum Source {
     Http,
 }
 
-/// What a source tells.
+/// An update of a source.
 #[derive(Debug)]
 pub enum Update {
-    /// All that the source has; what it told before and is not here is gone. Sources of static pods
-    /// tell nothing else.
+    /// All pods of the source; others it had before are gone. Sources of static pods send nothing
+    /// else.
     Snapshot(Vec<Pod>),
     /// One pod is new or has changed.
     Set(Box<Pod>),
     /// One pod is gone.
     Remove(Box<Pod>),
-    /// The UIDs of all pods that the source has and that cannot be decoded: what is known of them
-    /// stays.
+    /// The UIDs of all pods of the source that cannot be decoded: their last known state is kept.
     Unreadable(HashSet<String>),
 }
 
-/// Why a pod is not taken that another one of the same source stands for already.
-const TWIN: &str = "metadata.name: another manifest has the same name, namespace or UID";
+/// Why a pod is ignored if the source has another one of the same name or UID.
+const DUPLICATE: &str = "metadata.name: another manifest has the same name, namespace or UID";
 
 /// Whether two pods cannot both run.
-fn is_twin(a: &Pod, b: &Pod) -> bool {
+fn is_duplicate(a: &Pod, b: &Pod) -> bool {
     a.metadata.uid == b.metadata.uid
         || (&a.metadata.name, &a.metadata.namespace) == (&b.metadata.name, &b.metadata.namespace)
 }

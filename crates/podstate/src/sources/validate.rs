@@ -1,4 +1,4 @@
-//! What a manifest must say before it is taken, and what it may not.
+//! Validation of manifests.
 
 use std::collections::HashSet;
 
@@ -11,36 +11,36 @@ use super::manifest::{Error, field};
 
 type Check = Result<(), Error>;
 
-/// Whether the pod can be taken.
+/// Whether the pod is valid.
 pub(super) fn check(pod: &Pod) -> Check {
     let name = spec::name(pod);
     if name.is_empty() {
         return Err(field("metadata.name", "required"));
     }
     if !is_subdomain(name) {
-        return Err(field("metadata.name", format!("{name:?} is no DNS subdomain name")));
+        return Err(field("metadata.name", format!("{name:?} is not a DNS subdomain name")));
     }
     let namespace = spec::namespace(pod);
     if !namespace.is_empty() && !is_label(namespace) {
-        return Err(field("metadata.namespace", format!("{namespace:?} is no DNS label")));
+        return Err(field("metadata.namespace", format!("{namespace:?} is not a DNS label")));
     }
-    // It becomes part of paths.
+    // The UID becomes part of paths.
     let uid = spec::uid(pod);
     if uid.starts_with('.') || uid.contains('/') {
-        return Err(field("metadata.uid", format!("{uid:?} is no UID")));
+        return Err(field("metadata.uid", format!("{uid:?} is not a UID")));
     }
     let Some(pod_spec) = &pod.spec else { return Err(field("spec", "required")) };
     match pod_spec.restart_policy.as_deref() {
         None | Some("" | "Always" | "OnFailure" | "Never") => {}
         Some(other) => {
-            let reason = format!("{other:?} is none of Always, OnFailure, Never");
+            let reason = format!("{other:?} is not one of Always, OnFailure, Never");
             return Err(field("spec.restartPolicy", reason));
         }
     }
     let volumes = volumes(pod_spec)?;
     containers(pod_spec, &volumes)?;
     resources("spec", pod_spec.resources.as_ref())?;
-    refuse_references(pod, pod_spec)
+    reject_references(pod, pod_spec)
 }
 
 /// The names of the pod's volumes.
@@ -49,14 +49,17 @@ fn volumes(pod_spec: &PodSpec) -> Result<HashSet<&str>, Error> {
     for (index, volume) in pod_spec.volumes.iter().flatten().enumerate() {
         let at = |part: &str| format!("spec.volumes[{index}].{part}");
         if !is_label(&volume.name) {
-            return Err(field(at("name"), format!("{:?} is no DNS label", volume.name)));
+            return Err(field(at("name"), format!("{:?} is not a DNS label", volume.name)));
         }
         if !names.insert(volume.name.as_str()) {
             return Err(field(at("name"), format!("duplicate value {:?}", volume.name)));
         }
         let limit = volume.empty_dir.as_ref().and_then(|source| source.size_limit.as_ref());
         if let Some(limit) = limit.filter(|limit| Quantity::parse(&limit.0).is_none()) {
-            return Err(field(at("emptyDir.sizeLimit"), format!("{:?} is no quantity", limit.0)));
+            return Err(field(
+                at("emptyDir.sizeLimit"),
+                format!("{:?} is not a quantity", limit.0),
+            ));
         }
     }
     Ok(names)
@@ -64,10 +67,10 @@ fn volumes(pod_spec: &PodSpec) -> Result<HashSet<&str>, Error> {
 
 fn containers(pod_spec: &PodSpec, volumes: &HashSet<&str>) -> Check {
     if pod_spec.containers.is_empty() {
-        return Err(field("spec.containers", "required: a pod has at least one container"));
+        return Err(field("spec.containers", "required: at least one container"));
     }
     if !spec::ephemeral_containers(pod_spec).is_empty() {
-        return Err(field("spec.ephemeralContainers", "may not be there from the start"));
+        return Err(field("spec.ephemeralContainers", "may not be set in a manifest"));
     }
     let mut names = HashSet::new();
     let lists = [
@@ -92,7 +95,10 @@ fn container(at: &str, container: &Container, volumes: &HashSet<&str>) -> Check 
         return Err(field(format!("{at}.name"), "required"));
     }
     if !is_label(&container.name) {
-        return Err(field(format!("{at}.name"), format!("{:?} is no DNS label", container.name)));
+        return Err(field(
+            format!("{at}.name"),
+            format!("{:?} is not a DNS label", container.name),
+        ));
     }
     if container.image.as_deref().unwrap_or_default().is_empty() {
         return Err(field(format!("{at}.image"), "required"));
@@ -108,7 +114,7 @@ fn container(at: &str, container: &Container, volumes: &HashSet<&str>) -> Check 
     }
     for (index, port) in container.ports.iter().flatten().enumerate() {
         if !(1..=65535).contains(&port.container_port) {
-            let reason = format!("{} is no port", port.container_port);
+            let reason = format!("{} is not a port", port.container_port);
             return Err(field(format!("{at}.ports[{index}].containerPort"), reason));
         }
     }
@@ -121,37 +127,37 @@ fn resources(at: &str, resources: Option<&ResourceRequirements>) -> Check {
         for (resource, quantity) in list.iter().flatten() {
             if Quantity::parse(&quantity.0).is_none() {
                 let at = format!("{at}.resources.{name}[{resource}]");
-                return Err(field(at, format!("{:?} is no quantity", quantity.0)));
+                return Err(field(at, format!("{:?} is not a quantity", quantity.0)));
             }
         }
     }
     Ok(())
 }
 
-/// A static pod must not depend on objects of the apiserver.
-fn refuse_references(pod: &Pod, pod_spec: &PodSpec) -> Check {
-    let refuse = |at: String| Err(field(at, "a static pod may not reference an API object"));
+/// A static pod must not refer to objects of the apiserver.
+fn reject_references(pod: &Pod, pod_spec: &PodSpec) -> Check {
+    let reject = |at: String| Err(field(at, "a static pod may not reference an API object"));
     let account = [&pod_spec.service_account_name, &pod_spec.service_account];
     if account.into_iter().flatten().any(|name| !name.is_empty()) {
-        return refuse("spec.serviceAccountName".to_owned());
+        return reject("spec.serviceAccountName".to_owned());
     }
     if pod_spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
-        return refuse("spec.resourceClaims".to_owned());
+        return reject("spec.resourceClaims".to_owned());
     }
     for (index, volume) in pod_spec.volumes.iter().flatten().enumerate() {
-        if leans_on_objects(volume) {
-            return refuse(format!("spec.volumes[{index}]"));
+        if references_objects(volume) {
+            return reject(format!("spec.volumes[{index}]"));
         }
     }
     match objects::first_reference(pod) {
-        Some(object) => refuse(format!("spec ({object})")),
+        Some(object) => reject(format!("spec ({object})")),
         None => Ok(()),
     }
 }
 
-/// Whether a volume of that kind always takes an object of the apiserver. Those that name a secret
-/// or a config map are told apart by name.
-fn leans_on_objects(volume: &Volume) -> bool {
+/// Whether a volume of that kind always refers to an object of the apiserver. Secrets and config
+/// maps are checked by name.
+fn references_objects(volume: &Volume) -> bool {
     let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
     volume.persistent_volume_claim.is_some()
         || volume.ephemeral.is_some()

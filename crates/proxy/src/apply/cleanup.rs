@@ -35,7 +35,7 @@ const GROUP: usize = 500;
 
 /// Whose rules are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftovers {
+pub enum CleanupMode {
     /// Those of all modes.
     All,
     /// Those of the iptables mode.
@@ -45,7 +45,7 @@ pub enum Leftovers {
 }
 
 /// Remove all that is kube-proxy's, and nothing else, from all tables of this network namespace.
-/// What fails is told, the rest done all the same; the first failure is returned.
+/// Failures are logged, and the rest is still done; returns the first failure.
 pub async fn cleanup(limits: Limits) -> Result<(), Error> {
     let mut backends = Vec::new();
     for variant in [Variant::Nft, Variant::Legacy] {
@@ -60,19 +60,19 @@ pub async fn cleanup(limits: Limits) -> Result<(), Error> {
     let mut result = Ok(());
     for family in Family::ALL {
         if let Err(error) = cleanup_nftables(family).await {
-            warn!(%family, %error, "rules of kube-proxy's nftables mode are left");
+            warn!(%family, %error, "cannot remove rules of kube-proxy's nftables mode");
             result = result.and(Err(error));
         }
     }
     for backend in backends {
         for family in Family::ALL {
             for table in Table::ALL {
-                // To look into a table of old would make it.
+                // Listing an old table would create it.
                 if backend.variant == Variant::Legacy && !legacy_has(family, Some(table.name())) {
                     continue;
                 }
-                if let Err(error) = clear(&backend.family(family), table, Leftovers::All).await {
-                    warn!(%family, %table, %error, "rules of kube-proxy are left");
+                if let Err(error) = clear(&backend.family(family), table, CleanupMode::All).await {
+                    warn!(%family, %table, %error, "cannot remove rules of kube-proxy");
                     result = result.and(Err(error));
                 }
             }
@@ -82,11 +82,11 @@ pub async fn cleanup(limits: Limits) -> Result<(), Error> {
 }
 
 /// Remove what a mode that was in use before left. Costs little where it left nothing.
-pub async fn cleanup_mode(iptables: &Iptables, mode: Leftovers) -> Result<(), Error> {
+pub async fn cleanup_mode(iptables: &Iptables, mode: CleanupMode) -> Result<(), Error> {
     for table in [Table::Nat, Table::Filter] {
         let sign = match mode {
-            Leftovers::Userspace => NAT_USERSPACE[0],
-            Leftovers::All | Leftovers::IpTables => NAT[0],
+            CleanupMode::Userspace => NAT_USERSPACE[0],
+            CleanupMode::All | CleanupMode::IpTables => NAT[0],
         };
         if table == Table::Nat && !iptables.has_chain(table, sign).await? {
             return Ok(());
@@ -97,7 +97,7 @@ pub async fn cleanup_mode(iptables: &Iptables, mode: Leftovers) -> Result<(), Er
 }
 
 /// Remove what upstream's nftables mode left of a family: it has a table of its own, and no program
-/// of ours looks into it.
+/// of ours reads it.
 pub async fn cleanup_nftables(family: Family) -> Result<(), Error> {
     match nftables::delete_table(family, NFTABLES_TABLE).await {
         Ok(true) => info!(%family, table = NFTABLES_TABLE, "removed a table of kube-proxy"),
@@ -115,7 +115,7 @@ fn is_unsupported(error: &std::io::Error) -> bool {
     matches!(errno, Some(Errno::OPNOTSUPP | Errno::INVAL | Errno::PROTONOSUPPORT))
 }
 
-async fn clear(iptables: &Iptables, table: Table, whose: Leftovers) -> Result<(), Error> {
+async fn clear(iptables: &Iptables, table: Table, whose: CleanupMode) -> Result<(), Error> {
     let texts = removal(table, whose, &iptables.save(table).await?);
     if !texts.is_empty() {
         info!(family = %iptables.family(), %table, "removing rules of kube-proxy");
@@ -128,7 +128,7 @@ async fn clear(iptables: &Iptables, table: Table, whose: Leftovers) -> Result<()
 
 /// The transactions that remove what is ours from a table, given as `iptables-save` prints it:
 /// jumps first, then rules, then chains, which nothing refers to by then.
-pub(super) fn removal(table: Table, whose: Leftovers, save: &str) -> Vec<String> {
+pub(super) fn removal(table: Table, whose: CleanupMode, save: &str) -> Vec<String> {
     let chains: Vec<&str> = chains_of(save).filter(|chain| is_ours(table, whose, chain)).collect();
     let jumps: Vec<String> = save
         .lines()
@@ -153,7 +153,7 @@ pub(super) fn removal(table: Table, whose: Leftovers, save: &str) -> Vec<String>
     texts
 }
 
-fn is_ours(table: Table, whose: Leftovers, chain: &str) -> bool {
+fn is_ours(table: Table, whose: CleanupMode, chain: &str) -> bool {
     let iptables = || match table {
         Table::Nat => {
             NAT.contains(&chain) || PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
@@ -167,8 +167,8 @@ fn is_ours(table: Table, whose: Leftovers, chain: &str) -> bool {
         Table::Mangle => false,
     };
     match whose {
-        Leftovers::All => chain == CANARY || iptables() || userspace(),
-        Leftovers::IpTables => iptables(),
-        Leftovers::Userspace => userspace(),
+        CleanupMode::All => chain == CANARY || iptables() || userspace(),
+        CleanupMode::IpTables => iptables(),
+        CleanupMode::Userspace => userspace(),
     }
 }

@@ -14,8 +14,8 @@ use super::lock::{self, Holder};
 use super::{Backend, Limits, Variant};
 use crate::Family;
 
-/// After this long, a command seems to wait rather than to work.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// After this long, a command probably waits for the lock.
+const LOCK_LOG_DELAY: Duration = Duration::from_secs(1);
 /// The exit code for want of a resource, the lock above all.
 const NO_RESOURCE: i32 = 4;
 
@@ -49,7 +49,7 @@ pub enum Error {
         code: Option<i32>,
         /// The line at fault, from 1.
         line: usize,
-        /// What stands there.
+        /// The text of the line.
         text: String,
         /// What the program said.
         stderr: String,
@@ -58,14 +58,14 @@ pub enum Error {
     #[error(
         "{command}: the xtables lock {} was not free within {waited:?}: {}",
         .path.display(),
-        .holder.as_ref().map_or_else(|| "its holder is not known".into(), |it| format!("{it} holds it"))
+        .holder.as_ref().map_or_else(|| "its holder is unknown".into(), |it| format!("{it} holds it"))
     )]
     Locked {
         /// What was run.
         command: String,
         /// The file that is locked.
         path: PathBuf,
-        /// Who has it, as far as `/proc/locks` tells.
+        /// Who holds it, according to `/proc/locks`.
         holder: Option<Holder>,
         /// How long it was waited for.
         waited: Duration,
@@ -78,14 +78,14 @@ pub enum Error {
         /// The time it had.
         limit: Duration,
     },
-    /// The kernel did not tell its chains.
+    /// The chains could not be read from the kernel.
     #[error("nf_tables over netlink: {0}")]
     Netlink(#[source] io::Error),
     /// Neither variant is installed.
     #[error("no iptables is installed")]
     NoPrograms,
     /// The program's version is not known.
-    #[error("{command}: no version in its answer {answer:?}")]
+    #[error("{command}: no version in its output {answer:?}")]
     Version {
         /// What was run.
         command: String,
@@ -101,14 +101,14 @@ fn exit(code: &Option<i32>) -> Cow<'static, str> {
 impl Error {
     /// Whether the rule or chain that was to be changed is not there. The words of both variants.
     pub(super) fn is_not_found(&self) -> bool {
-        const WORDS: [&str; 5] = [
+        const MESSAGES: [&str; 5] = [
             "No chain/target/match by that name",
             "No such file or directory",
             "does a matching rule exist",
             "does not exist",
             "is incompatible, use 'nft' tool",
         ];
-        matches!(self, Self::Failed { stderr, .. } if WORDS.iter().any(|word| stderr.contains(word)))
+        matches!(self, Self::Failed { stderr, .. } if MESSAGES.iter().any(|word| stderr.contains(word)))
     }
 
     /// Whether the program could not be found.
@@ -224,7 +224,7 @@ impl<'a> Command<'a> {
             if self.locks {
                 tokio::select! {
                     output = &mut ends => return output,
-                    () = sleep(PATIENCE) => {}
+                    () = sleep(LOCK_LOG_DELAY) => {}
                 }
                 holder = lock::holder(&lock::path()).filter(|it| Some(it.pid) != process);
                 if let Some(holder) = &holder {
@@ -239,7 +239,7 @@ impl<'a> Command<'a> {
         if output.status.success() {
             return Ok(match String::from_utf8(output.stdout) {
                 Ok(text) => text,
-                // Somebody's comment in another encoding is no reason to see nothing.
+                // A foreign comment in another encoding must not make all rules unreadable.
                 Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
             });
         }
@@ -273,7 +273,7 @@ pub(super) fn fault<'a>(stderr: &str, input: &'a str) -> Option<(usize, &'a str)
     if named.1 != "COMMIT" {
         return Some(named);
     }
-    // nft sees only at the end that a jump leads nowhere, and quotes where to.
+    // nft reports a jump to a missing chain only at the end, and quotes its target.
     let target = stderr.split(['\'', '`']).nth(1).filter(|_| stderr.contains("does not exist"));
     let jump = target.and_then(|target| {
         input.lines().enumerate().find(|(_, line)| {

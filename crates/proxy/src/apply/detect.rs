@@ -1,5 +1,5 @@
 //! Which iptables this machine uses. A wrong guess would put rules where the other's are not seen,
-//! so the signs are those that upstream's images look for: what the kubelet left, else who has more
+//! so the indications are those of upstream's images: the kubelet's chains, else which has more
 //! rules.
 
 use std::fs;
@@ -12,7 +12,7 @@ use super::command::{Command, Error, Program, name};
 use super::{Backend, Limits, chains_of};
 use crate::Family;
 
-/// Chains in `mangle` by which the kubelet tells whose iptables it uses.
+/// Chains in `mangle` that show which iptables variant the kubelet uses.
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 /// Which part of the kernel keeps the rules.
@@ -28,16 +28,16 @@ pub enum Variant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 
-/// What speaks for a variant.
+/// Indications that a variant is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Signs {
+pub(super) struct Detected {
     pub(super) installed: bool,
     pub(super) hint: bool,
     pub(super) rules: usize,
 }
 
 /// The variant to use, of those that are installed.
-pub(super) fn choose(nft: Signs, legacy: Signs) -> Option<Variant> {
+pub(super) fn choose_variant(nft: Detected, legacy: Detected) -> Option<Variant> {
     match (nft.installed, legacy.installed) {
         (false, false) => None,
         (true, false) => Some(Variant::Nft),
@@ -52,14 +52,14 @@ impl Backend {
     /// Find out which iptables is in use here. Changes nothing.
     pub async fn detect(limits: Limits) -> Result<Arc<Self>, Error> {
         let nft = hint(Variant::Nft).await?;
-        let legacy = if nft.hint { Signs::default() } else { hint(Variant::Legacy).await? };
+        let legacy = if nft.hint { Detected::default() } else { hint(Variant::Legacy).await? };
         let (nft, legacy) = if nft.hint || legacy.hint || !nft.installed || !legacy.installed {
             (nft, legacy)
         } else {
             // Only now all rules: of many they take seconds.
             (rules(Variant::Nft, nft).await?, rules(Variant::Legacy, legacy).await?)
         };
-        let backend = match choose(nft, legacy) {
+        let backend = match choose_variant(nft, legacy) {
             Some(variant) => Self::of(variant, limits).await?,
             None => Self::unnamed(limits).await?,
         };
@@ -79,7 +79,7 @@ impl Backend {
         Ok(Self::new(variant, version, true, limits))
     }
 
-    /// Programs that say what they are only when asked.
+    /// Programs whose variant is known only from `--version`.
     async fn unnamed(limits: Limits) -> Result<Arc<Self>, Error> {
         match version(None).await {
             Ok((variant, version)) => Ok(Self::new(variant, version, false, limits)),
@@ -89,7 +89,7 @@ impl Backend {
     }
 
     fn new(variant: Variant, version: Version, suffixed: bool, limits: Limits) -> Arc<Self> {
-        Arc::new(Self { variant, version, suffixed, limits, turn: Mutex::new(()) })
+        Arc::new(Self { variant, version, suffixed, limits, commands: Mutex::new(()) })
     }
 }
 
@@ -110,22 +110,24 @@ pub(super) fn parse_version(answer: &str) -> Option<(Variant, Version)> {
 }
 
 /// Whether a variant is installed, and whether the kubelet has left a hint in it.
-async fn hint(variant: Variant) -> Result<Signs, Error> {
-    let mut signs = Signs::default();
+async fn hint(variant: Variant) -> Result<Detected, Error> {
+    let mut detected = Detected::default();
     for family in Family::ALL {
-        let Some(save) = save(variant, family, Some("mangle"), &mut signs).await? else { continue };
-        signs.hint |= chains_of(&save).any(|chain| HINTS.contains(&chain));
+        let Some(save) = save(variant, family, Some("mangle"), &mut detected).await? else {
+            continue;
+        };
+        detected.hint |= chains_of(&save).any(|chain| HINTS.contains(&chain));
     }
-    Ok(signs)
+    Ok(detected)
 }
 
 /// How many rules a variant has.
-async fn rules(variant: Variant, mut signs: Signs) -> Result<Signs, Error> {
+async fn rules(variant: Variant, mut detected: Detected) -> Result<Detected, Error> {
     for family in Family::ALL {
-        let Some(save) = save(variant, family, None, &mut signs).await? else { continue };
-        signs.rules += save.lines().filter(|line| line.starts_with('-')).count();
+        let Some(save) = save(variant, family, None, &mut detected).await? else { continue };
+        detected.rules += save.lines().filter(|line| line.starts_with('-')).count();
     }
-    Ok(signs)
+    Ok(detected)
 }
 
 /// What a variant has, if it has tables at all. A family that the kernel does not have is empty.
@@ -133,7 +135,7 @@ async fn save(
     variant: Variant,
     family: Family,
     table: Option<&str>,
-    signs: &mut Signs,
+    detected: &mut Detected,
 ) -> Result<Option<String>, Error> {
     let program = name(Program::Save, family, Some(variant));
     let command = if variant == Variant::Legacy && !legacy_has(family, table) {
@@ -145,11 +147,11 @@ async fn save(
     match command.run().await {
         Err(error) if error.is_not_installed() => Ok(None),
         Err(Error::Failed { .. }) => {
-            signs.installed = true;
+            detected.installed = true;
             Ok(None)
         }
         result => {
-            signs.installed = true;
+            detected.installed = true;
             result.map(Some)
         }
     }

@@ -1,4 +1,4 @@
-//! Who holds the lock that programs of the legacy variant take.
+//! The holder of the xtables lock, which programs of the legacy variant take.
 
 use std::env;
 use std::fmt;
@@ -33,7 +33,7 @@ pub(super) fn path() -> PathBuf {
     env::var_os("XTABLES_LOCKFILE").map_or_else(|| PATH.into(), PathBuf::from)
 }
 
-/// Who holds a lock on the file.
+/// The holder of a lock on the file.
 pub(super) fn holder(path: &Path) -> Option<Holder> {
     let file = fs::metadata(path).ok()?;
     let (device, inode) = (file.st_dev(), file.st_ino());
@@ -43,8 +43,8 @@ pub(super) fn holder(path: &Path) -> Option<Holder> {
     Some(Holder { pid, name: name.map(|name| name.trim().to_owned()) })
 }
 
-/// The holder of a file's lock in the text of `/proc/locks`, the file given as it stands there.
-/// Lines of those who wait have an arrow.
+/// The holder of a file's lock in the text of `/proc/locks`, the file given as it is written there.
+/// Lines of waiters have an arrow.
 pub(super) fn holder_in(locks: &str, file: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);

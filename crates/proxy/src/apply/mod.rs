@@ -1,9 +1,9 @@
 //! Rules into the kernel and back: the one place that runs iptables. Text comes from `render`;
 //! which of the two variants (nft, legacy) is in use on this machine is found out once
-//! ([`Backend::detect`]) and both families keep to it. [`watch`] notices when somebody flushes
+//! ([`Backend::detect`]) and both families keep to it. [`watch`] detects when somebody flushes
 //! tables, [`cleanup`] removes all that is kube-proxy's.
 //!
-//! Current limitations: the legacy variant tells of no changes, so flushes are looked for there.
+//! Current limitations: the legacy variant has no change notifications, so flushes are detected by polling.
 
 mod cleanup;
 mod command;
@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use crate::Family;
-pub use cleanup::{Leftovers, cleanup, cleanup_mode, cleanup_nftables};
+pub use cleanup::{CleanupMode, cleanup, cleanup_mode, cleanup_nftables};
 pub use command::Error;
 use command::{Command, Program};
 pub use detect::{Variant, Version};
@@ -95,7 +95,7 @@ pub struct Backend {
     limits: Limits,
     /// Changes one at a time, both families: the kernel makes one that overlaps another begin again
     /// (nft), or wait (legacy).
-    turn: Mutex<()>,
+    commands: Mutex<()>,
 }
 
 impl Backend {
@@ -140,7 +140,7 @@ impl Iptables {
     }
 
     /// The names of a table's chains, the built-in ones only as far as they are in use: far cheaper
-    /// than all of its rules, where the kernel can tell them alone.
+    /// than all of its rules, where the kernel can list them separately.
     pub async fn chains(&self, table: Table) -> Result<Vec<String>, Error> {
         match self.backend.variant {
             Variant::Nft => nftables::chains(self.family, table).await.map_err(Error::Netlink),
@@ -152,7 +152,7 @@ impl Iptables {
     /// name stay as they are. With `counters`, those of the text are taken over.
     pub async fn restore(&self, text: &str, counters: bool) -> Result<(), Error> {
         let counters = counters.then_some("--counters");
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         let mut command = self.command(Program::Restore).arg("--noflush").input(text);
         command = command.args(counters);
         command.run().await?;
@@ -174,7 +174,7 @@ impl Iptables {
 
     /// Make a chain, unless it exists; whether it did.
     pub async fn ensure_chain(&self, table: Table, chain: &str) -> Result<bool, Error> {
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         match self.on(table, ["-N", chain]).run().await {
             // The reason, not the exit code: 1 stands for more than one.
             Err(Error::Failed { stderr, .. }) if stderr.contains("Chain already exists") => {
@@ -186,13 +186,13 @@ impl Iptables {
 
     /// Take all rules out of a chain; whether it exists.
     pub async fn flush_chain(&self, table: Table, chain: &str) -> Result<bool, Error> {
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         Ok(self.on(table, ["-F", chain]).run().await.found()?.is_some())
     }
 
     /// Remove a chain that is empty and that no rule jumps to; whether it existed.
     pub async fn delete_chain(&self, table: Table, chain: &str) -> Result<bool, Error> {
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         Ok(self.on(table, ["-X", chain]).run().await.found()?.is_some())
     }
 
@@ -204,7 +204,7 @@ impl Iptables {
         chain: &str,
         rule: &[&str],
     ) -> Result<bool, Error> {
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         let check = self.on(table, ["-C", chain]).args(rule.iter().copied());
         match check.run().await {
             Ok(_) => return Ok(true),
@@ -226,7 +226,7 @@ impl Iptables {
         chain: &str,
         rule: &[&str],
     ) -> Result<bool, Error> {
-        let _turn = self.backend.turn.lock().await;
+        let _running = self.backend.commands.lock().await;
         let command = self.on(table, ["-D", chain]).args(rule.iter().copied());
         Ok(command.run().await.found()?.is_some())
     }

@@ -1,4 +1,4 @@
-//! What the kernel tells of chains without a program in between.
+//! Chains and their use counts, read from nftables by netlink.
 
 use std::io;
 
@@ -29,7 +29,7 @@ pub(super) async fn chains(family: Family, table: Table) -> io::Result<Vec<Strin
             chains.extend(text(answer, NAME).map(str::to_owned));
         }
     };
-    Netfilter::open()?.ask(family, GET_CHAIN, NLM_F_DUMP, &[], each).await?;
+    Netfilter::open()?.request(family, GET_CHAIN, NLM_F_DUMP, &[], each).await?;
     Ok(chains)
 }
 
@@ -45,12 +45,12 @@ pub(super) async fn uses(
     table: Table,
     chain: &str,
 ) -> io::Result<Option<u32>> {
-    let question = [Attribute::text(TABLE, table.name()), Attribute::text(NAME, chain)];
+    let request = [Attribute::text(TABLE, table.name()), Attribute::text(NAME, chain)];
     let mut uses = None;
     let each = |answer: &[u8]| {
         uses = attribute(answer, USE).and_then(|it| it.try_into().ok()).map(u32::from_be_bytes);
     };
-    match kernel.ask(family, GET_CHAIN, NLM_F_ACK, &question, each).await {
+    match kernel.request(family, GET_CHAIN, NLM_F_ACK, &request, each).await {
         Ok(()) => Ok(uses),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(None),
         Err(error) => Err(error),

@@ -2,25 +2,25 @@
 
 use super::cleanup::removal;
 use super::command::fault;
-use super::detect::{Signs, choose, parse_version};
+use super::detect::{Detected, choose_variant, parse_version};
 use super::lock::holder_in;
 use super::*;
 
 #[test]
-fn the_variant_that_is_hinted_at_or_has_more_rules_is_used() {
-    let signs = |installed, hint, rules| Signs { installed, hint, rules };
-    let none = Signs::default();
+fn iptables_variant_by_hint_or_number_of_rules() {
+    let detected = |installed, hint, rules| Detected { installed, hint, rules };
+    let none = Detected::default();
     for (nft, legacy, chosen) in [
         (none, none, None),
-        (signs(true, false, 0), none, Some(Variant::Nft)),
-        (none, signs(true, false, 0), Some(Variant::Legacy)),
-        (signs(true, false, 0), signs(true, false, 0), Some(Variant::Nft)),
-        (signs(true, false, 3), signs(true, false, 3), Some(Variant::Nft)),
-        (signs(true, false, 3), signs(true, false, 4), Some(Variant::Legacy)),
-        (signs(true, true, 0), signs(true, true, 9), Some(Variant::Nft)),
-        (signs(true, false, 9), signs(true, true, 0), Some(Variant::Legacy)),
+        (detected(true, false, 0), none, Some(Variant::Nft)),
+        (none, detected(true, false, 0), Some(Variant::Legacy)),
+        (detected(true, false, 0), detected(true, false, 0), Some(Variant::Nft)),
+        (detected(true, false, 3), detected(true, false, 3), Some(Variant::Nft)),
+        (detected(true, false, 3), detected(true, false, 4), Some(Variant::Legacy)),
+        (detected(true, true, 0), detected(true, true, 9), Some(Variant::Nft)),
+        (detected(true, false, 9), detected(true, true, 0), Some(Variant::Legacy)),
     ] {
-        assert_eq!(choose(nft, legacy), chosen, "{nft:?} {legacy:?}");
+        assert_eq!(choose_variant(nft, legacy), chosen, "{nft:?} {legacy:?}");
     }
 }
 
@@ -40,7 +40,7 @@ fn versions_are_read() {
 }
 
 #[test]
-fn the_line_at_fault_is_found() {
+fn apply_error_has_the_line() {
     let input = "*nat\n:KUBE-A - [0:0]\n-A KUBE-A -j NOPE\nCOMMIT\n";
     for (stderr, line) in [
         ("iptables-restore: line 2 failed", Some((2, ":KUBE-A - [0:0]"))),
@@ -65,7 +65,7 @@ fn the_line_at_fault_is_found() {
 }
 
 #[test]
-fn the_holder_of_a_lock_is_read() {
+fn xtables_lock_holder_is_read() {
     let locks = "\
 1: OFDLCK ADVISORY  READ -1 fe:00:7 201 201
 2: POSIX  ADVISORY  WRITE 41 fe:00:7 0 EOF
@@ -88,7 +88,7 @@ fn the_holder_of_a_lock_is_read() {
 }
 
 #[test]
-fn what_is_ours_is_removed_and_nothing_else() {
+fn cleanup_removes_only_our_rules() {
     let save = r#"# Generated
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -110,14 +110,14 @@ COMMIT
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SEP-ABC - [0:0]\nCOMMIT\n",
         "*nat\n-X KUBE-SERVICES\n-X KUBE-SEP-ABC\nCOMMIT\n",
     ];
-    assert_eq!(removal(Table::Nat, Leftovers::All, save), texts);
-    assert!(removal(Table::Mangle, Leftovers::All, save).is_empty());
+    assert_eq!(removal(Table::Nat, CleanupMode::All, save), texts);
+    assert!(removal(Table::Mangle, CleanupMode::All, save).is_empty());
 }
 
 #[test]
 fn many_chains_are_removed_in_groups() {
     let save: String = (0..1200).map(|i| format!(":KUBE-SVC-{i} - [0:0]\n")).collect();
-    let texts = removal(Table::Nat, Leftovers::All, &save);
+    let texts = removal(Table::Nat, CleanupMode::All, &save);
     let sizes: Vec<usize> = texts.iter().map(|text| text.lines().count() - 2).collect();
     assert_eq!(sizes, [500, 500, 200, 500, 500, 200]);
 }

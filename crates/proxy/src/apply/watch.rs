@@ -1,5 +1,5 @@
-//! The look-out for those who flush tables, a firewall that is reloaded for one: what they remove
-//! is ours to put back. A chain without rules in each table goes with the others and so tells.
+//! Detects flushed tables, for example by the reload of a firewall: what was removed
+//! is to be restored. A chain without rules in each table (the canary) shows a flush by its absence.
 
 use std::io;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::render::CANARY_CHAIN;
 /// The chain by which kube-proxy notices a flush.
 pub const CANARY: &str = CANARY_CHAIN;
 
-/// Where jumps to our rules stand: such a chain has lost all its rules only when somebody took
-/// them out. (A flush that leaves the chains leaves the canary too.)
+/// The chains with jumps to our rules: such a chain is empty only after its rules were flushed. (A
+/// flush that keeps the chains keeps the canary too.)
 const HOOKS: [(Table, &str); 5] = [
     (Table::Nat, "PREROUTING"),
     (Table::Nat, "OUTPUT"),
@@ -26,16 +26,16 @@ const HOOKS: [(Table, &str); 5] = [
     (Table::Filter, "OUTPUT"),
 ];
 
-/// The pause after a look: changes come in thousands when a big rule set is written.
-const SETTLE: Duration = Duration::from_millis(20);
-/// How often the small table is looked at where nothing tells of changes.
-const GLANCE: Duration = Duration::from_secs(2);
-/// The pause after a failure.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The debounce after a check: a big rule set causes thousands of change notifications.
+const DEBOUNCE: Duration = Duration::from_millis(20);
+/// The polling interval of the small table, where there are no change notifications.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// The backoff after a failure.
+const BACKOFF: Duration = Duration::from_secs(1);
 
-/// Tell each time when tables were flushed, until dropped. Where the kernel tells of changes (nft)
-/// that is at once; else `mangle` is looked at every other second. All is looked at every
-/// `interval`. `canary` is the watcher's own: it makes it, and nobody else removes it but by a flush.
+/// Calls `flushed` each time when tables were flushed, until dropped: at once where the kernel
+/// notifies of changes (nft); else `mangle` is polled every two seconds. All tables are checked
+/// every `interval`. The watcher creates the chain `canary`, which only a flush removes.
 pub async fn watch(
     iptables: &Iptables,
     canary: &str,
@@ -45,11 +45,11 @@ pub async fn watch(
     let mut up = false;
     let mut lost = None;
     loop {
-        // Canaries are up again before anybody is told, and the kernel is listened to before they
-        // are: no flush falls between two turns.
-        let turn = async {
-            let guard = match iptables.backend().variant {
-                Variant::Nft => Some(Guard::new().map_err(Error::Netlink)?),
+        // The subscription comes before the canaries, and the canaries before the callback: no flush is
+        // missed between two rounds.
+        let round = async {
+            let detector = match iptables.backend().variant {
+                Variant::Nft => Some(FlushDetector::new().map_err(Error::Netlink)?),
                 Variant::Legacy => None,
             };
             for table in Table::ALL {
@@ -59,31 +59,31 @@ pub async fn watch(
             }
             up = true;
             if let Some(table) = lost.take() {
-                info!(family = %iptables.family(), %table, "somebody flushed rules");
+                info!(family = %iptables.family(), %table, "rules were flushed");
                 flushed();
             }
-            lost = Some(match guard {
-                Some(guard) => {
-                    guard.wait(iptables, canary, interval).await.map_err(Error::Netlink)?
+            lost = Some(match detector {
+                Some(detector) => {
+                    detector.wait(iptables, canary, interval).await.map_err(Error::Netlink)?
                 }
-                None => look(iptables, canary, interval).await?,
+                None => poll(iptables, canary, interval).await?,
             });
             Ok::<_, Error>(())
         };
-        if let Err(error) = turn.await {
-            warn!(family = %iptables.family(), %error, "flushed rules are not noticed now");
-            sleep(PAUSE).await;
+        if let Err(error) = round.await {
+            warn!(family = %iptables.family(), %error, "cannot detect flushed rules");
+            sleep(BACKOFF).await;
         }
     }
 }
 
-/// What it takes to hear of changes and to look.
-struct Guard {
+/// The subscription to changes and the socket for queries.
+struct FlushDetector {
     changes: Changes,
     kernel: Netfilter,
 }
 
-impl Guard {
+impl FlushDetector {
     fn new() -> io::Result<Self> {
         Ok(Self { changes: nftables::changes()?, kernel: Netfilter::open()? })
     }
@@ -108,7 +108,7 @@ impl Guard {
                 }
                 *ruled = has;
             }
-            sleep(SETTLE).await;
+            sleep(DEBOUNCE).await;
             tokio::select! {
                 change = self.changes.next() => change?,
                 () = sleep(interval) => {}
@@ -129,12 +129,12 @@ impl Guard {
     }
 }
 
-/// Looks time and again.
-async fn look(iptables: &Iptables, canary: &str, interval: Duration) -> Result<Table, Error> {
-    let glances = (interval.as_millis() / GLANCE.as_millis()).max(1);
+/// Polls for the canaries.
+async fn poll(iptables: &Iptables, canary: &str, interval: Duration) -> Result<Table, Error> {
+    let polls = (interval.as_millis() / POLL_INTERVAL.as_millis()).max(1);
     loop {
-        for _ in 0..glances {
-            sleep(GLANCE.min(interval)).await;
+        for _ in 0..polls {
+            sleep(POLL_INTERVAL.min(interval)).await;
             if !iptables.has_chain(Table::Mangle, canary).await? {
                 return Ok(Table::Mangle);
             }

@@ -9,7 +9,7 @@ const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
-/// How serde begins to tell of a field that there is not.
+/// How serde's message about a missing field begins.
 const UNKNOWN: &str = "unknown field";
 
 /// Why a configuration cannot be used.
@@ -38,7 +38,7 @@ pub enum ConfigError {
 
 impl KubeProxyConfiguration {
     /// Reads a file's tree: with defaults, and checked. Fields that are unknown are passed over, as
-    /// upstream does with files of other versions, and told: a line for each.
+    /// upstream does with files of other versions, and returned: a line for each.
     ///
     /// # Errors
     /// The first field of another type, or else all that are out of range.

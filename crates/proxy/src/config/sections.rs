@@ -19,7 +19,7 @@ pub enum Mode {
     Userspace,
 }
 
-/// How traffic of this node's pods is told.
+/// How traffic of this node's pods is detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum LocalMode {
     #[default]

@@ -60,7 +60,7 @@ impl KubeProxyConfiguration {
         self.node_port_addresses.iter().filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// `conntrack` as the kernel is told of it.
+    /// `conntrack` as the kernel's settings.
     pub fn conntrack_sysctls(&self) -> sysctl::Conntrack {
         let conntrack = &self.conntrack;
         let number = |value: i32| u32::try_from(value).unwrap_or(0);

@@ -13,7 +13,7 @@ fn decode(fields: Value) -> Result<KubeProxyConfiguration, ConfigError> {
 }
 
 #[test]
-fn nothing_said_is_all_defaults() {
+fn config_empty_is_all_defaults() {
     assert_eq!(decode(json!({})), Ok(KubeProxyConfiguration::default()));
     // as kubeadm writes it: everything there, and zero
     let kubeadm = json!({
@@ -34,7 +34,7 @@ fn nothing_said_is_all_defaults() {
 }
 
 #[test]
-fn what_is_written_reads_the_same() {
+fn config_round_trip() {
     let config = decode(json!({"mode": "userspace", "iptables": {"syncPeriod": "1m30s"}})).unwrap();
     assert_eq!(KubeProxyConfiguration::decode(config.to_tree()), Ok(config.clone()));
     assert_eq!(config.to_tree()["iptables"]["syncPeriod"], "1m30s");
@@ -42,7 +42,7 @@ fn what_is_written_reads_the_same() {
 }
 
 #[test]
-fn servers_follow_the_family_of_the_bind_address() {
+fn config_server_addresses_follow_the_bind_address_family() {
     let config = decode(json!({"bindAddress": "::"})).unwrap();
     assert_eq!(config.healthz_bind_address, "[::]:10256");
     assert_eq!(config.metrics_bind_address, "[::1]:10249");
@@ -53,7 +53,7 @@ fn servers_follow_the_family_of_the_bind_address() {
 }
 
 #[test]
-fn what_is_unknown_is_named() {
+fn config_unknown_fields_are_named() {
     let error = |fields| decode(fields).unwrap_err().to_string();
     let unknown = error(json!({"iptables": {"masqBit": 3}}));
     assert!(unknown.starts_with("iptables.masqBit: unknown field `masqBit`"), "{unknown}");
@@ -70,7 +70,7 @@ fn what_is_unknown_is_named() {
 }
 
 #[test]
-fn what_other_versions_know_is_passed_over() {
+fn config_fields_of_other_versions_are_ignored() {
     let tree = json!({
         "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "udpIdleTimeout": "250ms", "iptables": {"masqBit": 3, "masqueradeBit": 3}, "mode": "iptables",
@@ -109,7 +109,7 @@ fn port_ranges_of_relays() {
 }
 
 #[test]
-fn an_address_that_is_not_known_serves_no_node_ports() {
+fn node_port_unknown_address_is_not_served() {
     let machine = Machine {
         node_ips: vec!["192.168.0.2".parse().unwrap(), "::1".parse().unwrap()],
         addresses: vec!["192.168.0.2".parse().unwrap(), "::1".parse().unwrap()],
@@ -120,7 +120,7 @@ fn an_address_that_is_not_known_serves_no_node_ports() {
 }
 
 #[test]
-fn faults_name_their_fields() {
+fn config_errors_name_their_fields() {
     let table = [
         (
             json!({"iptables": {"masqueradeBit": 32}}),
@@ -152,7 +152,7 @@ fn faults_name_their_fields() {
         ),
         (
             json!({"nodePortAddresses": ["10.0.0.1"]}),
-            "nodePortAddresses[0]: \"10.0.0.1\" is no CIDR such as 10.0.0.0/8 or fd00::/64",
+            "nodePortAddresses[0]: \"10.0.0.1\" is not a CIDR such as 10.0.0.0/8 or fd00::/64",
         ),
         (
             json!({"nodePortAddresses": ["10.0.0.0/8", "primary"]}),
@@ -164,19 +164,19 @@ fn faults_name_their_fields() {
         ),
         (
             json!({"clusterCIDR": "pods"}),
-            "clusterCIDR: \"pods\" is no CIDR such as 10.0.0.0/8 or fd00::/64",
+            "clusterCIDR: \"pods\" is not a CIDR such as 10.0.0.0/8 or fd00::/64",
         ),
         (
             json!({"detectLocalMode": "BridgeInterface"}),
-            "detectLocal.bridgeInterface: \"\" is no name of an interface",
+            "detectLocal.bridgeInterface: \"\" is not an interface name",
         ),
         (
             json!({"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "a b"}}),
-            "detectLocal.interfaceNamePrefix: \"a b\" is no name of an interface",
+            "detectLocal.interfaceNamePrefix: \"a b\" is not an interface name",
         ),
         (
             json!({"mode": "ipvs", "ipvs": {"excludeCIDRs": ["x"], "tcpTimeout": "-1s"}}),
-            "ipvs.tcpTimeout: -1s must be 0 or greater; ipvs.excludeCIDRs[0]: \"x\" is no CIDR such as 10.0.0.0/8 or fd00::/64",
+            "ipvs.tcpTimeout: -1s must be 0 or greater; ipvs.excludeCIDRs[0]: \"x\" is not a CIDR such as 10.0.0.0/8 or fd00::/64",
         ),
     ];
     for (fields, message) in table {

@@ -92,7 +92,8 @@ impl KubeProxyConfiguration {
             }
         }
         if self.port_range_bounds().is_none() {
-            faults.push(format!("portRange: {:?} is no range such as 4000-4100", self.port_range));
+            faults
+                .push(format!("portRange: {:?} is not a range such as 4000-4100", self.port_range));
         }
         let primary = self.node_port_addresses.iter().position(|text| text == "primary");
         if primary.is_some() && self.node_port_addresses.len() > 1 {
@@ -115,7 +116,7 @@ impl KubeProxyConfiguration {
         let named = |name: &str, field: &str| {
             // longer names are no interface's, and blanks would end the argument
             let plain = (1..16).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
-            (!plain).then(|| format!("detectLocal.{field}: {name:?} is no name of an interface"))
+            (!plain).then(|| format!("detectLocal.{field}: {name:?} is not an interface name"))
         };
         let local = &self.detect_local;
         match self.detect_local_mode {

@@ -44,12 +44,12 @@ const UDP: u8 = 17;
 pub async fn entries(family: Family, mut each: impl FnMut(Entry)) -> Result<(), Error> {
     let by_protocol = Attribute::Bytes(FILTER_ORIGINAL, BY_PROTOCOL.to_ne_bytes().into());
     let udp = Attribute::Nest(PROTOCOL, vec![Attribute::Bytes(NUMBER, vec![UDP])]);
-    let question =
+    let request =
         [Attribute::Nest(ORIGINAL, vec![udp]), Attribute::Nest(FILTER, vec![by_protocol])];
     Netfilter::open()
         .map_err(Error::Socket)?
         // Kernels before 5.8 take no notice of the filter: what is not UDP's is no entry.
-        .ask(family, GET, NLM_F_DUMP, &question, |answer| {
+        .request(family, GET, NLM_F_DUMP, &request, |answer| {
             entry(answer).into_iter().for_each(&mut each)
         })
         .await
@@ -66,12 +66,12 @@ pub async fn delete(entries: &[Entry]) -> Result<usize, Error> {
     for entry in entries {
         let family = Family::of(entry.original.source.ip());
         // The tuple names the flow; without one the kernel would remove all.
-        let question = [
+        let request = [
             Attribute::Nest(ORIGINAL, parts(&entry.original)),
             Attribute::Bytes(ID, entry.id.to_be_bytes().into()),
             Attribute::Bytes(ZONE, entry.zone.to_be_bytes().into()),
         ];
-        match kernel.ask(family, DELETE, NLM_F_ACK, &question, |_| ()).await {
+        match kernel.request(family, DELETE, NLM_F_ACK, &request, |_| ()).await {
             Ok(()) => deleted += 1,
             // It ended by itself.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => {}

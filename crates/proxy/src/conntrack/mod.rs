@@ -1,6 +1,6 @@
-//! Entries of connection tracking that lead datagrams nowhere: UDP has no end that the kernel could
+//! Stale entries of connection tracking: UDP has no end that the kernel could
 //! see, so a client that keeps sending keeps an entry to an endpoint that is gone. What is stale is
-//! plain logic ([`Facts::stale`]); [`reconcile`] reads the table of the kernel and removes that.
+//! plain logic ([`StaleFlows::stale`]); [`reconcile`] reads the table of the kernel and removes that.
 //!
 //! As upstream's reconciler, but for two cases: flows of a service that has lost its last endpoint
 //! are stale too (so the client gets to see the reject), and flows to somebody else's port of the
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 
 use crate::Family;
 pub use kernel::{delete, entries};
-pub use stale::{Facts, UdpPort};
+pub use stale::{StaleFlows, UdpPort};
 
 /// The table of the kernel could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum Error {
     /// There is no netlink socket.
     #[error("conntrack over netlink: {0}")]
     Socket(#[source] io::Error),
-    /// Entries were not told.
+    /// Entries could not be listed.
     #[error("list conntrack entries: {0}")]
     List(#[source] io::Error),
     /// An entry was not removed.
@@ -59,20 +59,20 @@ pub struct Entry {
     pub original: Tuple,
     /// As answers are expected: from the endpoint that the service's address was changed to.
     pub reply: Tuple,
-    /// Its zone; 0 unless somebody uses zones.
+    /// Its zone; 0 by default.
     pub zone: u16,
-    /// Tells it from a later flow between the same addresses.
+    /// Its id, which a later flow between the same addresses does not have.
     pub id: u32,
 }
 
 /// Remove the stale entries of a family; how many there were.
-pub async fn reconcile(family: Family, facts: &Facts) -> Result<usize, Error> {
-    if facts.is_empty() {
+pub async fn reconcile(family: Family, filter: &StaleFlows) -> Result<usize, Error> {
+    if filter.is_empty() {
         return Ok(0);
     }
     let mut stale = Vec::new();
     entries(family, |entry| {
-        if facts.is_stale(&entry) {
+        if filter.is_stale(&entry) {
             stale.push(entry);
         }
     })

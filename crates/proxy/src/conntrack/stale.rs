@@ -19,9 +19,9 @@ pub struct UdpPort {
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// What the services promise, of one family.
+/// The UDP services of one family.
 #[derive(Debug, Default)]
-pub struct Facts {
+pub struct StaleFlows {
     by_address: HashMap<SocketAddr, usize>,
     by_node_port: HashMap<u16, usize>,
     endpoints: Vec<HashSet<SocketAddr>>,
@@ -29,23 +29,23 @@ pub struct Facts {
     nodes: HashSet<IpAddr>,
 }
 
-impl Facts {
-    /// Facts about UDP ports and about the addresses at which this node takes node ports.
+impl StaleFlows {
+    /// For UDP ports and the addresses at which this node takes node ports.
     pub fn new(
         ports: impl IntoIterator<Item = UdpPort>,
         nodes: impl IntoIterator<Item = IpAddr>,
     ) -> Self {
-        let mut facts = Self { nodes: nodes.into_iter().collect(), ..Self::default() };
+        let mut filter = Self { nodes: nodes.into_iter().collect(), ..Self::default() };
         for port in ports {
-            let index = facts.endpoints.len();
-            facts.endpoints.push(port.endpoints.into_iter().collect());
+            let index = filter.endpoints.len();
+            filter.endpoints.push(port.endpoints.into_iter().collect());
             let addresses = port.addresses.into_iter();
-            facts
+            filter
                 .by_address
                 .extend(addresses.map(|address| (SocketAddr::new(address, port.port), index)));
-            facts.by_node_port.extend(port.node_port.map(|node_port| (node_port, index)));
+            filter.by_node_port.extend(port.node_port.map(|node_port| (node_port, index)));
         }
-        facts
+        filter
     }
 
     /// Whether no flow can be stale.

@@ -29,9 +29,9 @@ fn port(addresses: &[&str], port: u16, node_port: Option<u16>, endpoints: &[&str
 }
 
 #[test]
-fn a_flow_to_a_service_that_reaches_none_of_its_endpoints_is_stale() {
+fn conntrack_flow_to_no_endpoint_of_its_service_is_stale() {
     let dns = ["10.0.0.1:53", "10.0.0.2:53"];
-    let facts = Facts::new(
+    let filter = StaleFlows::new(
         [
             port(&["10.96.0.10", "192.0.2.1"], 53, Some(30053), &dns),
             port(&["10.96.0.11"], 5353, Some(30054), &[]),
@@ -70,23 +70,23 @@ fn a_flow_to_a_service_that_reaches_none_of_its_endpoints_is_stale() {
         // no service at all
         ("10.0.0.1:53", "10.0.0.1:53", false),
     ] {
-        assert_eq!(facts.is_stale(&entry(to, from)), stale, "{to} {from}");
+        assert_eq!(filter.is_stale(&entry(to, from)), stale, "{to} {from}");
     }
 }
 
 #[test]
-fn without_known_addresses_a_node_port_is_any_address_s() {
-    let facts = Facts::new([port(&[], 53, Some(30053), &["10.0.0.1:53"])], []);
-    assert!(facts.is_stale(&entry("172.18.0.9:30053", "10.0.0.2:53")));
-    assert!(!facts.is_stale(&entry("172.18.0.9:30053", "10.0.0.1:53")));
-    assert!(Facts::new([], []).is_empty());
+fn node_port_without_known_addresses_matches_any() {
+    let filter = StaleFlows::new([port(&[], 53, Some(30053), &["10.0.0.1:53"])], []);
+    assert!(filter.is_stale(&entry("172.18.0.9:30053", "10.0.0.2:53")));
+    assert!(!filter.is_stale(&entry("172.18.0.9:30053", "10.0.0.1:53")));
+    assert!(StaleFlows::new([], []).is_empty());
 }
 
 proptest! {
     /// Whatever the services: a flow that goes where one of them sends it now is kept, and a flow
     /// to nobody's address is kept.
     #[test]
-    fn good_flows_are_kept(
+    fn conntrack_valid_flows_are_kept(
         ports in vec((0u8..8, 1u16..4, proptest::option::of(30000u16..30004), vec((0u8..4, 1u16..4), 0..4)), 0..6),
         flow in (0u8..12, 1u16..4, 0u8..4, 1u16..4),
     ) {
@@ -103,7 +103,7 @@ proptest! {
                 endpoints: endpoints.into_iter().map(|(ip, port)| ([10, 0, 0, ip], port).into()).collect(),
             })
             .collect();
-        let facts = Facts::new(ports.clone(), [[172, 18, 0, 2].into()]);
+        let filter = StaleFlows::new(ports.clone(), [[172, 18, 0, 2].into()]);
         let (ip, to_port, from, from_port) = flow;
         let to = SocketAddr::from(([10, 96, 0, ip], to_port));
         let from = SocketAddr::from(([10, 0, 0, from], from_port));
@@ -116,7 +116,7 @@ proptest! {
         };
         let service = ports.iter().find(|it| it.addresses.contains(&to.ip()) && it.port == to.port());
         let stale = service.is_some_and(|it| !it.endpoints.contains(&from));
-        prop_assert_eq!(facts.is_stale(&entry), stale);
-        prop_assert_eq!(facts.stale([&entry]).count(), usize::from(stale));
+        prop_assert_eq!(filter.is_stale(&entry), stale);
+        prop_assert_eq!(filter.stale([&entry]).count(), usize::from(stale));
     }
 }

@@ -1,7 +1,7 @@
-//! What kube-proxy tells of its health, as upstream: `/healthz` and `/livez` of the proxy itself,
-//! and, at the health-check port of a service, whether a load balancer should send to this node.
-//! Pure: whoever serves HTTP tells when changes come and when they are in the kernel, and writes
-//! out the [`Answer`]s.
+//! The health of kube-proxy, as upstream: `/healthz` and `/livez` of the proxy itself, and, at the
+//! health-check port of a service, whether a load balancer should send to this node. Pure: the
+//! caller reports when changes arrive and when they are in the kernel, and sends the
+//! [`HealthResponse`]s.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -22,23 +22,23 @@ use crate::render::{NodePorts, Settings};
 /// The taint of a node that the cluster autoscaler is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// A moment: how long ago something was must not depend on a clock that somebody sets.
+/// A point in time on both clocks: durations must not depend on a clock that can be set.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
-    /// To count from.
+pub struct Time {
+    /// The monotonic clock.
     pub instant: Instant,
-    /// To show.
+    /// The wall clock.
     pub time: Timestamp,
 }
 
-impl Moment {
-    /// This one.
+impl Time {
+    /// The current time.
     pub fn now() -> Self {
         Self { instant: Instant::now(), time: Timestamp::now() }
     }
 }
 
-/// Whether the rules of all families follow what is asked for, and whether the node stays.
+/// Whether the rules of all families are up to date, and whether the node is eligible.
 #[derive(Clone, Debug)]
 pub struct Health {
     timeout: Duration,
@@ -49,13 +49,13 @@ pub struct Health {
 #[derive(Clone, Copy, Debug)]
 struct Syncs {
     updated: Timestamp,
-    /// When the oldest change came that is not in the kernel yet.
+    /// When the oldest change arrived that is not in the kernel yet.
     queued: Option<Instant>,
 }
 
-/// An answer over HTTP.
+/// A response to a health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HealthResponse {
     /// 200 or 503.
     pub status: u16,
     /// Names and values.
@@ -87,13 +87,13 @@ struct FamilyReport {
 impl Health {
     /// Of the proxiers of these families, which begin now. One is unhealthy when a change is not in
     /// the kernel within `timeout`: upstream takes twice the longest period between syncs.
-    pub fn new(timeout: Duration, families: impl IntoIterator<Item = Family>, now: Moment) -> Self {
+    pub fn new(timeout: Duration, families: impl IntoIterator<Item = Family>, now: Time) -> Self {
         let begin = |family| (family, Syncs { updated: now.time, queued: None });
         Self { timeout, families: families.into_iter().map(begin).collect(), eligible: false }
     }
 
-    /// A change came that asks for a sync.
-    pub fn queued(&mut self, family: Family, now: Moment) {
+    /// A change requires a sync.
+    pub fn queued(&mut self, family: Family, now: Time) {
         if let Some(syncs) = self.families.get_mut(&family) {
             syncs.queued.get_or_insert(now.instant);
         }
@@ -101,7 +101,7 @@ impl Health {
 
     /// A sync succeeded that `began` at a moment: changes that came later are not in it. (Upstream
     /// takes them for done.)
-    pub fn updated(&mut self, family: Family, began: Instant, now: Moment) {
+    pub fn updated(&mut self, family: Family, began: Instant, now: Time) {
         if let Some(syncs) = self.families.get_mut(&family) {
             syncs.updated = now.time;
             syncs.queued = syncs.queued.filter(|queued| *queued > began);
@@ -117,25 +117,25 @@ impl Health {
         });
     }
 
-    /// Whether the rules of all families follow what is asked for.
-    pub fn is_healthy(&self, now: Moment) -> bool {
+    /// Whether the rules of all families are up to date.
+    pub fn is_healthy(&self, now: Time) -> bool {
         self.families.values().all(|syncs| self.is_in_time(syncs, now))
     }
 
     /// `/healthz`: whether load balancers should send to this node. Not to one that goes, though
     /// the proxy works on.
-    pub fn healthz(&self, now: Moment) -> Answer {
+    pub fn healthz(&self, now: Time) -> HealthResponse {
         self.answer(now, Some(self.eligible))
     }
 
     /// `/livez`: whether the proxy works.
-    pub fn livez(&self, now: Moment) -> Answer {
+    pub fn livez(&self, now: Time) -> HealthResponse {
         self.answer(now, None)
     }
 
     /// At the health-check port of a service: whether a load balancer should send to this node for
     /// it, and how much (the header `X-Load-Balancing-Endpoint-Weight`).
-    pub fn service(&self, name: &ServiceName, check: HealthCheck, now: Moment) -> Answer {
+    pub fn service(&self, name: &ServiceName, check: HealthCheck, now: Time) -> HealthResponse {
         let (healthy, count) = (self.is_healthy(now), check.local_endpoints);
         let report = ServiceReport {
             service: ServiceReference { namespace: &name.namespace, name: &name.name },
@@ -146,17 +146,17 @@ impl Health {
         let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
         let mut serializer = serde_json::Serializer::with_formatter(&mut body, tabs);
         let written = report.serialize(&mut serializer);
-        let mut answer = Answer::of(healthy && count > 0, written.map(|()| body));
+        let mut answer = HealthResponse::of(healthy && count > 0, written.map(|()| body));
         answer.headers.push(("X-Load-Balancing-Endpoint-Weight", count.to_string()));
         answer
     }
 
-    fn is_in_time(&self, syncs: &Syncs, now: Moment) -> bool {
+    fn is_in_time(&self, syncs: &Syncs, now: Time) -> bool {
         let late = |queued| now.instant.saturating_duration_since(queued) >= self.timeout;
         !syncs.queued.is_some_and(late)
     }
 
-    fn answer(&self, now: Moment, node_eligible: Option<bool>) -> Answer {
+    fn answer(&self, now: Time, node_eligible: Option<bool>) -> HealthResponse {
         let healthy = self.is_healthy(now);
         let good = healthy && node_eligible.unwrap_or(true);
         let latest = self.families.values().map(|syncs| syncs.updated).max();
@@ -165,14 +165,14 @@ impl Health {
             (family.as_str(), FamilyReport { last_updated: syncs.updated, healthy })
         };
         let report = Report {
-            // What asks for a recent time gets one: nothing to sync is no reason to worry.
+            // A recent time is reported: nothing to sync is healthy.
             last_updated: latest.filter(|_| !good).unwrap_or(now.time),
             current_time: now.time,
             node_eligible,
             healthy,
             status: self.families.iter().map(of_family).collect(),
         };
-        Answer::of(good, serde_json::to_vec(&report))
+        HealthResponse::of(good, serde_json::to_vec(&report))
     }
 }
 
@@ -214,7 +214,7 @@ pub fn listeners<'a>(
     listeners
 }
 
-impl Answer {
+impl HealthResponse {
     /// JSON; to write plain data into memory does not fail.
     fn of(good: bool, body: serde_json::Result<Vec<u8>>) -> Self {
         let body = body.ok().and_then(|body| String::from_utf8(body).ok()).unwrap_or_default();

@@ -9,8 +9,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 struct Clock(Instant);
 
 impl Clock {
-    fn at(&self, second: u64) -> Moment {
-        Moment {
+    fn at(&self, second: u64) -> Time {
+        Time {
             instant: self.0 + Duration::from_secs(second),
             time: Timestamp::from_second(1_700_000_000 + i64::try_from(second).unwrap()).unwrap(),
         }
@@ -24,7 +24,7 @@ fn begin() -> (Clock, Health) {
     (clock, health)
 }
 
-fn body(answer: &Answer) -> Value {
+fn body(answer: &HealthResponse) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
@@ -39,7 +39,7 @@ enum Event {
 type Case = (&'static str, &'static [(u64, Event)], u64, [bool; 2]);
 
 #[test]
-fn a_change_must_be_in_the_kernel_in_time() {
+fn health_requires_changes_to_be_synced_in_time() {
     use Event::{Queued, Updated};
     use Family::{V4, V6};
     let table: [Case; 9] = [
@@ -83,7 +83,7 @@ fn a_change_must_be_in_the_kernel_in_time() {
 }
 
 #[test]
-fn only_healthz_knows_that_the_node_goes() {
+fn healthz_reports_node_deletion_and_livez_does_not() {
     let (clock, mut health) = begin();
     let node = |object: Value| serde_json::from_value::<Node>(object).unwrap();
     let tainted = |key| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
@@ -107,13 +107,13 @@ fn only_healthz_knows_that_the_node_goes() {
 }
 
 #[test]
-fn answers_look_as_upstream() {
+fn health_responses_are_upstreams() {
     let (clock, mut health) = begin();
     health.updated(Family::V4, clock.at(4).instant, clock.at(5));
     health.queued(Family::V6, clock.at(6));
     assert_eq!(
         health.healthz(clock.at(7)),
-        Answer {
+        HealthResponse {
             status: 200,
             headers: vec![
                 ("Content-Type", "application/json".to_owned()),
@@ -134,7 +134,7 @@ fn answers_look_as_upstream() {
 }
 
 #[test]
-fn load_balancers_are_told_how_many_endpoints_are_here() {
+fn health_check_reports_the_number_of_local_endpoints() {
     let (clock, mut health) = begin();
     let name = ServiceName::new("shop", "web");
     let check = |local_endpoints| HealthCheck { port: 30500, local_endpoints };
@@ -156,7 +156,7 @@ fn load_balancers_are_told_how_many_endpoints_are_here() {
 }
 
 #[test]
-fn health_checks_are_served_where_node_ports_are() {
+fn health_check_ports_listen_on_node_port_addresses() {
     let settings = |family, node_ports| Settings {
         family,
         masquerade_all: false,

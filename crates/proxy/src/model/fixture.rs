@@ -1,4 +1,4 @@
-//! Clusters for tests: objects from JSON, told to one tracker.
+//! Clusters for tests: objects from JSON, applied to one tracker.
 
 use k8s_openapi::api::core::v1::{Endpoints, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -88,7 +88,7 @@ pub(crate) fn endpoints(full_name: &str, subsets: Value) -> Endpoints {
     serde_json::from_value(object).unwrap()
 }
 
-/// A tracker that was told a service and one slice of it.
+/// A tracker with a service and one slice of it.
 pub(crate) fn one(spec: Value, endpoints: &[&str]) -> (Tracker, Changes) {
     let mut tracker = tracker(Family::V4);
     tracker.apply_service(&service("ns1/svc1", spec));

@@ -5,8 +5,8 @@
 //!
 //! Current limitations: endpoint ports without a number ("all ports") are left out, as upstream.
 
+mod derived;
 mod endpoints;
-mod facts;
 mod names;
 mod service;
 mod slice;
@@ -15,8 +15,8 @@ mod topology;
 mod tracker;
 mod warnings;
 
+pub use derived::{Frontends, HealthCheck, NoLocalEndpoints};
 pub use endpoints::{Address, Endpoint};
-pub use facts::{Frontends, HealthCheck, NoLocalEndpoints};
 pub use names::{Cidr, CidrError, Family, Protocol, ServiceName};
 pub use service::{Policy, Port, PortView, Service, Spec};
 pub use state::{Change, Changes, State};

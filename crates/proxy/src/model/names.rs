@@ -82,7 +82,7 @@ impl ServiceName {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    /// Whether this can stand in a rule: names go into comments of at most 255 bytes, and into
+    /// Whether this is valid in a rule: names go into comments of at most 255 bytes, and into
     /// text that has quotes and lines of its own.
     pub(super) fn is_plain(&self) -> bool {
         !self.namespace.is_empty()
@@ -113,7 +113,7 @@ pub struct Cidr {
 
 /// Text that is no range of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no CIDR such as 10.0.0.0/8 or fd00::/64")]
+#[error("{0:?} is not a CIDR such as 10.0.0.0/8 or fd00::/64")]
 pub struct CidrError(String);
 
 impl Cidr {

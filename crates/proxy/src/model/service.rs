@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 
 use super::names::is_plain;
-use super::warnings::Complaints;
+use super::warnings::WarningCollector;
 use super::{Cidr, Endpoint, Family, Protocol, ServiceName};
 
 /// How long ClientIP affinity lasts where the service does not say, in seconds: three hours.
@@ -29,18 +29,18 @@ pub enum Policy {
     Local,
 }
 
-/// What a service asks for, in one family.
+/// The spec of a service, in one family.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Its name.
     pub name: ServiceName,
     /// Its address inside the cluster.
     pub cluster_ip: IpAddr,
-    /// Addresses that somebody routes to the nodes.
+    /// External IPs.
     pub external_ips: Vec<IpAddr>,
     /// Addresses of load balancers that keep the destination address (ipMode `VIP`).
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Who may use the load balancers' addresses; empty: everybody.
+    /// `loadBalancerSourceRanges`; empty: all.
     pub source_ranges: Vec<Cidr>,
     /// A client stays with its endpoint for so many seconds; none: no affinity.
     pub affinity: Option<u32>,
@@ -48,7 +48,7 @@ pub struct Spec {
     pub internal_policy: Policy,
     /// The policy for traffic to all else.
     pub external_policy: Policy,
-    /// Where load balancers ask whether this node has endpoints.
+    /// The health-check node port.
     pub health_check_node_port: Option<u16>,
     /// Its ports.
     pub ports: Box<[Port]>,
@@ -70,7 +70,7 @@ pub struct Port {
 /// A service and the endpoints of each of its ports.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Service {
-    /// What it asks for.
+    /// Its spec.
     pub spec: Arc<Spec>,
     /// The endpoints of `spec.ports`, in the same order; each list is in the order of its
     /// addresses as text.
@@ -152,7 +152,7 @@ impl Spec {
         name: &ServiceName,
         service: &core::Service,
         family: Family,
-        complaints: &mut Complaints<'_>,
+        collector: &mut WarningCollector<'_>,
     ) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         if spec.type_.as_deref() == Some("ExternalName") {
@@ -160,15 +160,15 @@ impl Spec {
         }
         let cluster_ip = cluster_ip(spec, family)?;
         if !name.is_plain() {
-            complaints.add("InvalidName", format_args!("the name {name:?} cannot stand in a rule"));
+            collector.add("InvalidName", format_args!("the name {name:?} cannot stand in a rule"));
             return None;
         }
         let Some(cluster_ip) =
             address(cluster_ip, Special::Local).filter(|ip| Family::of(*ip) == family)
         else {
-            complaints.add(
+            collector.add(
                 "InvalidAddress",
-                format_args!("clusterIP {cluster_ip:?} is no usable {family} address"),
+                format_args!("clusterIP {cluster_ip:?} is not a usable {family} address"),
             );
             return None;
         };
@@ -179,13 +179,13 @@ impl Spec {
                 match address(text, special) {
                     Some(ip) if Family::of(ip) != family || !known.insert(ip) => {}
                     Some(ip) if found.len() < MAX_ADDRESSES => found.push(ip),
-                    Some(ip) => complaints.add(
+                    Some(ip) => collector.add(
                         "TooManyAddresses",
                         format_args!("{field} {ip} is left out: {MAX_ADDRESSES} are used"),
                     ),
-                    None => complaints.add(
+                    None => collector.add(
                         "InvalidAddress",
-                        format_args!("{field} {text:?} is no usable IP address"),
+                        format_args!("{field} {text:?} is not a usable IP address"),
                     ),
                 }
             }
@@ -205,11 +205,11 @@ impl Spec {
                 .filter_map(|ingress| ingress.ip.as_deref()),
             Special::Local,
         );
-        let source_ranges = source_ranges(spec, family, complaints);
-        let mut ports = ports(spec, complaints);
+        let source_ranges = source_ranges(spec, family, collector);
+        let mut ports = ports(spec, collector);
         let each = 1 + external_ips.len() + load_balancer_ips.len() + source_ranges.len();
         if ports.len() > (MAX_RULES / each).max(1) {
-            complaints.add(
+            collector.add(
                 "TooManyRules",
                 format_args!(
                     "{} ports with {each} addresses and source ranges each need more than \
@@ -270,7 +270,7 @@ fn cluster_ip(spec: &core::ServiceSpec, family: Family) -> Option<&str> {
 fn source_ranges(
     spec: &core::ServiceSpec,
     family: Family,
-    complaints: &mut Complaints<'_>,
+    collector: &mut WarningCollector<'_>,
 ) -> Vec<Cidr> {
     let mut ranges: Vec<Cidr> = Vec::new();
     let mut known = HashSet::new();
@@ -281,13 +281,13 @@ fn source_ranges(
             text => match text.parse::<Cidr>() {
                 Ok(range) if range.family() != family || !known.insert(range) => {}
                 Ok(range) if ranges.len() < MAX_ADDRESSES || range.is_all() => ranges.push(range),
-                Ok(range) => complaints.add(
+                Ok(range) => collector.add(
                     "TooManySourceRanges",
                     format_args!("{range} is left out: {MAX_ADDRESSES} are used"),
                 ),
                 Err(error) => {
-                    complaints.add("InvalidSourceRange", format_args!("{error}"));
-                    // Nobody is in it. Without any range everybody would be let in.
+                    collector.add("InvalidSourceRange", format_args!("{error}"));
+                    // It matches nobody. Without any range everybody would be allowed.
                     let nobody = nobody(family);
                     if known.insert(nobody) {
                         ranges.push(nobody);
@@ -314,7 +314,7 @@ fn affinity(spec: &core::ServiceSpec) -> u32 {
     })
 }
 
-fn ports(spec: &core::ServiceSpec, complaints: &mut Complaints<'_>) -> Vec<Port> {
+fn ports(spec: &core::ServiceSpec, collector: &mut WarningCollector<'_>) -> Vec<Port> {
     let mut ports = Vec::new();
     let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
     for port in spec.ports.iter().flatten() {
@@ -323,7 +323,7 @@ fn ports(spec: &core::ServiceSpec, complaints: &mut Complaints<'_>) -> Vec<Port>
         let (Some(protocol), Some(number), true) =
             (protocol, port_number(port.port), is_plain(name))
         else {
-            complaints.add(
+            collector.add(
                 "InvalidPort",
                 format_args!(
                     "port {name:?} {}/{} is left out",
@@ -334,7 +334,7 @@ fn ports(spec: &core::ServiceSpec, complaints: &mut Complaints<'_>) -> Vec<Port>
             continue;
         };
         if !names.insert((name, protocol)) | !numbers.insert((number, protocol)) {
-            complaints.add(
+            collector.add(
                 "DuplicatePort",
                 format_args!(
                     "port {name:?} {number}/{} is there twice; the first counts",
@@ -359,11 +359,11 @@ pub(super) fn port_number(port: i32) -> Option<u16> {
 pub(super) enum Special {
     /// Unspecified, loopback and multicast ones.
     Local,
-    /// Link-local ones too: traffic must not be led to what listens beside the node.
+    /// Link-local ones too: traffic must not be sent to services of the node's host.
     LinkLocal,
 }
 
-/// Reads an address; none when it is none, or one that traffic must not be led to. Leading zeros
+/// Parses an address; none if it is invalid, or one that traffic must not be sent to. Leading zeros
 /// are refused: readers differ in what they mean.
 pub(super) fn address(text: &str, special: Special) -> Option<IpAddr> {
     let ip: IpAddr = text.parse().ok()?;

@@ -9,9 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::names::is_plain;
 use super::service::{Port, Spec, Special, address, port_number};
-use super::topology::{Hint, Hinted, categorize};
+use super::topology::{Hint, HintedEndpoint, categorize};
 use super::tracker::{LABELS, SERVICE_LABEL, TRIGGER_ANNOTATION};
-use super::warnings::Complaints;
+use super::warnings::WarningCollector;
 use super::{Address, Endpoint, Family, Node, Protocol};
 
 /// More endpoints than this are left out of a port: a chain of so many rules is no balancing any
@@ -19,7 +19,7 @@ use super::{Address, Endpoint, Family, Node, Protocol};
 const MAX_ENDPOINTS: usize = 10_000;
 /// The same for all ports of a service together.
 const MAX_SERVICE_ENDPOINTS: usize = 100_000;
-/// Endpoints of a port beyond these are not looked at: a slice can name each of its endpoints with
+/// Endpoints of a port beyond these are ignored: a slice can name each of its endpoints with
 /// thousands of numbers for one port.
 const MAX_FOUND: usize = 10 * MAX_ENDPOINTS;
 /// The same for endpoints that are there more than once.
@@ -59,7 +59,7 @@ impl Slice {
         slice: &discovery::EndpointSlice,
         family: Family,
         node: &Node,
-        complaints: &mut Complaints<'_>,
+        collector: &mut WarningCollector<'_>,
     ) -> Option<Self> {
         if slice.address_type != family.as_str() {
             return None;
@@ -75,7 +75,7 @@ impl Slice {
                         ports.push(SlicePort { name: name.into(), protocol, number });
                     }
                 }
-                (name, ..) => complaints.add(
+                (name, ..) => collector.add(
                     "InvalidPort",
                     format_args!("endpoint port {:?} is left out", name.unwrap_or_default()),
                 ),
@@ -83,7 +83,7 @@ impl Slice {
         }
         let endpoints = slice.endpoints.iter().flatten();
         let endpoints =
-            endpoints.filter_map(|e| read_endpoint(e, family, node, complaints)).collect();
+            endpoints.filter_map(|e| read_endpoint(e, family, node, collector)).collect();
         Some(Self { ports: ports.into(), endpoints })
     }
 }
@@ -92,13 +92,13 @@ fn read_endpoint(
     endpoint: &discovery::Endpoint,
     family: Family,
     node: &Node,
-    complaints: &mut Complaints<'_>,
+    collector: &mut WarningCollector<'_>,
 ) -> Option<SliceEndpoint> {
     let text = endpoint.addresses.first().map(String::as_str).unwrap_or_default();
     let Some(ip) = address(text, Special::LinkLocal).filter(|ip| Family::of(*ip) == family) else {
-        complaints.add(
+        collector.add(
             "InvalidAddress",
-            format_args!("endpoint {text:?} is no {family} address that traffic may be led to"),
+            format_args!("endpoint {text:?} is no {family} address that traffic may be sent to"),
         );
         return None;
     };
@@ -130,7 +130,7 @@ pub(super) fn merge<'a>(
     spec: &Spec,
     slices: impl Iterator<Item = &'a Slice>,
     zone: Option<&str>,
-    complaints: &mut Complaints<'_>,
+    collector: &mut WarningCollector<'_>,
 ) -> Vec<Box<[Endpoint]>> {
     let sources = sources(slices);
     let mut left = MAX_SERVICE_ENDPOINTS;
@@ -142,7 +142,7 @@ pub(super) fn merge<'a>(
         // in the order of their text, as upstream: the order of rules follows from it
         found.sort_by_cached_key(|hinted| hinted.endpoint.address.to_string());
         if found.len() > most || most == 0 && !sources.is_empty() {
-            complaints.add(
+            collector.add(
                 "TooManyEndpoints",
                 format_args!("port {:?} has {} endpoints; {most} are used", port.name, found.len()),
             );
@@ -168,7 +168,7 @@ fn sources<'a>(slices: impl Iterator<Item = &'a Slice>) -> Sources<'a> {
     sources
 }
 
-fn merge_port(sources: &[(&Slice, u16)], zone: Option<&str>) -> Vec<Hinted> {
+fn merge_port(sources: &[(&Slice, u16)], zone: Option<&str>) -> Vec<HintedEndpoint> {
     let mut found = BTreeMap::new();
     let all = sources.iter().flat_map(|(slice, port)| slice.endpoints.iter().map(|e| (e, *port)));
     for (endpoint, port) in all.take(MAX_LOOKED_AT) {
@@ -185,9 +185,9 @@ fn merge_port(sources: &[(&Slice, u16)], zone: Option<&str>) -> Vec<Hinted> {
     found.into_values().collect()
 }
 
-fn hinted(endpoint: &SliceEndpoint, address: Address, zone: Option<&str>) -> Hinted {
+fn hinted(endpoint: &SliceEndpoint, address: Address, zone: Option<&str>) -> HintedEndpoint {
     let &SliceEndpoint { ready, serving, terminating, local, node, .. } = endpoint;
-    Hinted {
+    HintedEndpoint {
         endpoint: Endpoint {
             address,
             ready,
@@ -236,7 +236,7 @@ pub(super) fn from_endpoints(endpoints: &core::Endpoints) -> Vec<discovery::Endp
     slices
 }
 
-/// What slices have of the metadata of their endpoints: no more than is looked at, for there may be
+/// What slices have of the metadata of their endpoints: no more than is used, for there may be
 /// a slice for each address.
 fn slice_metadata(endpoints: &ObjectMeta, service: &str) -> ObjectMeta {
     let mut labels = endpoints.labels.clone().unwrap_or_default();

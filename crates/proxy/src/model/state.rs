@@ -74,7 +74,7 @@ pub struct Changes {
     pub everything: bool,
     /// A service with a UDP port changed: flows that the kernel keeps may be stale.
     pub udp: bool,
-    /// Of services that changed, the oldest moment at which what they stand for changed.
+    /// The oldest trigger time of each service that changed.
     pub triggers: Vec<(ServiceName, Timestamp)>,
     /// What was left out of objects that changed, and why.
     pub warnings: Vec<Warning>,

@@ -17,7 +17,7 @@ pub(super) enum Hint {
 
 /// An endpoint with its hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hinted {
+pub(super) struct HintedEndpoint {
     pub(super) endpoint: Endpoint,
     pub(super) node: Hint,
     pub(super) zone: Hint,
@@ -25,8 +25,8 @@ pub(super) struct Hinted {
 
 /// Sets `for_cluster` and `for_local` of all endpoints of a port, for a service that uses the
 /// policies given.
-pub(super) fn categorize(endpoints: &mut [Hinted], cluster: bool, local: bool) {
-    let near = nearness(endpoints);
+pub(super) fn categorize(endpoints: &mut [HintedEndpoint], cluster: bool, local: bool) {
+    let near = topology_mode(endpoints);
     let any_ready = endpoints.iter().any(|h| h.endpoint.ready);
     let local_ready = endpoints.iter().any(|h| h.endpoint.ready && h.endpoint.local);
     for hinted in endpoints {
@@ -36,9 +36,9 @@ pub(super) fn categorize(endpoints: &mut [Hinted], cluster: bool, local: bool) {
             && if any_ready {
                 endpoint.ready
                     && match near {
-                        Nearness::Any => true,
-                        Nearness::Zone => hinted.zone == Hint::Us,
-                        Nearness::Node => hinted.node == Hint::Us,
+                        TopologyMode::Any => true,
+                        TopologyMode::Zone => hinted.zone == Hint::Us,
+                        TopologyMode::Node => hinted.node == Hint::Us,
                     }
             } else {
                 last_resort
@@ -48,7 +48,7 @@ pub(super) fn categorize(endpoints: &mut [Hinted], cluster: bool, local: bool) {
     }
 }
 
-enum Nearness {
+enum TopologyMode {
     Any,
     Zone,
     Node,
@@ -56,8 +56,8 @@ enum Nearness {
 
 /// Hints count only when every ready endpoint has them and one of them is for us: traffic is never
 /// lost for the sake of nearness.
-fn nearness(endpoints: &[Hinted]) -> Nearness {
-    let counts = |hint: fn(&Hinted) -> Hint| {
+fn topology_mode(endpoints: &[HintedEndpoint]) -> TopologyMode {
+    let counts = |hint: fn(&HintedEndpoint) -> Hint| {
         let mut ready = endpoints.iter().filter(|h| h.endpoint.ready).map(hint);
         let mut ours = false;
         ready.all(|hint| {
@@ -66,10 +66,10 @@ fn nearness(endpoints: &[Hinted]) -> Nearness {
         }) && ours
     };
     if counts(|h| h.node) {
-        Nearness::Node
+        TopologyMode::Node
     } else if counts(|h| h.zone) {
-        Nearness::Zone
+        TopologyMode::Zone
     } else {
-        Nearness::Any
+        TopologyMode::Any
     }
 }

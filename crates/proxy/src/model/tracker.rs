@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::service::Spec;
 use super::slice::{self, Slice};
-use super::warnings::Complaints;
+use super::warnings::WarningCollector;
 use super::{Change, Changes, Family, Protocol, Service, ServiceName, State, Warning};
 
 /// Names the service that a slice belongs to.
@@ -17,12 +17,12 @@ pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// On slices of headless services.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
-/// All labels that are looked at.
+/// All labels that are used.
 pub(super) const LABELS: [&str; 3] = [SERVICE_LABEL, OTHER_PROXY_LABEL, HEADLESS_LABEL];
-/// When what an endpoint stands for changed, on slices.
+/// The annotation of slices with the trigger time.
 pub(super) const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// What endpoints are compared with to tell which are near.
+/// The node, to which endpoints are near or not.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Node {
     /// The node's name.
@@ -37,20 +37,20 @@ type SliceName = ServiceName;
 /// What was read of the objects of one service.
 #[derive(Debug, Default)]
 struct Objects {
-    spec: Option<Seen<Arc<Spec>>>,
+    spec: Option<Listed<Arc<Spec>>>,
     /// By their names. Nearly all services have one: no tree for it.
-    slices: Vec<(SliceName, Seen<Slice>)>,
+    slices: Vec<(SliceName, Listed<Slice>)>,
     trigger: Option<Timestamp>,
 }
 
-/// Something with the number of the list that last showed it.
+/// An object with the number of the last list or watch that had it.
 #[derive(Debug)]
-struct Seen<T> {
+struct Listed<T> {
     what: T,
     list: u32,
 }
 
-/// Follows services and slices of one family. What it is told is used from the next
+/// Tracks services and slices of one family. Updates take effect from the next
 /// [`Tracker::take_changes`] on.
 #[derive(Debug)]
 pub struct Tracker {
@@ -67,7 +67,7 @@ pub struct Tracker {
     lists: Lists,
 }
 
-/// The numbers of the lists that are being told: services and slices are listed at the same time.
+/// The numbers of the lists in progress: services and slices are listed at the same time.
 #[derive(Debug, Default)]
 struct Lists {
     services: u32,
@@ -116,9 +116,9 @@ impl Tracker {
         if has_label(&service.metadata, OTHER_PROXY_LABEL) {
             return self.delete_service(&name);
         }
-        let mut complaints = Complaints::about("Service", &name.namespace, &name.name);
-        let Some(mut spec) = Spec::read(&name, service, self.family, &mut complaints) else {
-            complaints.tell(&mut self.warnings);
+        let mut collector = WarningCollector::about("Service", &name.namespace, &name.name);
+        let Some(mut spec) = Spec::read(&name, service, self.family, &mut collector) else {
+            collector.report(&mut self.warnings);
             return self.delete_service(&name);
         };
         if !self.external_ips {
@@ -132,8 +132,8 @@ impl Tracker {
                 false
             }
             old => {
-                *old = Some(Seen { what: Arc::new(spec), list });
-                complaints.tell(&mut self.warnings);
+                *old = Some(Listed { what: Arc::new(spec), list });
+                collector.report(&mut self.warnings);
                 self.dirty.insert(name);
                 true
             }
@@ -150,7 +150,7 @@ impl Tracker {
         known
     }
 
-    /// A service was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    /// A service cannot be decoded: the last one stays. Returns false, as nothing is to be synced.
     pub fn keep_service(&mut self, name: &ServiceName) -> bool {
         let list = self.lists.services;
         let known = self.objects.get_mut(name).and_then(|objects| objects.spec.as_mut());
@@ -165,9 +165,9 @@ impl Tracker {
         else {
             return self.delete_slice(slice);
         };
-        let mut complaints =
-            Complaints::about("EndpointSlice", &slice_name.namespace, &slice_name.name);
-        let Some(read) = Slice::read(slice, self.family, &self.node, &mut complaints) else {
+        let mut collector =
+            WarningCollector::about("EndpointSlice", &slice_name.namespace, &slice_name.name);
+        let Some(read) = Slice::read(slice, self.family, &self.node, &mut collector) else {
             return false;
         };
         let service = self.known(service);
@@ -175,7 +175,7 @@ impl Tracker {
             && self.remove_slice(&slice_name);
         let objects = self.objects.entry(service.clone()).or_default();
         let at = objects.slices.binary_search_by(|(name, _)| name.cmp(&slice_name));
-        let seen = Seen { what: read, list: self.lists.slices };
+        let seen = Listed { what: read, list: self.lists.slices };
         match at {
             Ok(at) if objects.slices[at].1.what == seen.what => {
                 objects.slices[at].1.list = seen.list;
@@ -191,7 +191,7 @@ impl Tracker {
         if let Some(trigger) = trigger_time(metadata).filter(|at| *at > self.started) {
             objects.trigger = Some(objects.trigger.map_or(trigger, |oldest| oldest.min(trigger)));
         }
-        complaints.tell(&mut self.warnings);
+        collector.report(&mut self.warnings);
         self.mark(service) | moved
     }
 
@@ -200,7 +200,7 @@ impl Tracker {
         object_name(&slice.metadata).is_some_and(|name| self.remove_slice(&name))
     }
 
-    /// A slice was told whose object cannot be decoded: it stays as it is. There is nothing to do.
+    /// A slice cannot be decoded: the last one stays. Returns false, as nothing is to be synced.
     pub fn keep_slice(&mut self, slice: &ServiceName) -> bool {
         let list = self.lists.slices;
         let objects = self.owners.get(slice).and_then(|owner| self.objects.get_mut(owner));
@@ -212,7 +212,7 @@ impl Tracker {
         false
     }
 
-    /// Endpoints were told that cannot be decoded: they stay as they are. There is nothing to do.
+    /// Endpoints cannot be decoded: the last ones stay. Returns false, as nothing is to be synced.
     pub fn keep_endpoints(&mut self, service: &ServiceName) -> bool {
         let list = self.lists.slices;
         let slices = self.objects.get_mut(service).into_iter().flat_map(|o| &mut o.slices);
@@ -240,12 +240,12 @@ impl Tracker {
         gone.iter().fold(false, |changed, name| self.remove_slice(name) | changed)
     }
 
-    /// A list of services begins: all of them are told again.
+    /// A list of services begins.
     pub fn begin_list_services(&mut self) {
         self.lists.services = self.lists.services.wrapping_add(1);
     }
 
-    /// All services were told since [`Tracker::begin_list_services`]: others are gone. Whether
+    /// The list since [`Tracker::begin_list_services`] is complete: other services are gone. Whether
     /// there is something to do.
     pub fn end_list_services(&mut self) -> bool {
         let list = self.lists.services;
@@ -255,12 +255,12 @@ impl Tracker {
         gone.iter().fold(false, |changed, name| self.delete_service(name) | changed)
     }
 
-    /// A list of slices (or endpoints) begins: all of them are told again.
+    /// A list of slices (or endpoints) begins.
     pub fn begin_list_slices(&mut self) {
         self.lists.slices = self.lists.slices.wrapping_add(1);
     }
 
-    /// All slices (or endpoints) were told since [`Tracker::begin_list_slices`]: others are gone.
+    /// The list since [`Tracker::begin_list_slices`] is complete: other slices (or endpoints) are gone.
     /// Whether there is something to do.
     pub fn end_list_slices(&mut self) -> bool {
         let list = self.lists.slices;
@@ -328,10 +328,10 @@ impl Tracker {
     fn build(&mut self, name: &ServiceName) -> Option<Arc<Service>> {
         let objects = self.objects.get(name)?;
         let spec = &objects.spec.as_ref()?.what;
-        let mut complaints = Complaints::about("Service", &name.namespace, &name.name);
+        let mut collector = WarningCollector::about("Service", &name.namespace, &name.name);
         let slices = objects.slices.iter().map(|(_, seen)| &seen.what);
-        let endpoints = slice::merge(spec, slices, self.node.zone.as_deref(), &mut complaints);
-        complaints.tell(&mut self.warnings);
+        let endpoints = slice::merge(spec, slices, self.node.zone.as_deref(), &mut collector);
+        collector.report(&mut self.warnings);
         Some(Arc::new(Service { spec: spec.clone(), endpoints }))
     }
 
@@ -341,7 +341,7 @@ impl Tracker {
             if let Ok(at) = objects.slices.binary_search_by(|(name, _)| name.cmp(slice)) {
                 objects.slices.remove(at);
             }
-            // the annotation tells of the last change, not of this removal
+            // the annotation is of the last change, not of this removal
             objects.trigger = None;
         }
         self.forget_empty(&service);

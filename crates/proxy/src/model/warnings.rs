@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// As many warnings are kept between two looks at them.
+/// The most warnings kept until the next sync.
 const MAX_WARNINGS: usize = 64;
 
 /// Something about an object that was left out.
@@ -18,8 +18,8 @@ pub struct Warning {
     pub message: String,
 }
 
-/// Complaints about one object: the first in full, of others how many there are.
-pub(super) struct Complaints<'a> {
+/// Collects the warnings about one object: the first in full, and the number of the others.
+pub(super) struct WarningCollector<'a> {
     kind: &'static str,
     namespace: &'a str,
     name: &'a str,
@@ -27,7 +27,7 @@ pub(super) struct Complaints<'a> {
     more: usize,
 }
 
-impl<'a> Complaints<'a> {
+impl<'a> WarningCollector<'a> {
     pub(super) fn about(kind: &'static str, namespace: &'a str, name: &'a str) -> Self {
         Self { kind, namespace, name, first: None, more: 0 }
     }
@@ -46,7 +46,7 @@ impl<'a> Complaints<'a> {
         });
     }
 
-    pub(super) fn tell(self, warnings: &mut Vec<Warning>) {
+    pub(super) fn report(self, warnings: &mut Vec<Warning>) {
         let Some(mut warning) = self.first.filter(|_| warnings.len() < MAX_WARNINGS) else {
             return;
         };

@@ -1,9 +1,9 @@
 //! kube-proxy in iptables mode for one family: services and endpoints go in ([`Proxier::update`]),
-//! and [`Proxier::sync`] has the kernel follow. `pacer` says when, the look-out for flushes
-//! ([`crate::apply::watch`]) asks for all of it again ([`Proxier::resync`]). What a sync did is told
+//! and [`Proxier::sync`] writes the rules. `bounded_frequency` says when, the flush detection
+//! ([`crate::apply::watch`]) requests a full sync ([`Proxier::resync`]). What a sync did is reported
 //! as data ([`Synced`]): metrics, events and health checks are the daemon's.
 
-mod owed;
+mod pending;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
@@ -20,19 +20,19 @@ use tracing::{debug, warn};
 
 use crate::Family;
 use crate::apply::{self, Iptables};
-use crate::conntrack::{self, Facts, UdpPort};
+use crate::bounded_frequency::Reason;
+use crate::conntrack::{self, StaleFlows, UdpPort};
 use crate::model::{
     Address, Change, Frontends, HealthCheck, NoLocalEndpoints, Service, ServiceName, State,
     Tracker, Warning,
 };
-use crate::pacer::Reason;
 use crate::render::{Existing, Full, NodePorts, Partial, Settings, Stale, Totals, partial};
-use owed::Owed;
+use pending::PendingWork;
 
 /// After this long everything is compared even while changes keep coming, but for large clusters.
 const FULL_PERIOD: Duration = Duration::from_secs(3600);
 /// While nothing changes everything is compared again when a full sync took at most one part in so
-/// many of the time since: somebody may have taken out a rule, which no canary tells.
+/// many of the time since: a single rule may have been deleted, which no canary shows.
 const FULL_SHARE: u32 = 1000;
 /// In large clusters as many chains may be left before they are removed between changes: it takes
 /// ten times as long as to write them.
@@ -45,30 +45,30 @@ const LINES: usize = 4096;
 #[derive(Debug)]
 pub struct Proxier {
     iptables: Iptables,
-    wanted: Mutex<Wanted>,
+    desired: Mutex<Desired>,
     applied: tokio::sync::Mutex<Applied>,
     changes: Notify,
 }
 
 /// What is to be in the kernel.
 #[derive(Debug)]
-struct Wanted {
+struct Desired {
     tracker: Tracker,
     settings: Arc<Settings>,
-    /// How often everything was asked for.
-    asked: u64,
+    /// The number of requests for a full sync.
+    requested: u64,
 }
 
 /// What is in the kernel.
 #[derive(Debug, Default)]
 struct Applied {
-    /// [`Wanted::asked`] as it was at the last sync. None before the first, after one that failed
-    /// and while there is one: who knows then what the kernel has.
+    /// [`Desired::requested`] as of the last sync. None before the first, after a failure and during a
+    /// sync, when the state of the kernel is unknown.
     done: Option<u64>,
     full: Option<LastFull>,
     totals: Totals,
     stale: Stale,
-    owed: Owed,
+    pending: PendingWork,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ enum Work {
 struct Plan {
     work: Work,
     settings: Arc<Settings>,
-    asked: u64,
+    requested: u64,
     large: bool,
     services: usize,
     endpoints: usize,
@@ -109,7 +109,7 @@ pub struct Synced {
     pub family: Family,
     /// Whether all rules were compared, not only those of what changed.
     pub full: bool,
-    /// When it began: what was told later is for the next.
+    /// When it began: later changes are for the next.
     pub began: Instant,
     /// How long it took until the rules were in place.
     pub duration: Duration,
@@ -129,9 +129,9 @@ pub struct Synced {
     pub triggers: BTreeMap<ServiceName, Timestamp>,
     /// What was left out of objects that changed; for events.
     pub warnings: Vec<Warning>,
-    /// Flows of UDP that were ended.
+    /// Flows of UDP that were deleted.
     pub stale_flows: usize,
-    /// How long the look at all flows took; none if no change asked for it.
+    /// How long the check of all flows took; none if no change required it.
     pub flows_duration: Option<Duration>,
 }
 
@@ -154,7 +154,7 @@ impl Proxier {
     pub fn new(tracker: Tracker, iptables: Iptables, settings: Settings) -> Self {
         Self {
             iptables,
-            wanted: Mutex::new(Wanted { tracker, settings: settings.into(), asked: 0 }),
+            desired: Mutex::new(Desired { tracker, settings: settings.into(), requested: 0 }),
             applied: Default::default(),
             changes: Notify::new(),
         }
@@ -165,15 +165,15 @@ impl Proxier {
         self.iptables.family()
     }
 
-    /// Told whenever there is something to sync: what [`crate::pacer::run`] waits for.
+    /// Notified whenever there is something to sync, for [`crate::bounded_frequency::run`].
     pub fn changes(&self) -> &Notify {
         &self.changes
     }
 
-    /// Tell the tracker of an event; what it answers, whether there is something to do. To take
+    /// Applies an event to the tracker; returns whether there is something to sync. To take
     /// its changes is for [`Proxier::sync`] alone.
     pub fn update(&self, event: impl FnOnce(&mut Tracker) -> bool) -> bool {
-        let changed = event(&mut self.wanted().tracker);
+        let changed = event(&mut self.desired().tracker);
         if changed {
             self.changes.notify_one();
         }
@@ -182,29 +182,29 @@ impl Proxier {
 
     /// The rules depend on something else now.
     pub fn set_settings(&self, settings: Settings) {
-        let mut wanted = self.wanted();
-        if *wanted.settings != settings {
-            wanted.settings = settings.into();
-            drop(wanted);
+        let mut desired = self.desired();
+        if *desired.settings != settings {
+            desired.settings = settings.into();
+            drop(desired);
             self.resync();
         }
     }
 
-    /// Somebody may have changed our rules: the next sync compares all.
+    /// Our rules may have been changed: the next sync is a full one.
     pub fn resync(&self) {
-        let mut wanted = self.wanted();
-        wanted.asked = wanted.asked.wrapping_add(1);
-        drop(wanted);
+        let mut desired = self.desired();
+        desired.requested = desired.requested.wrapping_add(1);
+        drop(desired);
         self.changes.notify_one();
     }
 
     /// The services that have a health-check port, as of the last sync.
     pub fn health_checks(&self) -> BTreeMap<ServiceName, HealthCheck> {
-        self.wanted().tracker.state().health_checks()
+        self.desired().tracker.state().health_checks()
     }
 
-    /// Have the kernel follow all that was told so far. Not before the first lists are complete:
-    /// what is not there has its rules removed.
+    /// Syncs the rules with the tracker. Not before the first lists are complete: rules of what is
+    /// not there are removed.
     pub async fn sync(&self, reason: Reason) -> Result<Synced, Failed> {
         let family = self.family();
         let mut applied = self.applied.lock().await;
@@ -218,19 +218,19 @@ impl Proxier {
         if full {
             applied.full = Some(LastFull { ended: Instant::now(), duration });
         }
-        // First the rules: a flow that is ended before begins again as it was.
-        let looked = Instant::now();
-        let flows = self.end_flows(&mut applied.owed, &plan.settings).await;
-        let flows_duration = flows.map(|_| looked.elapsed());
+        // First the rules: a flow that is deleted before would be set up again as it was.
+        let started = Instant::now();
+        let flows = self.delete_stale_flows(&mut applied.pending, &plan.settings).await;
+        let flows_duration = flows.map(|_| started.elapsed());
         if !plan.large || full || reason == Reason::Period || applied.stale.len() > MAX_STALE {
             self.remove(&mut applied.stale).await;
         }
         // Last: chains of a sync that is given up before are found by a full one only.
-        applied.done = Some(plan.asked);
+        applied.done = Some(plan.requested);
         let Plan { services, endpoints, .. } = plan;
         debug!(%family, full, ?duration, services, endpoints, ?filter, ?nat, "rules are in sync");
-        let (triggers, warnings) = applied.owed.tell();
-        let no_local_endpoints = self.wanted().tracker.state().no_local_endpoints();
+        let (triggers, warnings) = applied.pending.take_reports();
+        let no_local_endpoints = self.desired().tracker.state().no_local_endpoints();
         Ok(Synced {
             family,
             full,
@@ -251,11 +251,11 @@ impl Proxier {
 
     /// Takes what changed, and decides how it is to be written.
     fn plan(&self, applied: &mut Applied, reason: Reason) -> Plan {
-        let mut wanted = self.wanted();
-        let changes = wanted.tracker.take_changes();
-        let Wanted { tracker, settings, asked } = &*wanted;
+        let mut desired = self.desired();
+        let changes = desired.tracker.take_changes();
+        let Desired { tracker, settings, requested } = &*desired;
         let (state, large) = (tracker.state(), tracker.state().is_large());
-        let full = applied.done.take() != Some(*asked)
+        let full = applied.done.take() != Some(*requested)
             || changes.everything
             || applied.full.is_none_or(|full| full.is_old(full.ended.elapsed(), reason, large));
         let work = if full {
@@ -274,8 +274,8 @@ impl Proxier {
         let endpoints = changed(|before, after| {
             before.ports().map(|it| it.endpoints).eq(after.ports().map(|it| it.endpoints))
         });
-        applied.owed.add(changes);
-        Plan { work, settings: settings.clone(), asked: *asked, large, services, endpoints }
+        applied.pending.add(changes);
+        Plan { work, settings: settings.clone(), requested: *requested, large, services, endpoints }
     }
 
     async fn write(
@@ -327,40 +327,44 @@ impl Proxier {
         Ok(existing)
     }
 
-    /// Ends the flows that lead nowhere; how many, if they were looked at. The rules are in place
+    /// Deletes stale flows; returns how many, if they were checked. The rules are in place
     /// whether that fails or not; then it is done with the next sync.
-    async fn end_flows(&self, owed: &mut Owed, settings: &Settings) -> Option<usize> {
-        if !owed.udp {
+    async fn delete_stale_flows(
+        &self,
+        pending: &mut PendingWork,
+        settings: &Settings,
+    ) -> Option<usize> {
+        if !pending.udp {
             return None;
         }
         let family = self.family();
-        let current = self.wanted().tracker.state().udp();
+        let current = self.desired().tracker.state().udp();
         // The current ones last: they count more.
-        let ports = owed.gone().chain(current).map(UdpPort::from);
-        match conntrack::reconcile(family, &Facts::new(ports, addresses(settings))).await {
+        let ports = pending.gone().chain(current).map(UdpPort::from);
+        match conntrack::reconcile(family, &StaleFlows::new(ports, addresses(settings))).await {
             Ok(count) => {
-                owed.end_flows();
+                pending.delete_stale_flows();
                 Some(count)
             }
             Err(error) => {
-                warn!(%family, %error, "flows of UDP may lead to endpoints that are gone");
+                warn!(%family, %error, "cannot delete stale UDP flows");
                 None
             }
         }
     }
 
-    /// Removes chains that nothing leads to. One that somebody else refers to stays until the next
+    /// Deletes unused chains. One that foreign rules refer to stays until the next
     /// full sync, and does no harm.
     async fn remove(&self, stale: &mut Stale) {
         for text in stale.take() {
             if let Err(error) = self.iptables.restore(&text, false).await {
-                warn!(family = %self.family(), %error, "chains that are not used are left");
+                warn!(family = %self.family(), %error, "cannot delete unused chains");
             }
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn desired(&self) -> MutexGuard<'_, Desired> {
+        self.desired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

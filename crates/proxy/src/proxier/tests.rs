@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::owed::Owed;
+use super::pending::PendingWork;
 use super::*;
 use crate::model::Changes;
 
 #[test]
-fn all_is_compared_as_often_as_it_costs() {
+fn full_sync_frequency_follows_its_duration() {
     let seconds = Duration::from_secs;
     let cheap = Duration::from_millis(30);
     for (duration, elapsed, reason, large, old) in [
@@ -27,7 +27,7 @@ fn all_is_compared_as_often_as_it_costs() {
 }
 
 #[test]
-fn what_a_failed_sync_owes_is_kept() {
+fn sync_failure_keeps_pending_work() {
     let name = ServiceName::new("default", "it");
     let at = |second| Timestamp::from_second(second).unwrap();
     let warning = |reason| Warning {
@@ -37,26 +37,26 @@ fn what_a_failed_sync_owes_is_kept() {
         reason,
         message: String::new(),
     };
-    let mut owed = Owed::default();
+    let mut pending = PendingWork::default();
     for (udp, second) in [(false, 7), (true, 5), (false, 9)] {
-        owed.add(Changes {
+        pending.add(Changes {
             udp,
             triggers: vec![(name.clone(), at(second))],
             warnings: vec![warning("A"); 40],
             ..Changes::default()
         });
     }
-    assert!(owed.udp);
-    let (triggers, warnings) = owed.tell();
+    assert!(pending.udp);
+    let (triggers, warnings) = pending.take_reports();
     assert_eq!(triggers, BTreeMap::from([(name, at(5))]), "the oldest is the latency");
     assert_eq!(warnings.len(), 64);
-    assert!(owed.udp, "flows are another matter");
-    owed.end_flows();
-    assert!(!owed.udp && owed.tell().0.is_empty());
+    assert!(pending.udp, "flows are another matter");
+    pending.delete_stale_flows();
+    assert!(!pending.udp && pending.take_reports().0.is_empty());
 }
 
 #[test]
-fn a_sync_may_run_on_any_thread() {
+fn sync_future_is_send() {
     fn any_thread<T: Send>(_: impl FnOnce(&'static Proxier) -> T) {}
     any_thread(|proxier| proxier.sync(Reason::Change));
 }

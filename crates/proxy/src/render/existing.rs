@@ -76,7 +76,7 @@ fn hash(rule: &str) -> u64 {
     hasher.finish()
 }
 
-/// The rules of a built-in chain that lead to chains of ours, by their hashes.
+/// The rules of a built-in chain that jump to chains of ours, by their hashes.
 type Jumps = HashMap<(Table, Box<str>), Vec<u64>>;
 
 /// What is in the kernel, from what `iptables-save` prints; kept as hashes.
@@ -96,7 +96,7 @@ impl Existing {
         existing
     }
 
-    /// Reads the next line. What it does not know it skips: such rules are nobody's here.
+    /// Reads the next line. Unknown lines are skipped: they are foreign rules.
     pub fn read_line(&mut self, line: &str) {
         let line = line.trim_end();
         if let Some(name) = line.strip_prefix('*') {

@@ -8,12 +8,12 @@ use super::existing::Table;
 use super::rule::{Chain, Match, Rule, Target};
 use super::settings::{NodePorts, Settings};
 
-/// A chain in each table that only shows whether somebody flushed the table.
+/// The canary chain in each table, which only shows whether the table was flushed.
 pub const CANARY_CHAIN: &str = "KUBE-PROXY-CANARY";
 
-/// Asks for masquerading.
+/// Marks packets for masquerading.
 pub(super) const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
-/// Masquerades what asks for it.
+/// Masquerades marked packets.
 pub(super) const POSTROUTING_CHAIN: &str = "KUBE-POSTROUTING";
 /// Lets forwarded traffic of services pass.
 pub(super) const FORWARD_CHAIN: &str = "KUBE-FORWARD";
@@ -29,7 +29,7 @@ pub(super) enum Shared {
     ExternalServices,
     /// filter: health-check ports are let in.
     HealthChecks,
-    /// filter: who may not use a load balancer.
+    /// filter: clients outside of the source ranges of a load balancer.
     ProxyFirewall,
     /// nat: all addresses of services.
     NatServices,
@@ -123,7 +123,7 @@ pub const JUMPS: [Jump; 14] = [
     ),
 ];
 
-/// The chains of table nat that others lead to.
+/// The chains of table nat that others jump to.
 pub(super) fn nat_chains(settings: &Settings) -> [Chain; 2] {
     let mark = settings.mark();
     let postrouting = [

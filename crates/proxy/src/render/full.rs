@@ -26,7 +26,7 @@ pub struct Totals {
 }
 
 /// The transactions of a full sync, in order, made one at a time: bring what exists to what a
-/// state asks for. There is none when nothing is missing and nothing differs.
+/// state requires. There is none when nothing is missing and nothing differs.
 pub struct Full<'a> {
     settings: &'a Settings,
     existing: &'a Existing,
@@ -42,7 +42,7 @@ pub struct Full<'a> {
 }
 
 impl<'a> Full<'a> {
-    /// Begins with the chains that others lead to.
+    /// Begins with the chains that others jump to.
     pub fn new(state: &'a State, settings: &'a Settings, existing: &'a Existing) -> Self {
         let mut full = Self {
             settings,
@@ -94,7 +94,7 @@ impl<'a> Full<'a> {
         });
     }
 
-    /// The switch: the chains that lead to all others, and what leads to them.
+    /// The last transaction: the top-level chains, and the jumps to them.
     fn switch(&mut self) {
         self.ready.push_back(self.nat.take(Table::Nat));
         for (shared, mut chain) in Shared::ALL.into_iter().zip(std::mem::take(&mut self.shared)) {

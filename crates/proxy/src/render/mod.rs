@@ -4,11 +4,11 @@
 //! with what it should have as text, and a restart on an unchanged rule set writes nothing. Chains
 //! have upstream's names, and rules its order and comments.
 //!
-//! [`Full`] brings any rule set ([`Existing`], read from `iptables-save`) to what a state asks for,
-//! in transactions of bounded size: chains of endpoints and services first, and those that lead to
+//! [`Full`] changes any rule set ([`Existing`], read from `iptables-save`) to what a state requires,
+//! in transactions of bounded size: chains of endpoints and services first, and those that jump to
 //! them last, which is the switch. [`partial`] does the same for what changed since the last time.
 //! Chains that nothing leads to any more are removed by themselves, afterwards ([`Stale`]): a chain
-//! that somebody else refers to must not make rules fail.
+//! that foreign rules refer to must not make a sync fail.
 
 mod batch;
 mod cleanup;

@@ -52,7 +52,7 @@ impl ChainName {
         Self { kind: Kind::Endpoint, hash: Hash::of(&[port, protocol, address]).0 }
     }
 
-    /// Reads the name of a chain; none when it is not one that would be made here.
+    /// Parses the name of a chain; none if it is not one of ours.
     pub(super) fn parse(chain: &str) -> Option<Self> {
         let of = |kind: Kind| {
             let hash = chain.strip_prefix(kind.prefix())?.as_bytes().try_into().ok()?;
@@ -90,7 +90,7 @@ impl fmt::Display for ChainName {
     }
 }
 
-/// What tells the chains of ports and endpoints apart.
+/// The hash in the names of chains of ports and endpoints.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hash([u8; 16]);
 

@@ -10,7 +10,7 @@ use super::rule::Chain;
 use super::service::{chains, shared_rules};
 use super::settings::Settings;
 
-/// With more rules than this to take out of one shared chain, it is written anew. At 10,000
+/// With more rules than this to delete from a shared chain, it is rewritten. At 10,000
 /// services iptables-nft takes 9 ms for each, and 700 ms for the whole chain.
 const MAX_DELETIONS: usize = 50;
 
@@ -59,7 +59,7 @@ struct Edits {
     new: Vec<String>,
 }
 
-/// Brings a rule set that follows `state` as it was before `changes` to what `state` asks for now.
+/// Updates a rule set from `state` as it was before `changes` to what `state` requires now.
 /// Not where everything changed ([`crate::model::Changes::everything`]): then [`super::Full`] does.
 pub fn partial(state: &State, changes: &[Change], settings: &Settings) -> Partial {
     let brief = state.is_large();

@@ -74,7 +74,7 @@ impl Default for Rule<'_> {
 }
 
 impl<'a> Rule<'a> {
-    /// Matches traffic of this node's pods; false when it cannot be told.
+    /// Matches traffic of this node's pods; false without a detector.
     pub(super) fn match_local(&mut self, detector: &'a LocalDetector) -> bool {
         match detector {
             LocalDetector::None => return false,
@@ -85,7 +85,7 @@ impl<'a> Rule<'a> {
         true
     }
 
-    /// Matches all other traffic; false when it cannot be told.
+    /// Matches all other traffic; false without a detector.
     pub(super) fn match_not_local(&mut self, detector: &'a LocalDetector) -> bool {
         match detector {
             LocalDetector::None => return false,

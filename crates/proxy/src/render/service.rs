@@ -9,31 +9,31 @@ use super::names::{ChainName, Hash, Kind};
 use super::rule::{Chain, Match, Rule, Target};
 use super::settings::Settings;
 
-/// Tells the rules of a service in shared chains, without their chain.
+/// Emits the rules of a service in shared chains, without their chain.
 pub(super) fn shared_rules(
     service: &Service,
     settings: &Settings,
-    tell: &mut impl FnMut(Shared, String),
+    emit: &mut impl FnMut(Shared, String),
 ) {
     for view in service.ports() {
         PortRules::new(view, settings).shared(&mut |shared, rule| {
             let mut text = String::with_capacity(192);
             rule.write(&mut text);
-            tell(shared, text);
+            emit(shared, text);
         });
     }
 }
 
-/// Tells the chains of a service. They come after those that they lead to. `brief`: no comments where there are many rules.
+/// Emits the chains of a service, after those that they jump to. `brief`: no comments where there are many rules.
 pub(super) fn chains(
     service: &Service,
     settings: &Settings,
     brief: bool,
-    tell: &mut impl FnMut(ChainName, &Chain),
+    emit: &mut impl FnMut(ChainName, &Chain),
 ) {
     let mut chain = Chain::new("");
     for view in service.ports() {
-        PortRules::new(view, settings).chains(brief, &mut chain, tell);
+        PortRules::new(view, settings).chains(brief, &mut chain, emit);
     }
 }
 
@@ -93,7 +93,7 @@ impl<'a> PortRules<'a> {
         (Target::Fixed(reject), " has no endpoints")
     }
 
-    fn shared(&self, tell: &mut dyn FnMut(Shared, &Rule<'_>)) {
+    fn shared(&self, emit: &mut dyn FnMut(Shared, &Rule<'_>)) {
         let (spec, port) = (self.view.spec, self.view.port);
         let to = |ip| Rule {
             destination: Some(Match::Is(Cidr::host(ip))),
@@ -108,9 +108,9 @@ impl<'a> PortRules<'a> {
         if self.internal {
             let target = Target::Chain(self.policy_chain(spec.internal_policy));
             let comment: &[&str] = &[&self.name, " cluster IP"];
-            tell(Shared::NatServices, &Rule { comment, target, ..to(spec.cluster_ip) });
+            emit(Shared::NatServices, &Rule { comment, target, ..to(spec.cluster_ip) });
         } else {
-            tell(Shared::Services, &Rule { comment: &why, ..refused(to(spec.cluster_ip)) });
+            emit(Shared::Services, &Rule { comment: &why, ..refused(to(spec.cluster_ip)) });
         }
 
         let external = Target::Chain(self.chain(Kind::External));
@@ -124,10 +124,10 @@ impl<'a> PortRules<'a> {
             for ip in ips {
                 if self.any {
                     let comment: &[&str] = &[&self.name, what];
-                    tell(Shared::NatServices, &Rule { comment, target, ..to(*ip) });
+                    emit(Shared::NatServices, &Rule { comment, target, ..to(*ip) });
                 }
                 if !self.external {
-                    tell(Shared::ExternalServices, &Rule { comment: &why, ..refused(to(*ip)) });
+                    emit(Shared::ExternalServices, &Rule { comment: &why, ..refused(to(*ip)) });
                 }
             }
         }
@@ -136,11 +136,11 @@ impl<'a> PortRules<'a> {
             let comment: &[&str] = &[&self.name, " traffic not accepted by ", &firewall];
             for ip in &spec.load_balancer_ips {
                 let target = Target::Fixed("DROP");
-                tell(Shared::ProxyFirewall, &Rule { comment, target, ..to(*ip) });
+                emit(Shared::ProxyFirewall, &Rule { comment, target, ..to(*ip) });
             }
         }
         if let Some(node_port) = port.node_port {
-            self.node_port(node_port, external, &why, tell);
+            self.node_port(node_port, external, &why, emit);
         }
         if let Some(port) = spec.health_check_node_port {
             let rule = Rule {
@@ -150,7 +150,7 @@ impl<'a> PortRules<'a> {
                 target: Target::Fixed("ACCEPT"),
                 ..Rule::default()
             };
-            tell(Shared::HealthChecks, &rule);
+            emit(Shared::HealthChecks, &rule);
         }
     }
 
@@ -159,7 +159,7 @@ impl<'a> PortRules<'a> {
         node_port: u16,
         external: Target<'_>,
         why: &[&str],
-        tell: &mut dyn FnMut(Shared, &Rule<'_>),
+        emit: &mut dyn FnMut(Shared, &Rule<'_>),
     ) {
         let rule = Rule {
             protocol: Some(self.view.port.protocol),
@@ -174,30 +174,30 @@ impl<'a> PortRules<'a> {
                     counter: "-m nfacct --nfacct-name  localhost_nps_accepted_pkts ",
                     ..rule
                 };
-                tell(Shared::NatNodePorts, &counted);
+                emit(Shared::NatNodePorts, &counted);
             }
-            tell(Shared::NatNodePorts, &rule);
+            emit(Shared::NatNodePorts, &rule);
         }
         if !self.external {
             let matches = "-m addrtype --dst-type LOCAL ";
             let (target, _) = self.refusal();
-            tell(Shared::ExternalServices, &Rule { comment: why, matches, target, ..rule });
+            emit(Shared::ExternalServices, &Rule { comment: why, matches, target, ..rule });
         }
     }
 
-    fn chains(&self, brief: bool, chain: &mut Chain, tell: &mut impl FnMut(ChainName, &Chain)) {
+    fn chains(&self, brief: bool, chain: &mut Chain, emit: &mut impl FnMut(ChainName, &Chain)) {
         if !self.any {
             return;
         }
-        let mut tell = |name, chain: &mut Chain, fill: &dyn Fn(&mut Chain)| {
+        let mut emit = |name, chain: &mut Chain, fill: &dyn Fn(&mut Chain)| {
             chain.reset(name);
             fill(chain);
-            tell(name, chain);
+            emit(name, chain);
         };
         let reachable = self.view.endpoints.iter().filter(|endpoint| endpoint.is_reachable());
         let endpoints: Vec<_> = reachable.map(|e| Destination::new(self, e)).collect();
         for to in &endpoints {
-            tell(to.chain, chain, &|chain| self.endpoint(to, brief, chain));
+            emit(to.chain, chain, &|chain| self.endpoint(to, brief, chain));
         }
         for (policy, kind) in [(Policy::Cluster, Kind::Cluster), (Policy::Local, Kind::Local)] {
             let of_policy = |to: &&Destination<'_>| match policy {
@@ -207,14 +207,14 @@ impl<'a> PortRules<'a> {
             let chosen: Vec<_> = endpoints.iter().filter(of_policy).collect();
             if !chosen.is_empty() {
                 let fill = |chain: &mut Chain| self.balance(policy, &chosen, brief, chain);
-                tell(self.chain(kind), chain, &fill);
+                emit(self.chain(kind), chain, &fill);
             }
         }
         if self.view.is_external() {
-            tell(self.chain(Kind::External), chain, &|chain| self.external(chain));
+            emit(self.chain(Kind::External), chain, &|chain| self.external(chain));
         }
         if self.has_firewall() {
-            tell(self.chain(Kind::Firewall), chain, &|chain| self.firewall(chain));
+            emit(self.chain(Kind::Firewall), chain, &|chain| self.firewall(chain));
         }
     }
 
@@ -242,7 +242,7 @@ impl<'a> PortRules<'a> {
         chain.add(&lead);
     }
 
-    /// How the module `recent` tells clients apart.
+    /// The name of the list of the module `recent`.
     fn by_source(&self) -> &'static str {
         match self.settings.family {
             Family::V4 => "--mask 255.255.255.255 --rsource",

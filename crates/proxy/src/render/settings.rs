@@ -8,9 +8,9 @@ use crate::model::{Cidr, Family};
 pub struct Settings {
     /// The family.
     pub family: Family,
-    /// Traffic to cluster IPs is masqueraded whoever sends it.
+    /// All traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that asks for masquerading, 0 to 31.
+    /// The bit of the packet mark for masquerading, 0 to 31.
     pub masquerade_bit: u8,
     /// Source ports are picked at random when masquerading (`--random-fully`).
     pub random_fully: bool,
@@ -29,7 +29,7 @@ pub struct Settings {
     pub accounting: Accounting,
 }
 
-/// How traffic of this node's pods is told from other traffic.
+/// How traffic of this node's pods is detected.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
     /// It is not.
@@ -82,7 +82,7 @@ impl NodePorts {
 }
 
 impl Settings {
-    /// The mark that asks for masquerading, as `iptables-save` prints it.
+    /// The mark for masquerading, as `iptables-save` prints it.
     pub(super) fn mark(&self) -> String {
         format!("{:#x}", 1u32.checked_shl(u32::from(self.masquerade_bit)).unwrap_or(0))
     }

@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::{ChainName, Partial, Table};
 
 /// Chains of table nat that nothing leads to any more. They do no harm, so they are removed when
-/// there is time, and in transactions of their own: one that somebody else refers to cannot be.
+/// there is time, and in transactions of their own: one that foreign rules refer to cannot be.
 #[derive(Debug, Default)]
 pub struct Stale(BTreeSet<Box<str>>);
 
@@ -14,7 +14,7 @@ impl Stale {
         self.0.extend(chains.into_iter().map(Box::from));
     }
 
-    /// After a partial sync: adds what it left, and leaves what it wrote again.
+    /// After a partial sync: adds chains that became unused, and removes those that are used again.
     pub fn follow(&mut self, partial: &Partial) {
         for chain in &partial.written {
             self.0.remove(chain.to_string().as_str());

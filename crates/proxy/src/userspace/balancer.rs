@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// Clients remembered for affinity, at most: more are served in turn.
 pub(super) const MOST_CLIENTS: usize = 1 << 16;
 
-/// The endpoints of a service port and who was sent where.
+/// The endpoints of a service port and the session affinity of clients.
 #[derive(Debug, Default)]
 pub(super) struct Balancer {
     endpoints: Vec<SocketAddr>,
@@ -26,7 +26,7 @@ struct Visit {
 
 impl Balancer {
     /// Take over what is wanted now. Clients of endpoints that stay, stay with them; when endpoints
-    /// change, turns begin anew at `start`, which is best random: nodes would favour the same.
+    /// change, the rotation restarts at `start`, which should be random: else nodes would favour the same.
     pub(super) fn set(
         &mut self,
         endpoints: &[SocketAddr],

@@ -1,6 +1,6 @@
 //! The first kube-proxy (`--proxy-mode=userspace`): a local port for each service port, and a relay
 //! behind it that hands connections and datagrams on to endpoints, in turn or by client. Rules
-//! ([`Userspace::apply`]) lead traffic for services to these ports. [`Relays`] has both follow a
+//! ([`Userspace::apply`]) redirect traffic for services to these ports. [`Relays`] has both follow a
 //! tracker. One a family.
 //!
 //! Current limitations: node ports are not bound, as they are not in iptables mode; endpoints see
@@ -31,7 +31,7 @@ use crate::model::Cidr;
 use balancer::Balancer;
 pub use proxier::Relays;
 
-/// The affinity of a service that asks for some and names no time.
+/// The default timeout of session affinity.
 pub const AFFINITY: Duration = Duration::from_secs(180 * 60);
 
 /// Ports tried before a range counts as full.
@@ -62,7 +62,7 @@ pub struct Portal {
     pub address: IpAddr,
     /// One of `externalIPs`: traffic of other machines' processes that only passes is not taken.
     pub external: bool,
-    /// The only clients that are led to the service, where there are any.
+    /// The only clients that may use the service, if any are named.
     pub sources: Vec<Cidr>,
 }
 
@@ -81,7 +81,7 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
     /// For how long a client that comes again gets the same endpoint.
     pub affinity: Option<Duration>,
-    /// Who serves it.
+    /// Its endpoints.
     pub endpoints: Vec<SocketAddr>,
 }
 

@@ -39,12 +39,12 @@ impl Relays {
         self.iptables.family()
     }
 
-    /// Told whenever there is something to sync.
+    /// Notified whenever there is something to sync.
     pub fn changes(&self) -> &Notify {
         &self.changes
     }
 
-    /// Tell the tracker of an event; what it answers, whether there is something to do.
+    /// Applies an event to the tracker; returns whether there is something to sync.
     pub fn update(&self, event: impl FnOnce(&mut Tracker) -> bool) -> bool {
         let changed = event(&mut self.tracker());
         if changed {
@@ -53,8 +53,8 @@ impl Relays {
         changed
     }
 
-    /// Have relays and rules follow all that was told so far. All rules are written each time. A
-    /// relay that cannot be opened is told, and tried again with the next sync.
+    /// Syncs relays and rules with the tracker. All rules are written each time. A relay that cannot
+    /// be opened is logged, and tried again with the next sync.
     pub async fn sync(&self) -> Result<Synced, Failed> {
         let (family, began) = (self.family(), Instant::now());
         let mut relays = self.relays.lock().await;
@@ -64,7 +64,7 @@ impl Relays {
             (changes, service_ports(tracker.state()))
         };
         for error in relays.set(ports) {
-            warn!(%family, %error, "a service has no relay");
+            warn!(%family, %error, "cannot open a relay for a service");
         }
         let failed = |source| Failed { family, full: true, duration: began.elapsed(), source };
         relays.apply(&self.iptables).await.map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Rules that lead traffic for services to relays. Chains are written whole, a table at a time, so
+//! Rules that redirect traffic for services to relays. Chains are written whole, a table at a time, so
 //! that no traffic meets half of them.
 
 use std::fmt::Write as _;

@@ -13,14 +13,14 @@ use tracing::{debug, warn};
 use super::Shared;
 
 /// How long endpoints may take to answer, one after the other.
-const PATIENCE: [Duration; 4] = [
+const CONNECT_TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
     Duration::from_secs(1),
     Duration::from_secs(2),
 ];
 /// The pause when no connection can be accepted: this process is out of files.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 pub(super) fn bind(address: SocketAddr) -> io::Result<(SocketAddr, TcpListener)> {
     let socket = std::net::TcpListener::bind(address)?;
@@ -31,13 +31,13 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<(SocketAddr, TcpListener)>
 /// Takes connections, until dropped; those taken go on.
 pub(super) async fn relay(listener: TcpListener, shared: Shared) {
     loop {
-        // Those that find no place wait with the kernel. Nobody closes the semaphore.
-        let Ok(place) = shared.sessions.clone().acquire_owned().await else { return };
+        // Further connections wait in the kernel's backlog. The semaphore is never closed.
+        let Ok(permit) = shared.sessions.clone().acquire_owned().await else { return };
         let (client, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!(service = &*shared.name, %error, "no connection is accepted");
-                sleep(PAUSE).await;
+                warn!(service = &*shared.name, %error, "cannot accept connections");
+                sleep(ACCEPT_BACKOFF).await;
                 continue;
             }
         };
@@ -49,14 +49,14 @@ pub(super) async fn relay(listener: TcpListener, shared: Shared) {
                 // Only ever an error: its sender is gone.
                 _ = alive.changed() => {}
             }
-            drop(place);
+            drop(permit);
         }));
     }
 }
 
 async fn carry(mut client: TcpStream, address: SocketAddr, shared: &mut Shared) {
     let Some(mut endpoint) = connect(address, shared).await else {
-        // A reset: an end would look like an empty answer.
+        // A reset: a normal end would look like an empty response.
         let _ = client.set_zero_linger();
         return;
     };
@@ -70,14 +70,14 @@ async fn carry(mut client: TcpStream, address: SocketAddr, shared: &mut Shared) 
 
 /// The first endpoint that answers.
 async fn connect(client: SocketAddr, shared: &Shared) -> Option<TcpStream> {
-    for (attempt, patience) in PATIENCE.into_iter().enumerate() {
+    for (attempt, connect_timeout) in CONNECT_TIMEOUTS.into_iter().enumerate() {
         let endpoint = shared.pick(client.ip(), attempt > 0)?;
-        let error = match timeout(patience, TcpStream::connect(endpoint)).await {
+        let error = match timeout(connect_timeout, TcpStream::connect(endpoint)).await {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => error,
             Err(_) => io::ErrorKind::TimedOut.into(),
         };
-        warn!(service = &*shared.name, %endpoint, %error, "endpoint does not answer");
+        warn!(service = &*shared.name, %endpoint, %error, "endpoint is not reachable");
     }
     None
 }

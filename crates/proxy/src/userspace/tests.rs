@@ -32,7 +32,7 @@ fn at(start: Instant, seconds: u64) -> Instant {
 }
 
 #[test]
-fn endpoints_take_turns() {
+fn userspace_endpoints_are_round_robin() {
     let now = Instant::now();
     let mut it = balancer(&[1, 2, 3], None);
     for number in [1, 2, 3, 1, 2] {
@@ -50,14 +50,14 @@ fn endpoints_take_turns() {
 }
 
 #[test]
-fn a_client_with_affinity_stays_while_it_comes_back_in_time() {
+fn session_affinity_timeout() {
     let start = Instant::now();
     let mut it = balancer(&[1, 2, 3], Some(100));
     assert_eq!(it.pick(client(1), false, start), Some(endpoint(1)));
     assert_eq!(it.pick(client(2), false, start), Some(endpoint(2)));
     assert_eq!(it.pick(client(1), false, at(start, 99)), Some(endpoint(1)));
     assert_eq!(it.pick(client(1), false, at(start, 198)), Some(endpoint(1)));
-    // Each visit counts anew; then it is too late.
+    // Each visit restarts the timeout; then it is too late.
     assert_eq!(it.pick(client(1), false, at(start, 298)), Some(endpoint(3)));
     // An endpoint that does not answer.
     assert_eq!(it.pick(client(1), true, at(start, 299)), Some(endpoint(1)));
@@ -65,7 +65,7 @@ fn a_client_with_affinity_stays_while_it_comes_back_in_time() {
 }
 
 #[test]
-fn a_client_leaves_an_endpoint_that_is_gone_and_no_other() {
+fn userspace_session_affinity_ends_with_the_endpoint() {
     let now = Instant::now();
     let mut it = balancer(&[1, 2], Some(100));
     assert_eq!(it.pick(client(1), false, now), Some(endpoint(1)));
@@ -80,7 +80,7 @@ fn a_client_leaves_an_endpoint_that_is_gone_and_no_other() {
 }
 
 #[test]
-fn clients_that_are_remembered_are_bounded() {
+fn userspace_session_affinity_clients_are_bounded() {
     let start = Instant::now();
     let mut it = balancer(&[1, 2, 3], Some(100));
     for number in 0..MOST_CLIENTS as u32 {
@@ -111,10 +111,10 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Nobody is sent to an endpoint that is not there, and who has affinity stays unless there is
+/// No client is sent to a missing endpoint, and one with affinity stays unless there is
     /// a reason to go.
     #[test]
-    fn promises_are_kept(events in vec(event(), 1..200)) {
+    fn session_affinity_and_policies_hold(events in vec(event(), 1..200)) {
         let mut now = Instant::now();
         let mut it = Balancer::default();
         let (mut there, mut sticky) = (Vec::new(), false);
@@ -175,7 +175,7 @@ fn service(name: &str, protocol: Protocol) -> ServicePort {
 }
 
 #[tokio::test]
-async fn rules_lead_to_the_ports_of_relays() {
+async fn userspace_rules_redirect_to_relay_ports() {
     let any = IpAddr::from([0; 4]);
     let mut it = Userspace::new(Settings::new(any, [192, 0, 2, 1].into()));
     let external =
@@ -218,7 +218,7 @@ COMMIT
 
 /// `loadBalancerSourceRanges` hold in this mode too.
 #[tokio::test]
-async fn a_load_balancer_serves_the_clients_that_it_names_alone() {
+async fn load_balancer_source_ranges_allow_only_their_clients() {
     let any = IpAddr::from([0; 4]);
     let mut it = Userspace::new(Settings::new(any, [192, 0, 2, 1].into()));
     let mut web = service("default/web:http", Protocol::Tcp);
@@ -237,7 +237,7 @@ async fn a_load_balancer_serves_the_clients_that_it_names_alone() {
 }
 
 #[tokio::test]
-async fn relays_keep_their_port_and_the_range_is_kept() {
+async fn userspace_relay_port_is_stable_and_in_range() {
     let local = IpAddr::from([127, 0, 0, 1]);
     let settings = Settings { ports: Some(29_117..=29_118), ..Settings::new(local, local) };
     let mut it = Userspace::new(settings);

@@ -32,7 +32,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<(SocketAddr, UdpSocket)> {
 /// A client's way to its endpoint. Its task holds it: when that ends, the client is forgotten.
 struct Session {
     endpoint: UdpSocket,
-    /// The client has sent something since its task looked.
+    /// The client has sent something since the last check.
     active: AtomicBool,
 }
 
@@ -49,11 +49,11 @@ pub(super) async fn relay(listener: UdpSocket, shared: Shared, idle: Duration) {
     let (mut sessions, here) = (Sessions::default(), watch::Sender::new(()));
     loop {
         if let Err(error) = listener.readable().await {
-            warn!(service = &*shared.name, %error, "no datagram is taken");
+            warn!(service = &*shared.name, %error, "cannot receive datagrams");
             return;
         }
         hand_on(&listener, &mut sessions, |client, first| {
-            let Some(place) = shared.sessions.clone().try_acquire_owned().ok() else {
+            let Some(permit) = shared.sessions.clone().try_acquire_owned().ok() else {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             };
             let endpoint = shared.pick(client.ip(), false).ok_or(io::ErrorKind::HostUnreachable)?;
@@ -66,7 +66,7 @@ pub(super) async fn relay(listener: UdpSocket, shared: Shared, idle: Duration) {
                     // Only ever an error: the relay is gone.
                     _ = here.changed() => {}
                 }
-                drop(place);
+                drop(permit);
             }));
             Ok(session)
         })

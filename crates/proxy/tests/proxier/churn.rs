@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use longshore_proxy::Family;
 use longshore_proxy::apply::{Limits, Variant, cleanup};
+use longshore_proxy::bounded_frequency::Reason;
 use longshore_proxy::model::ServiceName;
-use longshore_proxy::pacer::Reason;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -36,8 +36,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Tells a proxier that knows nothing of all.
-    fn tell(&self, it: &World) {
+    /// Applies all objects to a new proxier.
+    fn apply(&self, it: &World) {
         it.proxier.update(|tracker| {
             self.services.values().for_each(|it| _ = tracker.apply_service(it));
             self.slices.values().for_each(|it| _ = tracker.apply_slice(it));
@@ -123,7 +123,7 @@ fn churn(variant: Variant) {
             let rules = it.rules().await;
             assert!(rules.len() > 60, "{rules:?}");
             let fresh = World { proxier: proxier(&it.backend, family), ..it };
-            cluster.tell(&fresh);
+            cluster.apply(&fresh);
             let first = fresh.proxier.sync(Reason::Change).await.unwrap();
             assert_eq!((first.filter.written, first.nat.written), (0, 0), "{family}");
             assert_eq!(fresh.rules().await, rules, "no chain was left either");
@@ -133,17 +133,17 @@ fn churn(variant: Variant) {
 }
 
 #[test]
-fn churn_ends_where_a_first_sync_would_by_nft() {
+fn churn_ends_in_the_state_of_a_first_sync_nft() {
     churn(Variant::Nft);
 }
 
 #[test]
-fn churn_ends_where_a_first_sync_would_by_legacy() {
+fn churn_ends_in_the_state_of_a_first_sync_legacy() {
     churn(Variant::Legacy);
 }
 
 #[test]
-fn events_do_not_wait_for_a_sync() {
+fn tracker_updates_do_not_wait_for_a_sync() {
     in_netns(async || {
         let it = World::new(Variant::Legacy, Family::V4).await;
         it.service("one", 1, json!({}));

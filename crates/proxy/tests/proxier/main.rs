@@ -16,8 +16,8 @@ use common::sh;
 use jiff::Timestamp;
 use longshore_proxy::Family;
 use longshore_proxy::apply::{CANARY, Limits, Table, Variant, cleanup, watch};
+use longshore_proxy::bounded_frequency::Reason;
 use longshore_proxy::model::{HealthCheck, ServiceName};
-use longshore_proxy::pacer::Reason;
 use longshore_proxy::proxier::Rules;
 use serde_json::json;
 use tokio::net::UdpSocket;
@@ -98,7 +98,7 @@ async fn services_work(variant: Variant, family: Family) {
     assert!(left.iter().all(|it| it.contains("KUBE-FIREWALL")), "only the kubelet's: {left:?}");
 }
 
-async fn damage_is_repaired(variant: Variant, family: Family) {
+async fn sync_repairs_damaged_rules(variant: Variant, family: Family) {
     let it = World::new(variant, family).await;
     let web = it.ip(96, 1);
     it.service("web", 1, json!({}));
@@ -116,7 +116,7 @@ async fn damage_is_repaired(variant: Variant, family: Family) {
                 sleep(Duration::from_millis(5)).await;
             }
         }
-        // What was told before the first sync.
+        // Changes before the first sync.
         let _ = timeout(Duration::ZERO, it.proxier.changes().notified()).await;
         sh(&format!("for t in nat filter; do {iptables} -t $t -F; {iptables} -t $t -X; done"));
         timeout(Duration::from_secs(10), it.proxier.changes().notified()).await.unwrap();
@@ -217,11 +217,11 @@ fn packets_reach_endpoints() {
 }
 
 #[test]
-fn what_others_break_is_repaired() {
-    everywhere(damage_is_repaired);
+fn sync_repairs_rules_broken_by_others() {
+    everywhere(sync_repairs_damaged_rules);
 }
 
 #[test]
-fn flows_end_and_facts_are_told() {
+fn sync_deletes_stale_flows_and_reports_results() {
     everywhere(flows_and_facts);
 }

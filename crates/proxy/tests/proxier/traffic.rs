@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use longshore_proxy::Family;
 use longshore_proxy::apply::{Limits, Variant, cleanup};
+use longshore_proxy::bounded_frequency::Reason;
 use longshore_proxy::model::ServiceName;
-use longshore_proxy::pacer::Reason;
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -64,7 +64,7 @@ async fn shares_and_affinity(variant: Variant, family: Family) {
         }
     }
     assert!(moved, "twelve times the same of three");
-    // One that is gone keeps nobody.
+    // A deleted endpoint keeps no clients.
     let others: Vec<u8> = (1..=3).filter(|number| it.ip(1, *number) != first).collect();
     it.endpoints("web", &others, json!({}));
     sync(&it).await;
@@ -72,7 +72,7 @@ async fn shares_and_affinity(variant: Variant, family: Family) {
     cleanup(Limits::default()).await.unwrap();
 }
 
-/// Listens in the pod; whoever connects is told where it seems to come from.
+/// Listens in the pod, and replies with the client's address.
 async fn serve_in_pod(ip: IpAddr) -> tokio::task::JoinHandle<()> {
     let bind = move || {
         let netns = std::fs::File::open("/run/netns/pod").unwrap();
@@ -124,10 +124,10 @@ fn conditions(it: &World, endpoints: &[(u8, [bool; 3])]) -> Value {
     json!({"endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>()})
 }
 
-async fn who_serves_and_who_is_served(variant: Variant, family: Family) {
+async fn userspace_addresses_of_relays_and_clients(variant: Variant, family: Family) {
     let it = World::new(variant, family).await;
     let (web, outer, balancer) = (it.ip(96, 1), it.ip(96, 71), it.ip(96, 72));
-    // Endpoints that end serve when nobody else does.
+    // Terminating endpoints serve when there are no others.
     it.service("web", 1, json!({"externalIPs": [outer]}));
     let (ready, ending, gone) = ([true, true, false], [false, true, true], [false, false, true]);
     it.endpoints("web", &[], conditions(&it, &[(1, ending), (2, gone)]));
@@ -145,7 +145,7 @@ async fn who_serves_and_who_is_served(variant: Variant, family: Family) {
     // What the node itself sends to such an address leaves it, as upstream.
     assert!(refused_in_pod(outer, 80).await < Duration::from_secs(3));
 
-    // A load balancer's address lets in whom its ranges name.
+    // A load balancer's address allows the clients in its source ranges.
     let (pods, others) = match family {
         Family::V4 => ("10.2.0.0/24", "10.9.0.0/16"),
         Family::V6 => ("fd00:2::/64", "fd00:9::/64"),
@@ -188,11 +188,11 @@ fn shares_are_equal_and_affinity_lasts_its_time() {
 }
 
 #[test]
-fn sources_are_kept_or_masqueraded() {
+fn rules_keep_or_masquerade_the_source() {
     everywhere(sources);
 }
 
 #[test]
-fn endpoints_that_end_and_clients_that_are_shut_out() {
-    everywhere(who_serves_and_who_is_served);
+fn rules_for_terminating_endpoints_and_source_ranges() {
+    everywhere(userspace_addresses_of_relays_and_clients);
 }

@@ -167,7 +167,7 @@ pub(crate) fn proxier(backend: &Arc<Backend>, family: Family) -> Proxier {
     )
 }
 
-/// Whoever connects is told the address of who answers.
+/// Replies with the server's address.
 pub(crate) async fn server(ip: IpAddr) {
     let listener = TcpListener::bind((ip, 8080)).await.unwrap();
     let udp = UdpSocket::bind((ip, 8080)).await.unwrap();

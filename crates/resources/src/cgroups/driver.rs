@@ -1,4 +1,4 @@
-//! Who makes cgroups: the daemon and the runtime must be of one mind.
+//! The cgroup driver, which must be the same for the daemon and the runtime.
 
 use longshore_cri::Runtime;
 use longshore_cri::v1::CgroupDriver;
@@ -6,12 +6,12 @@ use longshore_metrics::Registry;
 use serde_json::Value;
 use tracing::{debug, info};
 
-/// Who makes cgroups.
+/// The cgroup driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
-    /// The daemon and the runtime, as directories.
+    /// Cgroups are created as directories.
     Cgroupfs,
-    /// systemd, as slices and scopes.
+    /// Cgroups are systemd slices and scopes.
     Systemd,
 }
 
@@ -33,7 +33,7 @@ impl Driver {
     }
 }
 
-/// The runtime cannot be told which driver to use, and uses another than the config says.
+/// The runtime uses another driver than configured.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cgroupDriver: {} is set, but the container runtime uses {}: set cgroupDriver to {}, or \
@@ -41,35 +41,35 @@ impl Driver {
     .configured.name(), .runtime.name(), .runtime.name(), *.configured == Driver::Systemd
 )]
 pub struct Mismatch {
-    /// What the config says.
+    /// The configured driver.
     pub configured: Driver,
-    /// What the runtime says.
+    /// The runtime's driver.
     pub runtime: Driver,
 }
 
-/// The version that needs runtimes to tell their configuration, as upstream announces it.
+/// The version that requires `RuntimeConfig` of runtimes, as upstream announces it.
 const NEEDS_CONFIG: &str = "1.37.0";
 
-/// The driver to use. A runtime that answers `RuntimeConfig` decides, whatever the config says; of
-/// one that does not, the config must say what it is, and `registry` when it is too old.
+/// The driver to use. `RuntimeConfig` of the runtime takes precedence over the config; if it is not
+/// implemented, a metric in `registry` reports the loss of support.
 pub async fn choose(
     runtime: &Runtime,
     configured: Driver,
     registry: &Registry,
 ) -> Result<Driver, Mismatch> {
-    let told = runtime.runtime_config().await;
-    if told.as_ref().is_err_and(longshore_cri::Error::is_unimplemented) {
+    let response = runtime.runtime_config().await;
+    if response.as_ref().is_err_and(longshore_cri::Error::is_unimplemented) {
         let help = "The version of Kubernetes that this runtime is too old for.";
         let losing = registry.gauges("kubelet_cri_losing_support", help, ["version"]);
         losing.with([NEEDS_CONFIG]).set(1.0);
     }
-    let told = told.inspect_err(|error| debug!(%error, "the runtime does not tell its config"));
-    if let Some(linux) = told.ok().and_then(|config| config.linux) {
+    let response = response.inspect_err(|error| debug!(%error, "RuntimeConfig failed"));
+    if let Some(linux) = response.ok().and_then(|config| config.linux) {
         let driver = match linux.cgroup_driver() {
             CgroupDriver::Systemd => Driver::Systemd,
             CgroupDriver::Cgroupfs => Driver::Cgroupfs,
         };
-        info!(driver = driver.name(), "the runtime tells the cgroup driver");
+        info!(driver = driver.name(), "using the cgroup driver of the runtime");
         return Ok(driver);
     }
     let info = runtime.status(true).await.ok().and_then(|mut status| status.info.remove("config"));
@@ -79,7 +79,7 @@ pub async fn choose(
     }
 }
 
-/// The driver of containerd's default handler, from what it tells of its config.
+/// The driver of containerd's default handler, from its status.
 fn of_containerd(config: &str) -> Option<Driver> {
     let config: Value = serde_json::from_str(config).ok()?;
     let containerd = config.get("containerd")?;
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containerd_tells_its_driver_among_its_config() {
+    fn cgroup_driver_from_containerd_config() {
         let config = |options: Value| {
             let runtimes = json!({"runc": {"options": options}, "other": {"options": {}}});
             json!({"containerd": {"defaultRuntimeName": "runc", "runtimes": runtimes}}).to_string()
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mismatch_says_what_to_change() {
+    fn cgroup_driver_mismatch_error() {
         let text = Mismatch { configured: Driver::Systemd, runtime: Driver::Cgroupfs }.to_string();
         for part in
             ["cgroupDriver: systemd", "set cgroupDriver to cgroupfs", "SystemdCgroup to true"]

@@ -1,12 +1,12 @@
-//! Why cgroups are not as they should be.
+//! Errors of cgroups.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A cgroup could not be made, set or removed.
+/// A cgroup could not be created, updated or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A directory or file is not as it should be.
+    /// An I/O error.
     #[error("cgroup {path}: {source}")]
     Io {
         /// The file or directory.
@@ -14,7 +14,7 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
-    /// The kernel does not take a value.
+    /// The kernel rejected a value.
     #[error("cgroup {path}: cannot write {value:?}: {source}")]
     Write {
         /// The file.
@@ -24,7 +24,7 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
-    /// systemd does not do what it is asked for.
+    /// A systemd call failed.
     #[error("systemd unit {unit}: {source}")]
     Unit {
         /// The slice.
@@ -32,19 +32,19 @@ pub enum Error {
         /// The cause.
         source: super::systemd::Error,
     },
-    /// The driver is systemd's, and there is no systemd.
+    /// systemd is not available for its driver.
     #[error(
         "cgroupDriver: systemd cannot be reached ({0}); on a host without it, set cgroupDriver to \
          cgroupfs here and in the runtime"
     )]
     NoSystemd(String),
-    /// A part of a cgroup's name that cannot be one.
+    /// Invalid cgroup name.
     #[error("{0:?} cannot be the name of a cgroup")]
     Name(String),
-    /// Cgroup v1 without what cannot be missed.
+    /// Required cgroup v1 controllers are not mounted.
     #[error("cgroup v1: controllers are not mounted: {0}")]
     NotMounted(String),
-    /// A cgroup that should be there is not.
+    /// A required cgroup does not exist.
     #[error("cgroup {name:?} has some missing paths: {}", .missing.join(", "))]
     Missing {
         /// The cgroup, as the config names it.
@@ -52,7 +52,7 @@ pub enum Error {
         /// What it lacks.
         missing: Vec<String>,
     },
-    /// A setting of the config that cannot be kept to.
+    /// A setting of the config cannot be applied.
     #[error("{field}: {source}")]
     Field {
         /// The setting.
@@ -67,7 +67,7 @@ impl Error {
         |source| Self::Io { path: path.to_owned(), source }
     }
 
-    /// The same, as the fault of a setting.
+    /// The same, attributed to a setting.
     pub fn of_field(self, field: &'static str) -> Self {
         Self::Field { field, source: Box::new(self) }
     }

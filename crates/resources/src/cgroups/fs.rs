@@ -1,4 +1,4 @@
-//! Cgroups as directories and files. All of it may block for as long as the kernel likes.
+//! Cgroups as directories and files. All operations may block.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -12,9 +12,9 @@ use super::Error;
 use super::hierarchy::{Hierarchies, join};
 use super::limits::{Limits, Write};
 
-/// Controllers that are handed down on cgroup v2.
+/// Controllers that are enabled for children on cgroup v2.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "hugetlb", "io", "memory", "pids"];
-/// How often, and how long after, a cgroup whose processes were killed is tried again.
+/// Retries of a removal after the processes were killed.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -22,36 +22,36 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Debug)]
 pub(super) struct Fs {
     pub(super) hierarchies: Hierarchies,
-    /// Whether new v1 cpusets take no part in balancing, so that the runtime can exempt a pod.
+    /// Whether to turn off load balancing in new v1 cpusets, so that the runtime can exempt a pod.
     pub(super) unbalanced: bool,
 }
 
 impl Fs {
-    /// Make a cgroup, and those above it, in every hierarchy.
+    /// Creates a cgroup and its parents in every hierarchy.
     pub(super) fn make(&self, path: &Path) -> Result<(), Error> {
         for tree in &self.hierarchies.trees {
             let mut dir = tree.root.clone();
             for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
                 if self.hierarchies.unified {
-                    hand_down(&dir);
+                    enable_controllers(&dir);
                 }
                 let parent = dir.clone();
                 dir.push(part);
                 match std::fs::create_dir(&dir) {
-                    Ok(()) => self.begin_cpuset(&parent, &dir),
+                    Ok(()) => self.init_cpuset(&parent, &dir),
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     Err(source) => return Err(Error::at(&dir)(source)),
                 }
             }
             if self.hierarchies.unified {
-                hand_down(&dir);
+                enable_controllers(&dir);
             }
         }
         Ok(())
     }
 
-    /// A cgroup of the machine's must be there: it is not ours to make.
-    pub(super) fn expect(&self, path: &Path) -> Result<(), Error> {
+    /// Checks that a system cgroup exists.
+    pub(super) fn ensure_existing(&self, path: &Path) -> Result<(), Error> {
         let is_there = self.hierarchies.trees.iter().all(|tree| join(&tree.root, path).is_dir());
         if is_there && self.hierarchies.unified {
             self.make(path)?;
@@ -64,13 +64,13 @@ impl Fs {
     }
 
     /// Whether any hierarchy has the cgroup.
-    pub(super) fn is_anywhere(&self, path: &Path) -> bool {
+    pub(super) fn exists(&self, path: &Path) -> bool {
         self.hierarchies.trees.iter().any(|tree| join(&tree.root, path).exists())
     }
 
-    /// A new v1 cpuset is empty, and nothing can run in it until it has its parent's CPUs and
-    /// memory. What cannot be given is missed by the first process, which then says so.
-    fn begin_cpuset(&self, parent: &Path, dir: &Path) {
+    /// Copies CPUs and memory nodes of the parent to a new v1 cpuset, which is empty. Errors show
+    /// when the first process is started.
+    fn init_cpuset(&self, parent: &Path, dir: &Path) {
         if self.hierarchies.unified || !dir.join("cpuset.cpus").exists() {
             return;
         }
@@ -84,23 +84,23 @@ impl Fs {
         }
     }
 
-    /// Give a cgroup its limits. One whose controller the kernel lacks is left out.
+    /// Sets the limits of a cgroup. Those of unavailable controllers are skipped.
     pub(super) fn set(&self, path: &Path, limits: &Limits) -> Result<(), Error> {
-        let mut put_off = Vec::new();
+        let mut deferred = Vec::new();
         for write in limits.writes(self.hierarchies.unified) {
             match self.write(path, &write) {
-                // Whether a period is taken may depend on the quota that follows.
-                Err(Error::Write { source, .. }) if is_invalid(&source) => put_off.push(write),
+                // A period may be rejected before the quota is set.
+                Err(Error::Write { source, .. }) if is_invalid(&source) => deferred.push(write),
                 written => written?,
             }
         }
-        put_off.iter().try_for_each(|write| self.write(path, write))
+        deferred.iter().try_for_each(|write| self.write(path, write))
     }
 
     fn write(&self, path: &Path, write: &Write) -> Result<(), Error> {
         let Some(tree) = self.hierarchies.tree(write.controller) else { return Ok(()) };
         let file = join(&tree.root, path).join(&write.file);
-        // Opened as it is: a file that the kernel does not have is not to be made.
+        // Without creating it.
         let written = std::fs::OpenOptions::new()
             .write(true)
             .open(&file)
@@ -112,8 +112,8 @@ impl Fs {
         }
     }
 
-    /// Whether the kernel counts swap. The root of v2 does not say so: `path` is any other cgroup,
-    /// or our own is asked.
+    /// Whether swap accounting is available. The root of v2 has no such file, so `path` or our own
+    /// cgroup is checked.
     pub(super) fn counts_swap(&self, path: &Path) -> bool {
         let Some(tree) = self.hierarchies.tree("memory") else { return false };
         if !self.hierarchies.unified {
@@ -121,11 +121,13 @@ impl Fs {
         }
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
-        let asked = [path, Path::new(own)].into_iter();
-        asked.map(|path| join(&tree.root, path)).any(|dir| dir.join("memory.swap.max").exists())
+        let candidates = [path, Path::new(own)].into_iter();
+        candidates
+            .map(|path| join(&tree.root, path))
+            .any(|dir| dir.join("memory.swap.max").exists())
     }
 
-    /// Bytes of memory that a cgroup uses.
+    /// The memory usage of a cgroup in bytes.
     pub(super) fn memory_usage(&self, path: &Path) -> Result<u64, Error> {
         const CONTROLLER: &str = "memory";
         let tree = self.hierarchies.tree(CONTROLLER);
@@ -140,7 +142,7 @@ impl Fs {
         read.and_then(parse).map_err(Error::at(&file))
     }
 
-    /// Remove a cgroup and all below it. What still runs in it is killed.
+    /// Removes a cgroup and its descendants. Remaining processes are killed.
     pub(super) fn remove(&self, path: &Path) -> Result<(), Error> {
         let mut pause = PAUSE;
         for _ in 1..TRIES {
@@ -160,12 +162,14 @@ impl Fs {
     }
 
     fn kill(&self, path: &Path) {
-        for dir in self.hierarchies.trees.iter().flat_map(|tree| below(&join(&tree.root, path))) {
+        for dir in
+            self.hierarchies.trees.iter().flat_map(|tree| descendants(&join(&tree.root, path)))
+        {
             let list = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-            // 0 stands for a process that is out of sight, and for our own group if it is killed.
+            // 0 is a process of another namespace; kill(0) would be our own group.
             let pids = list.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0);
             for pid in pids {
-                // One that is gone meanwhile is what we want.
+                // It may have ended.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
@@ -180,26 +184,25 @@ fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EBUSY as i32)
 }
 
-/// Let children of a v2 cgroup use the controllers that it has. A controller that cannot be handed
-/// down is missed by the limit that needs it, which then says so.
-fn hand_down(dir: &Path) {
+/// Enables all controllers of a v2 cgroup for its children. Errors show when a limit is set.
+fn enable_controllers(dir: &Path) {
     let read = |file| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
-    let (available, handed) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    let (available, enabled) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
     for controller in available.split_whitespace().filter(|name| CONTROLLERS.contains(name)) {
-        if !handed.split_whitespace().any(|name| name == controller) {
+        if !enabled.split_whitespace().any(|name| name == controller) {
             let _ = std::fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}"));
         }
     }
 }
 
-/// A cgroup and all below it, leaves first; empty if it is not there.
-fn below(dir: &Path) -> Vec<PathBuf> {
-    // What runs in a pod may nest cgroups, so nothing recurses here.
-    let (mut found, mut waiting) = (Vec::new(), vec![dir.to_owned()]);
-    while let Some(dir) = waiting.pop() {
+/// A cgroup and its descendants, leaves first; empty if it does not exist.
+fn descendants(dir: &Path) -> Vec<PathBuf> {
+    // Iterative, as containers may nest cgroups deeply.
+    let (mut found, mut pending) = (Vec::new(), vec![dir.to_owned()]);
+    while let Some(dir) = pending.pop() {
         let Ok(entries) = std::fs::read_dir(&dir) else { continue };
         let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
-        waiting.extend(dirs.map(|entry| entry.path()));
+        pending.extend(dirs.map(|entry| entry.path()));
         found.push(dir);
     }
     found.reverse();
@@ -207,7 +210,7 @@ fn below(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn remove_tree(dir: &Path) -> Result<(), Error> {
-    for dir in below(dir) {
+    for dir in descendants(dir) {
         match std::fs::remove_dir(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed.map_err(Error::at(&dir))?,

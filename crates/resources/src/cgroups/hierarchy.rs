@@ -1,4 +1,4 @@
-//! Which cgroup hierarchies the machine has, and which of them has which controller.
+//! Cgroup hierarchies of the machine, and their controllers.
 
 use std::path::{Path, PathBuf};
 
@@ -6,22 +6,22 @@ use longshore_machine::cgroup::is_unified;
 
 use super::Error;
 
-/// Where cgroups are mounted.
+/// The mount point.
 const MOUNT: &str = "/sys/fs/cgroup";
-/// Controllers that v1 cannot do without.
+/// Required controllers of v1.
 const NEEDED: [&str; 4] = ["cpu", "cpuacct", "cpuset", "memory"];
-/// Controllers of which a cgroup that is said to be there must be part.
+/// Controllers that an existing cgroup must have.
 const USED: [&str; 6] = ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids"];
 
 /// A mounted hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tree {
     pub(super) root: PathBuf,
-    /// Empty for one that only groups processes, such as systemd's own on v1.
+    /// Empty for one without controllers, such as systemd's own on v1.
     pub(super) controllers: Vec<String>,
 }
 
-/// The hierarchies of a machine: one a controller (v1), or the one there is (v2).
+/// The hierarchies of a machine: one per controller (v1), or a single one (v2).
 #[derive(Clone, Debug)]
 pub(super) struct Hierarchies {
     pub(super) unified: bool,
@@ -49,12 +49,12 @@ impl Hierarchies {
         }
     }
 
-    /// The hierarchy that has a controller; `None` where the kernel lacks it.
+    /// The hierarchy of a controller; `None` if unavailable.
     pub(super) fn tree(&self, controller: &str) -> Option<&Tree> {
         self.trees.iter().find(|tree| tree.controllers.iter().any(|name| name == controller))
     }
 
-    /// Where a cgroup is not, though it should be: directories of v1, or controllers of v2.
+    /// What an existing cgroup lacks: directories of v1, or controllers of v2.
     pub(super) fn missing(&self, path: &Path) -> Vec<String> {
         let mut missing = Vec::new();
         for tree in self.trees.iter().filter(|tree| {
@@ -85,9 +85,8 @@ pub(super) fn join(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The hierarchies among a machine's mounts, each once: some are mounted at several places, of
-/// which the shortest path is taken. Among them may be one of v2 without controllers, in which
-/// runtimes work too.
+/// The hierarchies among a machine's mounts, each once, by its shortest path. One of v2 without
+/// controllers may be among them, which runtimes use too.
 fn v1_trees(mounts: &str) -> Vec<Tree> {
     const KNOWN: [&str; 14] = [
         "blkio",
@@ -114,7 +113,7 @@ fn v1_trees(mounts: &str) -> Vec<Tree> {
         };
         let words = options.split(',').filter(|word| kind == "cgroup" && KNOWN.contains(word));
         let controllers: Vec<&str> = words.collect();
-        // What tells one hierarchy from another: its controllers, or its name.
+        // A hierarchy is identified by its controllers, or its name.
         let identity = match kind {
             "cgroup" if controllers.is_empty() => {
                 options.split(',').filter(|word| word.starts_with("name=")).collect()
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machines_mounts_tell_its_hierarchies() {
+    fn cgroup_hierarchies_from_mounts() {
         let mounts = "\
 tmpfs /sys/fs/cgroup tmpfs rw,relatime,mode=755 0 0
 cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate 0 0

@@ -1,4 +1,4 @@
-//! What a cgroup gets, and how that is said to the kernel's files and to systemd. Pure.
+//! Limits of a cgroup, as values of files and as systemd properties. Pure.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use zbus::Variant;
 
 use crate::hugepages;
 
-/// Bounds of CPU shares, cgroup v1's unit.
+/// Bounds of CPU shares (cgroup v1).
 const SHARES: (u64, u64) = (2, 262_144);
-/// Shares of a whole CPU.
+/// Shares per CPU.
 const SHARES_PER_CPU: i128 = 1024;
-/// The least quota, in microseconds a period.
+/// Minimum quota, in microseconds per period.
 const MIN_QUOTA: i64 = 1000;
-/// Bounds of weights, cgroup v2's unit.
+/// Bounds of CPU weights (cgroup v2).
 const WEIGHTS: (u64, u64) = (1, 10_000);
 /// systemd counts CPU time in hundredths of a CPU: microseconds a second.
 const SYSTEMD_STEP: u64 = 10_000;
-/// systemd's word for "no limit".
+/// No limit, for systemd.
 const INFINITY: u64 = u64::MAX;
 
-/// The shares of a cgroup that gets what is left over.
+/// Minimum shares.
 pub const LEAST_SHARES: u64 = SHARES.0;
 
-/// CPU shares (cgroup v1's unit) for so many thousandths of a CPU.
+/// CPU shares (cgroup v1) for thousandths of a CPU.
 pub fn shares(milli_cpu: i128) -> u64 {
     let shares = milli_cpu.saturating_mul(SHARES_PER_CPU) / 1000;
     u64::try_from(shares.max(0)).unwrap_or(SHARES.1).clamp(SHARES.0, SHARES.1)
 }
 
-/// CPU quota in microseconds for each `period` microseconds; 0 is no limit.
+/// CPU quota in microseconds per `period` microseconds; 0 is no limit.
 pub fn quota(milli_cpu: i128, period: i64) -> i64 {
     if milli_cpu <= 0 {
         return 0;
@@ -37,16 +37,16 @@ pub fn quota(milli_cpu: i128, period: i64) -> i64 {
     i64::try_from(quota).unwrap_or(i64::MAX).max(MIN_QUOTA)
 }
 
-/// The weight (cgroup v2's unit) that stands for so many shares.
+/// The CPU weight (cgroup v2) for shares.
 fn weight(shares: u64) -> u64 {
     let (from, to) = (SHARES, WEIGHTS);
     let shares = shares.clamp(from.0, from.1);
-    let (above, room) = (shares.saturating_sub(from.0), to.1.saturating_sub(to.0));
-    let scaled = above.saturating_mul(room).checked_div(from.1.saturating_sub(from.0));
+    let (above, range) = (shares.saturating_sub(from.0), to.1.saturating_sub(to.0));
+    let scaled = above.saturating_mul(range).checked_div(from.1.saturating_sub(from.0));
     to.0.saturating_add(scaled.unwrap_or(0))
 }
 
-/// At most so much, or as much as there is.
+/// A limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Max {
     /// No limit.
@@ -55,53 +55,53 @@ pub enum Max {
     At(u64),
 }
 
-/// CPU time in microseconds a period, or `None` for all there is.
+/// CPU quota per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuMax {
-    /// Microseconds each period.
+    /// Microseconds per period; `None`: no limit.
     pub quota: Option<u64>,
     /// Microseconds.
     pub period: u64,
 }
 
 impl CpuMax {
-    /// The time for so many thousandths of a CPU; 0 is no limit.
+    /// The quota for thousandths of a CPU; 0 is no limit.
     pub fn new(milli_cpu: i128, period: Duration) -> Self {
         let period = u64::try_from(period.as_micros()).unwrap_or(100_000);
         let quota = quota(milli_cpu, i64::try_from(period).unwrap_or(i64::MAX));
         Self { quota: u64::try_from(quota).ok().filter(|quota| *quota > 0), period }
     }
 
-    /// Microseconds a second, as systemd counts: rounded up, so that what is within has enough.
-    fn each_second(self) -> Option<u64> {
-        let each_second = self.quota?.saturating_mul(1_000_000);
-        let each_second = each_second.checked_div(self.period.max(1)).unwrap_or(0);
-        Some(each_second.div_ceil(SYSTEMD_STEP).saturating_mul(SYSTEMD_STEP))
+    /// Microseconds per second, as systemd counts: rounded up.
+    fn per_second(self) -> Option<u64> {
+        let per_second = self.quota?.saturating_mul(1_000_000);
+        let per_second = per_second.checked_div(self.period.max(1)).unwrap_or(0);
+        Some(per_second.div_ceil(SYSTEMD_STEP).saturating_mul(SYSTEMD_STEP))
     }
 
-    /// The same time, as systemd makes it.
+    /// The same quota, with systemd's rounding.
     fn rounded(self) -> Self {
-        let quota = self.each_second().map(|time| time.saturating_mul(self.period) / 1_000_000);
+        let quota = self.per_second().map(|time| time.saturating_mul(self.period) / 1_000_000);
         Self { quota, ..self }
     }
 }
 
-/// What a cgroup gets. What is `None` stays as it is.
+/// Limits of a cgroup. Fields that are `None` are not changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Share of the CPU where several want it, in cgroup v1's unit.
+    /// CPU shares (cgroup v1).
     pub shares: Option<u64>,
     /// CPU time.
     pub cpu: Option<CpuMax>,
     /// Bytes of memory.
     pub memory: Option<Max>,
-    /// Bytes that are never reclaimed; on v2 alone.
+    /// `memory.min`; v2 only.
     pub memory_min: Option<u64>,
-    /// Bytes that are reclaimed last; on v2 alone.
+    /// `memory.low`; v2 only.
     pub memory_low: Option<u64>,
     /// Processes and threads.
     pub pids: Option<Max>,
-    /// Bytes of huge pages, by the size of one in bytes.
+    /// Bytes of huge pages, by page size.
     pub hugepages: Vec<(u64, u64)>,
     /// CPUs, as a list like `0-3,8`.
     pub cpus: Option<String>,
@@ -113,12 +113,12 @@ pub(super) struct Write {
     pub(super) controller: &'static str,
     pub(super) file: String,
     pub(super) value: String,
-    /// Whether a kernel may lack the file though it has the controller.
+    /// Whether the file may be missing although the controller is available.
     pub(super) optional: bool,
 }
 
 impl Limits {
-    /// What to write, in the order in which the kernel takes it.
+    /// The values to write, in the order that the kernel requires.
     pub(super) fn writes(&self, unified: bool) -> Vec<Write> {
         let mut writes = Vec::new();
         let mut write = |controller, file: &str, value: String| {
@@ -167,7 +167,7 @@ impl Limits {
         writes
     }
 
-    /// The properties of the slice that systemd is to keep to. It knows nothing of huge pages.
+    /// The properties of the systemd slice, which has none for huge pages.
     pub(super) fn properties(&self, unified: bool) -> Vec<(&'static str, Variant<'static>)> {
         let mut properties: Vec<(&'static str, Variant<'static>)> = Vec::new();
         let by_version = |v1, v2| if unified { v2 } else { v1 };
@@ -180,8 +180,8 @@ impl Limits {
         }
         if let Some(cpu) = self.cpu {
             properties.push(("CPUQuotaPeriodUSec", cpu.period.into()));
-            let each_second = cpu.each_second().unwrap_or(INFINITY);
-            properties.push(("CPUQuotaPerSecUSec", each_second.into()));
+            let per_second = cpu.per_second().unwrap_or(INFINITY);
+            properties.push(("CPUQuotaPerSecUSec", per_second.into()));
         }
         if let Some(pids) = self.pids {
             properties.push(("TasksMax", pids.at_least_one().number().into()));
@@ -197,7 +197,7 @@ impl Limits {
         properties
     }
 
-    /// The same, as systemd sets it: what is written beside it must not differ.
+    /// The same with systemd's rounding, so that both write the same values.
     pub(super) fn rounded(self) -> Self {
         Self { cpu: self.cpu.map(CpuMax::rounded), ..self }
     }
@@ -211,7 +211,7 @@ impl Max {
         }
     }
 
-    /// systemd knows no limit of zero tasks, and both are to say the same.
+    /// systemd has no limit of zero tasks.
     fn at_least_one(self) -> Self {
         match self {
             Self::At(0) => Self::At(1),
@@ -227,7 +227,7 @@ impl Max {
     }
 }
 
-/// A list of CPUs like `0-3,8` as systemd takes it: a bit each, the first CPU's the lowest.
+/// A list of CPUs like `0-3,8` as a bit mask for systemd, lowest CPU first.
 fn cpu_bits(list: &str) -> Option<Vec<u8>> {
     const MOST: usize = 8192;
     let mut bits = Vec::new();

@@ -1,10 +1,9 @@
-//! How long changes of cgroups take.
+//! Metrics of cgroup operations.
 
 use std::time::Instant;
 
 use longshore_metrics::{Buckets, Family, Histogram, Registry};
 
-/// What is counted of cgroups.
 #[derive(Debug)]
 pub(super) struct Metrics {
     durations: Family<Histogram, 1>,
@@ -24,13 +23,13 @@ impl Metrics {
         }
     }
 
-    /// A change begins: `create`, `update` or `destroy`. It ends when the timer is dropped.
+    /// Starts the timer of an operation: `create`, `update` or `destroy`.
     pub(super) fn begin(&self, operation: &'static str) -> Timer {
         Timer { began: Instant::now(), duration: self.durations.with([operation]) }
     }
 }
 
-/// Takes the time of one change.
+/// Observes the duration of an operation when dropped.
 #[must_use]
 #[derive(Debug)]
 pub(super) struct Timer {

@@ -1,10 +1,9 @@
-//! The cgroups of pods: `kubepods`, a level for each quality of service but the best, one cgroup a
-//! pod; on cgroup v1 (each controller has a tree) and v2, as directories or as systemd's slices.
-//! The levels follow the pods that stand in them. Every change waits for none but the kernel and
-//! systemd, and is the same when it is made again.
+//! The cgroups of pods: `kubepods`, a level for the QoS classes Burstable and BestEffort, one
+//! cgroup per pod; on cgroup v1 and v2, as directories or systemd slices. The limits of the levels
+//! follow their pods. All operations are idempotent.
 //!
-//! Current limitations: processes of the system are not moved (`systemCgroups`), nor is the daemon
-//! itself (`kubeletCgroups`).
+//! Current limitations: system processes are not moved (`systemCgroups`), nor is the daemon itself
+//! (`kubeletCgroups`).
 
 mod driver;
 mod error;
@@ -42,38 +41,38 @@ use self::name::Name;
 use self::qos::Levels;
 use self::systemd::Systemd;
 
-/// How memory that pods request is protected from being reclaimed: the gate `MemoryQoS`, on v2.
+/// The memory reservation policy of the gate `MemoryQoS`, on v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// Not at all, and what earlier daemons have set is taken back.
+    /// No protection; earlier values are reset.
     None,
-    /// Of guaranteed pods always, of burstable ones as long as the kernel can.
+    /// `memory.min` for guaranteed pods, `memory.low` for burstable ones.
     Tiered,
 }
 
-/// Memory requests of better classes that are kept from worse ones: the gate `QOSReserved`.
+/// Reserved memory requests of higher QoS classes: the gate `QOSReserved`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReserve {
-    /// How much of the requests, from 0 to 100.
+    /// Percentage of the requests.
     pub percent: u64,
-    /// Bytes of memory that pods may use in all.
+    /// Allocatable memory in bytes.
     pub allocatable: u64,
 }
 
-/// What the node's config says of cgroups.
+/// The configuration of cgroups.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Off: pods run below the root itself, and nothing of this room is done.
+    /// Off: pods run below the root itself, without cgroups of their own.
     pub per_qos: bool,
     /// Period of the CPU quota; `None` to enforce none.
     pub cfs_quota_period: Option<Duration>,
-    /// Processes and threads that a pod may have.
+    /// The pod's limit of processes and threads.
     pub pod_pids: Option<u64>,
-    /// `None` for a kernel or a config that knows nothing of it.
+    /// `None` if unsupported or disabled.
     pub protection: Option<Protection>,
-    /// `None` to keep nothing.
+    /// `None` if disabled.
     pub memory_reserve: Option<MemoryReserve>,
-    /// Whether CPUs are given to containers of their own, which must not be balanced.
+    /// Whether containers may have exclusive CPUs, which must not be balanced.
     pub exclusive_cpus: bool,
 }
 
@@ -86,22 +85,22 @@ pub struct Cgroups {
 #[derive(Debug)]
 struct Shared {
     driver: Driver,
-    /// The cgroup that all pods stand in.
+    /// The cgroup of all pods.
     root: Name,
     fs: Fs,
     /// With systemd's driver.
     systemd: Option<Systemd>,
     policy: Policy,
-    /// The pods in the levels.
+    /// The pods by UID.
     pods: std::sync::Mutex<qos::Pods>,
-    /// What the levels were given last.
+    /// The last limits of the levels.
     levels: Mutex<Levels>,
     metrics: Metrics,
 }
 
 impl Cgroups {
-    /// Find the machine's hierarchies, and make the tree below `root` (a path) that pods stand in.
-    /// How long changes of it take is told to `registry`.
+    /// Detects the machine's hierarchies, and creates the cgroups of pods below `root` (a path).
+    /// Durations of operations go to `registry`.
     pub async fn setup(
         driver: Driver,
         root: &str,
@@ -119,7 +118,7 @@ impl Cgroups {
         let mut name = Name::of_path(root).map_err(root_field)?;
         if policy.per_qos {
             let path = PathBuf::from(name.path(driver));
-            fs.expect(&path).map_err(root_field)?;
+            fs.ensure_existing(&path).map_err(root_field)?;
             name = name.child("kubepods")?;
         }
         let cgroups = Self {
@@ -135,10 +134,10 @@ impl Cgroups {
             }),
         };
         if cgroups.shared.policy.per_qos {
-            // systemd takes controllers away of which it does not know that they are in use.
-            let tell_cpus = driver == Driver::Systemd && cgroups.is_unified();
+            // systemd disables controllers that it does not know to be in use.
+            let set_cpus = driver == Driver::Systemd && cgroups.is_unified();
             for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
-                let of_root = class == QosClass::Guaranteed && tell_cpus;
+                let of_root = class == QosClass::Guaranteed && set_cpus;
                 let cpus = of_root.then(online_cpus).flatten().map(|cpus| cpus.to_string());
                 let limits = Limits { cpus, ..qos::initial(class) };
                 cgroups.shared.ensure(&cgroups.level(class)?, limits).await?;
@@ -148,42 +147,42 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Whether the machine has cgroup v2 alone.
+    /// Whether the machine uses cgroup v2.
     pub fn is_unified(&self) -> bool {
         self.shared.fs.hierarchies.unified
     }
 
-    /// Whether the kernel counts the swap of pods.
-    pub fn count_swap(&self) -> bool {
+    /// Whether swap accounting is available for pods.
+    pub fn counts_swap(&self) -> bool {
         let shared = &self.shared;
         shared.fs.counts_swap(Path::new(&shared.root.path(shared.driver)))
     }
 
-    /// The parent that the runtime is told for a pod's cgroups: a path from the hierarchies' roots
-    /// down, whichever driver made it. Empty to leave it to the runtime.
+    /// The cgroup parent of a pod for the runtime, as an absolute path. Empty to leave it to the
+    /// runtime.
     pub fn parent_of(&self, pod: &Pod) -> String {
         let shared = &self.shared;
         let parent = match shared.policy.per_qos {
             true => self.name_of(class(pod), pod),
             false => Ok(shared.root.clone()),
         };
-        // A pod whose name cannot be one is told so before.
+        // Invalid names are refused before.
         let parent = parent.ok().filter(|name| !name.is_root());
         parent.map(|name| name.path(shared.driver)).unwrap_or_default()
     }
 
-    /// The cgroup that all pods stand in, if they have one: a path from the hierarchies' roots down.
+    /// The cgroup of all pods, if they have one, as an absolute path.
     pub fn of_pods(&self) -> Option<PathBuf> {
         let shared = &self.shared;
         shared.policy.per_qos.then(|| shared.root.path(shared.driver).into())
     }
 
-    /// Bytes of memory that the pod uses, caches included. Reads a file of the kernel's.
+    /// The pod's memory usage in bytes, including caches.
     pub fn memory_of(&self, pod: &Pod) -> Result<u64, Error> {
         self.shared.fs.memory_usage(Path::new(&self.parent_of(pod)))
     }
 
-    /// Make the pod's cgroup and set its limits. One that is there already is set again.
+    /// Creates the pod's cgroup, or updates an existing one, and sets its limits.
     pub async fn create(&self, pod: &Pod) -> Result<(), Error> {
         if !self.shared.policy.per_qos {
             return Ok(());
@@ -193,37 +192,37 @@ impl Cgroups {
         self.shared.ensure(&name, pod::limits(pod, &self.shared.policy)).await
     }
 
-    /// Count a pod whose cgroup stands already to its level.
+    /// Adds a pod with an existing cgroup to its level.
     pub async fn adopt(&self, pod: &Pod) {
         if !self.shared.policy.per_qos {
             return;
         }
         self.pods().insert(pod);
-        // The level has the share that it had before.
+        // The level keeps its previous limits.
         if let Err(error) = self.update_levels().await {
-            warn!(%error, "the cgroup of a quality of service is not as its pods want it");
+            warn!(%error, "failed to update the cgroups of QoS classes");
         }
     }
 
-    /// Remove the pod's cgroup. What still runs in it is killed.
+    /// Removes the pod's cgroup. Remaining processes are killed.
     pub async fn remove(&self, pod: &Pod) -> Result<(), Error> {
         let shared = &self.shared;
         if !shared.policy.per_qos {
             return Ok(());
         }
-        // The class is fixed while the pod lives, but an orphan's spec is not known.
+        // The QoS class does not change, but is unknown for orphaned pods.
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
             let Ok(name) = self.name_of(class, pod) else { continue };
             shared.remove(&name).await?;
         }
         self.pods().remove(spec::uid(pod));
         if let Err(error) = self.update_levels().await {
-            warn!(%error, "the cgroup of a quality of service is not as its pods want it");
+            warn!(%error, "failed to update the cgroups of QoS classes");
         }
         Ok(())
     }
 
-    /// Give all pods together their limits.
+    /// Sets the limits of the cgroup of all pods.
     pub async fn limit(&self, limits: Limits) -> Result<(), Error> {
         match self.shared.root.is_root() {
             true => Ok(()),
@@ -231,11 +230,11 @@ impl Cgroups {
         }
     }
 
-    /// Give a cgroup of the machine its limits, which is named as the driver does.
+    /// Sets the limits of an existing system cgroup, named in the driver's syntax.
     pub async fn limit_existing(&self, cgroup: &str, limits: Limits) -> Result<(), Error> {
         let shared = &self.shared;
         let name = Name::of_machine(shared.driver, cgroup)?;
-        shared.blocking(&name, |fs, path| fs.expect(path)).await?;
+        shared.blocking(&name, |fs, path| fs.ensure_existing(path)).await?;
         shared.set(&name, limits).await
     }
 
@@ -256,21 +255,21 @@ impl Cgroups {
         self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Give the levels what follows from the pods in them, where that has changed.
+    /// Updates the limits of the levels from their pods, if changed.
     async fn update_levels(&self) -> Result<(), Error> {
         let shared = &self.shared;
-        // Held throughout, so that the last who changes the pods is the last who writes.
-        let mut told = shared.levels.lock().await;
+        // Held throughout, so that the last change is written last.
+        let mut last_limits = shared.levels.lock().await;
         let wanted = self.pods().levels(&shared.policy);
         for (class, limits) in wanted {
-            if told.get(&class) == Some(&limits) {
+            if last_limits.get(&class) == Some(&limits) {
                 continue;
             }
             let name = self.level(class)?;
             let set = shared.set(&name, limits.clone()).await;
             match (set, limits.memory) {
                 (Err(_), Some(Max::At(limit))) => {
-                    // More is in use than is to be: it is not to grow further.
+                    // Usage is above the limit: prevent further growth.
                     let usage = shared.blocking(&name, |fs, path| fs.memory_usage(path)).await;
                     let usage = usage.unwrap_or(0);
                     let memory = Some(Max::At(limit.max(usage)));
@@ -278,7 +277,7 @@ impl Cgroups {
                 }
                 (set, _) => {
                     set?;
-                    told.insert(class, limits);
+                    last_limits.insert(class, limits);
                 }
             }
         }
@@ -287,7 +286,7 @@ impl Cgroups {
 }
 
 impl Shared {
-    /// Make a cgroup if it is not there, and set its limits.
+    /// Creates a cgroup if it does not exist, and sets its limits.
     async fn ensure(&self, name: &Name, limits: Limits) -> Result<(), Error> {
         let _timer = self.metrics.begin("create");
         if let Some(systemd) = &self.systemd {
@@ -309,7 +308,7 @@ impl Shared {
             Some(systemd) => {
                 let set = systemd.set(name, &limits, self.fs.hierarchies.unified).await;
                 set.map_err(of_unit(name))?;
-                // Files too: at once, and for what systemd knows nothing of.
+                // Files too, as systemd applies them later, and not all of them.
                 limits.rounded()
             }
         };
@@ -317,7 +316,7 @@ impl Shared {
     }
 
     async fn remove(&self, name: &Name) -> Result<(), Error> {
-        if !self.blocking(name, |fs, path| Ok(fs.is_anywhere(path))).await? {
+        if !self.blocking(name, |fs, path| Ok(fs.exists(path))).await? {
             return Ok(());
         }
         let _timer = self.metrics.begin("destroy");

@@ -1,4 +1,4 @@
-//! The names of cgroups: a list of parts, and how each driver writes it.
+//! Cgroup names: a list of parts, converted for each driver.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{Driver, Error};
 
 const SLICE: &str = ".slice";
 
-/// The name of a cgroup, from the root down; the root itself has none.
+/// The name of a cgroup, as parts from the root; empty for the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Name(Vec<String>);
 
@@ -17,7 +17,7 @@ impl Name {
         parts.try_fold(Self::default(), |name, part| name.child(part))
     }
 
-    /// A cgroup of the machine as the driver's users name it: a path, or a slice of systemd's.
+    /// A system cgroup in the driver's syntax: a path, or a systemd slice.
     pub(super) fn of_machine(driver: Driver, text: &str) -> Result<Self, Error> {
         if driver == Driver::Cgroupfs {
             return Self::of_path(text);
@@ -27,7 +27,7 @@ impl Name {
         parts.try_fold(Self::default(), |name, part| name.child(&part.replace('_', "-")))
     }
 
-    /// The cgroup of that name in this one.
+    /// The child of that name.
     pub(super) fn child(&self, part: &str) -> Result<Self, Error> {
         if matches!(part, "" | "." | "..") || part.contains(['/', '\0']) {
             return Err(Error::Name(part.to_owned()));
@@ -41,27 +41,27 @@ impl Name {
         self.0.is_empty()
     }
 
-    /// The absolute path of the cgroup, whichever driver makes it.
+    /// The absolute path of the cgroup.
     pub(super) fn path(&self, driver: Driver) -> String {
         match driver {
             _ if self.is_root() => "/".to_owned(),
             Driver::Cgroupfs => format!("/{}", self.0.join("/")),
-            // A slice stands in those that its name begins with.
+            // The path of a slice consists of all prefixes of its name.
             Driver::Systemd => (1..=self.0.len()).map(|n| format!("/{}", self.slice(n))).collect(),
         }
     }
 
-    /// The slice of systemd's that this is.
+    /// The name of the systemd slice.
     pub(super) fn unit(&self) -> String {
         self.slice(self.0.len())
     }
 
-    /// The slice that it stands in.
+    /// The name of the parent slice.
     pub(super) fn parent_unit(&self) -> String {
         self.slice(self.0.len().saturating_sub(1))
     }
 
-    /// A dash stands between the parts of a slice's name, so those within one give way.
+    /// Parts of a slice's name are separated by dashes, so dashes within parts are replaced.
     fn slice(&self, parts: usize) -> String {
         if parts == 0 {
             return format!("-{SLICE}");
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_driver_has_its_way_to_write_a_name() {
+    fn cgroup_names_by_driver() {
         for (parts, path, slices) in [
             (vec![], "/", "/"),
             (vec!["kubepods"], "/kubepods", "/kubepods.slice"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_own_cgroups_are_named_as_their_driver_does() {
+    fn cgroup_names_of_system_cgroups() {
         for (driver, text, path) in [
             (Driver::Cgroupfs, "/system", "/system"),
             (Driver::Cgroupfs, "system/daemons/", "/system/daemons"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_leads_nowhere_else() {
+    fn cgroup_names_are_confined() {
         for part in ["", ".", "..", "../x", "a/b", "a\0"] {
             assert!(Name::default().child(part).is_err(), "{part:?}");
         }

@@ -1,4 +1,4 @@
-//! What a pod's cgroup gets, from the pod. Pure.
+//! Limits of a pod's cgroup. Pure.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::hugepages;
 
 const DEFAULT_PERIOD: Duration = Duration::from_millis(100);
 
-/// The limits of the pod as a whole, its overhead among them.
+/// The limits of the pod, including its overhead.
 pub(super) fn limits(pod: &Pod, policy: &Policy) -> Limits {
     let class = qos::class(pod);
     let pids = policy.pod_pids.map(Max::At);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_gets_what_its_containers_ask_for() {
+    fn pod_cgroup_sums_container_resources() {
         let both = json!({"cpu": "500m", "memory": "64Mi"});
         let guaranteed = of(json!({"containers": [container(both.clone(), both)]}), &policy());
         let expected = Limits {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_overhead_and_the_pods_own_amounts_count() {
+    fn pod_cgroup_overhead_and_pod_level_resources() {
         let both = json!({"cpu": "500m", "memory": "64Mi"});
         let with_overhead = of(
             json!({
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_and_memory_follow_the_policy() {
+    fn pod_cgroup_pids_and_memory_policy() {
         let policy =
             Policy { pod_pids: Some(100), protection: Some(Protection::Tiered), ..policy() };
         let both = json!({"cpu": "500m", "memory": "64Mi"});

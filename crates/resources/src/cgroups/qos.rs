@@ -1,4 +1,4 @@
-//! What the levels of quality of service get, from the pods that stand in them. Pure.
+//! Limits of the QoS level cgroups, from their pods. Pure.
 
 use std::collections::HashMap;
 
@@ -10,38 +10,38 @@ use super::limits::{LEAST_SHARES, Limits, Max, shares};
 use super::{Policy, Protection};
 use crate::hugepages;
 
-/// Huge pages without limit: the pods have limits of their own.
+/// No limit of huge pages: pods have their own.
 const UNBOUNDED: u64 = 1 << 62;
 
-/// What the levels were given.
+/// The limits of the levels.
 pub(super) type Levels = HashMap<QosClass, Limits>;
 
-/// What a level has whatever its pods are.
+/// The initial limits of a level.
 pub(super) fn initial(class: QosClass) -> Limits {
     let shares = (class == QosClass::BestEffort).then_some(LEAST_SHARES);
     let hugepages = match class {
-        // The node's allocatable limits it.
+        // Limited by Node Allocatable.
         QosClass::Guaranteed => Vec::new(),
         _ => hugepages::SIZES.iter().map(|size| (*size, UNBOUNDED)).collect(),
     };
     Limits { shares, hugepages, ..Limits::default() }
 }
 
-/// A pod's part in its level.
+/// A pod's contribution to its level.
 #[derive(Debug)]
 struct Part {
     class: QosClass,
     milli_cpu: i128,
-    /// Bytes that it requests.
+    /// Requested bytes.
     memory: u64,
 }
 
-/// The pods that stand in the levels, by UID.
+/// The pods of all levels, by UID.
 #[derive(Debug, Default)]
 pub(super) struct Pods(HashMap<String, Part>);
 
 impl Pods {
-    /// Count a pod, or count it anew.
+    /// Adds or updates a pod.
     pub(super) fn insert(&mut self, pod: &Pod) {
         let requests = pod.spec.as_ref().map(resources::requests);
         let part = Part {
@@ -56,7 +56,7 @@ impl Pods {
         self.0.remove(uid);
     }
 
-    /// What the levels are to get.
+    /// The limits of all levels.
     pub(super) fn levels(&self, policy: &Policy) -> Vec<(QosClass, Limits)> {
         let of = |class| self.0.values().filter(move |part| part.class == class);
         let memory = |class| of(class).fold(0u64, |sum, part| sum.saturating_add(part.memory));
@@ -64,7 +64,7 @@ impl Pods {
         let (guaranteed, burstable) = (memory(QosClass::Guaranteed), memory(QosClass::Burstable));
         let protected = policy.protection.map(|protection| match protection {
             Protection::None => (0, 0),
-            // What protects a child must be covered above it.
+            // Protection of a child must be covered by its parents.
             Protection::Tiered => (guaranteed.saturating_add(burstable), burstable),
         });
         let kept = policy.memory_reserve.map(|reserve| {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burstable_level_has_the_share_of_its_pods() {
+    fn qos_burstable_cpu_shares() {
         let mut pods = some();
         let [guaranteed, burstable, best_effort] = levels(&pods, &policy());
         assert_eq!(guaranteed, Limits::default());
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(best_effort, Limits { shares: Some(2), ..Limits::default() });
         pods.remove("c");
         assert_eq!(levels(&pods, &policy())[1].shares, Some(512));
-        // Counted anew, after a resize.
+        // Updated, after a resize.
         pods.insert(&pod("b", json!({"cpu": "1"}), json!({})));
         assert_eq!(levels(&pods, &policy())[1].shares, Some(1024));
         pods.remove("b");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_pods_request_is_protected_at_their_levels() {
+    fn qos_memory_requests_are_protected() {
         let tiered = Policy { protection: Some(Protection::Tiered), ..policy() };
         let [guaranteed, burstable, _] = levels(&some(), &tiered);
         assert_eq!((guaranteed.memory_min, guaranteed.memory_low), (Some(150 * MIB), None));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_better_classes_is_kept_from_worse_ones() {
+    fn qos_reserved_memory() {
         for (percent, allocatable, burstable, best_effort) in
             [(100, 1000, 900, 850), (50, 1000, 950, 925), (0, 1000, 1000, 1000), (100, 120, 20, 0)]
         {

@@ -1,5 +1,5 @@
-//! Slices of systemd's: made, set and stopped over D-Bus, each call to its end. The bus is used
-//! where it is, and systemd's private socket where it is not.
+//! systemd slices: started, updated and stopped over D-Bus, over the system bus or systemd's
+//! private socket.
 
 use std::future::Future;
 use std::io;
@@ -21,21 +21,21 @@ const DESTINATION: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 const PRIVATE: &str = "unix:path=/run/systemd/private";
-/// systemd's error for a unit that is there already.
+/// The unit exists already.
 const EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
-/// systemd's error for a unit that is not there.
+/// The unit does not exist.
 const NO_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
-/// How long systemd may take for an answer, and then for a job.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Ends of jobs that may wait to be looked at.
+/// Timeout of a call, and of a job.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Buffer size of job signals.
 const JOBS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 type Property = (&'static str, Variant<'static>);
 
-/// Why systemd did not do what it was asked for.
+/// Why a systemd operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no way to it, or it refuses.
+    /// A call failed.
     #[error("{call}: {source}")]
     Call {
         /// The method.
@@ -43,26 +43,26 @@ pub enum Error {
         /// The cause.
         source: zbus::Error,
     },
-    /// It did not answer in time.
-    #[error("{call}: no answer within {PATIENCE:?}")]
-    Overdue {
+    /// A call timed out.
+    #[error("{call}: timed out after {CALL_TIMEOUT:?}")]
+    Timeout {
         /// The method.
         call: &'static str,
     },
-    /// It did not get to the end of a job.
-    #[error("{call}: the job came to the end {result:?}")]
+    /// A job failed.
+    #[error("{call}: job finished with result {result:?}")]
     Job {
         /// The method.
         call: &'static str,
-        /// systemd's word, such as `failed`.
+        /// The job result, such as `failed`.
         result: String,
     },
 }
 
-/// The way to systemd.
+/// A connection to systemd.
 #[derive(Debug)]
 pub(super) struct Systemd {
-    /// Made anew when the bus, or systemd, was started anew.
+    /// Reopened when the bus, or systemd, was restarted.
     connection: Mutex<Connection>,
 }
 
@@ -71,7 +71,7 @@ impl Systemd {
         Ok(Self { connection: Mutex::new(connect().await?) })
     }
 
-    /// Make a slice. One that is there already stays.
+    /// Starts a slice, if it does not exist.
     pub(super) async fn start(&self, name: &Name, unified: bool) -> Result<(), Error> {
         let call = "StartTransientUnit";
         let unit = name.unit();
@@ -79,7 +79,7 @@ impl Systemd {
         let properties: Vec<Property> = vec![
             ("Description", format!("cgroup {name} of the node's pods").into()),
             ("Wants", vec![name.parent_unit()].into()),
-            // The kernel has trouble with processes that join a memory cgroup later.
+            // As upstream: accounting must be on before processes join.
             ("MemoryAccounting", true.into()),
             ("CPUAccounting", true.into()),
             (io, true.into()),
@@ -98,7 +98,7 @@ impl Systemd {
         }
     }
 
-    /// Have systemd keep to these limits, until the machine is started anew.
+    /// Sets runtime properties of a slice.
     pub(super) async fn set(
         &self,
         name: &Name,
@@ -113,15 +113,15 @@ impl Systemd {
         self.call("SetUnitProperties", &body).await.map(drop)
     }
 
-    /// End a slice. One that is not there is ended.
+    /// Stops a slice, if it exists.
     pub(super) async fn stop(&self, name: &Name) -> Result<(), Error> {
         let unit = name.unit();
         let stopped = self.job("StopUnit", &(unit.as_str(), "replace")).await;
-        // systemd keeps those that failed.
+        // systemd keeps failed units.
         self.reset(&unit).await;
         match stopped {
             Err(Error::Call { source, .. }) if is_named(&source, NO_UNIT) => Ok(()),
-            // It is removed as a directory next, which tells what is in the way.
+            // Its directory is removed next, which shows the cause.
             Err(Error::Job { result, .. }) => {
                 debug!(unit, result, "slice not stopped");
                 Ok(())
@@ -132,17 +132,17 @@ impl Systemd {
 
     async fn reset(&self, unit: &str) {
         if let Err(error) = self.call("ResetFailedUnit", &unit).await {
-            debug!(unit, %error, "nothing to forget of the slice");
+            debug!(unit, %error, "failed to reset the slice");
         }
     }
 
-    /// A call that begins a job, and the job's end.
+    /// A call that starts a job; waits for the job's end.
     async fn job<B>(&self, call: &'static str, body: &B) -> Result<(), Error>
     where
         B: serde::Serialize + zbus::DynamicType,
     {
         let failed = |source| Error::Call { call, source };
-        // A job may end before the answer that names it is here.
+        // Subscribed before, as a job may end before the reply arrives.
         let connection = self.connection().await?;
         let rule = MatchRule::builder()
             .msg_type(zbus::message::Type::Signal)
@@ -152,23 +152,23 @@ impl Systemd {
             .build()
             .map_err(failed)?;
         let ends = MessageStream::for_match_rule(rule, &connection, Some(JOBS));
-        let mut ends = in_time(call, ends).await?;
+        let mut ends = with_timeout(call, ends).await?;
         let job: OwnedObjectPath =
             request(&connection, call, body).await?.body().deserialize().map_err(failed)?;
         let end = async {
             while let Some(signal) = ends.next().await {
                 let signal = signal?;
                 let body = signal.body();
-                let (_, ended, _, result): (u32, OwnedObjectPath, String, String) =
+                let (_, reply_with_job, _, result): (u32, OwnedObjectPath, String, String) =
                     body.deserialize()?;
-                if ended == job {
+                if reply_with_job == job {
                     return Ok(result);
                 }
             }
             let closed = io::Error::from(io::ErrorKind::ConnectionAborted);
             Err(zbus::Error::InputOutput(Arc::new(closed)))
         };
-        match in_time(call, end).await?.as_str() {
+        match with_timeout(call, end).await?.as_str() {
             "done" => Ok(()),
             result => Err(Error::Job { call, result: result.to_owned() }),
         }
@@ -181,7 +181,7 @@ impl Systemd {
         request(&self.connection().await?, call, body).await
     }
 
-    /// The connection, anew if the other side has closed it.
+    /// The connection, reopened if it was closed.
     async fn connection(&self) -> Result<Connection, Error> {
         let mut connection = self.connection.lock().await;
         if connection.is_closed() {
@@ -193,12 +193,12 @@ impl Systemd {
 
 async fn connect() -> Result<Connection, Error> {
     let call = "connect";
-    match in_time(call, Builder::system().build()).await {
+    match with_timeout(call, Builder::system().build()).await {
         Ok(connection) => Ok(connection),
         Err(error) => {
-            debug!(%error, "no system bus: trying systemd's own socket");
+            debug!(%error, "no system bus: trying systemd's private socket");
             let private = Builder::address(PRIVATE).p2p().build();
-            in_time(call, private).await.map_err(|_| error)
+            with_timeout(call, private).await.map_err(|_| error)
         }
     }
 }
@@ -207,18 +207,18 @@ async fn request<B>(connection: &Connection, call: &'static str, body: &B) -> Re
 where
     B: serde::Serialize + zbus::DynamicType,
 {
-    // A private connection has nobody but systemd at its other end, and no names.
+    // A private connection is peer-to-peer and has no bus names.
     let destination = connection.is_bus().then_some(DESTINATION);
-    in_time(call, connection.call_method(destination, PATH, Some(INTERFACE), call, body)).await
+    with_timeout(call, connection.call_method(destination, PATH, Some(INTERFACE), call, body)).await
 }
 
-async fn in_time<T>(
+async fn with_timeout<T>(
     call: &'static str,
     done: impl Future<Output = zbus::Result<T>>,
 ) -> Result<T, Error> {
-    match timeout(PATIENCE, done).await {
+    match timeout(CALL_TIMEOUT, done).await {
         Ok(done) => done.map_err(|source| Error::Call { call, source }),
-        Err(_) => Err(Error::Overdue { call }),
+        Err(_) => Err(Error::Timeout { call }),
     }
 }
 
@@ -240,11 +240,11 @@ mod tests {
 
     type Properties = Vec<(String, OwnedVariant)>;
 
-    /// What a systemd was asked for, a line each.
+    /// The requests that the fake systemd received.
     #[derive(Clone, Default)]
-    struct Asked(Arc<std::sync::Mutex<Vec<String>>>);
+    struct Requests(Arc<std::sync::Mutex<Vec<String>>>);
 
-    impl Asked {
+    impl Requests {
         fn note(&self, line: String) {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         }
@@ -268,20 +268,20 @@ mod tests {
         shown.collect::<Vec<_>>().join(" ")
     }
 
-    /// A systemd whose jobs end with `result`, and which has the units that are named.
-    async fn fake(result: &'static str, units: &'static [&'static str]) -> (Systemd, Asked) {
+    /// A fake systemd whose jobs end with `result`, with these existing units.
+    async fn fake(result: &'static str, units: &'static [&'static str]) -> (Systemd, Requests) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = Builder::unix_stream(theirs).server(Guid::generate()).p2p().build();
         let client = Builder::unix_stream(ours).p2p().build();
         let (server, client) = tokio::try_join!(server, client).unwrap();
-        let asked = Asked::default();
-        tokio::spawn(serve(server, asked.clone(), result, units));
-        (Systemd { connection: Mutex::new(client) }, asked)
+        let requests = Requests::default();
+        tokio::spawn(serve(server, requests.clone(), result, units));
+        (Systemd { connection: Mutex::new(client) }, requests)
     }
 
     async fn serve(
         server: Connection,
-        asked: Asked,
+        requests: Requests,
         result: &'static str,
         units: &'static [&'static str],
     ) {
@@ -290,8 +290,8 @@ mod tests {
         while let Some(Ok(call)) = calls.next().await {
             let (header, body) = (call.header(), call.body());
             let method = header.member().unwrap().as_str().to_owned();
-            let ended = async |unit: &str| {
-                // Before the answer, as it may be.
+            let reply_with_job = async |unit: &str| {
+                // The signal before the reply, which is possible.
                 let body = (1u32, &job, unit, result);
                 let nobody = None::<&str>;
                 server.emit_signal(nobody, PATH, INTERFACE, "JobRemoved", &body).await.unwrap();
@@ -305,28 +305,28 @@ mod tests {
                         Properties,
                         Vec<(String, Properties)>,
                     ) = body.deserialize().unwrap();
-                    asked.note(format!("start {unit} {mode} {}", show(&properties)));
+                    requests.note(format!("start {unit} {mode} {}", show(&properties)));
                     match units.contains(&unit.as_str()) {
                         true => server.reply_error(&header, EXISTS, &"it is there").await.unwrap(),
-                        false => ended(&unit).await,
+                        false => reply_with_job(&unit).await,
                     }
                 }
                 "StopUnit" => {
                     let (unit, _): (String, String) = body.deserialize().unwrap();
-                    asked.note(format!("stop {unit}"));
+                    requests.note(format!("stop {unit}"));
                     match units.contains(&unit.as_str()) {
-                        true => ended(&unit).await,
+                        true => reply_with_job(&unit).await,
                         false => server.reply_error(&header, NO_UNIT, &"no").await.unwrap(),
                     }
                 }
                 "SetUnitProperties" => {
                     let (unit, runtime, properties): (String, bool, Properties) =
                         body.deserialize().unwrap();
-                    asked.note(format!("set {unit} {runtime} {}", show(&properties)));
+                    requests.note(format!("set {unit} {runtime} {}", show(&properties)));
                     server.reply(&header, &()).await.unwrap();
                 }
                 other => {
-                    asked.note(other.to_owned());
+                    requests.note(other.to_owned());
                     server.reply(&header, &()).await.unwrap();
                 }
             }
@@ -340,8 +340,8 @@ mod tests {
     const SLICE: &str = "kubepods-burstable-pod1_2.slice";
 
     #[tokio::test]
-    async fn a_slice_is_made_set_and_stopped() {
-        let (systemd, asked) = fake("done", &[]).await;
+    async fn systemd_slice_is_started_updated_and_stopped() {
+        let (systemd, requests) = fake("done", &[]).await;
         systemd.start(&pod(), true).await.unwrap();
         let limits = Limits {
             memory: Some(Max::At(1 << 20)),
@@ -351,7 +351,7 @@ mod tests {
         systemd.set(&pod(), &limits, true).await.unwrap();
         systemd.set(&pod(), &Limits::default(), true).await.unwrap();
         assert_eq!(
-            asked.take(),
+            requests.take(),
             [
                 format!(
                     "start {SLICE} replace Description=cgroup /kubepods/burstable/pod1-2 of the \
@@ -364,26 +364,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_there_or_gone_already_is_as_it_should_be() {
-        let (systemd, asked) = fake("done", &[SLICE]).await;
+    async fn systemd_existing_or_missing_units_are_no_error() {
+        let (systemd, requests) = fake("done", &[SLICE]).await;
         systemd.start(&pod(), true).await.unwrap();
         systemd.stop(&pod()).await.unwrap();
         systemd.stop(&Name::of_path("/other").unwrap()).await.unwrap();
-        let asked = asked.take();
-        assert!(asked[0].starts_with("start"), "{asked:?}");
+        let requests = requests.take();
+        assert!(requests[0].starts_with("start"), "{requests:?}");
         let stop = format!("stop {SLICE}");
-        assert_eq!(asked[1..], [&stop, "ResetFailedUnit", "stop other.slice", "ResetFailedUnit"]);
+        assert_eq!(
+            requests[1..],
+            [&stop, "ResetFailedUnit", "stop other.slice", "ResetFailedUnit"]
+        );
     }
 
     #[tokio::test]
-    async fn a_job_that_fails_is_told() {
+    async fn systemd_job_failure_is_reported() {
         let (systemd, _) = fake("failed", &[]).await;
         let error = systemd.start(&pod(), true).await.unwrap_err().to_string();
         assert!(error.contains("StartTransientUnit") && error.contains("failed"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_systemd_that_goes_away_is_told() {
+    async fn systemd_disconnection_is_reported() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = Builder::unix_stream(theirs).server(Guid::generate()).p2p().build();
         let client = Builder::unix_stream(ours).p2p().build();

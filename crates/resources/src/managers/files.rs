@@ -1,4 +1,4 @@
-//! The state files in the root directory, and the room that writes them.
+//! The state files in the root directory, and the task that writes them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::{Error, Shared};
 
 const CPU_FILE: &str = "cpu_manager_state";
 const MEMORY_FILE: &str = "memory_manager_state";
-/// Pause before a file that could not be written is tried again.
+/// Retry interval of failed writes.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Where the state is kept, and under which policies.
+/// The state files and their policies.
 #[derive(Clone)]
 pub(super) struct Files {
     cpu: PathBuf,
@@ -43,7 +43,7 @@ impl Files {
         }
     }
 
-    /// What was kept. Files that are not there are made as the allocator is.
+    /// Loads the state. Missing files are written from the allocator.
     pub(super) fn load(
         &self,
         allocator: &Allocator,
@@ -88,7 +88,7 @@ impl Files {
         }
     }
 
-    /// Write what differs from what is known to be there.
+    /// Writes files that have changed.
     fn store(&self, new: &Texts, old: Option<&Texts>) -> Result<(), Error> {
         if old.is_none_or(|old| old.cpu != new.cpu) {
             write(&self.cpu, &new.cpu)?;
@@ -100,8 +100,8 @@ impl Files {
     }
 }
 
-/// Write what changes, as it changes.
-pub(super) async fn keep(shared: &Arc<Shared>) {
+/// Writes the state whenever it changes.
+pub(super) async fn run(shared: &Arc<Shared>) {
     let mut versions = shared.version.subscribe();
     let mut stored: Option<Texts> = None;
     loop {
@@ -112,7 +112,7 @@ pub(super) async fn keep(shared: &Arc<Shared>) {
             let outcome = files.store(&texts, old.as_ref());
             (outcome, texts)
         });
-        let trouble = match writing.await {
+        let error = match writing.await {
             Ok((Ok(()), texts)) => {
                 stored = Some(texts);
                 None
@@ -120,14 +120,17 @@ pub(super) async fn keep(shared: &Arc<Shared>) {
             Ok((Err(error), _)) => Some(error.to_string()),
             Err(error) => Some(error.to_string()),
         };
-        let failed = trouble.is_some();
-        shared.kept.send_modify(|kept| {
-            if trouble.is_none() {
-                kept.version = version;
-            } else if kept.trouble != trouble {
-                warn!(error = trouble.as_deref(), "state of the managers is not kept");
+        let failed = error.is_some();
+        shared.persisted.send_modify(|persisted| {
+            if error.is_none() {
+                persisted.version = version;
+            } else if persisted.error != error {
+                warn!(
+                    error = error.as_deref(),
+                    "failed to write the state of the resource managers"
+                );
             }
-            kept.trouble = trouble;
+            persisted.error = error;
         });
         if failed {
             tokio::time::sleep(RETRY).await;
@@ -161,16 +164,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_name_their_policy_and_are_refused_under_another() {
+    fn manager_state_files_name_their_policy() {
         let dir = tempfile::tempdir().unwrap();
         let settings = KubeletConfiguration::default();
         let none = Files::new(dir.path(), &settings);
         none.load(&Allocator::default()).unwrap();
-        let kept = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+        let persisted = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         let expected = r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#;
-        assert_eq!(kept(CPU_FILE), expected);
+        assert_eq!(persisted(CPU_FILE), expected);
         let expected = r#"{"policyName":"None","machineState":{},"checksum":4236770233}"#;
-        assert_eq!(kept(MEMORY_FILE), expected);
+        assert_eq!(persisted(MEMORY_FILE), expected);
         none.load(&Allocator::default()).unwrap();
 
         let settings = KubeletConfiguration {

@@ -1,4 +1,4 @@
-//! The machine's CPUs and NUMA nodes, from the kernel's files, as cAdvisor understands them.
+//! The machine's CPU and NUMA topology from sysfs, as read by cAdvisor.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use longshore_topology::{CpuInfo, CpuSet, Cpus, Machine, Node};
 
-/// Caches beyond this level may be shared by several cores.
+/// The highest cache level that is private to a core.
 const CORE_CACHE: u32 = 2;
 
-/// What `system` (`/sys/devices/system`) tells.
+/// Reads `/sys/devices/system`.
 pub(super) fn read(system: &Path) -> io::Result<Machine> {
     let all = system.join("cpu");
     let online: Option<CpuSet> = number_list(&all.join("online"));
@@ -44,7 +44,7 @@ pub(super) fn read(system: &Path) -> io::Result<Machine> {
     }
 }
 
-/// A CPU, and what the kernel calls its core and socket.
+/// A CPU with its core and socket IDs.
 struct Thread {
     cpu: u32,
     core: i32,
@@ -57,8 +57,8 @@ fn thread(all: &Path, cpu: u32) -> Option<Thread> {
     Some(Thread { cpu, core: number(&core)?, socket: number(&socket)? })
 }
 
-/// The CPUs of a node. Cores have numbers of their own in each socket only, so a core goes by its
-/// lowest CPU.
+/// The CPUs of a node. Core IDs are unique per socket only, so a core is identified by its lowest
+/// CPU.
 fn infos(all: &Path, node: u32, threads: &[Thread]) -> Vec<(u32, CpuInfo)> {
     let mut cores: BTreeMap<(i32, i32), Vec<u32>> = BTreeMap::new();
     for thread in threads {
@@ -75,7 +75,7 @@ fn infos(all: &Path, node: u32, threads: &[Thread]) -> Vec<(u32, CpuInfo)> {
     infos
 }
 
-/// The id of the cache beyond the core that is shared by some cores of the node, and not by all.
+/// The ID of the uncore cache, if it is shared by some, but not all cores of the node.
 fn uncore_cache(all: &Path, cpu: u32, of_node: usize) -> Option<i32> {
     let caches = numbered(&all.join(format!("cpu{cpu}/cache")), "index").ok()?;
     caches.into_iter().find_map(|(_, cache)| {
@@ -114,7 +114,7 @@ fn number_list(path: &Path) -> Option<CpuSet> {
     text(path)?.trim().parse().ok()
 }
 
-/// The entries of a directory whose names are `prefix` and a number. None, if it is not there.
+/// The entries of a directory whose names are `prefix` and a number; none if it does not exist.
 fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<(u32, PathBuf)>> {
     let entries = named(dir, prefix)?.into_iter();
     let mut found: Vec<_> =
@@ -123,7 +123,7 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// The rest of the names that begin with `prefix`.
+/// Names that begin with `prefix`, without it.
 fn named(dir: &Path, prefix: &str) -> io::Result<Vec<(String, PathBuf)>> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_cores_and_caches_are_found() {
+    fn machine_topology_numa_nodes_cores_and_caches() {
         let dir = tempfile::tempdir().unwrap();
         tree(dir.path(), true);
         let machine = read(dir.path()).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn without_numa_sockets_are_nodes() {
+    fn machine_topology_without_numa() {
         let dir = tempfile::tempdir().unwrap();
         tree(dir.path(), false);
         let machine = read(dir.path()).unwrap();

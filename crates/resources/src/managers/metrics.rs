@@ -1,4 +1,4 @@
-//! What the managers give, and how often they cannot.
+//! Metrics of the resource managers.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -10,13 +10,13 @@ use longshore_topology::{Allocator, CpuSet, Cpus, Refusal, cpu};
 
 use super::Shared;
 
-/// What alignments are counted by: the scope, and what is not to be left.
+/// Label values: scopes and boundaries of alignment.
 const SCOPES: [&str; 2] = ["container", "pod"];
 const NODE: &str = "numa_node";
 const CORE: &str = "physical_cpu";
 const CACHE: &str = "uncore_cache";
 
-/// What the managers count. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     requests: Counter,
@@ -28,18 +28,18 @@ pub(super) struct Metrics {
     memory_errors: Counter,
     aligned: Family<Counter, 2>,
     not_aligned: Family<Counter, 2>,
-    promises: Promises,
+    alignment: Alignment,
 }
 
-/// What the configuration promises of what containers get for themselves.
+/// The alignment that the configuration guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Promises {
-    /// The scope in which all is of one NUMA node.
+struct Alignment {
+    /// The scope for alignment to a single NUMA node.
     one_node: Option<&'static str>,
     whole_cores: bool,
 }
 
-impl Promises {
+impl Alignment {
     fn of(config: &Config) -> Self {
         let settings = &config.kubelet;
         let scope = SCOPES[usize::from(settings.topology_manager_scope == "pod")];
@@ -52,31 +52,31 @@ impl Promises {
     }
 }
 
-/// What a pod was given.
+/// The resources that were allocated to a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Given {
-    /// Containers that it has.
+pub(super) struct Allocation {
+    /// Number of containers.
     pub(super) containers: usize,
-    /// Those with CPUs of their own...
+    /// Containers with exclusive CPUs...
     pub(super) cpus: usize,
     /// ...which share a cache.
     pub(super) one_cache: usize,
-    /// Those with memory of their own.
+    /// Containers with exclusive memory.
     pub(super) memory: usize,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::with(&Registry::default(), Promises::default())
+        Self::with(&Registry::default(), Alignment::default())
     }
 }
 
 impl Metrics {
     pub(super) fn new(registry: &Registry, config: &Config) -> Self {
-        let metrics = Self::with(registry, Promises::of(config));
+        let metrics = Self::with(registry, Alignment::of(config));
         let settings = &config.kubelet;
         let Self { aligned, not_aligned, .. } = &metrics;
-        // What can be counted is there from the start.
+        // Initialize the series.
         if settings.cpu_manager_policy == "static" {
             aligned.with([SCOPES[0], CORE]);
             not_aligned.with([SCOPES[0], CORE]);
@@ -91,9 +91,9 @@ impl Metrics {
         metrics
     }
 
-    fn with(registry: &Registry, promises: Promises) -> Self {
+    fn with(registry: &Registry, alignment: Alignment) -> Self {
         Self {
-            promises,
+            alignment,
             aligned: registry.counters(
                 "kubelet_container_aligned_compute_resources_count",
                 "How often what containers or pods got for themselves was aligned as promised, by \
@@ -137,39 +137,39 @@ impl Metrics {
         }
     }
 
-    /// A pod was decided about, from that moment on.
-    pub(super) fn decided(&self, began: Instant, outcome: &Result<Given, Refusal>) {
+    /// Observes an admission.
+    pub(super) fn observe_admission(&self, began: Instant, outcome: &Result<Allocation, Refusal>) {
         self.requests.inc();
         self.durations.observe(began.elapsed().as_secs_f64() * 1000.0);
         match outcome {
-            Ok(given) => self.gave(given),
-            Err(refusal) => self.refused(refusal),
+            Ok(allocation) => self.count_allocation(allocation),
+            Err(refusal) => self.count_rejection(refusal),
         }
     }
 
-    fn gave(&self, given: &Given) {
-        self.pinnings.add(given.cpus as u64);
-        self.memory_pinnings.add(given.memory as u64);
+    fn count_allocation(&self, allocation: &Allocation) {
+        self.pinnings.add(allocation.cpus as u64);
+        self.memory_pinnings.add(allocation.memory as u64);
         let aligned = |scope, boundary, count: usize| {
             if count > 0 {
                 self.aligned.with([scope, boundary]).add(count as u64);
             }
         };
-        if let Some(scope) = self.promises.one_node {
-            let count = if scope == SCOPES[0] { given.containers } else { 1 };
+        if let Some(scope) = self.alignment.one_node {
+            let count = if scope == SCOPES[0] { allocation.containers } else { 1 };
             aligned(scope, NODE, count);
         }
-        if self.promises.whole_cores {
-            aligned(SCOPES[0], CORE, given.cpus);
+        if self.alignment.whole_cores {
+            aligned(SCOPES[0], CORE, allocation.cpus);
         }
-        aligned(SCOPES[0], CACHE, given.one_cache);
+        aligned(SCOPES[0], CACHE, allocation.one_cache);
     }
 
-    fn refused(&self, refusal: &Refusal) {
+    fn count_rejection(&self, refusal: &Refusal) {
         match refusal {
             Refusal::Topology => {
                 self.refusals.inc();
-                if let Some(scope) = self.promises.one_node {
+                if let Some(scope) = self.alignment.one_node {
                     self.not_aligned.with([scope, NODE]).inc();
                 }
             }
@@ -180,7 +180,7 @@ impl Metrics {
             _ => {
                 self.pinnings.inc();
                 self.pinning_errors.inc();
-                if self.promises.whole_cores {
+                if self.alignment.whole_cores {
                     self.not_aligned.with([SCOPES[0], CORE]).inc();
                 }
             }
@@ -188,14 +188,14 @@ impl Metrics {
     }
 }
 
-/// Whether CPUs have the cache beyond their cores in common.
+/// Whether CPUs share an uncore cache.
 pub(super) fn share_cache(cpus: &CpuSet, machine: &Cpus) -> bool {
     let mut caches = cpus.iter().map(|cpu| machine.info(cpu).map(|info| info.uncore));
     caches.next().is_none_or(|first| caches.all(|other| other == first))
 }
 
-/// Has `registry` tell who has which CPUs: nobody, where there are no managers.
-pub(super) fn tell(registry: &Registry, shared: Weak<Shared>) {
+/// Registers the metrics of CPU assignments; they are zero without managers.
+pub(super) fn register_collector(registry: &Registry, shared: Weak<Shared>) {
     registry.collect(move |text| write(text, &shared));
 }
 
@@ -236,18 +236,18 @@ mod tests {
 
     use super::*;
 
-    fn told(promises: Promises, outcomes: &[Result<Given, Refusal>]) -> Page {
+    fn metrics_page(alignment: Alignment, outcomes: &[Result<Allocation, Refusal>]) -> Page {
         let registry = Registry::default();
-        let metrics = Metrics::with(&registry, promises);
-        outcomes.iter().for_each(|outcome| metrics.decided(Instant::now(), outcome));
+        let metrics = Metrics::with(&registry, alignment);
+        outcomes.iter().for_each(|outcome| metrics.observe_admission(Instant::now(), outcome));
         parse(&registry.text()).unwrap()
     }
 
     #[test]
-    fn only_promises_are_counted_as_kept_or_broken() {
-        let given = Given { containers: 3, cpus: 2, one_cache: 1, memory: 1 };
+    fn topology_metrics_count_admissions() {
+        let allocation = Allocation { containers: 3, cpus: 2, one_cache: 1, memory: 1 };
         let split = Refusal::NotWholeCores { requested: 1, per_core: 2 };
-        let outcomes = [Ok(given), Err(Refusal::Topology), Err(split)];
+        let outcomes = [Ok(allocation), Err(Refusal::Topology), Err(split)];
         let count = |page: &Page, what: &str, scope: &str, boundary: &str| {
             let name = format!("kubelet_container_aligned_compute_resources_{what}count");
             page.sum(&name, &[("scope", scope), ("boundary", boundary)]).unwrap_or(0.0)
@@ -257,7 +257,7 @@ mod tests {
             (Some("container"), true, [3.0, 1.0, 0.0, 0.0, 2.0, 1.0]),
             (Some("pod"), false, [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]),
         ] {
-            let page = told(Promises { one_node, whole_cores }, &outcomes);
+            let page = metrics_page(Alignment { one_node, whole_cores }, &outcomes);
             let found = [
                 count(&page, "", "container", NODE),
                 count(&page, "failure_", "container", NODE),

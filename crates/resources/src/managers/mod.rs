@@ -1,11 +1,11 @@
-//! The CPU, memory and topology managers: which CPUs and which memory containers have for
-//! themselves. The rules are crate `topology`'s; here are the machine, the config, the state files
-//! and the running containers. Workers ask when a pod is let in and tell its end, the hands ask when
-//! they make a container; two rooms keep the files and the CPUs of running containers right. Under
-//! the policies `none` nothing of this is there, but for the files, which name the policy.
+//! The CPU, memory and topology managers: exclusive CPUs and memory of containers. The policies are
+//! in the crate `topology`; here are the machine, the config, the state files and the running
+//! containers. Pod workers admit and release pods, the runtime manager gets the cpuset of a
+//! container that it creates; two tasks write the state files and reconcile running containers.
+//! Under the policies `none` only the files are written, which name the policy.
 //!
-//! Current limitations: pods with resources of their own share everything (the alpha gate
-//! `PodLevelResourceManagers`); hints of devices are not asked for.
+//! Current limitations: pods with pod-level resources use the shared pool (the alpha gate
+//! `PodLevelResourceManagers`); there are no topology hints of devices.
 
 mod files;
 mod machine;
@@ -35,12 +35,12 @@ use files::Files;
 use longshore_config::{Config, GoDuration};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
-use metrics::{Given, Metrics};
+use metrics::{Allocation, Metrics};
 
-/// Why the managers cannot begin, or cannot keep what they decide.
+/// Why the managers cannot start, or cannot persist their state.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A setting does not suit this machine or another setting.
+    /// A setting is invalid for this machine or conflicts with another setting.
     #[error("{field}: {why}")]
     Setting {
         /// The field of the configuration.
@@ -48,7 +48,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// What was kept cannot be gone on from.
+    /// The persisted state cannot be restored.
     #[error(
         "could not restore state from checkpoint: {source}, please drain this node and delete the \
          {manager} manager checkpoint file \"{}\" before restarting Kubelet",
@@ -70,38 +70,38 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// The last decision is not on disk, for this reason.
+    /// The state could not be written.
     #[error("{0}")]
-    NotKept(String),
+    NotPersisted(String),
 }
 
 /// The managers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Managers {
-    /// Nothing under the policies `none`.
+    /// `None` under the policies `none`.
     shared: Option<Arc<Shared>>,
     metrics: Metrics,
 }
 
 struct Shared {
     allocator: Mutex<Allocator>,
-    /// Counts changes of what the allocator has given.
+    /// Version of the allocator's state.
     version: watch::Sender<u64>,
-    /// How much of that is on disk.
-    kept: watch::Sender<Kept>,
+    /// The version on disk.
+    persisted: watch::Sender<Persisted>,
     files: Files,
     desired: Desired,
     observer: Observer,
-    /// Whether containers with CPUs of their own have no quota of them.
-    lifts_quota: bool,
+    /// Whether containers with exclusive CPUs have no CPU quota.
+    disables_cpu_quota: bool,
     period: GoDuration,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Persisted {
     version: u64,
-    /// Why the newest version is not kept, if it is not.
-    trouble: Option<String>,
+    /// Why the newest version was not written.
+    error: Option<String>,
 }
 
 impl std::fmt::Debug for Managers {
@@ -110,17 +110,16 @@ impl std::fmt::Debug for Managers {
     }
 }
 
-/// The machine's CPUs and NUMA nodes, whether or not anything is managed by them.
+/// The machine's CPU and NUMA topology.
 pub fn topology() -> std::io::Result<longshore_topology::Machine> {
     machine::read(std::path::Path::new(setup::SYSTEM))
 }
 
 impl Managers {
-    /// Set up the policies of the configuration, and go on from what was kept. What is given is
-    /// told to `registry`.
+    /// Sets up the configured policies, and restores the persisted state. Metrics go to `registry`.
     ///
     /// # Errors
-    /// When they do not suit this machine, or the kept state does not suit them.
+    /// When they are invalid for this machine, or do not match the persisted state.
     pub fn start(
         config: &Config,
         desired: Desired,
@@ -134,7 +133,7 @@ impl Managers {
         allocator.restore_cpu(cpu).map_err(|source| files.cpu_error(source))?;
         allocator.restore_memory(memory).map_err(|source| files.memory_error(source))?;
         if allocator.is_idle() {
-            metrics::tell(registry, Weak::new());
+            metrics::register_collector(registry, Weak::new());
             return Ok(Self { shared: None, metrics });
         }
         if let Some(state) = allocator.cpu_state() {
@@ -143,33 +142,33 @@ impl Managers {
         let shared = Arc::new(Shared {
             allocator: Mutex::new(allocator),
             version: watch::Sender::new(0),
-            kept: watch::Sender::default(),
+            persisted: watch::Sender::default(),
             files,
             desired,
             observer,
-            lifts_quota: config.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
+            disables_cpu_quota: config.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
             period: config.kubelet.cpu_manager_reconcile_period,
         });
-        metrics::tell(registry, Arc::downgrade(&shared));
+        metrics::register_collector(registry, Arc::downgrade(&shared));
         Ok(Self { shared: Some(shared), metrics })
     }
 
-    /// Let a pod in: it has what it is to have for itself from now on, until [`Managers::release`].
-    /// One that has it already keeps it.
+    /// Admits a pod: allocates its exclusive resources until [`Managers::release`]. Existing
+    /// allocations are kept.
     ///
     /// # Errors
-    /// Why it cannot be let in, as its status tells it.
+    /// The reason of the rejection, for its status.
     pub fn admit(&self, pod: &Pod) -> Result<(), Verdict> {
         let began = Instant::now();
-        let admitted = self.decide(pod);
-        self.metrics.decided(began, &admitted);
+        let admitted = self.try_admit(pod);
+        self.metrics.observe_admission(began, &admitted);
         let admitted = admitted.map(drop);
         admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
     }
 
-    fn decide(&self, pod: &Pod) -> Result<Given, Refusal> {
+    fn try_admit(&self, pod: &Pod) -> Result<Allocation, Refusal> {
         let request = request::of(pod);
-        let nothing = Given { containers: request.containers.len(), ..Given::default() };
+        let nothing = Allocation { containers: request.containers.len(), ..Allocation::default() };
         let Some(shared) = self.shared.as_ref().filter(|_| request.guaranteed) else {
             return Ok(nothing);
         };
@@ -183,7 +182,7 @@ impl Managers {
             let one_cache = |cpus: &&CpuSet| {
                 allocator.machine().is_some_and(|machine| metrics::share_cache(cpus, machine))
             };
-            Ok(Given {
+            Ok(Allocation {
                 cpus: own().count(),
                 one_cache: own().filter(one_cache).count(),
                 memory: memory.map_or(0, BTreeMap::len),
@@ -192,8 +191,8 @@ impl Managers {
         })
     }
 
-    /// Take over a pod that runs already. One of which nothing is known, for it was started under
-    /// another policy, gets what it can get.
+    /// Adopts a running pod. If it has no allocation, as it was started under another policy, one
+    /// is attempted.
     pub fn adopt(&self, pod: &Pod) {
         let uid = spec::uid(pod);
         if self.shared.as_ref().is_none_or(|shared| shared.allocator().holders().any(|h| h == uid))
@@ -202,11 +201,11 @@ impl Managers {
         }
         if let Err(verdict) = self.admit(pod) {
             let (pod, reason) = (spec::name(pod), &verdict.message);
-            warn!(pod, uid, reason, "a pod that runs shares its CPUs and memory with others");
+            warn!(pod, uid, reason, "failed to allocate exclusive CPUs or memory to a running pod");
         }
     }
 
-    /// The pod's end: give back what it had.
+    /// Releases the allocation of a pod.
     pub fn release(&self, uid: &str) {
         let Some(shared) = &self.shared else { return };
         let holds = shared.allocator().holders().any(|holder| holder == uid);
@@ -215,26 +214,36 @@ impl Managers {
         }
     }
 
-    /// Until what was decided so far is on disk: a container may not run on CPUs that nobody would
-    /// know to be its own after a crash.
+    /// Waits until the current state is on disk, so that allocations of running containers are
+    /// known after a crash.
     ///
     /// # Errors
-    /// When it cannot be written. It is tried again.
-    pub async fn settled(&self) -> Result<(), Error> {
+    /// When it cannot be written; this is retried in the background.
+    pub async fn wait_persisted(&self) -> Result<(), Error> {
         let Some(shared) = &self.shared else { return Ok(()) };
         let version = *shared.version.borrow();
-        let mut kept = shared.kept.subscribe();
-        match kept.wait_for(|kept| kept.version >= version || kept.trouble.is_some()).await {
-            Ok(kept) => match &kept.trouble {
-                Some(trouble) if kept.version < version => Err(Error::NotKept(trouble.clone())),
+        let mut persisted = shared.persisted.subscribe();
+        match persisted
+            .wait_for(|persisted| persisted.version >= version || persisted.error.is_some())
+            .await
+        {
+            Ok(persisted) => match &persisted.error {
+                Some(error) if persisted.version < version => {
+                    Err(Error::NotPersisted(error.clone()))
+                }
                 _ => Ok(()),
             },
             Err(_) => Ok(()), // the sender is in `shared`
         }
     }
 
-    /// A container is about to be made: its resources say what it runs on.
-    pub fn place(&self, pod: &Pod, container: &str, resources: &mut LinuxContainerResources) {
+    /// Sets the cpuset of a container that is about to be created.
+    pub fn set_resources(
+        &self,
+        pod: &Pod,
+        container: &str,
+        resources: &mut LinuxContainerResources,
+    ) {
         let Some(shared) = &self.shared else { return };
         let (uid, request) = (spec::uid(pod), request::of(pod));
         let returned = shared.allocator().begin(&request, container);
@@ -249,25 +258,25 @@ impl Managers {
             resources.cpuset_mems = nodes.to_string();
         }
         let is_pinned = allocator.own_cpus(uid, container).is_some();
-        if is_pinned && shared.lifts_quota && resources.cpu_period > 0 {
+        if is_pinned && shared.disables_cpu_quota && resources.cpu_period > 0 {
             resources.cpu_quota = -1;
         }
     }
 
-    /// The pod as its cgroup is to be made: without limits of CPU if a container of it has CPUs for
-    /// itself, which bound it as well and never make it wait.
+    /// The pod for the calculation of its cgroup limits: without CPU limits if a container has
+    /// exclusive CPUs, so that it is not throttled.
     pub fn without_quota<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         let uid = spec::uid(pod);
         let is_pinned = self.shared.as_ref().is_some_and(|shared| {
             let allocator = shared.allocator();
-            shared.lifts_quota
+            shared.disables_cpu_quota
                 && allocator.cpu_state().is_some_and(|s| s.assignments.contains_key(uid))
         });
         if !is_pinned {
             return Cow::Borrowed(pod);
         }
         let mut pod = pod.clone();
-        // The class would follow from the limits.
+        // The QoS class would change without the limits.
         let class = qos::class(&pod).as_str().to_owned();
         pod.status.get_or_insert_default().qos_class = Some(class);
         if let Some(spec) = &mut pod.spec {
@@ -280,14 +289,14 @@ impl Managers {
         Cow::Owned(pod)
     }
 
-    /// The room that keeps the state files.
-    pub async fn keep(self) {
+    /// Writes the state files, forever.
+    pub async fn persist_state(self) {
         if let Some(shared) = self.shared {
-            files::keep(&shared).await;
+            files::run(&shared).await;
         }
     }
 
-    /// The room that keeps running containers on their CPUs.
+    /// Reconciles the CPUs of running containers, forever.
     pub async fn reconcile(self, runtime: Runtime) {
         if let Some(shared) = self.shared {
             reconcile::run(&shared, runtime).await;
@@ -307,8 +316,7 @@ impl Shared {
         outcome
     }
 
-    /// Pods that are neither wanted nor there give back what they had: their end came while no
-    /// daemon ran.
+    /// Releases allocations of pods that ended while the daemon was not running.
     fn drop_stale(&self, allocator: &mut Allocator) -> bool {
         if !*self.desired.synced().borrow() || self.observer.relisted().borrow().is_none() {
             return false;
@@ -319,7 +327,7 @@ impl Shared {
         };
         let stale: Vec<String> = allocator.holders().filter(is_stale).map(str::to_owned).collect();
         for uid in &stale {
-            info!(uid, "a pod that is gone gives back its CPUs and memory");
+            info!(uid, "releasing the exclusive CPUs and memory of a removed pod");
             allocator.release(uid);
         }
         !stale.is_empty()

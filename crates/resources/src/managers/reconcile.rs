@@ -1,5 +1,5 @@
-//! Running containers stay on their CPUs: the shared ones change with every pod that takes some for
-//! itself or gives them back.
+//! Reconciles the cpusets of running containers: the shared pool changes with every exclusive
+//! allocation or release.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use tracing::{debug, warn};
 
 use super::Shared;
 
-/// What came of an update.
+/// The result of an update.
 struct Update {
     id: String,
     cpus: CpuSet,
     outcome: Result<(), longshore_cri::Error>,
 }
 
-/// Whenever something changes, and each period: containers may have come since.
+/// After each change, and periodically, for new containers.
 pub(super) async fn run(shared: &Arc<Shared>, runtime: Runtime) {
     let mut versions = shared.version.subscribe();
     let mut ticks = interval(shared.period.get());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut rounds =
-        Rounds { runtime, applied: HashMap::new(), busy: HashSet::new(), updates: JoinSet::new() };
+    let mut updates =
+        Updates { runtime, applied: HashMap::new(), busy: HashSet::new(), tasks: JoinSet::new() };
     loop {
         tokio::select! {
             _ = ticks.tick() => {
@@ -35,33 +35,33 @@ pub(super) async fn run(shared: &Arc<Shared>, runtime: Runtime) {
                 if stale {
                     shared.change(|_| ());
                 }
-                rounds.begin(shared);
+                updates.begin(shared);
             }
             changed = versions.changed() => match changed {
-                Ok(()) => rounds.begin(shared),
+                Ok(()) => updates.begin(shared),
                 Err(_) => return,
             },
-            Some(update) = rounds.updates.join_next(), if !rounds.updates.is_empty() => {
-                // An update that panicked or was stopped leaves its container for the next tick.
-                if let Ok(update) = update && rounds.done(update) {
-                    rounds.begin(shared);
+            Some(update) = updates.tasks.join_next(), if !updates.tasks.is_empty() => {
+                // A container whose update panicked is retried with the next tick.
+                if let Ok(update) = update && updates.done(update) {
+                    updates.begin(shared);
                 }
             }
         }
     }
 }
 
-/// The updates of all containers: one at a time for each, and none waits for another's.
-struct Rounds {
+/// The updates of all containers, at most one per container at a time.
+struct Updates {
     runtime: Runtime,
     /// The CPUs that were set last, by container id.
     applied: HashMap<String, CpuSet>,
     busy: HashSet<String>,
-    updates: JoinSet<Update>,
+    tasks: JoinSet<Update>,
 }
 
-impl Rounds {
-    /// Begin to update every container that runs elsewhere than it should.
+impl Updates {
+    /// Starts updates of containers whose cpuset differs.
     fn begin(&mut self, shared: &Shared) {
         let mut running = HashSet::new();
         for pod in shared.desired.pods() {
@@ -80,9 +80,9 @@ impl Rounds {
     }
 
     fn update(&mut self, id: String, cpus: CpuSet) {
-        debug!(id, %cpus, "container moves");
+        debug!(id, %cpus, "updating the cpuset of a container");
         let runtime = self.runtime.clone();
-        self.updates.spawn(async move {
+        self.tasks.spawn(async move {
             let request = UpdateContainerResourcesRequest {
                 container_id: id.clone(),
                 linux: Some(LinuxContainerResources {
@@ -96,7 +96,8 @@ impl Rounds {
         });
     }
 
-    /// Take in what came of an update. Tells whether to look for more at once: what failed waits.
+    /// Handles the result of an update. Returns whether to continue at once; failures wait for the
+    /// next tick.
     fn done(&mut self, update: Update) -> bool {
         self.busy.remove(&update.id);
         match update.outcome {
@@ -107,7 +108,7 @@ impl Rounds {
             Err(error) => {
                 if !error.is_not_found() {
                     let (id, cpus) = (&update.id, &update.cpus);
-                    warn!(id, %cpus, %error, "container is not on its CPUs");
+                    warn!(id, %cpus, %error, "failed to update the cpuset of a container");
                 }
                 false
             }

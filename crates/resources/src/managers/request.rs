@@ -1,11 +1,11 @@
-//! What of a pod the managers look at.
+//! Requests to the resource managers.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use longshore_pod::qos::{self, QosClass};
 use longshore_pod::spec::{self, ContainerKind};
 use longshore_topology::{Amounts, ContainerRequest, Kind, PodRequest};
 
-/// What a pod asks of the managers.
+/// The request of a pod.
 pub(super) fn of(pod: &Pod) -> PodRequest {
     let Some(pod_spec) = &pod.spec else { return PodRequest::default() };
     PodRequest {
@@ -36,7 +36,7 @@ fn is_memory(resource: &str) -> bool {
     resource == "memory" || resource.starts_with("hugepages-")
 }
 
-/// Whether the pod as a whole has requests or limits.
+/// Whether the pod has pod-level resources.
 fn has_own_resources(pod_spec: &PodSpec) -> bool {
     let lists = pod_spec.resources.iter().flat_map(|own| [&own.requests, &own.limits]);
     lists.flatten().flatten().any(|(name, _)| name == "cpu" || is_memory(name))
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_cpus_of_guaranteed_pods_count() {
+    fn cpu_request_of_guaranteed_pods() {
         let mut sidecar = container("s", "2000m");
         sidecar["restartPolicy"] = json!("Always");
         let init = [container("i", "1"), sidecar];
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn others_share() {
+    fn cpu_request_of_shared_pods() {
         assert!(!request(json!({"containers": [{"name": "c"}]})).guaranteed);
         let own = json!({"limits": {"cpu": "2", "memory": "2Mi"}});
         let found = request(json!({"resources": own, "containers": [container("c", "1")]}));

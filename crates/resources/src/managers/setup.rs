@@ -1,4 +1,4 @@
-//! The managers that the configuration asks for, on this machine.
+//! The configured resource managers.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use longshore_topology::{
 
 use super::{Error, machine};
 
-/// Where the kernel tells of CPUs and nodes.
+/// CPU and NUMA topology in sysfs.
 pub(super) const SYSTEM: &str = "/sys/devices/system";
 
 fn setting(field: &'static str, why: impl ToString) -> Error {
     Error::Setting { field, why: why.to_string() }
 }
 
-/// The managers of the configuration, which give nothing yet.
+/// The configured managers, without allocations.
 pub(super) fn allocator(config: &Config) -> Result<Allocator, Error> {
     let settings = &config.kubelet;
     let reserved = &settings.reserved_system_cpus;
@@ -58,9 +58,9 @@ fn topology(config: &Config, machine: &Machine) -> Result<Topology, Error> {
     };
     let options = TopologyOptions::parse(&settings.topology_manager_policy_options)
         .map_err(|error| setting("topologyManagerPolicyOptions", error))?;
-    let is_blind = machine.nodes.iter().any(|node| node.distances.is_empty());
-    if options.prefer_closest && is_blind {
-        let why = "prefer-closest-numa-nodes: the kernel tells no distances of NUMA nodes";
+    let lacks_distances = machine.nodes.iter().any(|node| node.distances.is_empty());
+    if options.prefer_closest && lacks_distances {
+        let why = "prefer-closest-numa-nodes: the kernel reports no distances of NUMA nodes";
         return Err(setting("topologyManagerPolicyOptions", why));
     }
     let whole_pods = settings.topology_manager_scope == "pod";
@@ -93,7 +93,7 @@ fn memory_policy(config: &Config, machine: &Machine) -> Result<memory::Policy, E
             let bytes = qos::milli(quantity).filter(|milli| milli % 1000 == 0);
             let bytes = bytes.and_then(|milli| u64::try_from(milli / 1000).ok());
             let bytes = bytes.ok_or_else(|| {
-                setting(FIELD, format!("{resource}: {:?} is no number of bytes", quantity.0))
+                setting(FIELD, format!("{resource}: {:?} is not a number of bytes", quantity.0))
             })?;
             reserved.entry(node).or_default().insert(resource.clone(), bytes);
         }

@@ -1,4 +1,4 @@
-//! A figure that is read when somebody asks and what is known is too old.
+//! A cached value that is read on demand when it is too old.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -11,57 +11,58 @@ use futures::future::{BoxFuture, Shared};
 use longshore_base::panics;
 use tokio::time::timeout;
 
-/// A figure cannot be had. Those who asked together share it, so it carries the cause as text.
+/// A value cannot be read. Shared by concurrent requests, so the cause is a text.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(Arc<str>);
 
 impl Error {
-    /// With the text of its cause.
+    /// From its cause.
     pub fn of(cause: impl Display) -> Self {
         Self(cause.to_string().into())
     }
 }
 
-/// How old what is told may be, and how long one waits for what is younger.
+/// How old a value may be, and how long to wait for a newer one.
 #[derive(Clone, Copy, Debug)]
 pub struct Freshness {
-    /// What is older is read again.
-    pub renewed: Duration,
-    /// Meanwhile, what is younger than this is told as it is...
-    pub good: Duration,
-    /// ...and for what is older one waits so long.
-    pub patience: Duration,
+    /// Older values are read again.
+    pub max_age: Duration,
+    /// Values up to this age are returned at once meanwhile...
+    pub acceptable_age: Duration,
+    /// ...otherwise the caller waits this long.
+    pub timeout: Duration,
 }
 
 impl Freshness {
-    /// To wait whenever something is read again.
-    pub(super) fn waiting(renewed: Duration, patience: Duration) -> Self {
-        Self { renewed, good: renewed, patience }
+    /// Waits whenever the value is read again.
+    pub(super) fn blocking_for(max_age: Duration, timeout: Duration) -> Self {
+        Self { max_age, acceptable_age: max_age, timeout }
     }
 }
 
-type Answer<T> = Result<Arc<T>, Error>;
+type CachedResult<T> = Result<Arc<T>, Error>;
 
-/// Cheap to clone: all clones are one figure.
+/// Cheap to clone: all clones share one value.
 pub struct Cached<T>(Arc<Mutex<State<T>>>);
 
-/// An error holds no longer than this.
-const TROUBLE: Duration = Duration::from_secs(5);
+/// How long an error is cached.
+const ERROR_TTL: Duration = Duration::from_secs(5);
 
 struct State<T> {
     known: Option<(Instant, Arc<T>)>,
-    /// The last reading's error, if it failed.
+    /// The error of the last read, if it failed.
     failed: Option<(Instant, Error)>,
-    /// How long the last reading took.
-    cost: Duration,
-    /// A reading that is under way. It goes on though those who wait for it go away.
-    reading: Option<Shared<BoxFuture<'static, Answer<T>>>>,
+    /// How long the last read took.
+    read_duration: Duration,
+    /// A read in progress. It continues if its waiters are cancelled.
+    in_flight: Option<Shared<BoxFuture<'static, CachedResult<T>>>>,
 }
 
 impl<T> Default for Cached<T> {
     fn default() -> Self {
-        let state = State { known: None, failed: None, cost: Duration::ZERO, reading: None };
+        let state =
+            State { known: None, failed: None, read_duration: Duration::ZERO, in_flight: None };
         Self(Arc::new(Mutex::new(state)))
     }
 }
@@ -73,77 +74,77 @@ impl<T> Clone for Cached<T> {
 }
 
 impl<T: Send + Sync + 'static> Cached<T> {
-    /// What is known if it is not older than `max_age`, or what `read` finds.
-    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> Answer<T>
+    /// The cached value if it is not older than `max_age`, or else a new one from `read`.
+    pub(super) async fn get<R, F>(&self, max_age: Duration, read: R) -> CachedResult<T>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        let reading = {
+        let in_flight = {
             let mut state = self.state();
             if let Some((at, error)) = &state.failed
-                && at.elapsed() < max_age.min(TROUBLE)
+                && at.elapsed() < max_age.min(ERROR_TTL)
             {
                 return Err(error.clone());
             }
-            match (&state.known, &state.reading) {
+            match (&state.known, &state.in_flight) {
                 (Some((at, known)), _) if at.elapsed() <= max_age => return Ok(known.clone()),
-                (_, Some(reading)) => reading.clone(),
+                (_, Some(in_flight)) => in_flight.clone(),
                 _ => {
-                    let task = tokio::spawn(self.clone().fill(read()));
-                    let reading = task.map(|ended| ended.map_err(Error::of).flatten());
-                    let reading = reading.boxed().shared();
-                    state.reading = Some(reading.clone());
-                    reading
+                    let task = tokio::spawn(self.clone().refresh(read()));
+                    let in_flight = task.map(|ended| ended.map_err(Error::of).flatten());
+                    let in_flight = in_flight.boxed().shared();
+                    state.in_flight = Some(in_flight.clone());
+                    in_flight
                 }
             }
         };
-        reading.await
+        in_flight.await
     }
 
-    /// What is known on those terms, however old it is if nothing younger comes in time.
-    pub async fn known<R, F>(&self, terms: Freshness, read: R) -> Option<Arc<T>>
+    /// A value of that freshness, or a stale one after the timeout.
+    pub async fn get_or_stale<R, F>(&self, freshness: Freshness, read: R) -> Option<Arc<T>>
     where
         R: FnOnce() -> F,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        let is_good = |(at, _): &(Instant, Arc<T>)| at.elapsed() <= terms.good;
-        let waits = !self.state().known.as_ref().is_some_and(is_good);
-        let patience = if waits { terms.patience } else { Duration::ZERO };
-        // Also who does not wait begins the reading.
-        let answer = timeout(patience, self.get(terms.renewed, read)).await;
-        answer.ok().and_then(Result::ok).or_else(|| self.last())
+        let is_acceptable = |(at, _): &(Instant, Arc<T>)| at.elapsed() <= freshness.acceptable_age;
+        let must_wait = !self.state().known.as_ref().is_some_and(is_acceptable);
+        let limit = if must_wait { freshness.timeout } else { Duration::ZERO };
+        // With no timeout, this starts the read.
+        let result = timeout(limit, self.get(freshness.max_age, read)).await;
+        result.ok().and_then(Result::ok).or_else(|| self.last())
     }
 
-    /// What is known if it is not older than `max_age`.
-    pub(super) fn young(&self, max_age: Duration) -> Option<Arc<T>> {
+    /// The cached value if it is not older than `max_age`.
+    pub(super) fn fresh(&self, max_age: Duration) -> Option<Arc<T>> {
         let state = self.state();
         let (at, known) = state.known.as_ref()?;
         (at.elapsed() <= max_age).then(|| known.clone())
     }
 
-    /// What is known, however old.
+    /// The cached value, however old.
     pub(super) fn last(&self) -> Option<Arc<T>> {
         self.state().known.as_ref().map(|(_, known)| known.clone())
     }
 
-    /// How long the last reading took.
-    pub(super) fn cost(&self) -> Duration {
-        self.state().cost
+    /// How long the last read took.
+    pub(super) fn read_duration(&self) -> Duration {
+        self.state().read_duration
     }
 
-    async fn fill(self, reading: impl Future<Output = Result<T, Error>>) -> Answer<T> {
+    async fn refresh(self, read: impl Future<Output = Result<T, Error>>) -> CachedResult<T> {
         let begun = Instant::now();
-        let answer = reading.await.map(Arc::new);
+        let result = read.await.map(Arc::new);
         let mut state = self.state();
-        state.reading = None;
-        state.cost = begun.elapsed();
-        state.failed = answer.as_ref().err().map(|error| (Instant::now(), error.clone()));
-        if let Ok(value) = &answer {
-            // It is as old as its oldest part.
+        state.in_flight = None;
+        state.read_duration = begun.elapsed();
+        state.failed = result.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        if let Ok(value) = &result {
+            // The age counts from the start of the read.
             state.known = Some((begun, value.clone()));
         }
-        answer
+        result
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -152,7 +153,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
     }
 }
 
-/// Read where nobody is held up by it.
+/// Reads on a blocking thread.
 pub(super) async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, Error> {

@@ -1,4 +1,4 @@
-//! What there is to read of one cgroup, and of one pod.
+//! Reads the stats of one cgroup, and of one pod.
 
 use std::io;
 use std::sync::Arc;
@@ -7,51 +7,55 @@ use std::time::{Duration, Instant};
 use longshore_pod::observed::ObservedPod;
 
 use super::cgroup::{Cgroup, Detail, Reader, container_id};
-use super::links::{End, Links};
-use super::opened::Opened;
+use super::links::{Links, Peer};
+use super::open_files::OpenFiles;
 use super::process::{Proc, Processes};
 use super::snapshot::{Group, PodGroup, Run};
 
-/// So long, what was counted of the processes in the root holds: there may be hundreds, and v1 sorts
-/// all their threads for who asks.
-const COUNTED: Duration = Duration::from_secs(300);
-/// And of those in the cgroups of daemons, a runtime's with the shims of all containers.
-const COUNTED_DAEMONS: Duration = Duration::from_secs(60);
+/// Maximum age of the process counts of the root cgroup: there may be hundreds, and v1 sorts all
+/// their threads for each read.
+const ROOT_PROCESSES_MAX_AGE: Duration = Duration::from_secs(300);
+/// The same for the cgroups of daemons: the runtime's has the shims of all containers.
+const DAEMON_PROCESSES_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// One thread's tools.
+/// The state of one reading thread.
 pub(super) struct CgroupReader<'a> {
     pub(super) detail: Detail,
     proc: Proc,
     pub(super) reader: Reader,
-    opened: &'a Opened,
+    open_files: &'a OpenFiles,
     links: &'a Links,
 }
 
 impl<'a> CgroupReader<'a> {
-    pub(super) fn new(detail: Detail, opened: &'a Opened, links: &'a Links) -> io::Result<Self> {
-        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), opened, links })
+    pub(super) fn new(
+        detail: Detail,
+        open_files: &'a OpenFiles,
+        links: &'a Links,
+    ) -> io::Result<Self> {
+        Ok(Self { detail, proc: Proc::open()?, reader: Reader::default(), open_files, links })
     }
 
-    /// The error says that it is not there.
+    /// An error if it does not exist.
     pub(super) fn group(&mut self, cgroup: &Cgroup) -> io::Result<Group> {
         self.counted(cgroup, None, Duration::ZERO)
     }
 
-    /// The root of all cgroups, and as it was before.
+    /// The root cgroup, with its previous sample.
     pub(super) fn root(&mut self, cgroup: &Cgroup, before: Option<&Group>) -> io::Result<Group> {
-        let mut group = self.counted(cgroup, before, COUNTED)?;
+        let mut group = self.counted(cgroup, before, ROOT_PROCESSES_MAX_AGE)?;
         if self.detail >= Detail::Load {
             group.network = self.proc.network(None, &mut self.reader);
         }
         Ok(group)
     }
 
-    /// The cgroup of a daemon, and as it was before.
+    /// The cgroup of a daemon, with its previous sample.
     pub(super) fn daemon(&mut self, cgroup: &Cgroup, before: Option<&Group>) -> io::Result<Group> {
-        self.counted(cgroup, before, COUNTED_DAEMONS)
+        self.counted(cgroup, before, DAEMON_PROCESSES_MAX_AGE)
     }
 
-    /// One whose processes need not be counted again so soon.
+    /// A cgroup whose process counts may be reused up to that age.
     fn counted(
         &mut self,
         cgroup: &Cgroup,
@@ -66,31 +70,33 @@ impl<'a> CgroupReader<'a> {
         };
         let created = cgroup.created()?;
         let reading = cgroup.read(self.detail, &mut self.reader);
-        let (network, end) = (Vec::new(), End::Unknown);
-        Ok(Group { path, created, reading, nano_cores: None, processes, counted, network, end })
+        let (network, peer) = (Vec::new(), Peer::Unknown);
+        Ok(Group { path, created, reading, nano_cores: None, processes, counted, network, peer })
     }
 
     fn processes(&mut self, cgroup: &Cgroup) -> Processes {
         match self.detail {
             Detail::Usage => Processes::default(),
             Detail::Load => self.proc.processes(cgroup, None, &mut self.reader),
-            Detail::Everything => self.proc.processes(cgroup, Some(self.opened), &mut self.reader),
+            Detail::Everything => {
+                self.proc.processes(cgroup, Some(self.open_files), &mut self.reader)
+            }
         }
     }
 
-    /// The network devices of a sandbox's processes, of which something may be known from before.
+    /// Reads the network devices of a sandbox, or updates the previous ones.
     pub(super) fn network(&mut self, group: &mut Group) {
         let Some(first) = group.processes.first else { return };
-        let Group { network, end, .. } = group;
-        if self.detail >= Detail::Load && !self.links.renew(end, network) {
+        let Group { network, peer, .. } = group;
+        if self.detail >= Detail::Load && !self.links.update_from_peer(peer, network) {
             let seen = self.proc.network(Some(first), &mut self.reader);
-            *end = self.links.end(end, first, network, &seen);
+            *peer = self.links.peer(peer, first, network, &seen);
             *network = seen;
         }
     }
 
-    /// The cgroups right below that belong to the pod, of which something may be known.
-    fn runs(
+    /// Reads the child cgroups of the pod's containers and sandboxes.
+    fn read_containers(
         &mut self,
         cgroup: &Cgroup,
         names: &[String],
@@ -110,7 +116,7 @@ impl<'a> CgroupReader<'a> {
             }
             let mut known = before.into_iter().flat_map(|before| &before.sandboxes);
             if let Some(known) = known.find(|known| known.group.path == group.path) {
-                (group.network, group.end) = (known.group.network.clone(), known.group.end);
+                (group.network, group.peer) = (known.group.network.clone(), known.group.peer);
             }
             self.network(&mut group);
             found.sandboxes.push(Run { index, group });
@@ -121,14 +127,14 @@ impl<'a> CgroupReader<'a> {
     }
 }
 
-/// A pod that is to be read.
+/// A pod to read.
 pub(super) struct Job {
     pub(super) pod: Arc<ObservedPod>,
-    /// The pod's own cgroup, or the one that it shares with others.
+    /// The pod's cgroup, or the one that is shared with others.
     cgroup: Cgroup,
-    /// Where pods have no cgroup: the names of those of its containers.
+    /// Without pod cgroups: the names of its containers' cgroups.
     containers: Option<Vec<String>>,
-    /// Whether it was found to have done nothing.
+    /// Whether it is idle.
     idle: bool,
 }
 
@@ -141,26 +147,26 @@ impl Job {
         Self { pod, cgroup, containers, idle: false }
     }
 
-    /// The pod as it was before, if it runs what it ran then and has done nothing since, but for what
-    /// changes by itself. If not, it is to be read.
-    pub(super) fn again(
+    /// The previous sample, partly updated, if the pod has been idle since. Otherwise it must be
+    /// read.
+    pub(super) fn refreshed(
         &mut self,
         before: Option<&PodGroup>,
-        look: &mut CgroupReader<'_>,
+        reader: &mut CgroupReader<'_>,
     ) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod))?;
-        self.idle = before.is_idle(&self.cgroup, &mut look.reader);
-        if !self.idle || !before.holds() {
+        self.idle = before.is_idle(&self.cgroup, &mut reader.reader);
+        if !self.idle || !before.is_fresh() {
             return None;
         }
-        before.again(&self.cgroup, look)
+        before.refreshed(&self.cgroup, reader)
     }
 
-    /// All files of the pod. What was known of it before counts if it runs what it ran then.
+    /// Reads all files of the pod. The previous sample is used if the pod has the same containers.
     pub(super) fn read(
         self,
         before: Option<&PodGroup>,
-        look: &mut CgroupReader<'_>,
+        reader: &mut CgroupReader<'_>,
     ) -> Option<PodGroup> {
         let before = before.filter(|before| Arc::ptr_eq(&before.pod, &self.pod));
         let idle = before.filter(|_| self.idle);
@@ -177,11 +183,11 @@ impl Job {
         };
         match self.containers {
             None => {
-                // First: what the pod does while its containers are read is to show next time.
-                found.own = Some(look.group(&self.cgroup).ok()?);
-                look.runs(&self.cgroup, &self.cgroup.children(), before, &mut found);
+                // First, so that activity during the read shows in the next sample.
+                found.own = Some(reader.group(&self.cgroup).ok()?);
+                reader.read_containers(&self.cgroup, &self.cgroup.children(), before, &mut found);
             }
-            Some(names) => look.runs(&self.cgroup, &names, before, &mut found),
+            Some(names) => reader.read_containers(&self.cgroup, &names, before, &mut found),
         }
         Some(found)
     }

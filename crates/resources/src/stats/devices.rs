@@ -1,4 +1,4 @@
-//! Block devices: their names, what they did, and the file systems on them.
+//! Block devices: their names, I/O statistics and file systems.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use procfs::Current;
 
 use super::mounts::Mounts;
 
-/// What is known of block devices.
+/// Block devices.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     /// Names such as `/dev/sda`, by major and minor number.
@@ -19,40 +19,40 @@ pub struct Devices {
 /// A file system on a device.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// How much it has.
+    /// Its capacity and usage.
     pub space: FileSystem,
     /// Its type, such as `ext4`.
     pub kind: String,
-    /// What the device did, where the kernel tells.
+    /// I/O statistics of the device, if available.
     pub activity: Option<Activity>,
 }
 
-/// What a device did. Times are in milliseconds.
+/// I/O statistics of a device. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Reads that were put together with others.
+    /// Merged reads.
     pub reads_merged: u64,
     /// Sectors read.
     pub sectors_read: u64,
-    /// How long reads took.
+    /// Time spent reading.
     pub read_time: u64,
-    /// Writes that were put together with others.
+    /// Merged writes.
     pub writes_merged: u64,
     /// Sectors written.
     pub sectors_written: u64,
-    /// How long writes took.
+    /// Time spent writing.
     pub write_time: u64,
-    /// Requests under way.
+    /// I/O requests in progress.
     pub in_progress: u64,
-    /// How long there was any request.
+    /// Time spent doing I/O.
     pub busy: u64,
-    /// The same, times the number of requests.
+    /// Weighted time spent doing I/O.
     pub weighted: u64,
 }
 
 impl Devices {
-    /// The names of all devices, and the file systems of this mount namespace. What cannot be read
-    /// is left out.
+    /// The names of all devices, and the file systems of this mount namespace. Unreadable ones are
+    /// skipped.
     pub(super) fn read(mounts: &Mounts) -> Self {
         let mut devices = Self::default();
         let mut activities = BTreeMap::new();
@@ -84,7 +84,7 @@ impl Devices {
         devices
     }
 
-    /// The name of a device; empty for one that has gone.
+    /// The name of a device; empty if it was removed.
     pub fn name(&self, device: (u32, u32)) -> &str {
         self.names.get(&device).map(String::as_str).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Space on file systems: how much there is, and how much of it a tree takes.
+//! Disk usage of pods and of directory trees.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::CString;
@@ -7,38 +7,38 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{self as spec_v1, Pod};
 use k8s_openapi::jiff::Timestamp;
-use longshore_base::trees::Place;
+use longshore_base::trees::OpenDir;
 use longshore_machine::FileSystem;
 use longshore_pod::spec;
 use longshore_pod::usage::Space;
 use rustix::fs::{AtFlags, Dir, FileType, Stat, statat, statvfs};
 
-/// How many levels of a tree are kept open on the way down.
+/// Maximum depth of directories that are kept open.
 const DEEPEST: usize = 64;
-/// So many files with several names are told apart; more count once for each name.
+/// Maximum number of hard-linked files that are counted once.
 const MOST_LINKED: usize = 1 << 18;
-/// Bytes in a block of `st_blocks`, whatever the file system's own are.
+/// Block size of `st_blocks`.
 const BLOCK: u64 = 512;
 
-/// What a pod has on disk.
+/// Disk usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodDisk {
     /// When it was read.
     pub at: Timestamp,
-    /// The volumes that the node made for it, by name.
+    /// Its ephemeral volumes, by name.
     pub volumes: BTreeMap<String, VolumeUse>,
-    /// By container.
+    /// Logs by container.
     pub logs: BTreeMap<String, Space>,
-    /// What else the node keeps for it.
+    /// Other files of the node for it.
     pub own: Space,
 }
 
-/// A volume, and the file system that it is on.
+/// Disk usage of a volume, and its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeUse {
-    /// What the volume takes.
+    /// The usage of the volume.
     pub used: Space,
-    /// Its file system: the node's, or one of its own in memory.
+    /// Its file system: the node's, or a tmpfs.
     pub file_system: FileSystem,
 }
 
@@ -50,7 +50,7 @@ struct Volume {
 }
 
 impl Volume {
-    /// What it takes if that is not known already.
+    /// Reads its usage, unless known.
     fn read(&self, known: Option<Space>) -> io::Result<VolumeUse> {
         let used = match known {
             _ if self.in_memory => mounted(&self.path)?,
@@ -61,14 +61,14 @@ impl Volume {
     }
 }
 
-/// Where a pod has its files.
+/// The paths of a pod's files.
 #[derive(Clone, Debug)]
 pub(super) struct PodPaths {
     volumes: Vec<Volume>,
     logs: PathBuf,
-    /// A file that every container of the pod may write to.
+    /// The pod's `/etc/hosts`, which containers may write to.
     etc_hosts: PathBuf,
-    /// The files that containers write their termination messages to.
+    /// The termination message files of containers.
     termination_logs: PathBuf,
 }
 
@@ -91,8 +91,8 @@ impl PodPaths {
         }
     }
 
-    /// The same that was found before, though file systems may have filled up since.
-    pub(super) fn again(&self, before: &PodDisk) -> PodDisk {
+    /// The previous usage with updated file system stats.
+    pub(super) fn refreshed(&self, before: &PodDisk) -> PodDisk {
         let volumes = self.volumes(|name| before.volumes.get(name).map(|volume| volume.used));
         PodDisk { at: Timestamp::now(), volumes, ..before.clone() }
     }
@@ -105,7 +105,7 @@ impl PodPaths {
         self.volumes.iter().filter_map(read).collect()
     }
 
-    /// What is not there takes nothing.
+    /// Reads the disk usage; missing files count nothing.
     pub(super) fn read(&self) -> PodDisk {
         let at = Timestamp::now();
         let (logs, mut own) = self.read_logs();
@@ -115,9 +115,9 @@ impl PodPaths {
         PodDisk { at, volumes: self.volumes(|_| None), logs, own }
     }
 
-    /// The logs by container, and what lies beside them.
+    /// The logs by container, and other files beside them.
     pub(super) fn read_logs(&self) -> (BTreeMap<String, Space>, Space) {
-        let (mut logs, mut beside) = (BTreeMap::new(), Space::default());
+        let (mut logs, mut other) = (BTreeMap::new(), Space::default());
         for entry in std::fs::read_dir(&self.logs).into_iter().flatten().flatten() {
             let space = tree(&entry.path()).unwrap_or_default();
             match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -125,14 +125,14 @@ impl PodPaths {
                     let container = entry.file_name().to_string_lossy().into_owned();
                     logs.insert(container, space);
                 }
-                false => beside += space,
+                false => other += space,
             }
         }
-        (logs, beside)
+        (logs, other)
     }
 }
 
-/// The directory of a volume's kind, if the node makes it.
+/// The plugin directory of an ephemeral volume.
 fn plugin(volume: &spec_v1::Volume) -> Option<&'static str> {
     let kinds = [
         (volume.empty_dir.is_some(), "kubernetes.io~empty-dir"),
@@ -144,11 +144,11 @@ fn plugin(volume: &spec_v1::Volume) -> Option<&'static str> {
     kinds.into_iter().find(|(is_it, _)| *is_it).map(|(_, plugin)| plugin)
 }
 
-/// What is in a file system of its own.
+/// The usage of a mounted file system.
 fn mounted(path: &Path) -> io::Result<Space> {
-    let above = path.parent().unwrap_or(path);
-    if rustix::fs::stat(path)?.st_dev == rustix::fs::stat(above)?.st_dev {
-        return Ok(Space::default()); // not mounted yet, or not any more
+    let ancestors = path.parent().unwrap_or(path);
+    if rustix::fs::stat(path)?.st_dev == rustix::fs::stat(ancestors)?.st_dev {
+        return Ok(Space::default()); // not mounted
     }
     let all = statvfs(path)?;
     let blocks = all.f_blocks.saturating_sub(all.f_bfree);
@@ -156,21 +156,21 @@ fn mounted(path: &Path) -> io::Result<Space> {
     Ok(Space { bytes: blocks.saturating_mul(all.f_frsize), inodes })
 }
 
-/// What a tree takes, on the file system of its root alone. A pod may change it meanwhile, so no
-/// link is followed, and what has gone counts nothing.
+/// Disk usage of a tree, on the file system of its root. It may change meanwhile; links are not
+/// followed and removed files are skipped.
 pub(super) fn tree(root: &Path) -> io::Result<Space> {
     let stat = rustix::fs::lstat(root)?;
     let mut walk = Walk { device: stat.st_dev, linked: HashSet::new(), total: Space::default() };
     walk.count(&stat);
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-        walk.below(Place::open(root)?);
+        walk.below(OpenDir::open(root)?);
     }
     Ok(walk.total)
 }
 
 struct Walk {
     device: u64,
-    /// Inodes with several names that were seen already.
+    /// Hard-linked inodes that were counted.
     linked: HashSet<u64>,
     total: Space,
 }
@@ -186,12 +186,12 @@ impl Walk {
         self.total += Space { bytes: blocks.saturating_mul(BLOCK), inodes: 1 };
     }
 
-    /// Counts what is below a directory, however deep: at the depth of those that are kept open, the
-    /// way back is by `..`, and what was moved elsewhere meanwhile is not looked for.
-    fn below(&mut self, root: Place) {
+    /// Counts a directory tree of any depth: beyond the limit of open directories, it returns by
+    /// `..`; directories that were moved meanwhile are skipped.
+    fn below(&mut self, root: OpenDir) {
         let mut here = root;
         let mut left = self.children(&here);
-        let mut above: Vec<Above> = Vec::new();
+        let mut ancestors: Vec<Ancestor> = Vec::new();
         loop {
             if let Some(name) = left.pop() {
                 let Ok(child) = here.child(&name) else { continue };
@@ -202,11 +202,11 @@ impl Walk {
                 let parent = std::mem::replace(&mut here, child);
                 let left = std::mem::replace(&mut left, below);
                 let id = parent.id();
-                let open = (above.len() < DEEPEST).then_some(parent);
-                above.push(Above { id, open, left });
+                let open = (ancestors.len() < DEEPEST).then_some(parent);
+                ancestors.push(Ancestor { id, open, left });
             } else {
                 let back = loop {
-                    let Some(Above { id, open, left }) = above.pop() else { return };
+                    let Some(Ancestor { id, open, left }) = ancestors.pop() else { return };
                     if let Ok(parent) = open.map_or_else(|| here.above(id), Ok) {
                         break (parent, left);
                     }
@@ -216,8 +216,8 @@ impl Walk {
         }
     }
 
-    /// Counts what is in a directory; gives the directories in it.
-    fn children(&mut self, dir: &Place) -> Vec<CString> {
+    /// Counts the entries of a directory; returns its subdirectories.
+    fn children(&mut self, dir: &OpenDir) -> Vec<CString> {
         let mut below: Vec<CString> = Vec::new();
         let Ok(entries) = Dir::read_from(dir.fd()) else { return below };
         for entry in entries.flatten() {
@@ -238,12 +238,12 @@ impl Walk {
     }
 }
 
-/// A directory on the way down.
-struct Above {
+/// An ancestor of the current directory.
+struct Ancestor {
     id: (u64, u64),
-    /// Kept open as far up as descriptors are to be had.
-    open: Option<Place>,
-    /// The directories in it that are not counted yet.
+    /// Open, up to the limit.
+    open: Option<OpenDir>,
+    /// Its subdirectories that are yet to be counted.
     left: Vec<CString>,
 }
 
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_takes_what_du_says() {
+    fn disk_usage_matches_du() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/b/c")).unwrap();
@@ -284,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn no_depth_hides_anything_nor_overflows_the_stack() {
+    fn disk_usage_of_deep_trees() {
         const DEPTH: usize = 25_000;
         // in memory: so many directories take a disk minutes
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut here = Place::open(dir.path()).unwrap();
+        let mut here = OpenDir::open(dir.path()).unwrap();
         for depth in 0..DEPTH {
-            let beside = if depth % 5000 == 0 { &[c"a", c"z"][..] } else { &[] };
-            for name in beside.iter().chain(&[c"d"]) {
+            let other = if depth % 5000 == 0 { &[c"a", c"z"][..] } else { &[] };
+            for name in other.iter().chain(&[c"d"]) {
                 mkdirat(here.fd(), *name, Mode::RWXU).unwrap();
             }
             here = here.child(&c"d".to_owned()).unwrap();

@@ -1,5 +1,5 @@
-//! A snapshot for the tests of those who tell of one: a machine, the level of all pods, and pods
-//! with a sandbox and a container each.
+//! A snapshot for tests: a machine, the cgroup of all pods, and pods with a sandbox and a container
+//! each.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,21 +11,22 @@ use longshore_pod::observed::{Container, ObservedPod, Sandbox, State};
 use longshore_pod::usage::{CgroupUsage, Memory};
 use proptest::prelude::*;
 
-use super::links::End;
+use super::links::Peer;
 use super::process::Traffic;
 use super::{
-    Cpu, Detail, DeviceIo, Devices, Faults, Group, Interface, Limits, Machine, MemoryUse, Open,
-    Pids, PodGroup, Pressure, Processes, Reading, Run, Snapshot, Stall, Stalls, Tasks, Throttling,
+    Cpu, Detail, DeviceIo, Devices, Faults, Group, Interface, Limits, Machine, MemoryUse,
+    OpenFileCount, Pids, PodGroup, Pressure, Processes, Reading, Run, Snapshot, Stall, Stalls,
+    Tasks, Throttling,
 };
 
-/// When everything was read, in seconds since 1970.
+/// The time of the sample, in seconds since 1970.
 pub const AT: i64 = 1_700_000_000;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::new(second, 0).unwrap_or_default()
 }
 
-/// A cgroup that has everything.
+/// A cgroup with all values.
 pub fn group(path: &str) -> Group {
     let stall = Stall { avg10: 1.5, avg60: 0.5, avg300: 0.1, total: 2_500_000 };
     let stalls = Some(Stalls { some: stall, full: stall });
@@ -42,15 +43,15 @@ pub fn group(path: &str) -> Group {
         ..Reading::default()
     };
     reading.limits.quota = Some(50_000);
-    let open = Some(Open { files: 9, sockets: 2 });
+    let open = Some(OpenFileCount { files: 9, sockets: 2 });
     let processes = Processes { count: 2, first: Some(1), open, file_limit: None };
     let (created, nano_cores) = (Some(at(AT - 60)), Some(250_000_000));
     let (path, counted) = (path.to_owned(), Instant::now());
-    let (network, end) = (Vec::new(), End::Unknown);
-    Group { path, created, reading, nano_cores, processes, counted, network, end }
+    let (network, peer) = (Vec::new(), Peer::Unknown);
+    Group { path, created, reading, nano_cores, processes, counted, network, peer }
 }
 
-/// A container's run that was made at that second.
+/// A container that was created at that second.
 pub fn container(id: &str, name: &str, made: i64) -> Container {
     Container {
         id: id.to_owned(),
@@ -69,8 +70,8 @@ pub fn container(id: &str, name: &str, made: i64) -> Container {
     }
 }
 
-/// A pod in the namespace `ns` whose sandbox was made at that second, with these containers, the
-/// newest first; all of them have cgroups.
+/// A pod in the namespace `ns` whose sandbox was created at that second, with these containers,
+/// newest first, all with cgroups.
 pub fn pod(name: &str, uid: &str, made: i64, containers: Vec<Container>) -> PodGroup {
     let path = format!("/kubepods/pod{uid}");
     let run = |index: usize, id: &str| Run { index, group: group(&format!("{path}/{id}")) };
@@ -107,9 +108,9 @@ pub fn pod(name: &str, uid: &str, made: i64, containers: Vec<Container>) -> PodG
 /// A machine with these pods, which are sorted by name.
 pub fn snapshot(pods: Vec<PodGroup>) -> Snapshot {
     let memory = Memory { usage: 5000, working_set: 4000, rss: 3000, limit: Some(100_000) };
-    let figures = CgroupUsage { memory: Some(memory), ..CgroupUsage::default() };
+    let usage = CgroupUsage { memory: Some(memory), ..CgroupUsage::default() };
     let pids = Pids { max: 1000, running: 10 };
-    let machine = Machine { figures, memory, swap_total: 500, swap_free: 300, pids };
+    let machine = Machine { usage, memory, swap_total: 500, swap_free: 300, pids };
     let mut devices = Devices::default();
     devices.names.insert((8, 0), "/dev/sda".to_owned());
     Snapshot {
@@ -124,13 +125,13 @@ pub fn snapshot(pods: Vec<PodGroup>) -> Snapshot {
     }
 }
 
-/// Amounts at the limits of what the kernel, a runtime or a driver can tell.
+/// Extreme amounts that the kernel, a runtime or a driver can report.
 pub fn amount() -> impl Strategy<Value = u64> {
     let limits = NUMBERS.map(|number| number as u64);
     prop_oneof![4 => prop::sample::select(limits.to_vec()), 1 => any::<u64>()]
 }
 
-/// Times at the limits of what can be told.
+/// Extreme timestamps.
 pub fn time() -> impl Strategy<Value = Timestamp> {
     let known = TIMES.iter().filter_map(|time| time.parse().ok());
     let known = known.chain([Timestamp::MIN, Timestamp::MAX, at(AT)]);
@@ -159,7 +160,7 @@ pub fn file_system() -> impl Strategy<Value = FileSystem> {
     )
 }
 
-/// The figures of a cgroup, each of which may be missing.
+/// Cgroup stats, each of which may be missing.
 pub fn any_reading() -> impl Strategy<Value = Reading> {
     let averages = [any::<f64>(), any::<f64>(), any::<f64>()];
     (time(), prop::collection::vec(amount(), 1..12), averages, any::<u64>()).prop_map(
@@ -225,7 +226,7 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
     )
 }
 
-/// A machine with up to three pods of any names, whose figures are anything.
+/// A machine with up to three pods of any names and any stats.
 pub fn any_snapshot() -> impl Strategy<Value = Snapshot> {
     let containers = prop::collection::vec((name(), text(), time()), 0..3);
     let pods = prop::collection::vec((name(), name(), containers), 0..4);
@@ -258,7 +259,7 @@ pub fn any_snapshot() -> impl Strategy<Value = Snapshot> {
                 // as many as can be counted one by one
                 let count = u64::from(others[0] as u32);
                 (group.created, group.processes.count) = (Some(created), count);
-                group.processes.open = Some(Open { files: others[1], sockets: others[2] });
+                group.processes.open = Some(OpenFileCount { files: others[1], sockets: others[2] });
                 group.processes.file_limit = Some(others[3]);
                 let (bytes, packets, errors, dropped) =
                     (others[4], others[5], others[6], others[7]);

@@ -1,6 +1,5 @@
-//! Pods that have done nothing since they were read last: most of a full node's. All that is to be
-//! known of one is a look at two files then, and at what the kernel does by itself, in place of dozens
-//! of files.
+//! Idle pods, which have used no CPU time since the last sample: for these, only two files are
+//! read, and what the kernel changes by itself, instead of dozens of files.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +11,14 @@ use super::cgroup::{Cgroup, Detail, MemoryUse, Reader, Watch};
 use super::cgroup_reader::CgroupReader;
 use super::snapshot::PodGroup;
 
-/// So long, what was read of a pod that does nothing holds.
-const AGE: Duration = Duration::from_secs(600);
-/// After so long the kernel has written to disks what a pod had left it to write.
-const SETTLED: Duration = Duration::from_secs(60);
+/// Maximum age of the sample of an idle pod.
+const MAX_AGE: Duration = Duration::from_secs(600);
+/// How long the kernel may take to write dirty pages to disk.
+const WRITEBACK_DELAY: Duration = Duration::from_secs(60);
 
 impl PodGroup {
-    /// Whether its processes have done nothing since: whatever they do takes CPU time, and the pod's
-    /// own cgroup counts that of those below. Packets it does not count.
+    /// Whether it has used no CPU time since; the pod's cgroup includes its children. Packets are
+    /// not covered.
     pub(super) fn is_idle(&self, cgroup: &Cgroup, reader: &mut Reader) -> bool {
         let Some(then) = self.own.as_ref().and_then(|own| own.reading.cpu) else { return false };
         let now = match &self.watch {
@@ -29,37 +28,40 @@ impl PodGroup {
         now.is_ok_and(|now| now == then.total)
     }
 
-    /// Whether what was read of it is still good if it is idle.
-    pub(super) fn holds(&self) -> bool {
-        self.read.elapsed() <= AGE
+    /// Whether the sample may be reused if the pod is idle.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.read.elapsed() <= MAX_AGE
     }
 
-    /// Whether its reads and writes were told when it had been idle for long enough to have no more.
-    pub(super) fn is_settled(&self) -> bool {
-        self.read_io.saturating_duration_since(self.idle_since) >= SETTLED
+    /// Whether its I/O was read after it had been idle for the writeback delay.
+    pub(super) fn io_is_final(&self) -> bool {
+        self.read_io.saturating_duration_since(self.idle_since) >= WRITEBACK_DELAY
     }
 
-    /// The same at this moment, but for what changes though it is idle: memory that the kernel takes
-    /// from it, averages of what it waited for, writes that come later, and packets. `None` if that
-    /// cannot be read.
-    pub(super) fn again(&self, cgroup: &Cgroup, look: &mut CgroupReader<'_>) -> Option<Self> {
+    /// The sample with updates of what changes while it is idle: reclaimed memory, pressure
+    /// averages, delayed writes, and packets. `None` if that cannot be read.
+    pub(super) fn refreshed(
+        &self,
+        cgroup: &Cgroup,
+        cgroup_reader: &mut CgroupReader<'_>,
+    ) -> Option<Self> {
         let mut same = self.clone();
         let watch = same.watch.take().or_else(|| Some(Arc::new(Watch::open(cgroup).ok()?)))?;
-        let reader = &mut look.reader;
+        let reader = &mut cgroup_reader.reader;
         let own = watch.memory(reader).ok()?;
-        let squeezed = own != self.own.as_ref()?.reading.memory?.memory.usage;
+        let reclaimed = own != self.own.as_ref()?.reading.memory?.memory.usage;
         let (now, at) = (Instant::now(), Timestamp::now());
-        let settles = look.detail >= Detail::Everything
-            && !self.is_settled()
-            && now.saturating_duration_since(self.idle_since) >= SETTLED;
+        let finalizes_io = cgroup_reader.detail >= Detail::Everything
+            && !self.io_is_final()
+            && now.saturating_duration_since(self.idle_since) >= WRITEBACK_DELAY;
         let path = cgroup.path();
         for group in same.groups_mut() {
-            // Empty for the own one.
+            // Empty for the pod's cgroup.
             let name = group.path.strip_prefix(&path).unwrap_or_default();
             let below = || cgroup.child(name.trim_start_matches('/'));
             let reading = &mut group.reading;
             reading.at = at;
-            if squeezed {
+            if reclaimed {
                 let memory = reading.memory.as_mut()?;
                 let usage = match name.is_empty() {
                     true => own,
@@ -72,21 +74,21 @@ impl PodGroup {
             if !reading.pressure.is_calm() {
                 reading.pressure = below().pressure(reader);
             }
-            if settles {
+            if finalizes_io {
                 reading.io = below().io(reader);
             }
         }
-        if settles {
+        if finalizes_io {
             same.read_io = now;
         }
         same.watch = Some(watch);
-        same.sandboxes.iter_mut().for_each(|run| look.network(&mut run.group));
+        same.sandboxes.iter_mut().for_each(|run| cgroup_reader.network(&mut run.group));
         Some(same)
     }
 }
 
 impl MemoryUse {
-    /// What is known when this was found to be in use since: limits stay, and marks of the past.
+    /// Merges current usage with the limits and high-water marks of this sample.
     fn after(&self, now: Self) -> Self {
         let Self { swap_limit, peak, failures, reserved, .. } = *self;
         let memory = Memory { limit: self.memory.limit, ..now.memory };
@@ -109,7 +111,7 @@ mod tests {
     use super::super::cgroup_reader::Job;
     use super::super::fixture;
     use super::super::links::Links;
-    use super::super::opened::Opened;
+    use super::super::open_files::OpenFiles;
     use super::*;
 
     /// A cgroup of v1 with all controllers in one directory.
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_does_nothing_is_told_again_and_one_that_does_is_read_again() {
+    fn idle_pod_stats_are_cached() {
         let root = tempfile::tempdir().unwrap();
         let (own, below) = (root.path().join("pod1"), root.path().join("pod1/c1"));
         let change = |cpu, memory| {
@@ -133,26 +135,26 @@ mod tests {
             write(&below, cpu + 1, memory);
         };
         change(10, 100);
-        let (opened, links) = (Opened::default(), Links::default());
-        let mut look = CgroupReader::new(Detail::Everything, &opened, &links).unwrap();
+        let (open_files, links) = (OpenFiles::default(), Links::default());
+        let mut reader = CgroupReader::new(Detail::Everything, &open_files, &links).unwrap();
         let cgroup = Cgroup::root(&Hierarchies::at(root.path(), false)).child("pod1");
         let containers = vec![fixture::container("c1", "c", fixture::AT)];
         let pod = fixture::pod("a", "1", fixture::AT, containers).pod;
         let mut read = |pod: &Arc<_>, before: Option<&PodGroup>| {
             let mut job = Job::new(Arc::clone(pod), cgroup.clone(), None);
-            let same = job.again(before, &mut look);
-            same.unwrap_or_else(|| job.read(before, &mut look).unwrap())
+            let same = job.refreshed(before, &mut reader);
+            same.unwrap_or_else(|| job.read(before, &mut reader).unwrap())
         };
         let used = |pod: &PodGroup| pod.containers[0].group.reading.cpu.unwrap().total;
         let first = read(&pod, None);
         assert_eq!(used(&first), 11);
-        // In the kernel it could not change alone: so it shows that nobody looks.
+        // Not possible in the kernel; shows that it is not read.
         write(&below, 99, 100);
         let same = read(&pod, Some(&first));
         assert_eq!(used(&same), 11);
-        assert!(same.watch.is_some() && !same.is_settled());
+        assert!(same.watch.is_some() && !same.io_is_final());
         assert!(same.own.as_ref().unwrap().reading.at > first.own.as_ref().unwrap().reading.at);
-        assert_eq!(same.read, first.read, "it gets old though it is told again");
+        assert_eq!(same.read, first.read, "its age is not reset");
 
         let other = Arc::new((*pod).clone());
         assert_eq!(used(&read(&other, Some(&first))), 99, "it runs something else");
@@ -162,7 +164,7 @@ mod tests {
             let anew = read(&pod, Some(&old));
             assert_eq!(used(&anew), 99, "nothing holds for ever");
             assert_eq!(anew.idle_since, since, "it is idle all the same");
-            assert!(anew.is_settled());
+            assert!(anew.io_is_final());
         }
 
         let with = |stalls: Stalls| {
@@ -171,7 +173,7 @@ mod tests {
             waited
         };
         let waited = |pod: &PodGroup| pod.containers[0].group.reading.pressure.cpu.is_some();
-        assert!(waited(&read(&pod, Some(&with(Stalls::default())))), "calm: told again");
+        assert!(waited(&read(&pod, Some(&with(Stalls::default())))), "no pressure: reused");
         let mut stalls = Stalls::default();
         stalls.full.avg300 = 0.01;
         let calmer = read(&pod, Some(&with(stalls)));
@@ -185,17 +187,17 @@ mod tests {
             let old = PodGroup { read: then, idle_since: since, read_io: since, ..first.clone() };
             let settled = read(&pod, Some(&old));
             assert_eq!((used(&settled), wrote(&settled)), (11, 1), "the kernel wrote later");
-            assert!(settled.is_settled() && settled.read == old.read);
+            assert!(settled.io_is_final() && settled.read == old.read);
         }
         write(&own, 10, 101);
         write(&below, 99, 60);
-        let squeezed = read(&pod, Some(&first));
+        let reclaimed = read(&pod, Some(&first));
         let memory = |pod: &PodGroup| {
             let of_all = pod.groups().map(|group| group.reading.memory.unwrap().memory);
             of_all.map(|memory| (memory.usage, memory.rss)).collect::<Vec<_>>()
         };
-        assert_eq!(memory(&squeezed), [(101, 101), (60, 60)], "the kernel has taken some");
-        assert_eq!(used(&squeezed), 11, "nothing else is read");
+        assert_eq!(memory(&reclaimed), [(101, 101), (60, 60)], "the kernel has taken some");
+        assert_eq!(used(&reclaimed), 11, "nothing else is read");
         change(12, 100);
         for before in [&first, &same] {
             let busy = read(&pod, Some(before));
@@ -204,7 +206,7 @@ mod tests {
         }
         fs::remove_dir_all(&own).unwrap();
         let mut job = Job::new(pod, cgroup, None);
-        assert!(job.again(Some(&first), &mut look).is_none());
-        assert!(job.read(Some(&first), &mut look).is_none(), "it is gone");
+        assert!(job.refreshed(Some(&first), &mut reader).is_none());
+        assert!(job.read(Some(&first), &mut reader).is_none(), "it is gone");
     }
 }

@@ -7,25 +7,25 @@ use procfs::Current;
 
 use super::cgroup::{Cgroup, Hierarchies, Reader};
 
-/// What the machine has, and what of it is in use.
+/// Capacity and usage of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// What all its processes use. The limit of memory is what the machine has.
-    pub figures: CgroupUsage,
-    /// Memory, as part of it.
+    /// The usage of all processes. The memory limit is the machine's memory.
+    pub usage: CgroupUsage,
+    /// The memory usage.
     pub memory: Memory,
-    /// Bytes of swap that there are.
+    /// Total bytes of swap.
     pub swap_total: u64,
     /// Bytes of swap that are free.
     pub swap_free: u64,
-    /// Process ids.
+    /// Process IDs.
     pub pids: Pids,
 }
 
-/// Process ids: threads take them too.
+/// Process IDs, including threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pids {
-    /// How many there can be.
+    /// The maximum.
     pub max: u64,
     /// How many there are.
     pub running: u64,
@@ -38,14 +38,14 @@ impl Machine {
         let used = root.memory(&mut reader, false)?.memory;
         let memory = Memory { limit: Some(info.mem_total), ..used };
         let pids = Pids::read()?;
-        let figures = CgroupUsage {
+        let usage = CgroupUsage {
             cpu: root.cpu(&mut reader).ok().map(|cpu| cpu.total),
             memory: Some(memory),
             swap: Some(info.swap_total.saturating_sub(info.swap_free)),
             tasks: Some(pids.running),
         };
         let (swap_total, swap_free) = (info.swap_total, info.swap_free);
-        Ok(Self { figures, memory, swap_total, swap_free, pids })
+        Ok(Self { usage, memory, swap_total, swap_free, pids })
     }
 }
 

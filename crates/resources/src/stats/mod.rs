@@ -1,15 +1,15 @@
-//! Capacity and use, read from the kernel: of the machine, of file systems, and of pods and their
-//! containers. Eviction asks for what it ranks by, the server for a [`Snapshot`] of all.
+//! Capacity and usage of the machine, of file systems, and of pods and their containers. Eviction
+//! reads the stats that it ranks by, the server a [`Snapshot`] of all.
 //!
-//! Nothing is read while nobody asks. Who asks says how old an answer may be; those who ask at the
-//! same time share one reading, and one that hangs holds up nobody but who wants that very figure.
-//! Reading a disk costs as much as there is on it, so that is done for few pods at a time, the more
-//! seldom the longer it takes, and for no pod that has done nothing since.
+//! All values are read on demand. Callers give a maximum age; concurrent callers share one read,
+//! and one that hangs blocks only its own callers. Disk usage is expensive, so it is read for few
+//! pods at a time, less often if it takes long, and not for idle pods.
 //!
-//! Files of /proc and of cgroups are read as they are: the crates for cgroups read all files of a
-//! controller, and make objects of all that is in them.
+//! Files of /proc and of cgroups are read directly: the crates for cgroups read and parse all files
+//! of a controller.
 //!
-//! Current limitations: project quotas are not asked, and on cgroup v1 nothing tells eviction of swap.
+//! Current limitations: project quotas are not used, and on cgroup v1 eviction does not consider
+//! swap.
 
 mod cached;
 mod cgroup;
@@ -22,7 +22,7 @@ mod idle;
 mod links;
 mod machine;
 mod mounts;
-mod opened;
+mod open_files;
 mod pods;
 mod process;
 mod rates;
@@ -46,10 +46,10 @@ use cgroup::{Cgroup, Controller, Hierarchies, Reader};
 use crate::cgroups::Cgroups;
 use longshore_podstate::observe::Observer;
 use mounts::Mounts;
-use opened::Opened;
+use open_files::OpenFiles;
 use rates::Rates;
 use runtime_storage::RuntimeStorage;
-use storage::{Known, WALKS};
+use storage::{DiskEntry, WALKS};
 use system::SystemGroups;
 
 pub use cached::Cached;
@@ -61,19 +61,19 @@ pub use cgroup::{
 pub use devices::{Activity, Devices, Disk};
 pub use disk::{PodDisk, VolumeUse};
 pub use machine::{Machine, Pids};
-pub use opened::Open;
+pub use open_files::OpenFileCount;
 pub use process::{Interface, Processes, Traffic};
 pub use runtime_storage::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
 pub use storage::{Layers, Logs};
 pub use system::SystemNames;
 
-/// How long it holds where the runtime's file systems and the cgroups of daemons are.
-const PLACES_AGE: Duration = Duration::from_secs(60);
-/// Who asks for what may be slow waits no longer, and takes what was known before.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum age of the paths of the runtime's file systems and of daemons' cgroups.
+const STORAGE_INFO_MAX_AGE: Duration = Duration::from_secs(60);
+/// Timeout of slow reads, after which stale values are used.
+const SLOW_READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Handle to the figures. Cheap to clone.
+/// A handle to the stats. Cheap to clone.
 #[derive(Clone)]
 pub struct Stats {
     shared: Arc<Shared>,
@@ -89,7 +89,7 @@ struct Shared {
     root_dir: PathBuf,
     pod_logs_dir: PathBuf,
     machine: Cached<Machine>,
-    places: Cached<RuntimeStorage>,
+    runtime_storage: Cached<RuntimeStorage>,
     file_systems: Cached<FileSystems>,
     layers: Cached<Layers>,
     logs: Cached<Logs>,
@@ -98,34 +98,34 @@ struct Shared {
     /// By [`Detail`].
     snapshots: [Cached<Snapshot>; 3],
     rates: Rates,
-    opened: Opened,
+    open_files: OpenFiles,
     mounts: Mounts,
-    disks: Mutex<HashMap<String, Known>>,
+    disks: Mutex<HashMap<String, DiskEntry>>,
     walks: Arc<tokio::sync::Semaphore>,
 }
 
-/// How much is to be known of a pod.
+/// Which usage of pods is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// What its processes use.
+    /// CPU, memory and processes.
     Processes,
-    /// Also its volumes, logs and other files of the node, which may take a while to find out.
+    /// Also volumes, logs and other files, which may be slow.
     Files,
-    /// Also what its containers have written over their images, which the runtime has to tell.
+    /// Also the writable layers of containers, from the runtime.
     Disk,
 }
 
-/// How old a snapshot may be.
+/// Maximum ages of a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct Ages {
-    /// While the same runs on the node.
+    /// If the pods and containers of the node are unchanged.
     pub same: Duration,
-    /// When something has been started or given other resources, or has ended.
+    /// After containers were started, resized or stopped.
     pub changed: Duration,
 }
 
 impl Stats {
-    /// Figures of the pods in those cgroups, with their files in these directories.
+    /// Stats of the pods in those cgroups, with their files in these directories.
     pub fn new(
         runtime: Runtime,
         observer: Observer,
@@ -143,7 +143,7 @@ impl Stats {
             root_dir: root_dir.to_owned(),
             pod_logs_dir: pod_logs_dir.to_owned(),
             machine: Cached::default(),
-            places: Cached::default(),
+            runtime_storage: Cached::default(),
             file_systems: Cached::default(),
             layers: Cached::default(),
             logs: Cached::default(),
@@ -151,7 +151,7 @@ impl Stats {
             system: Cached::default(),
             snapshots: Default::default(),
             rates: Rates::default(),
-            opened: Opened::default(),
+            open_files: OpenFiles::default(),
             mounts: Mounts::default(),
             disks: Mutex::default(),
             walks: Arc::new(tokio::sync::Semaphore::new(WALKS)),
@@ -166,7 +166,7 @@ impl Stats {
         self.shared.machine.get(max_age, || cached::blocking(read)).await
     }
 
-    /// The memory of all pods together; `None` if they have no cgroup of their own.
+    /// The memory of all pods; `None` if they have no cgroup.
     pub async fn pods_memory(&self) -> Result<Option<Memory>, Error> {
         let Some(group) = self.shared.kubepods.as_deref() else { return Ok(None) };
         let group = Cgroup::new(&self.shared.hierarchies, group);
@@ -174,33 +174,33 @@ impl Stats {
         cached::blocking(read).await.map(Some)
     }
 
-    /// The file (of whichever cgroup version) about the memory of all pods together.
+    /// The path of a memory controller file of the cgroup of all pods.
     pub fn pods_memory_file(&self, name: &str) -> Option<PathBuf> {
         let group = Cgroup::new(&self.shared.hierarchies, self.shared.kubepods.as_deref()?);
         Some(group.path_of(Controller::Memory, name).into())
     }
 
-    /// The file about the machine's memory in the root of cgroup v1.
+    /// The path of a memory controller file of the root cgroup (v1).
     pub fn root_memory_file(&self, name: &str) -> PathBuf {
         Cgroup::root(&self.shared.hierarchies).path_of(Controller::Memory, name).into()
     }
 
-    /// Whether the machine has cgroup v2 alone.
+    /// Whether the machine uses cgroup v2.
     pub fn is_unified(&self) -> bool {
         self.shared.hierarchies.is_unified()
     }
 
-    /// All cgroups that the server tells of, at that detail or more: a fuller one that is young enough
-    /// is not read again.
+    /// A snapshot of all cgroups for the server, at that detail or more: a fresh one of more detail
+    /// is reused.
     pub async fn snapshot(&self, detail: Detail, ages: Ages) -> Result<Arc<Snapshot>, Error> {
         let full = self.shared.snapshots.get(detail as usize..).unwrap_or_default();
         let before = full.iter().filter_map(Cached::last).max_by_key(|known| known.node.reading.at);
         let max_age = match &before {
-            Some(before) if before.is_of(&self.shared.observer.all()) => ages.same,
+            Some(before) if before.is_current(&self.shared.observer.all()) => ages.same,
             _ => ages.changed,
         };
-        if let Some(young) = full.iter().find_map(|known| known.young(max_age)) {
-            return Ok(young);
+        if let Some(fresh) = full.iter().find_map(|known| known.fresh(max_age)) {
+            return Ok(fresh);
         }
         let system = self.system_groups().await;
         let shared = self.shared.clone();
@@ -219,11 +219,11 @@ impl Stats {
         let names = self.shared.system_names.clone();
         let unified = self.is_unified();
         let find = || cached::blocking(move || names.find(unified));
-        let found = self.shared.system.get(PLACES_AGE, find).await;
+        let found = self.shared.system.get(STORAGE_INFO_MAX_AGE, find).await;
         found.unwrap_or_default()
     }
 
-    /// What those pods use, by UID. A pod of which nothing can be read is left out.
+    /// The usage of those pods, by UID. Unreadable pods are skipped.
     pub async fn pods(
         &self,
         pods: &[Arc<Pod>],
@@ -235,12 +235,12 @@ impl Stats {
         let read = move || Ok(pods::read(&shared, &asked));
         let mut usages = cached::blocking(read).await.unwrap_or_default();
         if depth >= Depth::Files {
-            let terms = Freshness::waiting(max_age, PATIENCE);
+            let freshness = Freshness::blocking_for(max_age, SLOW_READ_TIMEOUT);
             let layers = match depth {
-                Depth::Disk => self.layers(terms).await,
+                Depth::Disk => self.layers(freshness).await,
                 _ => None,
             };
-            let disks = pods.iter().map(|pod| self.disk(pod, terms));
+            let disks = pods.iter().map(|pod| self.disk(pod, freshness));
             let disks = futures::future::join_all(disks).await;
             for (pod, disk) in pods.iter().zip(disks) {
                 if let (Some(usage), Some(disk)) = (usages.get_mut(spec::uid(pod)), disk) {

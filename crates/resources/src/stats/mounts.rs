@@ -1,5 +1,5 @@
-//! Where the file systems of block devices are mounted. The kernel's table has a line with dozens of
-//! layers for each container, so it is read again only when the kernel says that it has changed.
+//! The mount points of block devices. The mount table has a long line for each container, so it is
+//! read again only when the kernel signals a change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use procfs::process::MountInfos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const TABLE: &str = "/proc/self/mountinfo";
-/// Types of file systems that nobody writes to: images that are always full would only alarm.
+/// Read-only file system types, which are always full and would only raise alerts.
 const READ_ONLY: [&str; 4] = ["squashfs", "iso9660", "erofs", "udf"];
 
 /// The mounts of this mount namespace.
@@ -21,7 +21,7 @@ pub(super) struct Mounts(Mutex<Option<Known>>);
 
 #[derive(Debug)]
 struct Known {
-    /// Open for as long as it is known, for so long the kernel notes whether it has changed.
+    /// Kept open, as the kernel signals changes per open file.
     table: File,
     on_devices: BTreeMap<String, Mount>,
 }
@@ -29,19 +29,19 @@ struct Known {
 /// A mount of a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// Where.
+    /// The mount point.
     pub(super) point: PathBuf,
     /// The file system's type, such as `ext4`.
     pub(super) kind: String,
 }
 
 impl Mounts {
-    /// The first mount of each device, by names such as `/dev/sda`. What cannot be read is left out.
+    /// The first mount of each device, by names such as `/dev/sda`. Unreadable ones are skipped.
     pub(super) fn on_devices(&self) -> BTreeMap<String, Mount> {
         // No code panics while it holds the lock.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fresh = match known.take() {
-            Some(known) => known.renewed(),
+            Some(known) => known.refreshed(),
             None => Known::open(),
         };
         let fresh = fresh.inspect_err(|error| tracing::debug!(%error, "{TABLE} cannot be read"));
@@ -56,7 +56,7 @@ impl Known {
         Ok(Self { on_devices: read(&mut table)?, table })
     }
 
-    fn renewed(mut self) -> io::Result<Self> {
+    fn refreshed(mut self) -> io::Result<Self> {
         let changed = PollFlags::PRI | PollFlags::ERR;
         let mut asked = [PollFd::new(&self.table, changed)];
         poll(&mut asked, Some(&Timespec::default()))?;
@@ -89,9 +89,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_read_again_when_something_was_mounted() {
-        // A thread has a mount namespace of its own here, and `self` is the process: it looks at its
-        // own table.
+    fn mount_table_is_reread_after_changes() {
+        // This thread has its own mount namespace, so it reads its own table.
         let table = || File::open("/proc/thread-self/mountinfo").unwrap();
         let work = move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS).unwrap();
@@ -99,14 +98,14 @@ mod tests {
             let private = nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_PRIVATE;
             nix::mount::mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
             let dir = tempfile::tempdir().unwrap();
-            let lies = || BTreeMap::from([("/dev/lie".to_owned(), mount_at("/lie"))]);
-            let known = Known { table: table(), on_devices: lies() };
-            let known = known.renewed().unwrap();
-            assert_eq!(known.on_devices, lies(), "nothing has changed");
+            let fake = || BTreeMap::from([("/dev/lie".to_owned(), mount_at("/lie"))]);
+            let known = Known { table: table(), on_devices: fake() };
+            let known = known.refreshed().unwrap();
+            assert_eq!(known.on_devices, fake(), "nothing has changed");
             let none = None::<&str>;
             let flags = nix::mount::MsFlags::empty();
             nix::mount::mount(Some("none"), dir.path(), Some("tmpfs"), flags, none).unwrap();
-            let known = known.renewed().unwrap();
+            let known = known.refreshed().unwrap();
             assert_eq!(known.on_devices, read(&mut table()).unwrap());
             nix::mount::umount(dir.path()).unwrap();
         };

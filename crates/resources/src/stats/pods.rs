@@ -1,5 +1,5 @@
-//! What pods use: their processes by their cgroups, their files by looking, and what containers
-//! have written over their images by asking the runtime, which alone knows.
+//! Usage of pods: processes by their cgroups, files by a walk, and writable layers from the
+//! runtime.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::cgroup::{Cgroup, Reader, container_id};
 use super::disk::PodDisk;
 use super::{Error, Layers, Shared};
 
-/// What the processes of those pods use, by the pods' UIDs.
+/// Cgroup usage of pods, by UID.
 pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsage> {
     let (mut reader, mut levels) = (Reader::default(), HashMap::new());
     let one = |pod: &Arc<Pod>| {
@@ -27,7 +27,7 @@ pub(super) fn read(shared: &Shared, pods: &[Arc<Pod>]) -> HashMap<String, PodUsa
         let level = path.parent().unwrap_or(&path).to_owned();
         let open = |level: &PathBuf| Cgroup::new(&shared.hierarchies, level);
         let group = levels.entry(level).or_insert_with_key(open).child(&name);
-        // Without cgroups of their own, pods are the sum of their containers.
+        // Without pod cgroups, the usage of pods is the sum of their containers.
         let own = name.contains("pod");
         Some((uid.to_owned(), usage(&group, &observed, own, &mut reader)))
     };
@@ -44,16 +44,16 @@ fn usage(group: &Cgroup, observed: &ObservedPod, own: bool, reader: &mut Reader)
         if container.is_none() && !sandbox {
             continue;
         }
-        let figures = group.child(&name).figures(reader);
+        let figures = group.child(&name).usage(reader);
         add(&mut sum, &figures);
         if let Some(container) = container {
             let name = container.name.clone();
-            containers.push(ContainerUsage { name, figures, ..ContainerUsage::default() });
+            containers.push(ContainerUsage { name, cgroup: figures, ..ContainerUsage::default() });
         }
     }
     containers.sort_by(|a, b| a.name.cmp(&b.name));
-    let figures = if own { group.figures(reader) } else { sum };
-    PodUsage { figures, containers, ..PodUsage::default() }
+    let cgroup = if own { group.usage(reader) } else { sum };
+    PodUsage { cgroup, containers, ..PodUsage::default() }
 }
 
 fn add(sum: &mut CgroupUsage, other: &CgroupUsage) {
@@ -75,7 +75,7 @@ fn add(sum: &mut CgroupUsage, other: &CgroupUsage) {
     }
 }
 
-/// What containers have written over their images, by container id.
+/// The writable layers of containers, by container ID.
 pub(super) async fn layers(runtime: Runtime) -> Result<Layers, Error> {
     let at = Timestamp::now();
     let listed = runtime.list_container_stats(None).await.map_err(Error::of)?;
@@ -88,7 +88,7 @@ pub(super) async fn layers(runtime: Runtime) -> Result<Layers, Error> {
     Ok(Layers { at, used: listed.into_iter().filter_map(layer).collect() })
 }
 
-/// Add what the pod has on disk.
+/// Adds the pod's disk usage.
 pub(super) fn add_disk(
     usage: &mut PodUsage,
     disk: &PodDisk,

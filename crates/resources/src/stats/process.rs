@@ -1,34 +1,34 @@
-//! The processes of a cgroup, and the network that they see, from /proc.
+//! Processes of a cgroup, and their network devices, from /proc.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 
 use super::cgroup::{Cgroup, Reader};
-use super::opened::{Open, Opened};
+use super::open_files::{OpenFileCount, OpenFiles};
 
-/// More processes of one cgroup are not looked at: each costs a look at all that it has open.
+/// Maximum number of processes per cgroup whose descriptors are counted.
 const MOST: usize = 4096;
-/// Devices that belong to other pods, or to nobody.
+/// Prefixes of devices that are ignored.
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 pub(super) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Processes right in a cgroup, those below not counted.
+/// Processes of a cgroup, without its children.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Processes {
     /// How many there are.
     pub count: u64,
-    /// One of them: the first that was there, as a rule.
+    /// One of them, usually the first.
     pub first: Option<u32>,
-    /// What they have open.
-    pub open: Option<Open>,
-    /// How many files the first may have open: its soft limit; `None`: any number, or not known.
+    /// Their open descriptors.
+    pub open: Option<OpenFileCount>,
+    /// The soft limit of open files of the first; `None`: unlimited or unknown.
     pub file_limit: Option<u64>,
 }
 
-/// What a network device has carried.
+/// Statistics of a network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.
@@ -46,9 +46,9 @@ pub struct Traffic {
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
-    /// Packets that were not whole or right.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets for which there was no room.
+    /// Dropped packets.
     pub dropped: u64,
 }
 
@@ -60,18 +60,18 @@ impl Proc {
         Ok(Self(rustix::fs::open("/proc", DIRECTORY, Mode::empty())?))
     }
 
-    /// The processes of a cgroup; also what they have open, where it is said what is known of that.
+    /// The processes of a cgroup; with open descriptors if a cache is given.
     pub(super) fn processes(
         &self,
         cgroup: &Cgroup,
-        opened: Option<&Opened>,
+        open_files: Option<&OpenFiles>,
         reader: &mut Reader,
     ) -> Processes {
         let pids = cgroup.processes(reader);
         let first = pids.first().copied();
         let mut found = Processes { count: pids.len() as u64, first, ..Processes::default() };
-        if let Some(opened) = opened {
-            let each = pids.iter().take(MOST).map(|pid| opened.of(&self.0, *pid));
+        if let Some(open_files) = open_files {
+            let each = pids.iter().take(MOST).map(|pid| open_files.of(&self.0, *pid));
             found.open = Some(each.sum());
             found.file_limit = first.and_then(|pid| self.file_limit(pid, reader));
         }
@@ -84,7 +84,7 @@ impl Proc {
         line.split_whitespace().next()?.parse().ok()
     }
 
-    /// The network devices that a process sees; `None` for those of the daemon itself.
+    /// The network devices of a process; `None` for the daemon itself.
     pub(super) fn network(&self, pid: Option<u32>, reader: &mut Reader) -> Vec<Interface> {
         let name = match pid {
             Some(pid) => format!("{pid}/net/dev"),
@@ -93,7 +93,7 @@ impl Proc {
         reader.text(&self.0, &name).map(interfaces).unwrap_or_default()
     }
 
-    /// The cgroup of a process: in the hierarchy of v2, or in that of v1's memory controller.
+    /// The cgroup of a process, on v2 or of v1's memory controller.
     pub(super) fn cgroup(&self, pid: u32, unified: bool, reader: &mut Reader) -> Option<String> {
         let text = reader.text(&self.0, &format!("{pid}/cgroup")).ok()?;
         text.lines().find_map(|line| {
@@ -108,7 +108,7 @@ impl Proc {
     }
 }
 
-/// The table of `/proc/PID/net/dev`, without what belongs to others.
+/// Parses `/proc/PID/net/dev`, without ignored devices.
 fn interfaces(text: &str) -> Vec<Interface> {
     let line = |line: &str| {
         let (name, figures) = line.split_once(':')?;
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_devices_is_read() {
+    fn process_network_device_table() {
         let text = "\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -152,7 +152,7 @@ vethab: 5 5 0 0 0 0 0 0 5 5 0 0 0 0 0 0
     }
 
     #[test]
-    fn the_limit_of_this_process_is_known() {
+    fn process_file_descriptor_limit() {
         let proc = Proc::open().unwrap();
         let limit = proc.file_limit(std::process::id(), &mut Reader::default());
         let expected = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

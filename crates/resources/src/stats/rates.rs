@@ -1,6 +1,6 @@
-//! CPU time a second, from two readings of the same cgroup.
+//! CPU usage rates, from two samples of the same cgroup.
 //!
-//! Nothing is read for this alone: the rate is that since somebody asked last.
+//! No extra reads: the rate is that since the previous sample.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::snapshot::Snapshot;
 
-/// Readings that are nearer to each other than this tell more of chance than of use.
-const LEAST: Duration = Duration::from_secs(1);
+/// Minimum interval between samples for a meaningful rate.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The last reading of each cgroup.
+/// The last sample of each cgroup.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<HashMap<String, Sample>>);
 
@@ -26,7 +26,7 @@ struct Sample {
 }
 
 impl Rates {
-    /// Note a snapshot, and tell it the rates. What is not in it is forgotten.
+    /// Sets the rates in a snapshot, and remembers its samples.
     pub(super) fn apply(&self, snapshot: &mut Snapshot) {
         // No code panics while it holds the lock.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,14 +46,14 @@ impl Rates {
 }
 
 impl Sample {
-    /// What is to be known after this one. One that is too near to the one before leaves that.
+    /// The sample with its rate; the previous one if the interval is too short.
     fn after(self, before: &Self) -> Self {
         let passed = self.at.duration_since(before.at);
         let passed = Duration::try_from(passed).unwrap_or_default();
         if self.used < before.used {
             return self; // another cgroup of that name
         }
-        if passed < LEAST {
+        if passed < MIN_INTERVAL {
             return *before;
         }
         let used = u128::from(self.used.saturating_sub(before.used));
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_that_since_the_reading_before() {
+    fn cpu_rate_since_the_previous_sample() {
         let sample = |millis: i64, used: u64| Sample {
             at: Timestamp::from_millisecond(millis).unwrap(),
             used,
@@ -77,7 +77,7 @@ mod tests {
         };
         let first = sample(0, 1_000);
         let near = sample(500, 2_000).after(&first);
-        assert_eq!((near.used, near.rate), (1_000, None), "too near to tell");
+        assert_eq!((near.used, near.rate), (1_000, None), "interval too short");
         let later = sample(2_000, 1_000_001_000).after(&near);
         assert_eq!(later.rate, Some(500_000_000), "half a CPU");
         let soon = sample(2_100, 1_000_009_000).after(&later);
@@ -85,6 +85,6 @@ mod tests {
         let other = sample(4_000, 5).after(&later);
         assert_eq!((other.used, other.rate), (5, None), "another cgroup of that name");
         let back = sample(0, 1_000_001_000).after(&later);
-        assert_eq!(back.rate, later.rate, "a clock that goes back tells nothing");
+        assert_eq!(back.rate, later.rate, "no rate if the clock goes back");
     }
 }

@@ -1,4 +1,4 @@
-//! The file systems that pods live on: the node's own, and those that the runtime names.
+//! The node's file system, and those of the runtime.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,43 +14,43 @@ use longshore_pod::usage::Space;
 use tracing::debug;
 
 use super::cached::{self, Error, Freshness};
-use super::{PATIENCE, PLACES_AGE, Stats};
+use super::{SLOW_READ_TIMEOUT, STORAGE_INFO_MAX_AGE, Stats};
 
-/// Where the runtime keeps images, and what containers write over them.
+/// Paths of the runtime's images and writable layers.
 pub(super) struct RuntimeStorage {
     images: PathBuf,
     containers: PathBuf,
     used: RuntimeUse,
 }
 
-/// What the runtime says that it takes.
+/// Disk usage as reported by the runtime.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RuntimeUse {
-    /// When it said so.
+    /// The time of the report.
     pub at: Timestamp,
-    /// Its images.
+    /// Images.
     pub images: Space,
-    /// What containers have written; `None` if that is not told apart.
+    /// Writable layers; `None` if not reported separately.
     pub containers: Option<Space>,
 }
 
-/// The file systems that pods live on.
+/// The node's and the runtime's file systems.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystems {
-    /// That of the node's root directory.
+    /// The file system of the node's root directory.
     pub node: FileSystem,
-    /// Those of the runtime; `None` until it has said where they are.
+    /// The runtime's; `None` until it has reported them.
     pub runtime: Option<RuntimeFileSystems>,
 }
 
 /// The file systems of the runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct RuntimeFileSystems {
-    /// That of images.
+    /// The file system of images.
     pub images: FileSystem,
-    /// That of what containers write.
+    /// The file system of writable layers.
     pub containers: FileSystem,
-    /// What the runtime says that it takes of them.
+    /// Disk usage as reported by the runtime.
     pub used: RuntimeUse,
 }
 
@@ -64,7 +64,7 @@ impl FileSystems {
 }
 
 impl Stats {
-    /// The file systems that pods live on.
+    /// The node's and the runtime's file systems.
     pub async fn file_systems(&self, max_age: Duration) -> Result<Arc<FileSystems>, Error> {
         let stats = self.clone();
         self.shared
@@ -73,30 +73,38 @@ impl Stats {
             .await
     }
 
-    /// What the runtime says of its file systems, asked for again on those terms.
-    pub async fn ask_runtime(&self, terms: Freshness) {
-        self.places(terms).await;
+    /// Refreshes the runtime's file system info.
+    pub async fn refresh_runtime_storage(&self, freshness: Freshness) {
+        self.runtime_storage(freshness).await;
     }
 
-    async fn places(&self, terms: Freshness) -> Option<Arc<RuntimeStorage>> {
+    async fn runtime_storage(&self, freshness: Freshness) -> Option<Arc<RuntimeStorage>> {
         let runtime = self.shared.runtime.clone();
         let read = || {
-            let told = find_places(runtime);
-            told.inspect_err(|error| debug!(%error, "the runtime's disks are not known"))
+            let read = query_runtime_storage(runtime);
+            read.inspect_err(|error| debug!(%error, "failed to get the runtime's file system info"))
         };
-        self.shared.places.known(terms, read).await
+        self.shared.runtime_storage.get_or_stale(freshness, read).await
     }
 
     async fn read_file_systems(&self) -> Result<FileSystems, Error> {
-        // They stay where they are, also while it is away.
-        let terms = Freshness { renewed: PLACES_AGE, good: Duration::MAX, patience: PATIENCE };
-        let places = self.places(terms).await;
+        // The paths do not change while the runtime is unavailable.
+        let freshness = Freshness {
+            max_age: STORAGE_INFO_MAX_AGE,
+            acceptable_age: Duration::MAX,
+            timeout: SLOW_READ_TIMEOUT,
+        };
+        let runtime_storage = self.runtime_storage(freshness).await;
         let node = self.shared.root_dir.clone();
         cached::blocking(move || {
-            let runtime = places.map(|places| {
-                let images = file_system(&places.images)?;
-                let containers = file_system(&places.containers)?;
-                io::Result::Ok(RuntimeFileSystems { images, containers, used: places.used })
+            let runtime = runtime_storage.map(|runtime_storage| {
+                let images = file_system(&runtime_storage.images)?;
+                let containers = file_system(&runtime_storage.containers)?;
+                io::Result::Ok(RuntimeFileSystems {
+                    images,
+                    containers,
+                    used: runtime_storage.used,
+                })
             });
             Ok(FileSystems { node: file_system(&node)?, runtime: runtime.transpose()? })
         })
@@ -104,14 +112,14 @@ impl Stats {
     }
 }
 
-async fn find_places(runtime: Runtime) -> Result<RuntimeStorage, Error> {
+async fn query_runtime_storage(runtime: Runtime) -> Result<RuntimeStorage, Error> {
     let answer = runtime.image_fs_info().await.map_err(Error::of)?;
     let path = |file_systems: &[longshore_cri::v1::FilesystemUsage]| {
         let first = file_systems.first()?.fs_id.as_ref()?;
         Some(PathBuf::from(&first.mountpoint)).filter(|path| path.is_absolute())
     };
     let images = path(&answer.image_filesystems)
-        .ok_or_else(|| Error::of("the runtime tells no file system of images"))?;
+        .ok_or_else(|| Error::of("the runtime reports no image file system"))?;
     let containers = path(&answer.container_filesystems).unwrap_or_else(|| images.clone());
     let space = |file_systems: &[longshore_cri::v1::FilesystemUsage]| {
         let first = file_systems.first()?;
@@ -128,7 +136,7 @@ async fn find_places(runtime: Runtime) -> Result<RuntimeStorage, Error> {
     Ok(RuntimeStorage { images, containers, used })
 }
 
-/// The file system of a path, which the error names.
+/// The file system of a path; errors name the path.
 fn file_system(path: &Path) -> io::Result<FileSystem> {
     FileSystem::of(path)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))

@@ -1,9 +1,8 @@
-//! All cgroups that the server tells of, read in one go: the machine, the levels of pods, pods with
-//! their sandboxes and containers, and the daemons that pods depend on.
+//! A snapshot of all cgroups for the server: the machine, the QoS levels, pods with their sandboxes
+//! and containers, and system daemons.
 //!
-//! Which pods there are is seen by their cgroups, and whose they are by what the observer knows. A
-//! few threads read, as most of the time goes by in the kernel. A pod that has done nothing since
-//! the snapshot before is told from that: a look at two files in place of dozens.
+//! Pods are found by their cgroups and identified by the observer. A few threads read in parallel,
+//! as most of the time is spent in the kernel. Idle pods are copied from the previous snapshot.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,47 +19,47 @@ use super::Shared;
 use super::cgroup::{Cgroup, Detail, Reading, Watch, container_id, is_level, pod_uid};
 use super::cgroup_reader::{CgroupReader, Job};
 use super::devices::Devices;
-use super::links::{End, Links};
+use super::links::{Links, Peer};
 use super::machine::Machine;
 use super::process::{Interface, Processes};
 use super::system::SystemGroups;
 
 /// Threads that read at the same time.
 const THREADS: usize = 4;
-/// Fewer pods are not worth a thread of their own.
+/// Minimum number of pods per thread.
 const WORTH_A_THREAD: usize = 8;
 
-/// What the machine and its cgroups use, at one moment.
+/// The stats of the machine and its cgroups at one time.
 #[derive(Debug)]
 pub struct Snapshot {
     /// How much was read.
     pub detail: Detail,
     /// The machine's memory, swap and process ids.
     pub machine: Machine,
-    /// The root of all cgroups.
+    /// The root cgroup.
     pub node: Group,
-    /// The cgroup of all pods (the first, if there is any) and those of their classes.
+    /// The cgroup of all pods (the first, if any) and those of QoS classes.
     pub levels: Vec<Group>,
-    /// Daemons: `kubelet`, `runtime` and `misc`, as far as they have a cgroup.
+    /// System daemons with a cgroup: `kubelet`, `runtime` and `misc`.
     pub system: Vec<(&'static str, Group)>,
     /// Pods, by namespace and name.
     pub pods: Vec<PodGroup>,
     /// Block devices, at [`Detail::Everything`].
     pub devices: Devices,
-    /// What ran on the node then.
+    /// The pods that were running.
     pub(super) observed: Vec<Arc<ObservedPod>>,
 }
 
 /// A cgroup.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Its path from the hierarchies' roots down.
+    /// Its absolute path.
     pub path: String,
-    /// When it was made, as well as the kernel can tell.
+    /// Its approximate creation time.
     pub created: Option<Timestamp>,
-    /// Its figures.
+    /// Its stats.
     pub reading: Reading,
-    /// CPU time a second, in nanoseconds, since an earlier reading.
+    /// CPU nanoseconds per second, since the previous sample.
     pub nano_cores: Option<u64>,
     /// Its own processes.
     pub processes: Processes,
@@ -68,35 +67,35 @@ pub struct Group {
     pub(super) counted: Instant,
     /// The network devices of its processes: of sandboxes, and of the machine.
     pub network: Vec<Interface>,
-    /// The other end of a sandbox's device.
-    pub(super) end: End,
+    /// The host-side peer of a sandbox's device.
+    pub(super) peer: Peer,
 }
 
 /// A pod's cgroups.
 #[derive(Clone, Debug)]
 pub struct PodGroup {
-    /// Whose they are.
+    /// The pod.
     pub pod: Arc<ObservedPod>,
-    /// When all its files were read; what it told since was found to be the same.
+    /// When all its files were read.
     pub(super) read: Instant,
-    /// Since when it has done nothing, or when it was read if it did something.
+    /// Since when it is idle; the time of the read if it is not.
     pub(super) idle_since: Instant,
-    /// When its reads and writes were read.
+    /// When its I/O stats were read.
     pub(super) read_io: Instant,
-    /// What tells whether it has done something; `None` while it does.
+    /// Open files to check for activity; `None` while it is active.
     pub(super) watch: Option<Arc<Watch>>,
-    /// That of the pod as a whole; `None` where pods have none.
+    /// The pod's cgroup; `None` without pod cgroups.
     pub own: Option<Group>,
-    /// Those of sandboxes.
+    /// The cgroups of sandboxes.
     pub sandboxes: Vec<Run>,
-    /// Those of containers, by name.
+    /// The cgroups of containers, by name.
     pub containers: Vec<Run>,
 }
 
 /// The cgroup of a sandbox or a container.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Where it is among what runs of the pod.
+    /// The index among the pod's containers or sandboxes.
     pub(super) index: usize,
     /// The cgroup.
     pub group: Group,
@@ -113,7 +112,7 @@ impl PodGroup {
         self.pod.sandboxes.get(run.index)
     }
 
-    /// The newest run of each container: one that ends may have its cgroup still.
+    /// The newest instance of each container: an earlier one may still have its cgroup.
     pub fn newest(&self) -> impl Iterator<Item = (&Container, &Run)> {
         let runs = self.containers.iter().filter_map(|run| Some((self.container(run)?, run)));
         runs.filter(|(container, run)| {
@@ -124,7 +123,7 @@ impl PodGroup {
         })
     }
 
-    /// What pods are sorted by.
+    /// The sort key.
     fn key(&self) -> (&str, &str, &str) {
         (&self.pod.namespace, &self.pod.name, &self.pod.uid)
     }
@@ -141,15 +140,15 @@ impl PodGroup {
 }
 
 impl Snapshot {
-    /// All cgroups, the machine's first and each before those in it.
+    /// All cgroups, parents first.
     pub fn groups(&self) -> impl Iterator<Item = &Group> {
         let pods = self.pods.iter().flat_map(PodGroup::groups);
         let system = self.system.iter().map(|(_, group)| group);
         std::iter::once(&self.node).chain(&self.levels).chain(system).chain(pods)
     }
 
-    /// Pods, each name once: of one that was made again while it ended, the newer.
-    pub fn living(&self) -> impl Iterator<Item = &PodGroup> {
+    /// The newest pod of each name.
+    pub fn latest_pods(&self) -> impl Iterator<Item = &PodGroup> {
         let same = |a: &PodGroup, b: &PodGroup| {
             (&a.pod.namespace, &a.pod.name) == (&b.pod.namespace, &b.pod.name)
         };
@@ -157,8 +156,8 @@ impl Snapshot {
         self.pods.chunk_by(same).filter_map(move |one| one.iter().max_by_key(|pod| made(pod)))
     }
 
-    /// Whether this still runs, and nothing else.
-    pub(super) fn is_of(&self, observed: &[Arc<ObservedPod>]) -> bool {
+    /// Whether the same pods and containers are running.
+    pub(super) fn is_current(&self, observed: &[Arc<ObservedPod>]) -> bool {
         let same = |(then, now): (&Arc<_>, &Arc<_>)| Arc::ptr_eq(then, now);
         self.observed.len() == observed.len() && self.observed.iter().zip(observed).all(same)
     }
@@ -169,8 +168,8 @@ impl Snapshot {
         std::iter::once(&mut self.node).chain(&mut self.levels).chain(system).chain(pods)
     }
 
-    /// Read it all, but for pods that have done nothing since the one before, which must be no less
-    /// detailed. Blocks.
+    /// Reads all cgroups, except for pods that are idle since the previous snapshot, which must
+    /// have the same detail or more. Blocks.
     pub(super) fn read(
         shared: &Shared,
         detail: Detail,
@@ -178,15 +177,15 @@ impl Snapshot {
         before: Option<&Self>,
     ) -> io::Result<Self> {
         let links = Links::at(detail);
-        let tools = || CgroupReader::new(detail, &shared.opened, &links);
-        let mut look = tools()?;
+        let new_reader = || CgroupReader::new(detail, &shared.open_files, &links);
+        let mut reader = new_reader()?;
         let known = before.map(|before| &before.node);
-        let node = look.root(&Cgroup::root(&shared.hierarchies), known)?;
+        let node = reader.root(&Cgroup::root(&shared.hierarchies), known)?;
         let system = system.named().filter_map(|(name, path)| {
             let cgroup = Cgroup::new(&shared.hierarchies, path.as_ref());
             let mut known = before.into_iter().flat_map(|before| &before.system);
             let known = known.find(|(other, _)| *other == name).map(|(_, group)| group);
-            Some((name, look.daemon(&cgroup, known).ok()?))
+            Some((name, reader.daemon(&cgroup, known).ok()?))
         });
         let system = system.collect();
         let observed = shared.observer.all();
@@ -194,12 +193,12 @@ impl Snapshot {
         let mut tree = Tree { known, levels: Vec::new(), pods: Vec::new() };
         let parent = shared.cgroups.of_pods();
         match &parent {
-            Some(path) => tree.walk(&Cgroup::new(&shared.hierarchies, path), &mut look),
-            None => tree.flat(shared),
+            Some(path) => tree.walk(&Cgroup::new(&shared.hierarchies, path), &mut reader),
+            None => tree.collect_without_pod_cgroups(shared),
         }
         let before = before.map(|before| &before.pods).into_iter().flatten();
         let before = before.map(|pod| (pod.pod.uid.as_str(), pod)).collect();
-        let mut pods = read_pods(tree.pods, &before, &mut look, &tools)?;
+        let mut pods = read_pods(tree.pods, &before, &mut reader, &new_reader)?;
         pods.sort_by(|a, b| a.key().cmp(&b.key()));
         let devices = match detail {
             Detail::Everything => Devices::read(&shared.mounts),
@@ -211,7 +210,7 @@ impl Snapshot {
     }
 }
 
-/// What is found on the way down.
+/// Pods and levels that were found.
 struct Tree {
     /// Pods by UID, with `_` for dashes.
     known: HashMap<String, Arc<ObservedPod>>,
@@ -220,21 +219,21 @@ struct Tree {
 }
 
 impl Tree {
-    fn walk(&mut self, cgroup: &Cgroup, look: &mut CgroupReader<'_>) {
-        let Ok(level) = look.group(cgroup) else { return };
+    fn walk(&mut self, cgroup: &Cgroup, reader: &mut CgroupReader<'_>) {
+        let Ok(level) = reader.group(cgroup) else { return };
         self.levels.push(level);
         for name in cgroup.children() {
             if let Some(pod) = pod_uid(&name).and_then(|uid| self.known.get(&uid)) {
                 let (pod, cgroup) = (pod.clone(), cgroup.child(&name));
                 self.pods.push(Job::new(pod, cgroup, None));
             } else if is_level(&name) {
-                self.walk(&cgroup.child(&name), look);
+                self.walk(&cgroup.child(&name), reader);
             }
         }
     }
 
-    /// Without cgroups of their own, the containers of all pods stand side by side.
-    fn flat(&mut self, shared: &Shared) {
+    /// Without pod cgroups, the containers of all pods have the same parent.
+    fn collect_without_pod_cgroups(&mut self, shared: &Shared) {
         let path = PathBuf::from(shared.cgroups.parent_of(&Default::default()));
         let cgroup = Cgroup::new(&shared.hierarchies, &path);
         let mut names = HashMap::<String, Vec<String>>::new();
@@ -253,43 +252,42 @@ impl Tree {
     }
 }
 
-/// Pods that have done nothing are told from before, which is not worth a thread; the others are shared
-/// out among some.
+/// Idle pods are copied from the previous snapshot; the others are read by several threads.
 fn read_pods<'a>(
     jobs: Vec<Job>,
     before: &HashMap<&str, &PodGroup>,
-    look: &mut CgroupReader<'a>,
-    tools: &(impl Fn() -> io::Result<CgroupReader<'a>> + Sync),
+    reader: &mut CgroupReader<'a>,
+    new_reader: &(impl Fn() -> io::Result<CgroupReader<'a>> + Sync),
 ) -> io::Result<Vec<PodGroup>> {
     let known = |job: &Job| before.get(job.pod.uid.as_str()).copied();
-    let (mut pods, mut left) = (Vec::with_capacity(jobs.len()), Vec::new());
+    let (mut pods, mut remaining) = (Vec::with_capacity(jobs.len()), Vec::new());
     for mut job in jobs {
-        match job.again(known(&job), look) {
+        match job.refreshed(known(&job), reader) {
             Some(same) => pods.push(same),
-            None => left.push(job),
+            None => remaining.push(job),
         }
     }
-    let threads = (left.len() / WORTH_A_THREAD).clamp(1, THREADS);
-    let left = Mutex::new(left);
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let read = |look: &mut CgroupReader<'a>| -> Vec<PodGroup> {
+    let threads = (remaining.len() / WORTH_A_THREAD).clamp(1, THREADS);
+    let remaining = Mutex::new(remaining);
+    let next = || remaining.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let read = |reader: &mut CgroupReader<'a>| -> Vec<PodGroup> {
         let jobs = std::iter::from_fn(next);
         jobs.filter_map(|job| {
             let before = known(&job);
-            job.read(before, look)
+            job.read(before, reader)
         })
         .collect()
     };
     thread::scope(|scope| {
-        let work = || panics::contain_sync(|| tools().map(|mut look| read(&mut look)));
-        // With fewer threads than wanted, or none, it takes longer, and no more.
+        let work = || panics::contain_sync(|| new_reader().map(|mut reader| read(&mut reader)));
+        // It also works with fewer threads, or none.
         let others = (1..threads)
             .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
             .collect::<Vec<_>>();
-        pods.extend(read(look));
+        pods.extend(read(reader));
         for other in others {
             let Ok(Ok(read)) = other.join() else {
-                return Err(io::Error::other("a reading was given up"));
+                return Err(io::Error::other("reading the cgroups of pods failed"));
             };
             pods.extend(read?);
         }
@@ -305,17 +303,17 @@ mod tests {
 
     use super::*;
     use crate::stats::cgroup::Hierarchies;
-    use crate::stats::opened::Opened;
+    use crate::stats::open_files::OpenFiles;
 
-    /// No address space has room for such a stack, so no thread can be made.
+    /// A stack size that makes thread creation fail.
     const HUGE: usize = 1 << 47;
 
     /// Finding 13: a scrape on a machine that has no thread to give ended the daemon.
     #[test]
-    fn a_reading_needs_no_thread_of_its_own() {
+    fn stats_snapshot_needs_no_blocking_thread() {
         let alone = "RUST_MIN_STACK";
         if std::env::var(alone).ok() != Some(HUGE.to_string()) {
-            let test = "stats::snapshot::tests::a_reading_needs_no_thread_of_its_own";
+            let test = "stats::snapshot::tests::stats_snapshot_needs_no_blocking_thread";
             let mut program = Command::new(std::env::current_exe().unwrap());
             program.args(["--exact", test, "--test-threads=1"]).env(alone, HUGE.to_string());
             let output = program.output().unwrap();
@@ -326,11 +324,12 @@ mod tests {
         assert!(thread::Builder::new().spawn(|| ()).is_err(), "no thread is to be had");
         let dir = tempfile::tempdir().unwrap();
         let cgroup = Cgroup::root(&Hierarchies::at(dir.path(), false));
-        let (opened, links) = (Opened::default(), Links::default());
-        let tools = || CgroupReader::new(Detail::Load, &opened, &links);
+        let (open_files, links) = (OpenFiles::default(), Links::default());
+        let new_reader = || CgroupReader::new(Detail::Load, &open_files, &links);
         let job = || Job::new(Arc::default(), cgroup.clone(), Some(Vec::new()));
         let jobs = (0..WORTH_A_THREAD * THREADS).map(|_| job()).collect();
-        let pods = read_pods(jobs, &HashMap::new(), &mut tools().unwrap(), &tools).unwrap();
+        let pods =
+            read_pods(jobs, &HashMap::new(), &mut new_reader().unwrap(), &new_reader).unwrap();
         assert_eq!(pods.len(), WORTH_A_THREAD * THREADS);
     }
 }

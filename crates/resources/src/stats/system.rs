@@ -1,4 +1,4 @@
-//! Where the daemons run that pods depend on.
+//! The cgroups of system daemons.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use super::cgroup::Reader;
 use super::process::Proc;
 
-/// What the config says of the cgroups of daemons. Empty: find out, or leave out.
+/// Configured cgroups of daemons. If empty, they are detected or omitted.
 #[derive(Clone, Debug, Default)]
 pub struct SystemNames {
     kubelet: String,
@@ -20,7 +20,7 @@ pub struct SystemNames {
 }
 
 impl SystemNames {
-    /// As the config has it.
+    /// From the config.
     pub fn new(config: &Config) -> Self {
         let kubelet = &config.kubelet;
         let socket = kubelet.container_runtime_endpoint.strip_prefix("unix://");
@@ -32,12 +32,12 @@ impl SystemNames {
         }
     }
 
-    /// Find out what is not told. Blocks, if only on the local socket of the runtime.
+    /// Detects cgroups that are not configured. Blocks.
     pub(super) fn find(&self, unified: bool) -> io::Result<SystemGroups> {
         let (proc, mut reader) = (Proc::open()?, Reader::default());
         let mut of = |name: &str, pid: &dyn Fn() -> Option<u32>| {
-            let told = Some(name.to_owned()).filter(|name| !name.is_empty());
-            let found = told.or_else(|| proc.cgroup(pid()?, unified, &mut reader));
+            let configured = Some(name.to_owned()).filter(|name| !name.is_empty());
+            let found = configured.or_else(|| proc.cgroup(pid()?, unified, &mut reader));
             found.filter(|path| path != "/")
         };
         Ok(SystemGroups {
@@ -47,7 +47,7 @@ impl SystemNames {
         })
     }
 
-    /// Who listens at the runtime's socket.
+    /// The PID of the process behind the runtime's socket.
     fn runtime_pid(&self) -> Option<u32> {
         let connection = UnixStream::connect(self.socket.as_ref()?).ok()?;
         let peer = getsockopt(&connection, PeerCredentials).ok()?;
@@ -64,7 +64,7 @@ pub(super) struct SystemGroups {
 }
 
 impl SystemGroups {
-    /// By the names that the summary gives them.
+    /// With their names in the summary.
     pub(super) fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let named = [
             ("kubelet", self.kubelet.as_deref()),

@@ -22,21 +22,21 @@ fn this_machine_is_known() {
     let used = machine.memory.working_set;
     assert!(used > 0 && used < total && machine.memory.usage >= used, "{machine:?}");
     assert!(machine.pids.running > 1 && machine.pids.running < machine.pids.max, "{machine:?}");
-    assert!(machine.figures.cpu > Some(0));
+    assert!(machine.usage.cpu > Some(0));
     let root = FileSystem::of(Path::new("/")).unwrap();
     assert!(root.capacity > root.available && root.available > 0, "{root:?}");
 }
 
 #[test]
-fn processes_of_the_machine_are_not_counted_each_time() {
+fn machine_process_counts_are_cached() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     write("cgroup.clone_children", "0\n");
     write("cgroup.procs", "0\n1\n");
     let root = Cgroup::root(&Hierarchies::at(dir.path(), false));
-    let (opened, links) = (Opened::default(), Links::default());
-    let mut look = CgroupReader::new(Detail::Load, &opened, &links).unwrap();
-    let mut count = |before: Option<&Group>| look.root(&root, before).unwrap();
+    let (open_files, links) = (OpenFiles::default(), Links::default());
+    let mut reader = CgroupReader::new(Detail::Load, &open_files, &links).unwrap();
+    let mut count = |before: Option<&Group>| reader.root(&root, before).unwrap();
     let mut before = count(None);
     assert_eq!(before.processes.count, 1, "not those of another namespace");
     write("cgroup.procs", "1\n2\n3\n");
@@ -56,7 +56,7 @@ fn processes_of_the_machine_are_not_counted_each_time() {
 }
 
 #[tokio::test]
-async fn those_who_ask_together_share_one_reading() {
+async fn concurrent_stats_requests_share_one_sample() {
     let (figure, count) = (Cached::<usize>::default(), Arc::new(AtomicUsize::new(0)));
     let read = || {
         let count = count.clone();
@@ -70,11 +70,11 @@ async fn those_who_ask_together_share_one_reading() {
     assert_eq!((*both.0.unwrap(), *both.1.unwrap()), (0, 0));
     assert_eq!(*figure.get(age, read).await.unwrap(), 0, "not too old");
     assert_eq!(*figure.get(Duration::ZERO, read).await.unwrap(), 1, "too old");
-    assert!(figure.cost() >= Duration::from_millis(20));
+    assert!(figure.read_duration() >= Duration::from_millis(20));
 }
 
 #[tokio::test]
-async fn a_reading_that_hangs_is_not_begun_again_and_one_that_fails_is() {
+async fn stats_collection_timeout_and_retry() {
     let (figure, count) = (Cached::<()>::default(), Arc::new(AtomicUsize::new(0)));
     let (release, gate) = tokio::sync::watch::channel(false);
     let read = || {
@@ -150,7 +150,7 @@ const FILES: [(&str, &[&str]); 27] = [
 proptest! {
     /// Finding 1: what the kernel may write into the files of a cgroup.
     #[test]
-    fn extremes_of_cgroups_are_read_or_left_out(
+    fn extremes_of_cgroup_files(
         words in prop::collection::vec(
             prop_oneof![
                 4 => amount().prop_map(|amount| amount.to_string()),
@@ -183,7 +183,7 @@ proptest! {
             let _ = memory.memory.available();
         }
         prop_assert!(reading.limits.shares.is_none_or(|shares| !unified || shares >= 2));
-        let figures = group.figures(&mut reader);
+        let figures = group.usage(&mut reader);
         prop_assert_eq!(figures.cpu, reading.cpu.map(|cpu| cpu.total));
         prop_assert_eq!(figures.memory, reading.memory.map(|memory| memory.memory));
         group.processes(&mut reader);
@@ -194,7 +194,7 @@ proptest! {
 
     /// Finding 1: a rate is that of the time that has passed, whatever clocks and counters do.
     #[test]
-    fn extremes_of_rates_are_told_or_left_out(
+    fn extremes_of_cpu_rates(
         (first, second) in (any_snapshot(), any_snapshot()),
         samples in prop::collection::vec((time(), 0..3_i64, amount()), 1..6),
     ) {
@@ -231,7 +231,7 @@ proptest! {
 
     /// Finding 1: what pods have on disks, with what the runtime says of their layers.
     #[test]
-    fn extremes_of_disks_are_added_up(
+    fn extremes_of_disk_usage(
         sizes in prop::collection::vec((amount(), amount()), 4),
         file_system in file_system(),
         at in time(),

@@ -1,7 +1,7 @@
-//! Connections of probes and hooks, and how their failures are told.
+//! Connections of probes and hooks, and the texts of their errors.
 //!
-//! No connection lingers: waiting for its end would hold up a thread of the daemon, and does not
-//! shorten what Linux remembers of it. Each is closed after one use.
+//! No connection has SO_LINGER: it would block a thread of the daemon, and does not shorten the
+//! TIME_WAIT of Linux. Each is closed after one use.
 
 use std::future::Future;
 use std::io;
@@ -16,18 +16,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
-/// Why there is no connection, in the words that users know from Go.
+/// Why a connection failed, with the messages of Go.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// The name is not known.
+    /// The host name cannot be resolved.
     #[error("dial tcp: lookup {host}: {reason}")]
     Lookup { host: String, reason: String },
-    /// Nobody answers, or refuses.
+    /// The connection failed or was refused.
     #[error("dial tcp {address}: connect: {}", system_text(.source))]
     Connect { address: SocketAddr, source: io::Error },
 }
 
-/// Connect to the first address of the host that answers.
+/// Connect to the first address of the host that accepts.
 pub(super) async fn dial(host: &str, port: u16) -> Result<TcpStream, DialError> {
     let unknown = |reason: String| DialError::Lookup { host: host.to_owned(), reason };
     let found = tokio::net::lookup_host((host, port)).await;
@@ -41,12 +41,12 @@ pub(super) async fn dial(host: &str, port: u16) -> Result<TcpStream, DialError> 
     Err(first.unwrap_or_else(|| unknown("no addresses".to_owned())))
 }
 
-/// `host:port`, an IPv6 address in brackets.
+/// `host:port`, with an IPv6 address in brackets.
 pub(super) fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// The system's words for an error, in lower case as Go has them.
+/// The system's text for an error, in lower case as in Go.
 pub(super) fn system_text(error: &io::Error) -> String {
     let Some(code) = error.raw_os_error() else { return error.to_string() };
     let text = Errno::from_raw(code).desc();
@@ -57,7 +57,7 @@ pub(super) fn system_text(error: &io::Error) -> String {
     }
 }
 
-/// The system's error at the bottom of another one.
+/// The I/O error at the root of another error.
 pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
     match error.downcast_ref::<io::Error>() {
         Some(found) => Some(found),
@@ -65,26 +65,26 @@ pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Opti
     }
 }
 
-/// A connection that remembers how its peer began to speak.
-pub(super) struct Heard {
+/// A connection that keeps the first bytes that its peer sent.
+pub(super) struct RecordingStream {
     stream: TcpStream,
-    greeting: Greeting,
+    first_bytes: FirstBytes,
 }
 
-/// The first letters that a peer said, once it has.
-pub(super) type Greeting = Arc<OnceLock<Vec<u8>>>;
+/// The first bytes that a peer sent, once it has.
+pub(super) type FirstBytes = Arc<OnceLock<Vec<u8>>>;
 
-/// The letters of a greeting that are kept.
-const KEPT: usize = 5;
+/// The number of bytes that are kept.
+const FIRST_BYTES: usize = 5;
 
-impl Heard {
-    pub(super) fn new(stream: TcpStream) -> (Self, Greeting) {
-        let greeting = Greeting::default();
-        (Self { stream, greeting: greeting.clone() }, greeting)
+impl RecordingStream {
+    pub(super) fn new(stream: TcpStream) -> (Self, FirstBytes) {
+        let first_bytes = FirstBytes::default();
+        (Self { stream, first_bytes: first_bytes.clone() }, first_bytes)
     }
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for RecordingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -92,15 +92,15 @@ impl AsyncRead for Heard {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        let heard = &buffer.filled()[before..];
-        if !heard.is_empty() && self.greeting.get().is_none() {
-            let _ = self.greeting.set(heard[..heard.len().min(KEPT)].to_vec());
+        let received = &buffer.filled()[before..];
+        if !received.is_empty() && self.first_bytes.get().is_none() {
+            let _ = self.first_bytes.set(received[..received.len().min(FIRST_BYTES)].to_vec());
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for RecordingStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -118,11 +118,11 @@ impl AsyncWrite for Heard {
     }
 }
 
-/// Runs what keeps a connection going, which ends with its use, and at that moment at the latest.
+/// Runs the task of a connection, until the given time at the latest.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Until(pub(super) Option<Instant>);
+pub(super) struct ConnectionExecutor(pub(super) Option<Instant>);
 
-impl<F> Executor<F> for Until
+impl<F> Executor<F> for ConnectionExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send,

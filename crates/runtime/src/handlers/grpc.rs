@@ -16,13 +16,13 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use super::dial::{Greeting, Heard, Until, dial, join_host_port};
+use super::dial::{ConnectionExecutor, FirstBytes, RecordingStream, dial, join_host_port};
 use super::{Outcome, PROBE_AGENT, rpc_error};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// Pauses between tries to connect, as gRPC has them.
+/// The delay between attempts to connect, as in gRPC.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A SETTINGS frame, with which HTTP/2 begins.
+/// Type of the SETTINGS frame, with which HTTP/2 starts.
 const SETTINGS: u8 = 4;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -37,21 +37,21 @@ pub(super) struct HealthCheckResponse {
     pub(super) status: i32,
 }
 
-/// Ask the server at that address how a service of it is.
+/// Check the health of a service at that address.
 pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration) -> Outcome {
     let deadline = time::after(limit);
     let address = join_host_port(host, port);
     let within = GoDuration::secs(limit.as_secs().try_into().unwrap_or(i64::MAX));
-    let heard = Mutex::new(Greeting::default());
+    let received = Mutex::new(FirstBytes::default());
     let is_connected = || {
-        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.get().is_some_and(|said| said.get(3) == Some(&SETTINGS))
+        let received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.get().is_some_and(|said| said.get(3) == Some(&SETTINGS))
     };
     let asking = async {
         let mut pause = PAUSE;
         loop {
-            let answer = ask(host, port, &address, service, deadline, &heard).await;
-            // A server that is not there yet may come while there is time.
+            let answer = check_health(host, port, &address, service, deadline, &received).await;
+            // A server that is not listening yet is retried until the timeout.
             if answer.is_ok() || is_connected() {
                 return answer;
             }
@@ -86,19 +86,19 @@ pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration)
     })
 }
 
-async fn ask(
+async fn check_health(
     host: &str,
     port: u16,
     address: &str,
     service: &str,
     deadline: Instant,
-    heard: &Mutex<Greeting>,
+    received: &Mutex<FirstBytes>,
 ) -> Result<HealthCheckResponse, Status> {
     let unavailable = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
     let stream = dial(host, port).await.map_err(|error| unavailable(&error))?;
-    let (stream, greeting) = Heard::new(stream);
-    *heard.lock().unwrap_or_else(PoisonError::into_inner) = greeting;
-    let end = Until(Some(deadline));
+    let (stream, first_bytes) = RecordingStream::new(stream);
+    *received.lock().unwrap_or_else(PoisonError::into_inner) = first_bytes;
+    let end = ConnectionExecutor(Some(deadline));
     let (sender, connection) = http2::Builder::new(end)
         .handshake(TokioIo::new(stream))
         .await

@@ -1,4 +1,4 @@
-//! Lifecycle hooks. They have no time limit of their own: who runs one drops it when time is over.
+//! Lifecycle hooks. They have no timeout of their own: the caller drops the future.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler, Pod};
 use longshore_pod::spec::describe;
 use tokio::time::sleep;
 
-use super::exec::{self, Ended};
+use super::exec::{self, ExecResult};
 use super::http::{Get, GetError};
 use super::{Error, HOOK_AGENT, Handlers, Target, dial, port, url};
 
-/// A hook failed. The message may hold what its author would not want everybody to read, so it
-/// is for the pod's status and the log, not for events.
+/// A hook failed. The message may contain confidential data, so it is for the pod's status and the
+/// log, not for events.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct HookError(String);
 
-/// A hook over HTTPS reached a server that speaks HTTP alone, which did as well: what to tell.
+/// A hook over HTTPS was retried over HTTP and succeeded: the message of its event.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fallback(pub String);
 
 impl Handlers {
-    /// Carry out a hook.
+    /// Run a hook.
     pub async fn hook(
         &self,
         pod: &Pod,
@@ -37,18 +37,18 @@ impl Handlers {
         };
         if let Some(action) = &handler.exec {
             let command = action.command.clone().unwrap_or_default();
-            let words = command.join(" ");
+            let command_text = command.join(" ");
             let ended = exec::run(&self.cri, target.id, command, None).await;
             let (error, output) = match ended {
-                Ok(Ended::Exited { code: 0, .. }) => return Ok(None),
-                Ok(Ended::Exited { code, output, stderr }) => {
-                    (format!("command '{words}' exited with {code}: {stderr}"), output)
+                Ok(ExecResult::Exited { code: 0, .. }) => return Ok(None),
+                Ok(ExecResult::Exited { code, output, stderr }) => {
+                    (format!("command '{command_text}' exited with {code}: {stderr}"), output)
                 }
-                Ok(Ended::TimedOut(message)) => (message, String::new()),
+                Ok(ExecResult::TimedOut(message)) => (message, String::new()),
                 Err(error) => (error.to_string(), String::new()),
             };
             let error = format!("{error}, message: {output:?}");
-            return Err(failed("Exec", &format!("[{words}]"), error));
+            return Err(failed("Exec", &format!("[{command_text}]"), error));
         }
         if let Some(action) = &handler.http_get {
             let path = action.path.as_deref().unwrap_or_default();
@@ -70,10 +70,10 @@ impl Handlers {
             sleep(Duration::from_secs(u64::try_from(action.seconds).unwrap_or(0))).await;
             return Ok(None);
         }
-        Err(HookError("Cannot run handler: invalid handler: it asks for nothing".to_owned()))
+        Err(HookError("Cannot run handler: invalid handler: no action is set".to_owned()))
     }
 
-    /// Whatever the server answers will do.
+    /// Any response of the server is a success.
     async fn http_hook(
         &self,
         target: Target<'_>,
@@ -86,7 +86,7 @@ impl Handlers {
         let host = url.authority();
         let get = Get::new(url, action, HOOK_AGENT).map_err(|error| error.to_string())?;
         match self.hooks.get(get.clone(), None).await {
-            // The answer has begun, and its end is of no interest.
+            // A response has begun, and its body does not matter.
             Ok(_) | Err(GetError::Body(_)) => Ok(None),
             Err(error) if error.is_plain_http() => {
                 match self.hooks.get(get.without_tls(), None).await {

@@ -1,5 +1,5 @@
-//! HTTP requests of probes and hooks: one connection each, redirects within the host, and failures
-//! in the words that users know from Go.
+//! HTTP requests of probes and hooks: one connection each, redirects within the host, and error
+//! messages in Go's words.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -24,54 +24,54 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::dial::{DialError, Heard, Until, dial, io_cause, system_text};
+use super::dial::{ConnectionExecutor, DialError, RecordingStream, dial, io_cause, system_text};
 use super::url::Url;
 
-/// How much of an answer's body is read.
+/// Limit of a response body that is read.
 const MAX_BODY: usize = 10 * 1024;
-/// The most headers that a request has, and their most bytes. Upstream has no such limit: what a
-/// server takes is far below, and a header map panics beyond 24,576 names.
+/// Limits of the number and bytes of request headers. Upstream has none: those of servers are far
+/// lower, and a header map panics beyond 24,576 names.
 const MAX_HEADERS: usize = 4096;
 const MAX_HEADER_BYTES: usize = 1 << 20;
-/// The request that is one too many.
+/// The number of requests at which redirects are given up.
 const MAX_REQUESTS: usize = 10;
 
-/// A request to be made.
+/// A GET request.
 #[derive(Clone, Debug)]
 pub(super) struct Get {
     pub(super) url: Url,
-    /// The host to ask for, if not the one of the URL.
+    /// The `Host` header, if it is not that of the URL.
     host: Option<HeaderValue>,
     headers: HeaderMap,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
-    /// At most [`MAX_BODY`] of it.
+    /// The body, truncated to [`MAX_BODY`].
     pub(super) body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GetError {
-    /// Not even its beginning came.
+    /// No response headers were received.
     #[error("Get \"{url}\": {cause}")]
     Head { url: String, cause: Cause },
-    /// It ended too early.
+    /// The body is incomplete.
     #[error("{0}")]
     Body(String),
 }
 
 impl GetError {
-    /// Whether the server does not speak TLS.
+    /// Whether the server speaks plain HTTP instead of TLS.
     pub(super) fn is_plain_http(&self) -> bool {
         matches!(self, Self::Head { cause: Cause::PlainHttp, .. })
     }
 }
 
-/// What went wrong with a request.
+/// The cause of a failed request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Cause {
     #[error(transparent)]
@@ -85,23 +85,24 @@ pub(super) enum Cause {
 }
 
 impl Get {
-    /// The request that a handler asks for, of a client of that name.
+    /// The request of a handler, with that user agent.
     pub(super) fn new(url: Url, action: &HTTPGetAction, agent: &str) -> Result<Self, GetError> {
         let failed = |cause| GetError::Head { url: url.to_string(), cause: Cause::Other(cause) };
         let refuse = |what: &str, text: &str| {
             failed(format!("net/http: invalid header field {what} {text:?}"))
         };
-        let asked = action.http_headers.as_deref().unwrap_or_default();
-        let bytes: usize = asked.iter().map(|header| header.name.len() + header.value.len()).sum();
-        if asked.len() > MAX_HEADERS || bytes > MAX_HEADER_BYTES {
+        let own_headers = action.http_headers.as_deref().unwrap_or_default();
+        let bytes: usize =
+            own_headers.iter().map(|header| header.name.len() + header.value.len()).sum();
+        if own_headers.len() > MAX_HEADERS || bytes > MAX_HEADER_BYTES {
             return Err(failed(format!(
                 "too many headers: {} of {bytes} bytes, and at most {MAX_HEADERS} of \
                  {MAX_HEADER_BYTES} bytes can be sent",
-                asked.len()
+                own_headers.len()
             )));
         }
         let mut headers = HeaderMap::new();
-        for header in asked {
+        for header in own_headers {
             let name = HeaderName::from_bytes(header.name.as_bytes())
                 .map_err(|_| refuse("name", &header.name))?;
             let value = HeaderValue::from_bytes(header.value.trim().as_bytes())
@@ -109,7 +110,7 @@ impl Get {
             headers.try_append(name, value).map_err(|error| failed(error.to_string()))?;
         }
         let host = headers.remove(HOST).filter(|host| !host.is_empty());
-        // What frames a message is not the author's to say.
+        // Message framing is not up to the author of the pod.
         for name in [CONTENT_LENGTH, TRANSFER_ENCODING, TRAILER] {
             headers.remove(name);
         }
@@ -117,7 +118,7 @@ impl Get {
         for (name, default) in [(USER_AGENT, agent), (ACCEPT, HeaderValue::from_static("*/*"))] {
             match headers.get(&name) {
                 None => drop(headers.insert(name, default)),
-                // Asked for in so many words: the header is not to be sent.
+                // An empty value means that the header is not sent.
                 Some(value) if value.is_empty() => drop(headers.remove(name)),
                 Some(_) => {}
             }
@@ -125,7 +126,7 @@ impl Get {
         Ok(Self { url, host, headers })
     }
 
-    /// The same without TLS, and without what only a server behind TLS is told.
+    /// The same over plain HTTP, without credentials for a TLS server.
     pub(super) fn without_tls(mut self) -> Self {
         "http".clone_into(&mut self.url.scheme);
         self.headers.remove(AUTHORIZATION);
@@ -133,16 +134,16 @@ impl Get {
     }
 }
 
-/// Makes requests. Cheap to clone.
+/// HTTP client. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
-    /// `None` if the platform cannot do TLS.
+    /// `None` if TLS is not available.
     pub(super) tls: Option<Arc<ClientConfig>>,
 }
 
 impl Client {
-    /// Make a request, and the ones that its answers lead to on the same host. With a deadline, all
-    /// of it is over by then.
+    /// Make a request, and follow redirects on the same host. With a deadline, all of it is over by
+    /// then.
     pub(super) async fn get(
         &self,
         request: Get,
@@ -191,21 +192,21 @@ impl Client {
             (Ok(local), Ok(peer)) => format!("{local}->{peer}"),
             _ => String::new(),
         };
-        let (stream, greeting) = Heard::new(stream);
-        let (answer, greeting) = match (get.url.scheme.as_str(), &self.tls) {
-            ("http", _) => (exchange(get, target, stream, false, deadline).await, greeting),
+        let (stream, first_bytes) = RecordingStream::new(stream);
+        let (answer, first_bytes) = match (get.url.scheme.as_str(), &self.tls) {
+            ("http", _) => (exchange(get, target, stream, false, deadline).await, first_bytes),
             ("https", Some(config)) => {
                 let name = ServerName::try_from(get.url.host.clone())
                     .map_err(|error| Cause::Other(format!("tls: {error}")))?;
                 let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
-                let stream = connected.map_err(|error| match greeting.get() {
+                let stream = connected.map_err(|error| match first_bytes.get() {
                     Some(said) if said.starts_with(b"HTTP/") => Cause::PlainHttp,
                     _ if error.kind() == ErrorKind::UnexpectedEof => eof(),
                     _ if error.raw_os_error().is_some() => read_failed(&ends, &error),
                     _ => Cause::Other(format!("tls: {error}")),
                 })?;
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                (exchange(get, target, stream, http2, deadline).await, greeting)
+                (exchange(get, target, stream, http2, deadline).await, first_bytes)
             }
             (scheme, _) => {
                 return Err(Cause::Other(format!("unsupported protocol scheme {scheme:?}")));
@@ -215,7 +216,7 @@ impl Client {
             if let Some(system) = io_cause(&error).filter(|error| error.raw_os_error().is_some()) {
                 return read_failed(&ends, system);
             }
-            match greeting.get() {
+            match first_bytes.get() {
                 _ if error.is_incomplete_message() => eof(),
                 Some(said) if error.is_parse() => Cause::Other(format!(
                     "net/http: HTTP/1.x transport connection broken: malformed HTTP response \"{}\"",
@@ -235,7 +236,7 @@ fn read_failed(ends: &str, error: &io::Error) -> Cause {
     Cause::Other(format!("read tcp {ends}: read: {}", system_text(error)))
 }
 
-/// Send the request over a connection that stands, for this once.
+/// Send the request over a new connection, which is closed afterwards.
 async fn exchange<S>(
     get: &Get,
     target: Uri,
@@ -258,8 +259,9 @@ where
         let url = Uri::builder().scheme("https").authority(authority);
         let path = target.path_and_query().map_or("/", PathAndQuery::as_str);
         *request.uri_mut() = url.path_and_query(path).build().unwrap_or(target);
-        let (mut sender, connection) = http2::Builder::new(Until(deadline)).handshake(io).await?;
-        Until(deadline).execute(connection);
+        let (mut sender, connection) =
+            http2::Builder::new(ConnectionExecutor(deadline)).handshake(io).await?;
+        ConnectionExecutor(deadline).execute(connection);
         return sender.send_request(request).await;
     }
     *request.uri_mut() = target;
@@ -268,21 +270,21 @@ where
     headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
     let (mut sender, connection) =
         http1::Builder::new().title_case_headers(true).handshake(io).await?;
-    Until(deadline).execute(connection);
+    ConnectionExecutor(deadline).execute(connection);
     sender.send_request(request).await
 }
 
-/// Where an answer leads, if anywhere.
+/// The target of a redirect, if the response is one.
 fn redirect(response: &Response<Incoming>) -> Option<String> {
     let follows = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
     let location = response.headers().get(LOCATION).filter(|location| !location.is_empty())?;
     follows.then(|| String::from_utf8_lossy(location.as_bytes()).into_owned())
 }
 
-/// The next request, to `url`.
+/// The request after a redirect to `url`.
 fn follow(mut get: Get, url: Url, location: &str) -> Get {
-    // The host that was asked for is meant for the server at hand, and the servers it leads to by
-    // a mere path.
+    // The `Host` header stays for redirects to a mere path, and is dropped for those to another
+    // authority.
     if location.contains("//") {
         get.host = None;
     }

@@ -1,5 +1,5 @@
-//! What probes and hooks do: run a program in a container, or ask it over the network. Nothing is
-//! kept between two of them: each opens its connection, and closes it.
+//! The actions of probes and hooks: commands in a container, or requests over the network. No
+//! connection is kept between them.
 
 mod dial;
 mod exec;
@@ -28,81 +28,81 @@ use self::url::Url;
 
 const PROBE_AGENT: &str = "kube-probe/1.36";
 const HOOK_AGENT: &str = "kube-lifecycle/1.36";
-/// How often a question that could not be put is put.
-const TRIES: u32 = 3;
+/// Attempts of a probe that could not be carried out.
+const MAX_ATTEMPTS: u32 = 3;
 
-/// Carries out the actions of probes and hooks. Cheap to clone.
+/// Runs the actions of probes and hooks. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handlers {
     cri: Runtime,
-    /// Probes take HTTP/2 where a server offers it.
+    /// Probes use HTTP/2 if the server supports it.
     probes: Client,
     hooks: Client,
 }
 
-/// The container that a probe or a hook is about.
+/// The container of a probe or hook.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// What the spec says of it.
+    /// Its spec.
     pub container: &'a Container,
-    /// The runtime's id of the run.
+    /// Its container id.
     pub id: &'a str,
     /// The pod's address; "" if it has none.
     pub ip: &'a str,
 }
 
-/// What a probe has shown, once.
+/// The result of one probe attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All is well.
+    /// The probe succeeded.
     Success,
-    /// All is well, but somebody may want to look: why.
+    /// The probe succeeded with a warning.
     Warning(String),
-    /// It is not: why.
+    /// The probe failed, for this reason.
     Failure(String),
 }
 
-/// A probe could not be carried out, so it has shown nothing.
+/// A probe could not be carried out, so it has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The port is neither a number nor one of the container's.
     #[error("strconv.Atoi: parsing {0:?}: invalid syntax")]
     PortName(String),
-    /// No port has that number.
+    /// The port number is out of range.
     #[error("invalid port number: {0}")]
     PortNumber(i32),
-    /// The runtime could not run the program.
+    /// The runtime could not run the command.
     #[error("{0}")]
     Runtime(String),
-    /// The server broke off in the middle of its answer.
+    /// The connection was lost before the end of the response.
     #[error("{0}")]
     Body(String),
-    /// The probe asks for nothing.
+    /// The probe has no handler.
     #[error("missing probe handler for {0}")]
     NoHandler(String),
 }
 
 impl Error {
-    /// The state that the probe is said to be in.
+    /// The probe result that upstream reports with this error.
     pub fn state(&self) -> &'static str {
         if matches!(self, Error::Body(_)) { "failure" } else { "unknown" }
     }
 }
 
 impl Handlers {
-    /// Handlers that run programs through `cri`.
+    /// Handlers that run commands through `cri`.
     pub fn new(cri: Runtime) -> Self {
-        // Without the ciphers of TLS, only what needs them fails, and says so.
+        // Without TLS, only requests that need it fail.
         let probes = Client { tls: tls::config(&["h2", "http/1.1"]).ok() };
         let hooks = Client { tls: tls::config(&[]).ok() };
         Self { cri, probes, hooks }
     }
 
-    /// Carry out a probe once. It is over within its own timeout; one that could not be carried
-    /// out is tried again at once, a few times.
+    /// Run a probe once, within its own timeout. One that could not be carried out is retried at
+    /// once, a few times.
     pub async fn probe(&self, target: Target<'_>, probe: &Probe) -> Result<Outcome, Error> {
         let mut outcome = self.probe_once(target, probe).await;
-        for _ in 1..TRIES {
+        for _ in 1..MAX_ATTEMPTS {
             if outcome.is_ok() {
                 break;
             }
@@ -155,7 +155,7 @@ impl Handlers {
     }
 }
 
-/// See whether anybody listens.
+/// Check that a TCP connection can be opened.
 async fn connect(host: &str, port: u16, limit: Duration) -> Result<(), String> {
     match timeout(limit, dial(host, port)).await {
         Ok(Ok(_)) => Ok(()),
@@ -164,7 +164,7 @@ async fn connect(host: &str, port: u16, limit: Duration) -> Result<(), String> {
     }
 }
 
-/// The address that an action asks for.
+/// The URL of an action.
 fn url(action: &HTTPGetAction, container: &Container, ip: &str) -> Result<Url, Error> {
     let scheme = match action.scheme.as_deref().unwrap_or_default() {
         "" => "http".to_owned(),
@@ -183,7 +183,7 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, Error> {
             let mut ports = container.ports.iter().flatten();
             match ports.find(|port| port.name.as_ref() == Some(name)) {
                 Some(port) => port.container_port,
-                // It may be a number that was written as a text.
+                // It may be a number written as a string.
                 None => name.parse().map_err(|_| Error::PortName(name.clone()))?,
             }
         }
@@ -192,7 +192,7 @@ fn port(port: &IntOrString, container: &Container) -> Result<u16, Error> {
     valid.ok_or(Error::PortNumber(number))
 }
 
-/// A gRPC error as Go writes it.
+/// A gRPC error in Go's format.
 fn rpc_error(code: Code, message: &str) -> String {
     format!("rpc error: code = {code:?} desc = {message}")
 }

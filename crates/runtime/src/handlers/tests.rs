@@ -21,7 +21,7 @@ fn container() -> Container {
         .unwrap()
 }
 
-/// Put a probe to a pod on this machine.
+/// Run a probe of a pod on this machine.
 async fn probe(probe: Value) -> Result<Outcome, Error> {
     let probe: Probe = serde_json::from_value(probe).unwrap();
     let container = container();
@@ -36,7 +36,7 @@ async fn failure(probe_: Value) -> String {
     }
 }
 
-/// Carry out a hook of a pod on this machine.
+/// Run a hook of a pod on this machine.
 async fn hook(hook: Value) -> Result<Option<Fallback>, HookError> {
     let hook: LifecycleHandler = serde_json::from_value(hook).unwrap();
     let pod: Pod =
@@ -47,14 +47,14 @@ async fn hook(hook: Value) -> Result<Option<Fallback>, HookError> {
     handlers().hook(&pod, target, &hook).await
 }
 
-/// A port at which nobody listens.
+/// A port at which no process listens.
 async fn closed_port() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
 }
 
 #[tokio::test]
-async fn a_socket_is_open_or_it_is_not() {
+async fn tcp_probe() {
     let open = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = open.local_addr().unwrap().port();
     assert_eq!(probe(json!({"tcpSocket": {"port": port}})).await.unwrap(), Outcome::Success);
@@ -72,8 +72,8 @@ async fn a_socket_is_open_or_it_is_not() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_shows_nothing() {
-    for (asked, state, message) in [
+async fn probe_errors_have_no_result() {
+    for (probe_spec, state, message) in [
         (
             json!({"tcpSocket": {"port": "nope"}}),
             "unknown",
@@ -84,7 +84,7 @@ async fn what_cannot_be_asked_shows_nothing() {
         (json!({"grpc": {"port": -1}}), "unknown", "invalid port number: -1"),
         (json!({}), "unknown", "missing probe handler for c"),
     ] {
-        let error = probe(asked).await.unwrap_err();
+        let error = probe(probe_spec).await.unwrap_err();
         assert_eq!((error.state(), error.to_string().as_str()), (state, message));
     }
     let error = probe(json!({"exec": {"command": ["true"]}})).await.unwrap_err().to_string();

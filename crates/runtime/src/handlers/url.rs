@@ -1,11 +1,11 @@
-//! Addresses of HTTP requests: made from a handler's parts, and followed where an answer leads.
-//! Lenient, as a pod's author may have written anything into a path.
+//! URLs of HTTP requests: built from a handler's fields, and resolved for redirects. Lenient, as
+//! the author of a pod may have written anything into a path.
 
 use std::fmt;
 
 use super::dial::join_host_port;
 
-/// The address of a request. Path and query are escaped.
+/// The URL of a request. Path and query are escaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     pub(super) scheme: String,
@@ -18,12 +18,12 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// The address that a handler's fields give. `path` may hold a query.
+    /// The URL of a handler's fields. `path` may contain a query.
     pub(super) fn new(scheme: &str, host: &str, port: u16, path: &str) -> Self {
         let (path, query, fragment) = match is_reference(path) {
             true => {
                 let rest = match path.strip_prefix("//") {
-                    // What looks like a host gives way to the handler's.
+                    // A host in the path is replaced by the handler's.
                     Some(rest) => rest.find('/').map_or("", |at| &rest[at..]),
                     None => path,
                 };
@@ -31,7 +31,7 @@ impl Url {
                 let (path, query) = split(rest, '?');
                 (escape(path, KEPT), query.map(escape_query), fragment)
             }
-            // Broken beyond understanding: taken as it is.
+            // Invalid escapes: taken literally.
             false => (escape(path, KEPT_OF_BROKEN), None, None),
         };
         Self {
@@ -47,7 +47,7 @@ impl Url {
         }
     }
 
-    /// Where `location`, which may be relative, leads from here; `None` if it makes no sense.
+    /// Resolve `location`, which may be relative; `None` if it is invalid.
     pub(super) fn join(&self, location: &str) -> Option<Self> {
         if !is_reference(location) {
             return None;
@@ -83,7 +83,7 @@ impl Url {
         Some(Self { path, query, fragment, ..self.clone() })
     }
 
-    /// The port, the scheme's own if none is given.
+    /// The port, by default that of the scheme.
     pub(super) fn port(&self) -> u16 {
         self.port.unwrap_or(if self.scheme == "https" { 443 } else { 80 })
     }
@@ -97,7 +97,7 @@ impl Url {
         }
     }
 
-    /// What is asked of the server.
+    /// The request target.
     pub(super) fn target(&self) -> String {
         let path = if self.path.is_empty() { "/" } else { &self.path };
         match &self.query {
@@ -134,7 +134,7 @@ fn authority_parts(authority: &str) -> Option<(String, Option<u16>)> {
     Some((host.to_owned(), port)).filter(|(host, _)| !host.is_empty())
 }
 
-/// Whether a text can be read as path, query and fragment.
+/// Whether a text can be parsed as path, query and fragment.
 fn is_reference(text: &str) -> bool {
     let (path, _) = split(split(text, '#').0, '?');
     let bad_percent = path.match_indices('%').any(|(at, _)| {
@@ -150,7 +150,7 @@ fn split(text: &str, at: char) -> (&str, Option<&str>) {
     text.split_once(at).map_or((text, None), |(head, tail)| (head, Some(tail)))
 }
 
-/// Besides letters and digits, what stands for itself in a path.
+/// Besides letters and digits, the characters that are not escaped in a path.
 const KEPT: &str = "-_.~!$&'()*+,;=:@/%[]";
 const KEPT_OF_BROKEN: &str = "-_.~$&+,;=:@/";
 
@@ -165,7 +165,7 @@ fn escape(text: &str, kept: &str) -> String {
     escaped
 }
 
-/// A query stays as it was written, as far as a request line can carry it.
+/// The query, with only those characters escaped that a request line cannot contain.
 fn escape_query(query: &str) -> String {
     let carried: String = ('!'..='~').collect();
     escape(query, &carried)
@@ -198,7 +198,7 @@ mod tests {
     use super::Url;
 
     #[test]
-    fn handlers_give_addresses() {
+    fn url_of_handlers() {
         for (scheme, host, path, expected, target) in [
             ("http", "localhost", "", "http://localhost:93", "/"),
             ("https", "localhost", "/path", "https://localhost:93/path", "/path"),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_lead_on() {
+    fn url_of_redirects() {
         let here = Url::new("http", "10.0.0.1", 8080, "/a/b?c");
         for (location, expected) in [
             ("/new", Some("http://10.0.0.1:8080/new")),
@@ -242,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_path_makes_a_request_line(path in any::<String>(), location in any::<String>()) {
+        fn url_of_any_path_is_valid(path in any::<String>(), location in any::<String>()) {
             let url = Url::new("http", "h", 1, &path);
             let next = url.join(&location).map(|url| url.target());
             for target in [Some(url.target()), next].into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! Logins at registries: from a pod's pull secrets, then from the node's own files.
+//! Registry credentials: from a pod's pull secrets, then from the node's docker config.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-/// The registry of names without a host, as logins spell it.
+/// The registry of names without a host, in docker configs.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// A login that fits an image. No `Debug`: nothing in it may reach a log.
+/// A credential that matches an image. No `Debug`: it must not be logged.
 pub(super) struct Credential {
     pub login: Login,
-    /// The secret that it is from; `None` if any pod of the node may use it.
+    /// The secret that it is from; `None` if it is the node's.
     pub secret: Option<SecretLogin>,
 }
 
-/// A secret's coordinates, and the hash of the login in it.
+/// A secret's coordinates, and the hash of its credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct SecretLogin {
     pub uid: String,
@@ -32,7 +32,7 @@ pub(super) struct SecretLogin {
     pub hash: String,
 }
 
-/// Who logs in.
+/// User name and password.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Login {
@@ -40,7 +40,7 @@ pub(super) struct Login {
     username: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     password: String,
-    /// Base64 of both; has the last word.
+    /// Base64 of both; takes precedence.
     #[serde(skip_serializing)]
     auth: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -48,8 +48,8 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// As the runtime takes it. No server is named: the image says which, and runtimes take the
-    /// name for a URL.
+    /// As a CRI message. The server is left out: the image has it, and runtimes take the name for a
+    /// URL.
     pub(super) fn config(&self) -> AuthConfig {
         AuthConfig {
             username: self.username.clone(),
@@ -58,7 +58,7 @@ impl Login {
         }
     }
 
-    /// The Go kubelet's hash of it, which is on the disks of nodes: of its JSON in Go's spelling.
+    /// The hash of the Go kubelet, which is stored on nodes: of its JSON as Go formats it.
     fn hash(&self) -> String {
         let mut text = serde_json::to_string(self).unwrap_or_default();
         for (plain, escaped) in [
@@ -73,7 +73,7 @@ impl Login {
         hex(&Sha256::digest(text))
     }
 
-    /// The login with what `auth` says; `None` if that cannot be read.
+    /// The credential with `auth` decoded; `None` if that is invalid.
     fn resolved(mut self) -> Option<Self> {
         if !self.auth.is_empty() {
             let padded = self.auth.trim().ends_with('=');
@@ -99,9 +99,9 @@ struct DockerConfig {
     auths: Logins,
 }
 
-/// The credentials of secrets, and then of the node, that fit an image by where it is pulled from;
-/// of each the most specific first.
-pub(super) fn fitting<'a>(
+/// The credentials of secrets, and then of the node, that match an image; of each the most specific
+/// first.
+pub(super) fn matching<'a>(
     secrets: impl IntoIterator<Item = &'a Secret>,
     root_dir: &Path,
     source: &str,
@@ -117,13 +117,13 @@ pub(super) fn fitting<'a>(
         };
         match of_secret(secret) {
             Some(logins) => keyring.add(logins, Some(&coordinates)),
-            None => warn!(name = coordinates.name, "secret holds no logins at registries"),
+            None => warn!(name = coordinates.name, "secret has no registry credentials"),
         }
     }
-    let mut found = keyring.fitting(source);
+    let mut found = keyring.matching(source);
     let mut node = Keyring::default();
     node.add(of_node(root_dir), None);
-    found.extend(node.fitting(source));
+    found.extend(node.matching(source));
     found
 }
 
@@ -143,7 +143,7 @@ fn config_json(text: &[u8]) -> Option<Logins> {
     serde_json::from_slice::<DockerConfig>(text).ok().map(|config| config.auths)
 }
 
-/// The first file that holds logins, of those where Docker keeps them.
+/// The first docker config with credentials, in the locations that Docker uses.
 fn of_node(root_dir: &Path) -> Logins {
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let (here, top) = (Path::new("."), Path::new("/"));
@@ -157,7 +157,7 @@ fn of_node(root_dir: &Path) -> Logins {
     .unwrap_or_default()
 }
 
-/// Logins by the registries that they are for.
+/// Credentials by registry.
 #[derive(Default)]
 struct Keyring(BTreeMap<String, Vec<Credential>>);
 
@@ -165,7 +165,7 @@ impl Keyring {
     fn add(&mut self, logins: Logins, secret: Option<&SecretLogin>) {
         for (key, login) in logins {
             let Some(login) = login.resolved() else {
-                warn!(key, "login at a registry cannot be read");
+                warn!(key, "cannot decode registry credentials");
                 continue;
             };
             let secret = secret.map(|known| SecretLogin { hash: login.hash(), ..known.clone() });
@@ -173,9 +173,9 @@ impl Keyring {
         }
     }
 
-    fn fitting(mut self, source: &str) -> Vec<Credential> {
+    fn matching(mut self, source: &str) -> Vec<Credential> {
         let default = self.0.remove(DEFAULT_REGISTRY);
-        let matching = self.0.into_iter().rev().filter(|(key, _)| fits(key, source));
+        let matching = self.0.into_iter().rev().filter(|(key, _)| matches_image(key, source));
         let found: Vec<_> = matching.flat_map(|(_, credentials)| credentials).collect();
         match default {
             Some(default) if found.is_empty() && source.starts_with("docker.io/") => default,
@@ -184,7 +184,7 @@ impl Keyring {
     }
 }
 
-/// The registry that a key of a config file means, without scheme and API version.
+/// The registry of a key of a docker config, without scheme and API version.
 fn registry(key: &str) -> String {
     let key = key.strip_prefix("https://").or(key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = match key.split_once('/') {
@@ -195,8 +195,9 @@ fn registry(key: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-/// Whether a key, `host[:port][/path]` with wildcards within the parts of the host, covers an image.
-fn fits(key: &str, source: &str) -> bool {
+/// Whether a key, `host[:port][/path]` with wildcards within the parts of the host, matches an
+/// image.
+fn matches_image(key: &str, source: &str) -> bool {
     let split = |url: &'_ str| -> (String, String, String) {
         let (host, path) = url.split_once('/').unwrap_or((url, ""));
         let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
@@ -214,10 +215,10 @@ fn fits(key: &str, source: &str) -> bool {
             .all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
 }
 
-/// `*` stands for any number of characters, `?` for one.
+/// `*` matches any number of characters, `?` matches one.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
-    // Where the last star stood, and how far the text was then: what it stands for can only grow.
+    // Position of the last star, and of the text at that time: its match can only grow.
     let mut star = None;
     while t < text.len() {
         match pattern.get(p) {
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_cover_their_registry_and_path_alone() {
+    fn image_credential_keys_match_registry_and_path() {
         for (key, source, expected) in [
             ("docker.io", "docker.io/library/busybox", true),
             ("reg.example:5000", "reg.example:5000/a", true),
@@ -260,7 +261,7 @@ mod tests {
             ("*a*c.io", "banana.io/a", false),
             ("reg.example", "docker.io/library/busybox", false),
         ] {
-            assert_eq!(fits(&registry(key), source), expected, "{key} {source}");
+            assert_eq!(matches_image(&registry(key), source), expected, "{key} {source}");
         }
     }
 
@@ -277,12 +278,12 @@ mod tests {
 
     fn users(secrets: &[Secret], source: &str) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
-        let found = fitting(secrets, dir.path(), source);
+        let found = matching(secrets, dir.path(), source);
         found.iter().map(|found| found.login.username.clone()).collect()
     }
 
     #[test]
-    fn several_logins_are_tried_the_most_specific_first() {
+    fn image_credentials_most_specific_first() {
         let login = |user: &str| json!({"username": user, "password": "p"});
         let auths = json!({"reg.example": login("wide"), "reg.example/team": login("near")});
         let one = secret("one", ".dockerconfigjson", &auths);
@@ -307,19 +308,19 @@ mod tests {
     }
 
     #[test]
-    fn logins_of_the_node_come_last_and_are_for_all() {
+    fn image_credentials_of_the_node_come_last() {
         let dir = tempfile::tempdir().unwrap();
         let config = json!({"auths": {"reg.example": {"username": "node", "password": "p"}}});
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         let auths = json!({"reg.example": {"username": "pod", "password": "p"}});
         let secrets = [secret("s", ".dockerconfigjson", &auths)];
-        let found = fitting(&secrets, dir.path(), "reg.example/a");
+        let found = matching(&secrets, dir.path(), "reg.example/a");
         let found = found.iter().map(|c| (c.login.username.as_str(), c.secret.is_some()));
         assert_eq!(found.collect::<Vec<_>>(), [("pod", true), ("node", false)]);
     }
 
     #[test]
-    fn hashes_are_the_go_kubelets() {
+    fn image_credential_hashes_equal_the_go_kubelets() {
         let login = |username: &str, password: &str, email: &str| Login {
             username: username.to_owned(),
             password: password.to_owned(),

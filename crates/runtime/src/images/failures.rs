@@ -1,15 +1,15 @@
-//! Pulls that failed, and how long to wait before the next.
+//! Backoff of failed image pulls.
 
 use std::collections::HashMap;
 
 use longshore_pod::Timestamp;
 use longshore_pod::backoff::{Backoff, RESTART_BASE, RESTART_MAX};
 
-/// By pod and image: see [`Failures::key`].
+/// Backoff by pod and image: see [`Failures::key`].
 #[derive(Debug)]
 pub(super) struct Failures {
     backoff: Backoff<String>,
-    /// When a pull failed last, and the reason and message of it.
+    /// Time, reason and message of the last failure.
     last: HashMap<String, (Timestamp, String)>,
 }
 
@@ -18,12 +18,12 @@ impl Failures {
         Self { backoff: Backoff::new(RESTART_BASE, RESTART_MAX), last: HashMap::new() }
     }
 
-    /// What the pulls of an image for a pod are known by.
+    /// The key of the pulls of an image for a pod.
     pub(super) fn key(uid: &str, image: &str) -> String {
         format!("{uid}_{image}")
     }
 
-    /// Why the last pull failed, and until when no other is tried.
+    /// The last failure, and until when to back off.
     pub(super) fn wait(&self, key: &String, now: Timestamp) -> Option<(String, Timestamp)> {
         let (at, cause) = self.last.get(key)?;
         let until = self.backoff.waits_until(key, *at, now)?;
@@ -35,12 +35,12 @@ impl Failures {
         self.last.insert(key.to_owned(), (now, cause));
     }
 
-    /// Nothing is waited for; a failure that comes soon after waits for as long as it would have.
+    /// The backoff ends; its delay is kept for a failure that comes soon after.
     pub(super) fn succeeded(&mut self, key: &str) {
         self.last.remove(key);
     }
 
-    /// Forgets those of a pod that is gone.
+    /// Remove the entries of a pod that is gone.
     pub(super) fn forget(&mut self, uid: &str) {
         self.backoff.retain(|key| !key.starts_with(uid));
         self.last.retain(|key, _| !key.starts_with(uid));

@@ -1,15 +1,15 @@
-//! Images: there when a container needs them, pulled when policy asks for it, with a back-off for
-//! those that fail.
+//! Images: checked before a container starts, pulled if the pull policy requires it, with backoff
+//! for failed pulls.
 //!
 //! Current limitations: credentials come from pull secrets and the node's docker config, not from
 //! credential provider plugins.
 
 mod credentials;
+mod events;
 mod failures;
 mod name;
 mod pull;
 mod records;
-mod telling;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,61 +29,61 @@ use super::StartError;
 use super::metrics::Metrics;
 use super::security::ImageUser;
 use credentials::{Credential, SecretLogin};
+use events::ImageEvents;
 use failures::Failures;
 use longshore_base::rate::TokenBucket;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::Objects;
 use longshore_config::GoDuration;
 use name::Name;
-use pull::verdict;
+use pull::failure_reason;
 use records::{Access, Records};
-use telling::Telling;
 
-/// An image that the node has.
+/// An image that is present on the node.
 #[derive(Clone, Debug)]
 pub struct Present {
-    /// What a container is made from.
+    /// Its reference for container configs.
     pub(super) reference: String,
-    /// The user that it runs as.
+    /// The user in its config.
     pub(super) user: ImageUser,
 }
 
-/// An image that is wanted.
+/// An image that a container or volume requires.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'a> {
-    /// Its name, as the pod spells it.
+pub(super) struct ImageRequest<'a> {
+    /// Its name in the pod.
     pub reference: &'a str,
     /// `imagePullPolicy`.
     pub policy: Option<&'a str>,
-    /// The container that is to run it; `None` for a volume of the pod.
+    /// The container; `None` for a volume of the pod.
     pub container: Option<(ContainerKind, &'a str)>,
 }
 
-/// What was found out about an image that was wanted, so far.
+/// What is known about a required image, for metrics.
 #[derive(Default)]
-struct Facts {
+struct PullDecision {
     present: Option<bool>,
-    /// Whether it has to be pulled.
+    /// Whether it must be pulled.
     pull: Option<bool>,
 }
 
-/// The policy for an image that is wanted.
-fn policy<'a>(wanted: &Wanted<'a>) -> &'a str {
-    wanted.policy.unwrap_or("IfNotPresent")
+/// The pull policy of a required image.
+fn policy<'a>(request: &ImageRequest<'a>) -> &'a str {
+    request.policy.unwrap_or("IfNotPresent")
 }
 
-/// How images are pulled.
+/// Settings of image pulls.
 #[derive(Clone, Debug)]
 pub struct Pulls {
-    /// How many may run at once.
+    /// Maximum number of parallel pulls.
     pub parallel: usize,
-    /// How many may begin each second, and at once; `None` for no limit.
+    /// Rate per second, and burst; `None` for no limit.
     pub rate: Option<(f64, f64)>,
-    /// Which pods must show that they could pull an image that is there.
+    /// Which pods must prove that they can pull an image that is present.
     pub verification: Verification,
 }
 
-/// Sees to it that images are there.
+/// Ensures that images are present.
 pub(super) struct Images {
     cri: Runtime,
     objects: Objects,
@@ -121,43 +121,43 @@ impl Images {
         }
     }
 
-    /// Forget the failures of a pod that is gone.
+    /// Remove the state of a pod that is gone.
     pub(super) fn forget(&self, uid: &str) {
         self.failures().forget(uid);
         self.metrics.forget(uid);
     }
 
-    /// Forget who pulled an image that was removed, unless it was pulled again since then.
+    /// Remove the record of an image that was removed, unless it was pulled again since then.
     pub(super) fn removed(&self, image_ref: &str, since: Timestamp) {
         self.records.forget(image_ref, since);
     }
 
-    /// The image of a container or a volume, pulled if its policy asks for that.
+    /// The image of a container or a volume, pulled if its policy requires it.
     pub(super) async fn ensure(
         &self,
         pod: &Pod,
-        wanted: Wanted<'_>,
+        request: ImageRequest<'_>,
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<Present, StartError> {
-        let mut facts = Facts::default();
-        let ensured = self.ensure_noting(pod, wanted, sandbox_config, &mut facts).await;
-        self.metrics.wanted_image(policy(&wanted), facts.present, facts.pull);
+        let mut decision = PullDecision::default();
+        let ensured = self.ensure_image(pod, request, sandbox_config, &mut decision).await;
+        self.metrics.image_required(policy(&request), decision.present, decision.pull);
         ensured
     }
 
-    async fn ensure_noting(
+    async fn ensure_image(
         &self,
         pod: &Pod,
-        wanted: Wanted<'_>,
+        request: ImageRequest<'_>,
         sandbox_config: &v1::PodSandboxConfig,
-        facts: &mut Facts,
+        decision: &mut PullDecision,
     ) -> Result<Present, StartError> {
-        let Wanted { reference: asked, container, .. } = wanted;
-        let telling = Telling { pod_events: &self.pod_events, pod, container };
-        let name = Name::parse(asked).map_err(|error| {
-            let why = format!("couldn't parse image name {asked:?}: {error}");
-            let message = format!("Failed to apply default image tag {asked:?}: {why}");
-            telling.fails("InspectFailed", "InvalidImageName", message)
+        let ImageRequest { reference: requested, container, .. } = request;
+        let events = ImageEvents { pod_events: &self.pod_events, pod, container };
+        let name = Name::parse(requested).map_err(|error| {
+            let why = format!("couldn't parse image name {requested:?}: {error}");
+            let message = format!("Failed to apply default image tag {requested:?}: {why}");
+            events.failure("InspectFailed", "InvalidImageName", message)
         })?;
         let image = v1::ImageSpec {
             image: name.with_tag(),
@@ -166,105 +166,106 @@ impl Images {
         };
         let never = || {
             let message =
-                format!("Container image {asked:?} is not present with pull policy of Never");
-            telling.fails("ErrImageNeverPull", "ErrImageNeverPull", message)
+                format!("Container image {requested:?} is not present with pull policy of Never");
+            events.failure("ErrImageNeverPull", "ErrImageNeverPull", message)
         };
-        let policy = policy(&wanted);
+        let policy = policy(&request);
         let credentials = OnceCell::new();
         let credentials = async || {
-            credentials.get_or_init(async || self.credentials(&telling, &name.source).await).await
+            credentials.get_or_init(async || self.credentials(&events, &name.source).await).await
         };
         let found = match policy {
             "Always" => None,
             _ => {
-                let found = self.inspect(&telling, &image).await?;
-                facts.present = Some(found.is_some());
+                let found = self.inspect(&events, &image).await?;
+                decision.present = Some(found.is_some());
                 found
             }
         };
         if let Some(found) = found {
             self.recover().await;
             let logins = async || secret_logins(credentials().await);
-            let check = self.records.admits(asked, &found.id, logins).await;
+            let check = self.records.check(requested, &found.id, logins).await;
             if let Some(label) = check.label() {
-                self.metrics.checked_image(label);
+                self.metrics.image_access_checked(label);
             }
-            if check.admits() {
-                facts.pull = Some(false);
+            if check.is_allowed() {
+                decision.pull = Some(false);
                 let can =
                     if self.records.is_off() { "" } else { " and can be accessed by the pod" };
-                let message = format!("Container image {asked:?} already present on machine{can}");
-                telling.say(false, "Pulled", &message);
+                let message =
+                    format!("Container image {requested:?} already present on machine{can}");
+                events.record(false, "Pulled", &message);
                 return Ok(present(found));
             }
         }
         if policy == "Never" {
-            // One that is there would have to show that it could be pulled.
-            facts.pull = facts.present.filter(|present| *present);
+            // One that is present is not accessible to the pod without a pull.
+            decision.pull = decision.present.filter(|present| *present);
             return Err(never());
         }
-        facts.pull = Some(true);
-        let key = Failures::key(spec::uid(pod), asked);
+        decision.pull = Some(true);
+        let key = Failures::key(spec::uid(pod), requested);
         let waits = self.failures().wait(&key, Timestamp::now());
         if let Some((cause, until)) = waits {
-            let message = format!("Back-off pulling image {asked:?}");
-            telling.say(false, "BackOff", &message);
+            let message = format!("Back-off pulling image {requested:?}");
+            events.record(false, "BackOff", &message);
             return Err(StartError {
                 retry_at: Some(until),
                 ..StartError::new("ImagePullBackOff", format!("{message}: {cause}"))
             });
         }
-        let intention = self.records.intend(asked).map_err(|error| {
+        let intent = self.records.record_intent(requested).map_err(|error| {
             let message = format!(
-                "Failed to record image pull intent for container image {asked:?}: {error}"
+                "Failed to record image pull intent for container image {requested:?}: {error}"
             );
             self.failed(&key, "ErrImagePull", message)
         })?;
-        telling.say(false, "Pulling", &format!("Pulling image {asked:?}"));
+        events.record(false, "Pulling", &format!("Pulling image {requested:?}"));
         let queued = Instant::now();
         // The semaphore is never closed.
         let slot = self.slots.acquire().await.ok();
         let started = Instant::now();
         let pulled = self.pull(&image, credentials().await, sandbox_config).await;
         let (reference, secret) = pulled.map_err(|error| {
-            self.metrics.waited_for_pull(spec::uid(pod), queued);
-            telling.say(true, "Failed", &format!("Failed to pull image {asked:?}: {error}"));
-            let (reason, message) = verdict(asked, error);
+            self.metrics.pull_finished(spec::uid(pod), queued);
+            events.record(true, "Failed", &format!("Failed to pull image {requested:?}: {error}"));
+            let (reason, message) = failure_reason(requested, error);
             self.failed(&key, reason, message)
         })?;
-        // Found again under the name that was asked for, or at least by what the pull gave.
-        let found = match self.inspect(&telling, &image).await? {
+        // Inspected again under its name, or else the result of the pull.
+        let found = match self.inspect(&events, &image).await? {
             Some(found) => found,
             None => v1::Image { id: reference.clone(), ..v1::Image::default() },
         };
         drop(slot);
         self.failures().succeeded(&key);
-        intention.pulled(&reference, Access::of(secret));
-        let (took, whole) = (go_duration(started.elapsed()), go_duration(queued.elapsed()));
+        intent.pulled(&reference, Access::of(secret));
+        let (took, total) = (go_duration(started.elapsed()), go_duration(queued.elapsed()));
         let size = found.size;
         self.metrics.pulled(spec::uid(pod), queued, size);
         let message = format!(
-            "Successfully pulled image {asked:?} in {took} ({whole} including waiting). Image size: {size} bytes."
+            "Successfully pulled image {requested:?} in {took} ({total} including waiting). Image size: {size} bytes."
         );
-        telling.say(false, "Pulled", &message);
+        events.record(false, "Pulled", &message);
         Ok(present(found))
     }
 
     async fn inspect(
         &self,
-        telling: &Telling<'_>,
+        events: &ImageEvents<'_>,
         image: &v1::ImageSpec,
     ) -> Result<Option<v1::Image>, StartError> {
         self.cri.image_status(image.clone()).await.map_err(|error| {
             let message = format!("Failed to inspect image {:?}: {}", image.image, error.go_text());
-            telling.fails("InspectFailed", "ImageInspectError", message)
+            events.failure("InspectFailed", "ImageInspectError", message)
         })
     }
 
-    /// The credentials that fit an image. A pull secret that is not to be had is told of, and the
-    /// pull tried without it.
-    async fn credentials(&self, telling: &Telling<'_>, source: &str) -> Vec<Credential> {
-        let pod = telling.pod;
+    /// The credentials that match an image. A pull secret that is not available is reported in an
+    /// event, and the pull is tried without it.
+    async fn credentials(&self, events: &ImageEvents<'_>, source: &str) -> Vec<Credential> {
+        let pod = events.pod;
         let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
         let names = names.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty());
         let (mut secrets, mut missing): (Vec<Arc<Secret>>, Vec<&str>) = Default::default();
@@ -272,7 +273,7 @@ impl Images {
             match self.objects.secret(spec::namespace(pod), name).await {
                 Ok(secret) => secrets.push(secret),
                 Err(error) => {
-                    info!(pod = spec::name(pod), %error, "pull secret is not to be had");
+                    info!(pod = spec::name(pod), %error, "cannot get pull secret");
                     missing.push(name);
                 }
             }
@@ -284,10 +285,10 @@ impl Images {
             );
             self.pod_events.pod(pod, true, "FailedToRetrieveImagePullSecret", &message);
         }
-        credentials::fitting(secrets.iter().map(Arc::as_ref), &self.root_dir, source)
+        credentials::matching(secrets.iter().map(Arc::as_ref), &self.root_dir, source)
     }
 
-    /// Take the records of an earlier daemon over, once.
+    /// Recover the records of the last run of the daemon, once.
     async fn recover(&self) {
         if self.records.is_off() {
             return;
@@ -298,7 +299,7 @@ impl Images {
             Ok::<_, longshore_cri::Error>(())
         });
         if let Err(error) = recovered.await {
-            warn!(%error, "earlier pulls are not accounted for yet");
+            warn!(%error, "cannot recover image pull records, will retry");
         }
     }
 
@@ -312,7 +313,7 @@ impl Images {
     }
 }
 
-/// The pod's annotations, as image calls carry them.
+/// The pod's annotations, for image calls.
 pub(super) fn annotations(pod: &Pod) -> BTreeMap<String, String> {
     pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect()
 }
@@ -326,7 +327,7 @@ fn present(image: v1::Image) -> Present {
     Present { reference: image.id, user: ImageUser { uid, name: image.username } }
 }
 
-/// A span in whole milliseconds, as Go writes it.
+/// A duration in whole milliseconds, as Go formats it.
 fn go_duration(span: Duration) -> GoDuration {
     GoDuration::millis(i64::try_from(span.as_millis()).unwrap_or(i64::MAX / 1_000_000))
 }
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_runtime_may_say_why_a_pull_failed() {
+    fn image_pull_failure_reasons_of_runtimes() {
         for (error, reason, message) in [
             ("no such host", "ErrImagePull", "no such host"),
             (
@@ -350,12 +351,12 @@ mod tests {
                 "image pull failed for a:1 because the signature validation failed",
             ),
         ] {
-            assert_eq!(verdict("a:1", error.to_owned()), (reason, message.to_owned()));
+            assert_eq!(failure_reason("a:1", error.to_owned()), (reason, message.to_owned()));
         }
     }
 
     #[test]
-    fn spans_are_written_as_go_does() {
+    fn durations_are_formatted_as_in_go() {
         for (millis, expected) in [(0, "0s"), (250, "250ms"), (1200, "1.2s"), (61_001, "1m1.001s")]
         {
             assert_eq!(go_duration(Duration::from_millis(millis)).to_string(), expected);

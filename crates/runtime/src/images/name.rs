@@ -1,23 +1,23 @@
-//! Names of images: `[host[:port]/]path[:tag][@digest]`.
+//! Image references: `[host[:port]/]path[:tag][@digest]`.
 
-/// The host that a name without one stands for.
+/// The host of a name without one.
 const DEFAULT_HOST: &str = "docker.io";
 const LONGEST: usize = 255;
 const INVALID: &str = "invalid reference format";
 
-/// A name, taken apart.
+/// A parsed image reference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Name<'a> {
     /// Host and path as written.
     pub repository: &'a str,
-    /// Where it is pulled from: with the host and path that are understood.
+    /// Normalized host and path, for credentials.
     pub source: String,
     tag: Option<&'a str>,
     digest: Option<&'a str>,
 }
 
 impl<'a> Name<'a> {
-    /// Take a name apart. The error says what is wrong with it.
+    /// Parse an image reference. The error says what is invalid.
     pub(super) fn parse(image: &'a str) -> Result<Self, String> {
         let invalid = || INVALID.to_owned();
         if image.len() == 64 && image.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -59,7 +59,7 @@ impl<'a> Name<'a> {
         Ok(Self { repository, source: format!("{host}/{path}"), tag, digest })
     }
 
-    /// The name with `:latest` where it has neither tag nor digest.
+    /// The reference with `:latest` if it has neither tag nor digest.
     pub(super) fn with_tag(&self) -> String {
         let Self { repository, .. } = self;
         match (self.tag, self.digest) {
@@ -71,7 +71,7 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Whether the first part of a name is a host and not the first part of a path.
+/// Whether the first part of a name is a host and not part of the path.
 fn is_host(part: &str) -> bool {
     part.contains(['.', ':']) || part == "localhost" || part.chars().any(char::is_uppercase)
 }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_get_a_tag_and_a_source() {
+    fn image_name_default_tag_and_source() {
         let digest = format!("sha256:{}", "0".repeat(64));
         for (image, tagged, repository, source) in [
             ("busybox", "busybox:latest", "busybox", "docker.io/library/busybox"),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn image_name_rejects_invalid_names() {
         let hex = "0".repeat(64);
         let long = "a".repeat(129);
         for image in [
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_name_or_not(image in ".{0,40}") {
+        fn image_name_parser_never_panics(image in ".{0,40}") {
             if let Ok(name) = Name::parse(&image) {
                 prop_assert!(image.starts_with(name.repository));
                 prop_assert!(Name::parse(&name.with_tag()).is_ok());

@@ -1,5 +1,5 @@
-//! The pull itself: with each credential that fits, at the rate that the configuration allows, and
-//! the words for one that fails.
+//! The pull: with each matching credential, at the configured rate, and the reason and message of a
+//! failure.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -10,12 +10,12 @@ use longshore_cri::v1;
 use super::Images;
 use super::credentials::{Credential, SecretLogin};
 
-/// gRPC's code for what has none.
+/// The gRPC code of unknown errors.
 const UNKNOWN: i32 = 2;
 
 impl Images {
-    /// Try each credential that fits the image; with none, try without. Gives what to run it by,
-    /// and the secret whose credential it was.
+    /// Try each matching credential, or none if there is none. Returns the image reference, and the
+    /// secret of the credential.
     pub(super) async fn pull(
         &self,
         image: &v1::ImageSpec,
@@ -23,12 +23,12 @@ impl Images {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<(String, Option<SecretLogin>), String> {
         let pull = async |auth| {
-            if !self.may_begin() {
+            if !self.is_within_rate() {
                 return Err("pull QPS exceeded".to_owned());
             }
             let pulled = self.cri.pull_image(image.clone(), auth, Some(sandbox_config.clone()));
             pulled.await.map_err(|error| match &error {
-                // A code that says nothing is not worth telling.
+                // The code of unknown errors is left out.
                 longshore_cri::Error::Status { code, message, .. } if *code as i32 == UNKNOWN => {
                     message.clone()
                 }
@@ -52,7 +52,7 @@ impl Images {
         }
     }
 
-    fn may_begin(&self) -> bool {
+    fn is_within_rate(&self) -> bool {
         let take = |bucket: &Mutex<TokenBucket>| {
             bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
         };
@@ -60,8 +60,8 @@ impl Images {
     }
 }
 
-/// Reason and message of a pull that failed, which runtimes tell by how their error begins.
-pub(super) fn verdict(image: &str, error: String) -> (&'static str, String) {
+/// Reason and message of a failed pull; some reasons are the prefix of the runtime's error.
+pub(super) fn failure_reason(image: &str, error: String) -> (&'static str, String) {
     for (reason, what) in [
         ("RegistryUnavailable", "the registry is unavailable"),
         ("SignatureValidationFailed", "the signature validation failed"),

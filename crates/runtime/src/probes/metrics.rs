@@ -1,4 +1,4 @@
-//! How probes turn out: the page `/metrics/probes`.
+//! Metrics of probes: the page `/metrics/probes`.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use longshore_pod::spec;
 use super::task::Subject;
 use crate::handlers::{Error, Outcome};
 
-/// What probes count. Cheap to clone.
+/// Metrics of probes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     /// By kind, result, container, pod, namespace and UID.
     results: Family<Counter, 6>,
     /// By kind, container, pod and namespace.
     durations: Family<Histogram, 4>,
-    /// Pods that are probed, by UID: a task that is being stopped counts no more.
+    /// UIDs of pods that are probed: a task that is being stopped is not counted.
     pods: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -70,7 +70,7 @@ impl Metrics {
         }
     }
 
-    /// The pod with that UID is gone.
+    /// Remove the pod with that UID.
     pub(super) fn forget(&self, uid: &str) {
         let mut pods = self.pods();
         if !pods.remove(uid) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn series_go_with_their_pod() {
+    fn probe_metrics_are_removed_with_their_pod() {
         let registry = Registry::default();
         let metrics = Metrics::new(&registry);
         let read = || -> Page { parse(&registry.text()).unwrap() };
@@ -137,18 +137,18 @@ mod tests {
         probed(&web, Ok(Outcome::Failure("down".to_owned())));
         probed(&web, Err(Error::PortNumber(0)));
         probed(&other, Ok(Outcome::Success));
-        let told = |page: &Page, result| {
+        let count = |page: &Page, result| {
             let labels = [("pod", "web"), ("pod_uid", "u"), ("result", result)];
             page.sum("prober_probe_total", &labels)
         };
         let page = read();
         for (result, expected) in [("successful", 2.0), ("failed", 1.0), ("unknown", 1.0)] {
-            assert_eq!(told(&page, result), Some(expected), "{result}");
+            assert_eq!(count(&page, result), Some(expected), "{result}");
         }
         let durations = [("pod", "web"), ("probe_type", "Liveness"), ("namespace", "ns")];
         assert_eq!(page.sum("prober_probe_duration_seconds_count", &durations), Some(3.0));
         metrics.forget("u");
-        // one that was under way
+        // a probe that was in progress
         probed(&web, Ok(Outcome::Success));
         let page = read();
         assert_eq!(page.samples("prober_probe_total", &[]).count(), 1);

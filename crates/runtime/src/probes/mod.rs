@@ -1,10 +1,8 @@
-//! The one owner of what the probes of containers have found: a task for each probe of each run,
-//! and each pod's results as a watch. Workers tell what runs; nobody waits for a probe.
-//!
-//! Current limitations: probes are not counted for metrics.
+//! The probe manager: a task for each probe of each running container, and the results of each pod
+//! as a watch. Workers pass the observed pods; nothing waits for a probe.
 
 mod metrics;
-mod tally;
+mod schedule;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -21,13 +19,13 @@ use longshore_client::events::PodEventRecorder;
 use longshore_metrics::Registry;
 use longshore_pod::Timestamp;
 use longshore_pod::observed::{self, ObservedPod, State};
-use longshore_pod::probes::{Finding, ProbeKind, ProbeResults};
+use longshore_pod::probes::{ProbeKind, ProbeResult, ProbeResults};
 use longshore_pod::spec::{self, ContainerKind};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::metrics::Metrics;
-use self::tally::period;
+use self::schedule::period;
 use self::task::{Subject, Task};
 
 /// Handle to the probes of all pods. Cheap to clone.
@@ -35,9 +33,9 @@ use self::task::{Subject, Task};
 pub struct Probes {
     handlers: Handlers,
     pod_events: PodEventRecorder,
-    /// The node's addresses, which pods on its network have.
+    /// The node's addresses, for pods on its network.
     host_ips: Arc<[String]>,
-    /// When the daemon began to probe.
+    /// When the daemon started.
     began: Timestamp,
     pods: Arc<Mutex<HashMap<String, PodProbes>>>,
     metrics: Metrics,
@@ -47,14 +45,14 @@ pub struct Probes {
 #[derive(Default)]
 struct PodProbes {
     results: watch::Sender<Arc<ProbeResults>>,
-    /// By the runtime's id, each run that has been seen, with the tasks of its probes.
+    /// Observed runs by container id, with the tasks of their probes.
     runs: HashMap<String, Vec<(ProbeKind, AbortOnDropHandle<()>)>>,
-    /// Whether the pod comes to its end.
-    ends: bool,
+    /// Whether the pod is terminating.
+    terminating: bool,
 }
 
 impl Probes {
-    /// Nothing is probed yet. How probes turn out is told to `registry`.
+    /// A probe manager without probes, whose metrics are registered in `registry`.
     pub fn new(
         handlers: Handlers,
         pod_events: PodEventRecorder,
@@ -71,37 +69,38 @@ impl Probes {
         }
     }
 
-    /// What the probes of a pod have found, and every change to it.
+    /// The probe results of a pod, and their changes.
     pub fn subscribe(&self, uid: &str) -> watch::Receiver<Arc<ProbeResults>> {
         self.pods().entry(uid.to_owned()).or_default().results.subscribe()
     }
 
-    /// Probe the containers of the pod that run, but for those that are `starting`, whose postStart
-    /// hooks are under way, and no others any more. A run that `told` shows as started and ready is
-    /// taken for that until its probes say otherwise, if it is older than the daemon.
+    /// Probe the running containers of the pod, except those in `starting`, whose postStart hooks
+    /// have not completed, and stop the probes of all others. A run that is older than the daemon
+    /// starts with the results in `last_status`.
     pub fn follow(
         &self,
         pod: &Pod,
         observed: &ObservedPod,
         starting: &HashSet<String>,
-        told: &PodStatus,
+        last_status: &PodStatus,
     ) {
         let Some(pod_spec) = &pod.spec else { return };
         if !spec::containers(pod_spec).any(|(_, container)| kinds(container).next().is_some()) {
             return;
         }
         let mut pods = self.pods();
-        let known = pods.entry(spec::uid(pod).to_owned()).or_default();
-        // One whose state is not known may run all the same.
-        let is_over = |run: &observed::Container| !run.is_running() && run.state != State::Unknown;
-        let is_there =
-            |id: &str| observed.containers.iter().any(|run| run.id == id && !is_over(run));
-        let before = known.runs.len();
-        known.runs.retain(|id, _| is_there(id));
-        if known.runs.len() < before {
-            known.results.send_if_modified(|results| {
-                Arc::make_mut(results).retain(is_there);
-                // Who could be told that a run is over has just told it.
+        let pod_probes = pods.entry(spec::uid(pod).to_owned()).or_default();
+        // A container of unknown state may be running.
+        let has_exited =
+            |run: &observed::Container| !run.is_running() && run.state != State::Unknown;
+        let is_running =
+            |id: &str| observed.containers.iter().any(|run| run.id == id && !has_exited(run));
+        let before = pod_probes.runs.len();
+        pod_probes.runs.retain(|id, _| is_running(id));
+        if pod_probes.runs.len() < before {
+            pod_probes.results.send_if_modified(|results| {
+                Arc::make_mut(results).retain(is_running);
+                // Workers know of the end of the run, so they are not notified.
                 false
             });
         }
@@ -109,25 +108,25 @@ impl Probes {
             let State::Running { started_at } = run.state else { continue };
             let Some((kind, container)) = spec::container(pod, &run.name) else { continue };
             let is_probed = matches!(kind, ContainerKind::Regular | ContainerKind::Sidecar);
-            if !is_probed || starting.contains(&run.name) || known.runs.contains_key(&run.id) {
+            if !is_probed || starting.contains(&run.name) || pod_probes.runs.contains_key(&run.id) {
                 continue;
             }
             let is_old = started_at < self.began;
             if is_old {
-                known.take_over(&container, &run.id, told);
+                pod_probes.restore_results(&container, &run.id, last_status);
             }
             let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
             let ip = sandbox.map(|sandbox| sandbox.address(&self.host_ips)).unwrap_or_default();
             let subject = Subject {
                 pod: identity(pod),
                 kind,
-                container: reduced(&container),
+                container: probed_fields(&container),
                 id: run.id.clone(),
                 ip: ip.to_owned(),
                 started_at,
             };
-            let tasks = self.start(known, Arc::new(subject), is_old);
-            known.runs.insert(run.id.clone(), tasks);
+            let tasks = self.start(pod_probes, Arc::new(subject), is_old);
+            pod_probes.runs.insert(run.id.clone(), tasks);
         }
     }
 
@@ -141,9 +140,10 @@ impl Probes {
         let results = pod.results.borrow().clone();
         let is_due = |kind: &ProbeKind| match kind {
             ProbeKind::Readiness => true,
-            ProbeKind::Liveness => !pod.ends,
+            ProbeKind::Liveness => !pod.terminating,
             ProbeKind::Startup => {
-                !pod.ends && results.get(&subject.id, ProbeKind::Startup) == Finding::Unknown
+                !pod.terminating
+                    && results.get(&subject.id, ProbeKind::Startup) == ProbeResult::Unknown
             }
         };
         let begin = |(kind, probe): (ProbeKind, &Probe)| {
@@ -155,7 +155,7 @@ impl Probes {
                 kind,
                 metrics: self.metrics.clone(),
             };
-            // A daemon that starts finds all containers at once; their probes spread out.
+            // A daemon that starts finds all containers at once; their probes are spread.
             let delay =
                 if is_old { jitter(period(probe), &subject.id, kind) } else { Duration::ZERO };
             (kind, AbortOnDropHandle::new(tokio::spawn(task.keep_running(delay))))
@@ -163,18 +163,18 @@ impl Probes {
         kinds(&subject.container).filter(|(kind, _)| is_due(kind)).map(begin).collect()
     }
 
-    /// The pod comes to its end: nothing of it is to be restarted any more, so only its readiness
-    /// is still looked at.
-    pub fn wind_down(&self, uid: &str) {
+    /// The pod is terminating: its containers will not be restarted, so only readiness is still
+    /// probed.
+    pub fn stop_liveness_and_startup(&self, uid: &str) {
         let mut pods = self.pods();
         let pod = pods.entry(uid.to_owned()).or_default();
-        pod.ends = true;
+        pod.terminating = true;
         for tasks in pod.runs.values_mut() {
             tasks.retain(|(kind, _)| *kind == ProbeKind::Readiness);
         }
     }
 
-    /// Stop all probes of the pod and forget what they have found.
+    /// Stop all probes of the pod and remove their results.
     pub fn forget(&self, uid: &str) {
         self.pods().remove(uid);
         self.metrics.forget(uid);
@@ -187,27 +187,31 @@ impl Probes {
 }
 
 impl PodProbes {
-    /// Take for found what an earlier daemon has told of this very run.
-    fn take_over(&self, container: &Container, id: &str, told: &PodStatus) {
-        let statuses = [&told.container_statuses, &told.init_container_statuses];
+    /// Set the results that the last status has for this run.
+    fn restore_results(&self, container: &Container, id: &str, last_status: &PodStatus) {
+        let statuses = [&last_status.container_statuses, &last_status.init_container_statuses];
         let is_it = |status: &&ContainerStatus| {
-            let told = status.container_id.as_deref().unwrap_or_default();
-            status.name == container.name && told.split_once("://").is_some_and(|(_, it)| it == id)
+            let container_id = status.container_id.as_deref().unwrap_or_default();
+            status.name == container.name
+                && container_id.split_once("://").is_some_and(|(_, it)| it == id)
         };
         let Some(status) = statuses.into_iter().flatten().flatten().find(is_it) else { return };
-        let found = [
+        let reported = [
             (ProbeKind::Startup, status.started == Some(true), container.startup_probe.is_some()),
             (ProbeKind::Readiness, status.ready, container.readiness_probe.is_some()),
         ];
         self.results.send_if_modified(|results| {
             let results = Arc::make_mut(results);
-            let taken = found.into_iter().filter(|(_, told, probed)| *told && *probed);
-            taken.fold(false, |news, (kind, ..)| results.set(id, kind, Finding::Success) || news)
+            let restored =
+                reported.into_iter().filter(|(_, holds, has_probe)| *holds && *has_probe);
+            restored.fold(false, |changed, (kind, ..)| {
+                results.set(id, kind, ProbeResult::Success) || changed
+            })
         });
     }
 }
 
-/// The probes that a container has.
+/// The probes of a container.
 fn kinds(container: &Container) -> impl Iterator<Item = (ProbeKind, &Probe)> {
     let probes = [ProbeKind::Startup, ProbeKind::Readiness, ProbeKind::Liveness];
     probes.into_iter().filter_map(|kind| Some((kind, probe(container, kind)?)))
@@ -221,15 +225,15 @@ fn probe(container: &Container, kind: ProbeKind) -> Option<&Probe> {
     }
 }
 
-/// As much of a pod as its events need; tasks live long, and pods are large.
+/// The metadata of a pod that events need; tasks are long-lived, and pods are large.
 fn identity(pod: &Pod) -> Pod {
     let ObjectMeta { name, namespace, uid, resource_version, .. } = pod.metadata.clone();
     let metadata = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
     Pod { metadata, ..Pod::default() }
 }
 
-/// As much of a container as its probes need.
-fn reduced(container: &Container) -> Container {
+/// The fields of a container that its probes need.
+fn probed_fields(container: &Container) -> Container {
     Container {
         name: container.name.clone(),
         ports: container.ports.clone(),

@@ -1,4 +1,5 @@
-//! The task of one probe of one run: ask, count, tell; until the run is over or the answer final.
+//! The task of one probe of one run: probe, count, publish; until the run is over or the result
+//! final.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +9,20 @@ use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use longshore_base::{panics, time};
 use longshore_client::events::PodEventRecorder;
 use longshore_pod::Timestamp;
-use longshore_pod::probes::{Finding, ProbeKind, ProbeResults};
+use longshore_pod::probes::{ProbeKind, ProbeResult, ProbeResults};
 use longshore_pod::spec::ContainerKind;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::metrics::Metrics;
-use super::tally::{Tally, eager_pause, initial_delay, period};
+use super::schedule::{ConsecutiveResults, early_delay, initial_delay, period};
 
-/// A probe that panicked is not begun again before.
+/// The delay before a probe that panicked is restarted.
 const AFTER_PANIC: Duration = Duration::from_secs(60);
 
-/// The run that is probed.
+/// The container that is probed.
 pub(super) struct Subject {
-    /// Its identity alone.
+    /// Its metadata only.
     pub(super) pod: Pod,
     pub(super) kind: ContainerKind,
     pub(super) container: Container,
@@ -40,7 +41,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// Probe, after `delay` at the earliest; again after a panic.
+    /// Probe, after `delay` at the earliest; restarted after a panic.
     pub(super) async fn keep_running(self, delay: Duration) {
         let mut delay = delay;
         while panics::contain(self.run(delay)).await.is_err() {
@@ -53,10 +54,10 @@ impl Task {
         let Some(probe) = super::probe(&subject.container, self.kind) else { return };
         let age = Timestamp::now().duration_since(subject.started_at);
         let age = Duration::try_from(age).unwrap_or_default();
-        let at_age = |wanted: Duration| time::after(wanted.saturating_sub(age));
+        let at_age = |age_then: Duration| time::after(age_then.saturating_sub(age));
         let initial_delay = initial_delay(probe);
-        // The first attempt is made at once. Its failure is not held against a container that was
-        // given no time to come up.
+        // The first attempt is made at once. Its failure does not count for a container that had no
+        // time to start.
         let first_due = at_age(if initial_delay.is_zero() { period(probe) } else { initial_delay });
         sleep_until(at_age(initial_delay).max(time::after(delay))).await;
         if self.kind != ProbeKind::Startup && self.until_started().await.is_err() {
@@ -64,17 +65,18 @@ impl Task {
         }
         let began = Instant::now();
         let mut due = began.max(first_due);
-        let mut tally = Tally::default();
-        // Only a container that has yet to come up is waited for eagerly.
-        let mut eager = self.kind == ProbeKind::Readiness && self.found() != Finding::Success;
+        let mut consecutive = ConsecutiveResults::default();
+        // Only a container that is not ready yet is probed early.
+        let mut early_probing =
+            self.kind == ProbeKind::Readiness && self.result() != ProbeResult::Success;
         loop {
-            // An early attempt leaves the regular ones their time.
+            // An early attempt does not change the regular schedule.
             let early = Instant::now() < due;
             let outcome = match early {
-                true => timeout_at(due, self.ask(probe)).await.ok().and_then(Result::ok),
+                true => timeout_at(due, self.run_probe(probe)).await.ok().and_then(Result::ok),
                 false => {
                     due = Instant::now().max(time::later(due, period(probe)));
-                    self.ask_and_announce(probe).await
+                    self.attempt(probe).await
                 }
             };
             match outcome {
@@ -82,23 +84,23 @@ impl Task {
                 Some(Outcome::Failure(_)) if early => {}
                 Some(outcome) => {
                     let outcome = match outcome {
-                        Outcome::Failure(_) => Finding::Failure,
-                        Outcome::Success | Outcome::Warning(_) => Finding::Success,
+                        Outcome::Failure(_) => ProbeResult::Failure,
+                        Outcome::Success | Outcome::Warning(_) => ProbeResult::Success,
                     };
                     if early {
                         due = time::after(period(probe));
                     }
-                    eager &= outcome != Finding::Success;
-                    if let Some(finding) = tally.count(probe, outcome) {
-                        self.note(finding);
-                        if self.is_final(finding) {
+                    early_probing &= outcome != ProbeResult::Success;
+                    if let Some(result) = consecutive.count(probe, outcome) {
+                        self.set_result(result);
+                        if self.is_final(result) {
                             return;
                         }
                     }
                 }
             }
-            let early = time::after(eager_pause(probe, began.elapsed()));
-            sleep_until(if eager { due.min(early) } else { due }).await;
+            let early = time::after(early_delay(probe, began.elapsed()));
+            sleep_until(if early_probing { due.min(early) } else { due }).await;
         }
     }
 
@@ -109,8 +111,11 @@ impl Task {
         results.wait_for(|results| results.is_started(container, id)).await.map(drop)
     }
 
-    /// The future of an attempt is large, and most of the time there is none.
-    fn ask(&self, probe: &Probe) -> impl Future<Output = Result<Outcome, Error>> + Send + Unpin {
+    /// The future of an attempt is large and short-lived, so it is boxed.
+    fn run_probe(
+        &self,
+        probe: &Probe,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + Unpin {
         let Subject { container, id, ip, .. } = &*self.subject;
         let probed = self.handlers.probe(Target { container, id, ip }, probe);
         Box::pin(async move {
@@ -121,48 +126,48 @@ impl Task {
         })
     }
 
-    /// An attempt; `None` if it could not be made, and shows nothing.
-    async fn ask_and_announce(&self, probe: &Probe) -> Option<Outcome> {
-        let outcome = self.ask(probe).await;
+    /// One attempt with its events; `None` if it could not be carried out.
+    async fn attempt(&self, probe: &Probe) -> Option<Outcome> {
+        let outcome = self.run_probe(probe).await;
         let kind = self.kind.as_str();
         match &outcome {
             Ok(Outcome::Success) => {}
             Ok(Outcome::Warning(why)) => {
-                self.announce("ProbeWarning", &format!("{kind} probe warning: {why}"));
+                self.record_event("ProbeWarning", &format!("{kind} probe warning: {why}"));
             }
             Ok(Outcome::Failure(why)) => {
-                self.announce("Unhealthy", &format!("{kind} probe failed: {why}"));
+                self.record_event("Unhealthy", &format!("{kind} probe failed: {why}"));
             }
             Err(error) => {
                 let state = error.state();
                 let text = format!("{kind} probe errored and resulted in {state} state: {error}");
-                self.announce("Unhealthy", &text);
+                self.record_event("Unhealthy", &text);
             }
         }
         outcome.ok()
     }
 
-    fn announce(&self, reason: &str, message: &str) {
+    fn record_event(&self, reason: &str, message: &str) {
         let Subject { pod, kind, container, .. } = &*self.subject;
         self.pod_events.container(pod, *kind, &container.name, true, reason, message);
     }
 
-    fn found(&self) -> Finding {
+    fn result(&self) -> ProbeResult {
         self.results.borrow().get(&self.subject.id, self.kind)
     }
 
-    fn note(&self, finding: Finding) {
+    fn set_result(&self, result: ProbeResult) {
         self.results.send_if_modified(|results| {
-            let is_news = results.get(&self.subject.id, self.kind) != finding;
-            is_news && Arc::make_mut(results).set(&self.subject.id, self.kind, finding)
+            let is_changed = results.get(&self.subject.id, self.kind) != result;
+            is_changed && Arc::make_mut(results).set(&self.subject.id, self.kind, result)
         });
     }
 
-    /// Whether nothing more is asked of this run: it is up, or it is to be ended.
-    fn is_final(&self, finding: Finding) -> bool {
+    /// Whether this run is not probed any more: it is started, or will be killed.
+    fn is_final(&self, result: ProbeResult) -> bool {
         match self.kind {
             ProbeKind::Startup => true,
-            ProbeKind::Liveness => finding == Finding::Failure,
+            ProbeKind::Liveness => result == ProbeResult::Failure,
             ProbeKind::Readiness => false,
         }
     }

@@ -15,7 +15,7 @@ use super::*;
 const LONG: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(400);
 
-/// A pod on this machine that is probed, and what is known of it.
+/// A probed pod on this machine, and its observed state.
 struct Probed {
     probes: Probes,
     pod: Pod,
@@ -24,7 +24,7 @@ struct Probed {
 }
 
 impl Probed {
-    /// With these fields in its container.
+    /// A pod whose container has these fields.
     fn new(container: Value) -> Self {
         let handlers = Handlers::new(Runtime::new(Options::new("unix:///nowhere")).unwrap());
         let (recorder, _) = Recorder::start(None, "node");
@@ -44,12 +44,12 @@ impl Probed {
         Self { probes, pod, observed, results }
     }
 
-    /// A run of the container that has gone on for so long is all that runs.
+    /// The only running container is this one, started that long ago.
     fn runs(&mut self, id: &str, age: Duration) {
-        self.runs_and_was_told(id, age, &PodStatus::default());
+        self.runs_with_status(id, age, &PodStatus::default());
     }
 
-    fn runs_and_was_told(&mut self, id: &str, age: Duration, told: &PodStatus) {
+    fn runs_with_status(&mut self, id: &str, age: Duration, last_status: &PodStatus) {
         let started_at = Timestamp::now() - SignedDuration::try_from(age).unwrap();
         self.observed.containers = vec![observed::Container {
             id: id.to_owned(),
@@ -66,27 +66,27 @@ impl Probed {
             resources: None,
             state: State::Running { started_at },
         }];
-        self.probes.follow(&self.pod, &self.observed, &HashSet::new(), told);
+        self.probes.follow(&self.pod, &self.observed, &HashSet::new(), last_status);
     }
 
     fn follow(&self) {
         self.probes.follow(&self.pod, &self.observed, &HashSet::new(), &PodStatus::default());
     }
 
-    fn found(&self, id: &str, kind: ProbeKind) -> Finding {
+    fn result(&self, id: &str, kind: ProbeKind) -> ProbeResult {
         self.results.borrow().get(id, kind)
     }
 
-    /// Until the probe has found that; gives how long that took.
-    async fn until(&mut self, id: &str, kind: ProbeKind, finding: Finding) -> Duration {
+    /// Wait for that result of the probe; returns how long it took.
+    async fn until(&mut self, id: &str, kind: ProbeKind, result: ProbeResult) -> Duration {
         let start = Instant::now();
-        let found = self.results.wait_for(|results| results.get(id, kind) == finding);
+        let found = self.results.wait_for(|results| results.get(id, kind) == result);
         timeout(LONG, found).await.expect("in time").unwrap();
         start.elapsed()
     }
 }
 
-/// A server, and how often it was asked.
+/// A server, and the number of its requests.
 async fn server() -> (u16, Arc<AtomicU32>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -94,14 +94,14 @@ async fn server() -> (u16, Arc<AtomicU32>) {
 }
 
 fn serve(listener: TcpListener) -> Arc<AtomicU32> {
-    let asked = Arc::new(AtomicU32::new(0));
-    let count = asked.clone();
+    let requests = Arc::new(AtomicU32::new(0));
+    let count = requests.clone();
     tokio::spawn(async move {
         while listener.accept().await.is_ok() {
             count.fetch_add(1, Ordering::Relaxed);
         }
     });
-    asked
+    requests
 }
 
 async fn closed_port() -> u16 {
@@ -112,7 +112,7 @@ fn tcp(port: u16) -> Value {
     json!({"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 1})
 }
 
-fn told(id: &str, started: bool, ready: bool) -> PodStatus {
+fn status(id: &str, started: bool, ready: bool) -> PodStatus {
     let status = json!({"containerStatuses": [{
         "name": "c", "containerID": format!("containerd://{id}"), "started": started, "ready": ready,
         "image": "", "imageID": "", "restartCount": 0,
@@ -121,58 +121,58 @@ fn told(id: &str, started: bool, ready: bool) -> PodStatus {
 }
 
 #[tokio::test]
-async fn a_container_is_ready_as_soon_as_it_answers() {
+async fn probes_report_readiness_early() {
     let port = closed_port().await;
     let mut probe = tcp(port);
     probe["periodSeconds"] = json!(60);
     let mut probed = Probed::new(json!({"readinessProbe": probe}));
     probed.runs("1", Duration::ZERO);
     sleep(SHORT).await;
-    assert_eq!(probed.found("1", ProbeKind::Readiness), Finding::Unknown);
-    let asked = serve(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
-    let took = probed.until("1", ProbeKind::Readiness, Finding::Success).await;
+    assert_eq!(probed.result("1", ProbeKind::Readiness), ProbeResult::Unknown);
+    let requests = serve(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
     assert!(took < Duration::from_millis(200), "{took:?}");
     sleep(SHORT).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 1, "once it is ready, there is no hurry");
+    assert_eq!(requests.load(Ordering::Relaxed), 1, "once it is ready, there is no hurry");
 }
 
 #[tokio::test]
-async fn readiness_comes_and_goes() {
+async fn probes_report_readiness_changes() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let mut probe = tcp(port);
     probe["successThreshold"] = json!(2);
     let mut probed = Probed::new(json!({"readinessProbe": probe}));
     probed.runs("1", Duration::ZERO);
-    let took = probed.until("1", ProbeKind::Readiness, Finding::Success).await;
-    assert!(took > Duration::from_millis(900), "two successes are asked for: {took:?}");
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
+    assert!(took > Duration::from_millis(900), "two successes are requests for: {took:?}");
     drop(listener);
-    probed.until("1", ProbeKind::Readiness, Finding::Failure).await;
+    probed.until("1", ProbeKind::Readiness, ProbeResult::Failure).await;
     let _listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-    probed.until("1", ProbeKind::Readiness, Finding::Success).await;
+    probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
 }
 
 #[tokio::test]
-async fn a_young_container_is_not_killed_for_being_young() {
+async fn probes_respect_the_initial_delay() {
     let port = closed_port().await;
     let mut probed = Probed::new(json!({"livenessProbe": tcp(port)}));
     probed.runs("1", Duration::ZERO);
-    let took = probed.until("1", ProbeKind::Liveness, Finding::Failure).await;
+    let took = probed.until("1", ProbeKind::Liveness, ProbeResult::Failure).await;
     assert!(took > Duration::from_millis(900), "{took:?}");
-    // One that had its initial delay is judged when that is over.
+    // After its initial delay, a failure counts.
     let mut probe = tcp(port);
     probe["initialDelaySeconds"] = json!(1);
     probe["periodSeconds"] = json!(60);
     let mut probed = Probed::new(json!({"livenessProbe": probe}));
     probed.runs("1", Duration::ZERO);
-    let took = probed.until("1", ProbeKind::Liveness, Finding::Failure).await;
+    let took = probed.until("1", ProbeKind::Liveness, ProbeResult::Failure).await;
     let expected = Duration::from_millis(900)..Duration::from_millis(1500);
     assert!(expected.contains(&took), "{took:?}");
 }
 
 #[tokio::test]
-async fn startup_holds_the_others_back() {
-    let (port, asked) = server().await;
+async fn probes_wait_for_the_startup_probe() {
+    let (port, requests) = server().await;
     let startup_port = closed_port().await;
     let mut probe = tcp(startup_port);
     probe["failureThreshold"] = json!(60);
@@ -181,93 +181,97 @@ async fn startup_holds_the_others_back() {
     );
     probed.runs("1", Duration::ZERO);
     sleep(SHORT).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    assert_eq!(requests.load(Ordering::Relaxed), 0);
     let startup = serve(TcpListener::bind(("127.0.0.1", startup_port)).await.unwrap());
-    probed.until("1", ProbeKind::Startup, Finding::Success).await;
-    let took = probed.until("1", ProbeKind::Readiness, Finding::Success).await;
+    probed.until("1", ProbeKind::Startup, ProbeResult::Success).await;
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
     assert!(took < SHORT, "the others begin at once, and not after {took:?}");
     sleep(Duration::from_millis(1500)).await;
-    assert_eq!(startup.load(Ordering::Relaxed), 1, "it is up, and that is all there was to ask");
-    assert_eq!(probed.found("1", ProbeKind::Liveness), Finding::Success);
+    assert_eq!(startup.load(Ordering::Relaxed), 1, "it is up, startup probes are done");
+    assert_eq!(probed.result("1", ProbeKind::Liveness), ProbeResult::Success);
 }
 
 #[tokio::test]
-async fn a_new_run_is_a_new_matter() {
+async fn probes_start_again_for_a_new_run() {
     let port = closed_port().await;
     let mut probed = Probed::new(json!({"livenessProbe": tcp(port)}));
     probed.runs("1", LONG);
-    probed.until("1", ProbeKind::Liveness, Finding::Failure).await;
-    let asked = serve(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
+    probed.until("1", ProbeKind::Liveness, ProbeResult::Failure).await;
+    let requests = serve(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
     sleep(Duration::from_millis(1500)).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 0, "nothing more is asked of one that must go");
+    assert_eq!(requests.load(Ordering::Relaxed), 0, "nothing more is requests of one that must go");
     probed.runs("2", Duration::ZERO);
-    assert_eq!(probed.found("1", ProbeKind::Liveness), Finding::Unknown);
-    probed.until("2", ProbeKind::Liveness, Finding::Success).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(probed.result("1", ProbeKind::Liveness), ProbeResult::Unknown);
+    probed.until("2", ProbeKind::Liveness, ProbeResult::Success).await;
+    assert_eq!(requests.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
-async fn what_was_told_of_an_older_run_holds_until_its_probes_say_otherwise() {
+async fn probes_of_older_runs_start_with_the_last_status() {
     let port = closed_port().await;
     let mut probe = tcp(port);
     probe["failureThreshold"] = json!(2);
     let container = json!({"startupProbe": tcp(port), "readinessProbe": probe});
-    for (id, age, told, startup, readiness) in [
-        ("1", LONG, told("1", true, true), Finding::Success, Finding::Success),
-        ("1", LONG, told("1", true, false), Finding::Success, Finding::Unknown),
-        ("1", LONG, told("1", false, false), Finding::Unknown, Finding::Unknown),
-        // Another run, or one that the daemon has seen begin.
-        ("2", LONG, told("1", true, true), Finding::Unknown, Finding::Unknown),
-        ("1", Duration::ZERO, told("1", true, true), Finding::Unknown, Finding::Unknown),
+    for (id, age, last_status, startup, readiness) in [
+        ("1", LONG, status("1", true, true), ProbeResult::Success, ProbeResult::Success),
+        ("1", LONG, status("1", true, false), ProbeResult::Success, ProbeResult::Unknown),
+        ("1", LONG, status("1", false, false), ProbeResult::Unknown, ProbeResult::Unknown),
+        // Another run, or one that started after the daemon.
+        ("2", LONG, status("1", true, true), ProbeResult::Unknown, ProbeResult::Unknown),
+        ("1", Duration::ZERO, status("1", true, true), ProbeResult::Unknown, ProbeResult::Unknown),
     ] {
         let mut probed = Probed::new(container.clone());
         sleep(Duration::from_millis(1)).await;
-        probed.runs_and_was_told(id, age, &told);
-        assert_eq!(probed.found(id, ProbeKind::Startup), startup, "{id} {age:?} {told:?}");
-        assert_eq!(probed.found(id, ProbeKind::Readiness), readiness, "{id} {age:?} {told:?}");
+        probed.runs_with_status(id, age, &last_status);
+        assert_eq!(probed.result(id, ProbeKind::Startup), startup, "{id} {age:?} {last_status:?}");
+        assert_eq!(
+            probed.result(id, ProbeKind::Readiness),
+            readiness,
+            "{id} {age:?} {last_status:?}"
+        );
     }
     let mut probed = Probed::new(container);
-    probed.runs_and_was_told("1", LONG, &told("1", true, true));
-    let took = probed.until("1", ProbeKind::Readiness, Finding::Failure).await;
-    assert!(took > Duration::from_millis(900), "two failures are asked for: {took:?}");
-    assert_eq!(probed.found("1", ProbeKind::Startup), Finding::Success);
+    probed.runs_with_status("1", LONG, &status("1", true, true));
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Failure).await;
+    assert!(took > Duration::from_millis(900), "two failures are requests for: {took:?}");
+    assert_eq!(probed.result("1", ProbeKind::Startup), ProbeResult::Success);
 }
 
 #[tokio::test]
-async fn a_pod_that_ends_is_asked_for_its_readiness_alone() {
-    let (port, asked) = server().await;
+async fn probes_of_a_terminating_pod_are_readiness_only() {
+    let (port, requests) = server().await;
     let (live_port, lives) = server().await;
     let mut probed =
         Probed::new(json!({"readinessProbe": tcp(port), "livenessProbe": tcp(live_port)}));
     probed.runs("1", Duration::ZERO);
-    probed.until("1", ProbeKind::Liveness, Finding::Success).await;
-    probed.until("1", ProbeKind::Readiness, Finding::Success).await;
-    probed.probes.wind_down("u");
+    probed.until("1", ProbeKind::Liveness, ProbeResult::Success).await;
+    probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
+    probed.probes.stop_liveness_and_startup("u");
     probed.follow();
     sleep(Duration::from_millis(1500)).await;
-    assert_eq!((asked.load(Ordering::Relaxed), lives.load(Ordering::Relaxed)), (2, 1));
+    assert_eq!((requests.load(Ordering::Relaxed), lives.load(Ordering::Relaxed)), (2, 1));
     probed.observed.containers.clear();
     probed.follow();
-    assert_eq!(probed.found("1", ProbeKind::Readiness), Finding::Unknown);
+    assert_eq!(probed.result("1", ProbeKind::Readiness), ProbeResult::Unknown);
     sleep(Duration::from_millis(1500)).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 2, "what does not run is not asked");
+    assert_eq!(requests.load(Ordering::Relaxed), 2, "what does not run is not requests");
 }
 
 #[tokio::test]
-async fn one_that_hangs_delays_no_other() {
+async fn probes_that_hang_do_not_delay_others() {
     let hangs = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hung = hangs.local_addr().unwrap().port();
-    let (port, asked) = server().await;
+    let (port, requests) = server().await;
     let mut probed = Probed::new(json!({
         "livenessProbe": {"httpGet": {"port": hung}, "periodSeconds": 1, "timeoutSeconds": 30},
         "readinessProbe": tcp(port),
     }));
     probed.runs("1", Duration::ZERO);
     sleep(Duration::from_millis(2500)).await;
-    assert_eq!(probed.found("1", ProbeKind::Readiness), Finding::Success);
-    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(probed.result("1", ProbeKind::Readiness), ProbeResult::Success);
+    assert_eq!(requests.load(Ordering::Relaxed), 3);
     probed.probes.forget("u");
-    // Who hung has been let go.
+    // The probe that hung was dropped.
     let (stream, _) = hangs.accept().await.unwrap();
     let closed = async {
         let mut buffer = [0; 1024];
@@ -279,22 +283,22 @@ async fn one_that_hangs_delays_no_other() {
 }
 
 #[tokio::test]
-async fn a_container_in_its_post_start_hook_is_let_be() {
-    let (port, asked) = server().await;
+async fn probes_wait_for_post_start_hooks() {
+    let (port, requests) = server().await;
     let mut probed = Probed::new(json!({"livenessProbe": tcp(port)}));
     probed.runs("1", Duration::ZERO);
-    probed.until("1", ProbeKind::Liveness, Finding::Success).await;
+    probed.until("1", ProbeKind::Liveness, ProbeResult::Success).await;
     probed.observed.containers[0].id = "2".to_owned();
     let starting = HashSet::from(["c".to_owned()]);
     probed.probes.follow(&probed.pod, &probed.observed, &starting, &PodStatus::default());
     sleep(SHORT).await;
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(requests.load(Ordering::Relaxed), 1);
     probed.follow();
-    probed.until("2", ProbeKind::Liveness, Finding::Success).await;
+    probed.until("2", ProbeKind::Liveness, ProbeResult::Success).await;
 }
 
 #[tokio::test]
-async fn a_probe_that_waits_takes_little_room() {
+async fn probe_tasks_are_small() {
     let probed = Probed::new(json!({}));
     let subject = Subject {
         pod: Pod::default(),
@@ -317,7 +321,7 @@ async fn a_probe_that_waits_takes_little_room() {
 }
 
 #[tokio::test]
-async fn probes_leave_no_connection_behind() {
+async fn probes_close_their_connections() {
     const PODS: usize = 40;
     const SLACK: usize = 20;
     let app = axum::Router::new().fallback(async || "ok");
@@ -338,7 +342,7 @@ async fn probes_leave_no_connection_behind() {
     sleep(Duration::from_secs(3)).await;
     let after = open_files();
     assert!(after < before + SLACK, "{before} open files became {after}");
-    assert!(pods.iter().all(|pod| pod.found("1", ProbeKind::Readiness) == Finding::Success));
+    assert!(pods.iter().all(|pod| pod.result("1", ProbeKind::Readiness) == ProbeResult::Success));
 }
 
 fn open_files() -> usize {

@@ -1,5 +1,5 @@
-//! The services of the cluster, for the environment of containers: of each no more than its
-//! address and ports is kept. The runtime asks for a pod's variables when it makes a container.
+//! The services of the cluster, for the environment of containers: only their addresses and ports
+//! are kept. The variables are read when a container is created.
 
 mod variables;
 
@@ -19,22 +19,23 @@ use tracing::warn;
 use longshore_client::{Item, Reports};
 use variables::Entry;
 
-/// Objects of one answer, so that a large cluster's services are never all in memory at full size.
+/// Page size of lists, so that not all services of a large cluster are in memory at full size at
+/// once.
 const PAGE: u32 = 100;
-/// How long a pod that comes before the first list waits for it.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// No program can be started with more bytes of variables: three quarters of the kernel's _STK_LIM.
+/// How long a pod waits for the first list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+/// No program can be started with a larger environment: three quarters of the kernel's _STK_LIM.
 const MAX_BYTES: usize = 6 << 20;
-/// The service of the cluster's own API, which every pod of every namespace is told of.
+/// The service of the apiserver, whose variables all pods get.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
-/// Why the variables of services are not to be had.
+/// Why the variables of services are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No list of services has come yet.
+    /// Services have not been listed yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NotYet,
-    /// The services of the namespace have more ports than can be told.
+    /// The variables of the namespace's services exceed the limit.
     #[error(
         "argument list too long: the variables of the namespace's services are longer than \
          {MAX_BYTES} bytes; set enableServiceLinks to false"
@@ -71,14 +72,14 @@ impl Services {
     /// The variables of a pod: those of the cluster's API, and if the pod wants links those of its
     /// namespace. A pod that comes before the first list waits a while for it; static pods do not.
     pub async fn variables(&self, pod: &Pod) -> Result<Variables, Error> {
-        self.variables_within(PATIENCE, pod).await
+        self.variables_within(LIST_TIMEOUT, pod).await
     }
 
-    async fn variables_within(&self, patience: Duration, pod: &Pod) -> Result<Variables, Error> {
+    async fn variables_within(&self, timeout: Duration, pod: &Pod) -> Result<Variables, Error> {
         let Some(known) = &self.known else { return Ok(Variables::new()) };
         let mut known = known.clone();
         if !spec::is_static(pod) {
-            let listed = tokio::time::timeout(patience, known.wait_for(Option::is_some)).await;
+            let listed = tokio::time::timeout(timeout, known.wait_for(Option::is_some)).await;
             if !matches!(listed, Ok(Ok(_))) {
                 return Err(Error::NotYet);
             }
@@ -100,7 +101,7 @@ impl Known {
     }
 
     /// A service whose object cannot be decoded stays as it was known.
-    fn keep(&mut self, metadata: &ObjectMeta, known: &Self) {
+    fn keep_last(&mut self, metadata: &ObjectMeta, known: &Self) {
         let (namespace, name) = key(metadata);
         if let Some(entry) = known.0.get(namespace).and_then(|services| services.get(name)) {
             self.0.entry(namespace.into()).or_default().insert(name.into(), entry.clone());
@@ -126,7 +127,7 @@ impl Known {
         }
         let mut bytes = 0;
         for (name, entry) in own.into_iter().flatten() {
-            bytes += entry.least_bytes(name);
+            bytes += entry.min_bytes(name);
             if bytes > MAX_BYTES {
                 return Err(Error::TooMany);
             }
@@ -158,7 +159,7 @@ async fn follow(client: Client, known: watch::Sender<Option<Known>>) {
                 Err(unreadable) => {
                     reports.log(&unreadable);
                     if let Some(known) = known.borrow().as_ref() {
-                        listed.keep(&unreadable.metadata, known);
+                        listed.keep_last(&unreadable.metadata, known);
                     }
                 }
             },
@@ -182,9 +183,9 @@ async fn follow(client: Client, known: watch::Sender<Option<Known>>) {
                 });
             }
             Err(error) => {
-                // Told once for each outage.
+                // Logged once for each outage.
                 if !std::mem::replace(&mut failing, true) {
-                    warn!(%error, "services cannot be watched, trying again");
+                    warn!(%error, "cannot watch services, will retry");
                 }
                 continue;
             }

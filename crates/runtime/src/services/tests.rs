@@ -21,7 +21,7 @@ fn pairs(variables: &Variables) -> Vec<String> {
 }
 
 #[test]
-fn a_service_is_told_in_all_its_names() {
+fn service_variables_in_all_formats() {
     let ports = json!([
         {"name": "u-d-p", "port": 8083, "protocol": "UDP"},
         {"port": 8084, "protocol": "TCP"},
@@ -47,7 +47,7 @@ fn a_service_is_told_in_all_its_names() {
 }
 
 #[test]
-fn a_pod_is_told_of_the_api_and_of_its_own_namespace() {
+fn service_variables_of_the_apiserver_and_the_namespace() {
     let at = |ip: &str| json!({"clusterIP": ip, "ports": [{"port": 1}]});
     let mut known = known(&[
         service("default", "kubernetes", at("10.0.0.1")),
@@ -74,7 +74,7 @@ fn a_pod_is_told_of_the_api_and_of_its_own_namespace() {
     }
     assert_eq!(known.variables("ns", true).unwrap()["WEB_PORT"], "tcp://[fd00::1]:1");
 
-    // A service may lose its address, and go.
+    // A service can lose its address, and be deleted.
     known.set(&service("ns", "web", at("None")));
     known.remove(("default", "kubernetes"));
     assert_eq!(hosts(&known, "ns", true), "");
@@ -88,7 +88,7 @@ fn pod(source: &str) -> Pod {
 }
 
 #[tokio::test]
-async fn pods_of_the_api_wait_for_the_first_list_and_no_longer_than_is_good() {
+async fn service_variables_wait_for_the_first_list() {
     let (sender, receiver) = watch::channel(None);
     let services = Services { known: Some(receiver) };
     let impatience = Duration::from_millis(1);
@@ -108,7 +108,7 @@ async fn pods_of_the_api_wait_for_the_first_list_and_no_longer_than_is_good() {
 
 /// Finding 13: one Service in any namespace kept every restarted node from starting pods.
 #[tokio::test]
-async fn a_service_that_cannot_be_decoded_leaves_the_others() {
+async fn services_undecodable_object_does_not_affect_others() {
     let rest = r#""spec":{"clusterIP":"10.0.0.7","ports":[{"port":1}]}"#;
     let good = |name: &str, version: u32| {
         format!(
@@ -129,7 +129,7 @@ async fn a_service_that_cannot_be_decoded_leaves_the_others() {
         names.map(str::to_owned).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(hosts().await, "A BAD4 BAD5 B");
-    // One that was good and becomes bad stays as it was, and its deletion is seen.
+    // An object that becomes invalid keeps its last state, and its deletion is seen.
     for bad in bad_objects(rest).iter().take(4) {
         api.send("MODIFIED", &bad.replace(r#""name":"bad"#, r#""name":"a"#));
         api.send("MODIFIED", &bad.replace("bad", "b"));
@@ -154,7 +154,7 @@ async fn a_service_that_cannot_be_decoded_leaves_the_others() {
 
 /// Finding 14: services with thousands of ports took memory for each container of their namespace.
 #[test]
-fn variables_are_bounded() {
+fn environment_variables_are_limited() {
     let ports: Vec<Value> = (1..=10_000).map(|port| json!({"port": port})).collect();
     let spec = json!({"clusterIP": "10.0.0.1", "ports": ports});
     let many: Vec<Service> =

@@ -1,4 +1,4 @@
-//! A service in the words of a container's environment.
+//! Environment variables of a service.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::Variables;
 
-/// What variables tell of a service.
+/// Address and ports of a service.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     address: Box<str>,
@@ -19,12 +19,12 @@ struct Port {
     number: i32,
     /// Empty if it has none.
     name: Box<str>,
-    /// In small letters.
+    /// In lower case.
     protocol: Box<str>,
 }
 
 impl Entry {
-    /// What is to be told of a service; `None` if it has no address of its own.
+    /// The entry of a service; `None` if it has no cluster IP.
     pub(super) fn of(service: &Service) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let address = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None")?;
@@ -41,9 +41,9 @@ impl Entry {
         (!ports.is_empty()).then(|| Self { address: address.into(), ports })
     }
 
-    /// The least bytes that the variables of the service of that name take: for each port, four that
-    /// begin with the name.
-    pub(super) fn least_bytes(&self, name: &str) -> usize {
+    /// The minimum size of the variables of the service of that name: for each port, four that
+    /// start with the name.
+    pub(super) fn min_bytes(&self, name: &str) -> usize {
         const LINK: usize = "_PORT_1_TCP_PROTO=tcp".len();
         self.ports.len() * 4 * (name.len() + LINK)
     }
@@ -63,7 +63,7 @@ impl Entry {
             if !port.name.is_empty() {
                 set(format!("{name}_SERVICE_PORT_{}", variable(&port.name)), number.to_string());
             }
-            // The names that linked containers were given before there were pods.
+            // Variables in the format of Docker links.
             let link = format!("{name}_PORT_{number}_{}", protocol.to_uppercase());
             set(format!("{link}_PROTO"), protocol.to_owned());
             set(format!("{link}_PORT"), number.to_string());

@@ -1,4 +1,4 @@
-//! Answers of the apiserver, kept for a while and in bounded number.
+//! A bounded cache with TTL for decisions of the apiserver.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -6,15 +6,15 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A map whose entries end after a while.
+/// A bounded map whose entries expire.
 pub(super) struct Cache<K, V> {
     entries: Mutex<HashMap<K, (Instant, V)>>,
-    most: usize,
+    capacity: usize,
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
-    pub(super) fn new(most: usize) -> Self {
-        Self { entries: Mutex::default(), most }
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { entries: Mutex::default(), capacity }
     }
 
     pub(super) fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
@@ -26,19 +26,19 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
         (Instant::now() < *ends).then(|| value.clone())
     }
 
-    pub(super) fn insert(&self, key: K, value: V, life: Duration) {
+    pub(super) fn insert(&self, key: K, value: V, ttl: Duration) {
         let now = Instant::now();
         let mut entries = self.entries();
-        if entries.len() >= self.most {
+        if entries.len() >= self.capacity {
             entries.retain(|_, (ends, _)| now < *ends);
         }
-        if entries.len() >= self.most {
-            // all are still good: the one that ends first has the least left to give
+        if entries.len() >= self.capacity {
+            // none has expired: evict the one that expires first
             let first =
                 entries.iter().min_by_key(|(_, (ends, _))| *ends).map(|(key, _)| key.clone());
             first.map(|first| entries.remove(&first));
         }
-        entries.insert(key, (now.checked_add(life).unwrap_or(now), value));
+        entries.insert(key, (now.checked_add(ttl).unwrap_or(now), value));
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_end_and_are_few() {
+    fn auth_cache_expires_and_is_bounded() {
         let cache: Cache<String, u32> = Cache::new(3);
         cache.insert("gone".into(), 0, Duration::ZERO);
         assert_eq!(cache.get("gone"), None);

@@ -1,7 +1,7 @@
-//! Who a client is by the certificate that it has shown.
+//! Authentication by client certificates.
 //!
-//! That is asked with each request, as a connection may outlive the certificate and the authority
-//! that gave it; the answer is remembered for as long as both are what they were.
+//! It is checked with each request, as a connection may outlive the certificate and the CA; the
+//! result is cached until the CA is reloaded.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,16 +11,16 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use super::User;
 use crate::tls::{Clients, Tls};
 
-/// What a client has shown in its handshake.
+/// The certificate chain of a client's handshake.
 pub(crate) struct Certified {
     tls: Arc<Tls>,
     chain: Vec<CertificateDer<'static>>,
-    judged: Mutex<Judged>,
+    verified: Mutex<Verified>,
 }
 
-/// What a chain was found to prove.
-struct Judged {
-    /// By which authority: see [`Clients::generation`].
+/// The result of a verification.
+struct Verified {
+    /// The generation of the CA: see [`Clients::generation`].
     generation: u64,
     verdict: Verdict,
 }
@@ -29,11 +29,11 @@ impl Certified {
     pub(crate) fn new(tls: Arc<Tls>, chain: Option<&[CertificateDer<'_>]>) -> Self {
         let chain: Vec<_> =
             chain.into_iter().flatten().map(|link| link.clone().into_owned()).collect();
-        let judged = Judged::by(&tls.clients(), &chain);
-        Self { tls, chain, judged: Mutex::new(judged) }
+        let verified = Verified::new(&tls.clients(), &chain);
+        Self { tls, chain, verified: Mutex::new(verified) }
     }
 
-    /// Whose certificate was shown, if one was; why it proves nobody, as of now.
+    /// The user of the certificate, if there is one; an error if it is invalid now.
     pub(super) fn user(&self) -> Result<Option<User>, String> {
         self.user_at(UnixTime::now())
     }
@@ -43,18 +43,18 @@ impl Certified {
             return Ok(None);
         }
         let clients = self.tls.clients();
-        let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
-        if judged.generation != clients.generation {
-            *judged = Judged::by(&clients, &self.chain);
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified.generation != clients.generation {
+            *verified = Verified::new(&clients, &self.chain);
         }
-        Ok(judged.verdict.user_at(now)?.map(User::from))
+        Ok(verified.verdict.user_at(now)?.map(User::from))
     }
 }
 
-impl Judged {
-    fn by(clients: &Clients, chain: &[CertificateDer<'_>]) -> Self {
+impl Verified {
+    fn new(clients: &Clients, chain: &[CertificateDer<'_>]) -> Self {
         let authority = clients.authority.as_ref();
-        let verdict = authority.map_or(Verdict::Nothing, |authority| authority.judge(chain));
+        let verdict = authority.map_or(Verdict::Nothing, |authority| authority.verify(chain));
         Self { generation: clients.generation, verdict }
     }
 }
@@ -70,9 +70,9 @@ mod tests {
     use super::*;
     use crate::tests::{ExtendedUse, Pki, config};
 
-    /// A connection does not keep what its certificate has lost.
+    /// Open connections lose access when the CA changes.
     #[test]
-    fn a_renewed_authority_holds_for_connections_that_are_open() {
+    fn client_ca_reload_applies_to_open_connections() {
         let (pki, renewed) = (Pki::new(), Pki::new());
         let chain = |pki: &Pki| {
             pki.issue("jane", "jane", ExtendedUse::ClientAuth);
@@ -91,12 +91,12 @@ mod tests {
         assert_eq!(Certified::new(Arc::clone(&tls), None).user(), Ok(None));
 
         std::fs::copy(renewed.path("ca.crt"), pki.path("ca.crt")).unwrap();
-        tls.forget();
+        tls.expire();
         assert!(before.user().is_err());
         assert_eq!(unknown.user().unwrap().unwrap().name, "jane");
-        // what is no authority leaves the last one in force
+        // an invalid CA file keeps the previous CA
         std::fs::write(pki.path("ca.crt"), "nonsense").unwrap();
-        tls.forget();
+        tls.expire();
         assert_eq!(unknown.user().unwrap().unwrap().name, "jane");
     }
 }

@@ -1,19 +1,19 @@
-//! How questions to the apiserver about clients go.
+//! Metrics of token and access reviews.
 
 use std::time::Instant;
 
 use kube::Error as KubeError;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
-/// What is counted of one kind of question. Cheap to clone.
+/// Metrics of one kind of review. Cheap to clone.
 #[derive(Clone, Debug)]
-struct Questions {
+struct ReviewMetrics {
     all: Family<Counter, 1>,
     durations: Family<Histogram, 1>,
 }
 
-impl Questions {
-    fn note<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
+impl ReviewMetrics {
+    fn observe<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
         let code = match outcome {
             Ok(_) => "201".to_owned(),
             Err(KubeError::Api(status)) => status.code.to_string(),
@@ -24,11 +24,11 @@ impl Questions {
     }
 }
 
-/// What is counted of questions about clients. Cheap to clone.
+/// Metrics of token and access reviews. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reviews {
-    tokens: Questions,
-    leave: Questions,
+    tokens: ReviewMetrics,
+    authorization: ReviewMetrics,
 }
 
 impl Reviews {
@@ -36,7 +36,7 @@ impl Reviews {
     pub(crate) fn new(registry: &Registry) -> Self {
         let buckets = || Buckets::of(&[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0]);
         Self {
-            tokens: Questions {
+            tokens: ReviewMetrics {
                 all: registry.counters(
                     "apiserver_delegated_authn_request_total",
                     "Questions to the apiserver about tokens, by the status of the answer.",
@@ -49,7 +49,7 @@ impl Reviews {
                     buckets(),
                 ),
             },
-            leave: Questions {
+            authorization: ReviewMetrics {
                 all: registry.counters(
                     "apiserver_delegated_authz_request_total",
                     "Questions to the apiserver about what clients may, by the status of the answer.",
@@ -65,13 +65,13 @@ impl Reviews {
         }
     }
 
-    /// It was asked, from that moment on, whose a token is.
-    pub(super) fn token<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
-        self.tokens.note(began, outcome);
+    /// Observes a TokenReview.
+    pub(super) fn observe_token_review<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
+        self.tokens.observe(began, outcome);
     }
 
-    /// It was asked, from that moment on, whether a client may do something.
-    pub(super) fn leave<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
-        self.leave.note(began, outcome);
+    /// Observes a SubjectAccessReview.
+    pub(super) fn observe_access_review<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
+        self.authorization.observe(began, outcome);
     }
 }

@@ -1,5 +1,5 @@
-//! Who asks (client certificate, bearer token, anonymous) and whether they may (`nodes/…` in the
-//! API's own authorization).
+//! Authentication (client certificate, bearer token, anonymous) and authorization (`nodes/…`
+//! subresources, by SubjectAccessReview).
 
 mod cache;
 mod certified;
@@ -32,18 +32,18 @@ use tracing::warn;
 use self::cache::Cache;
 pub(super) use self::certified::Certified;
 pub(super) use self::metrics::Reviews;
-use super::audit::{Asked, Audit};
-use super::listen::Pace;
+use super::audit::{Audit, RequestInfo};
+use super::listen::ConnectionState;
 use super::{Refusal, limits};
 
-/// Answers remembered of each kind; few in tests, which fill it up.
-const REMEMBERED: usize = if cfg!(test) { 32 } else { 4096 };
-/// Questions to the apiserver at one time, of each of the two kinds.
-const QUESTIONS: usize = 8;
-/// Requests that wait for an answer about a token; few in tests. Each of them holds its headers.
-const WAITING: u64 = if cfg!(test) { 64 } else { 256 };
+/// Cache size of each kind of review; small in tests.
+const CACHE_SIZE: usize = if cfg!(test) { 32 } else { 4096 };
+/// Maximum number of concurrent reviews of each kind.
+const MAX_REVIEWS: usize = 8;
+/// Maximum number of requests that wait for a TokenReview, each with its headers; small in tests.
+const MAX_WAITING: u64 = if cfg!(test) { 64 } else { 256 };
 
-/// Somebody who asks.
+/// A user.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct User {
     name: String,
@@ -53,7 +53,7 @@ pub(super) struct User {
 }
 
 impl User {
-    /// A user with a proof, which makes them a member of one more group.
+    /// An authenticated user, in the group `system:authenticated`.
     pub(super) fn authenticated(name: String, mut groups: Vec<String>) -> Self {
         let all = "system:authenticated".to_owned();
         if !groups.contains(&all) {
@@ -62,7 +62,7 @@ impl User {
         Self { name, groups, ..Self::default() }
     }
 
-    /// The user as a holder of connections. The apiserver comes as one user for all of its callers.
+    /// The user, for limits. The apiserver is one user for all of its clients.
     fn holder(&self) -> Holder {
         let is_system = self.name == "kube-apiserver-kubelet-client"
             || self
@@ -85,20 +85,20 @@ impl From<&longshore_tls::User> for User {
     }
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Default)]
 pub(super) struct Peer {
     pub(super) address: Option<SocketAddr>,
-    /// By its certificate; `None` where nobody shows one.
+    /// The client certificate; `None` without TLS.
     pub(super) certified: Option<Certified>,
-    /// The connection as the port's limiter knows it.
+    /// The connection in the port's limiter.
     pub(super) connection: Option<Arc<Connection>>,
-    /// What it does.
-    pub(super) pace: watch::Sender<Pace>,
+    /// The state of the connection.
+    pub(super) state: watch::Sender<ConnectionState>,
 }
 
 impl Peer {
-    /// A request of this user is authorized, and so is the connection; `false`: there are too many.
+    /// Marks the connection as authorized for this user; `false` if there are too many.
     fn authorize(&self, user: &User) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.authorize(&user.holder()))
     }
@@ -112,45 +112,44 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// Why nobody is known to send a request.
-enum Refused {
-    /// What it shows proves nothing; with the reason, for the log.
+/// Why authentication failed.
+enum AuthenticationError {
+    /// Invalid or missing credentials; with the reason, for the log.
     Unauthorized(String),
-    /// Too many requests from there wait for the apiserver's word on their tokens.
+    /// Too many requests from that address wait for a TokenReview.
     Busy,
 }
 
-/// Decides on every request.
+/// Authenticates and authorizes requests.
 pub(super) struct Auth {
     node: String,
     anonymous: bool,
-    /// Whether to run something in a pod takes leave to create, also when it is begun by a GET.
+    /// Whether streams into pods need the verb `create`, also for GET requests.
     strict_streams: bool,
-    /// Asks the apiserver about tokens.
+    /// Client for TokenReviews.
     tokens: Option<Client>,
-    /// Asks the apiserver for leave; `None`: everybody may.
+    /// Client for SubjectAccessReviews; `None`: always allow.
     reviews: Option<Client>,
-    /// By a digest: tokens are secrets, and as long as whoever sends them likes.
+    /// By digest, as tokens are secret and may be long.
     token_cache: Cache<Digest, User>,
-    /// Tokens that are no good. On their own: whoever makes up tokens has none of the others
-    /// forgotten.
-    refused_tokens: Cache<Digest, ()>,
-    token_life: Duration,
+    /// Invalid tokens, in a separate cache, so that forged tokens cannot evict valid ones.
+    invalid_tokens: Cache<Digest, ()>,
+    token_ttl: Duration,
     authorization_cache: Cache<(User, &'static str, &'static str), bool>,
-    leave_lives: (Duration, Duration),
-    /// Turns for questions about tokens, which a stranger can cause as many of as they like.
-    token_questions: Semaphore,
-    /// Who waits for such a turn, by address.
+    authorization_ttls: (Duration, Duration),
+    /// Limits concurrent TokenReviews, which unauthenticated clients can cause.
+    token_review_permits: Semaphore,
+    /// Requests that wait for a TokenReview, by address.
     waiting: Arc<Budget>,
-    leave_questions: Semaphore,
+    access_review_permits: Semaphore,
     audit: Arc<Audit>,
-    told: Reviews,
+    metrics: Reviews,
 }
 
 /// SHA-256 of a token.
 type Digest = [u8; 32];
 
-/// The settings ask for an apiserver's word where there is no apiserver.
+/// Webhook authentication or authorization is configured without an apiserver.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} needs a kubeconfig")]
 pub struct NoApiserver(&'static str);
@@ -160,7 +159,7 @@ impl Auth {
         config: &Config,
         client: Option<&Client>,
         audit: Arc<Audit>,
-        told: Reviews,
+        metrics: Reviews,
     ) -> Result<Self, NoApiserver> {
         let (authentication, authorization) =
             (&config.kubelet.authentication, &config.kubelet.authorization);
@@ -169,29 +168,31 @@ impl Auth {
             (true, Some(client)) => Ok(Some(client.clone())),
             (false, _) => Ok(None),
         };
-        let lives = &authorization.webhook;
+        let webhook = &authorization.webhook;
         Ok(Self {
             node: config.node_name.clone(),
             anonymous: authentication.anonymous.enabled,
             strict_streams: config.strict_streams,
             tokens: needed(authentication.webhook.enabled, "authentication.webhook.enabled")?,
             reviews: needed(authorization.mode == "Webhook", "authorization.mode Webhook")?,
-            token_cache: Cache::new(REMEMBERED),
-            refused_tokens: Cache::new(REMEMBERED),
-            token_life: authentication.webhook.cache_ttl.get(),
-            authorization_cache: Cache::new(REMEMBERED),
-            leave_lives: (lives.cache_authorized_ttl.get(), lives.cache_unauthorized_ttl.get()),
-            token_questions: Semaphore::new(QUESTIONS),
-            waiting: Budget::new(WAITING, 0),
-            leave_questions: Semaphore::new(QUESTIONS),
+            token_cache: Cache::new(CACHE_SIZE),
+            invalid_tokens: Cache::new(CACHE_SIZE),
+            token_ttl: authentication.webhook.cache_ttl.get(),
+            authorization_cache: Cache::new(CACHE_SIZE),
+            authorization_ttls: (
+                webhook.cache_authorized_ttl.get(),
+                webhook.cache_unauthorized_ttl.get(),
+            ),
+            token_review_permits: Semaphore::new(MAX_REVIEWS),
+            waiting: Budget::new(MAX_WAITING, 0),
+            access_review_permits: Semaphore::new(MAX_REVIEWS),
             audit,
-            told,
+            metrics,
         })
     }
 
-    /// Who sends the request; the error says why that is nobody who may come in. Who shows something
-    /// that is no good does not fall back to being nobody in particular.
-    async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, Refused> {
+    /// The user of a request. Invalid certificates are not treated as anonymous.
+    async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, AuthenticationError> {
         let certified = peer.certified.as_ref().map_or(Ok(None), Certified::user);
         if let Ok(Some(user)) = certified {
             return Ok(user);
@@ -200,51 +201,56 @@ impl Auth {
             return self.bearer(client, token, peer).await;
         }
         match certified {
-            Err(why) => Err(Refused::Unauthorized(why)),
+            Err(why) => Err(AuthenticationError::Unauthorized(why)),
             Ok(_) if self.anonymous => Ok(User::anonymous()),
-            Ok(_) => Err(Refused::Unauthorized("it shows nothing".to_owned())),
+            Ok(_) => Err(AuthenticationError::Unauthorized("no credentials".to_owned())),
         }
     }
 
-    /// Who holds that token.
-    async fn bearer(&self, client: &Client, token: &str, peer: &Peer) -> Result<User, Refused> {
-        let no_good = || Refused::Unauthorized("its bearer token is no good".to_owned());
+    /// The user of a token.
+    async fn bearer(
+        &self,
+        client: &Client,
+        token: &str,
+        peer: &Peer,
+    ) -> Result<User, AuthenticationError> {
+        let invalid = || AuthenticationError::Unauthorized("invalid bearer token".to_owned());
         let digest = Digest::from(Sha256::digest(token));
         let known = || match self.token_cache.get(&digest) {
             Some(user) => Some(Some(user)),
-            None => self.refused_tokens.get(&digest).map(|()| None),
+            None => self.invalid_tokens.get(&digest).map(|()| None),
         };
         if let Some(known) = known() {
-            return known.ok_or_else(no_good);
+            return known.ok_or_else(invalid);
         }
-        let waits = self.waiting.take(&limits::address(Some(peer)), 1);
-        let _waits = waits.ok_or(Refused::Busy)?;
-        let _turn = self.token_questions.acquire().await;
-        // who asked before may have had the same question
+        let slot = self.waiting.take(&limits::holder_of_address(Some(peer)), 1);
+        let _slot = slot.ok_or(AuthenticationError::Busy)?;
+        let _permit = self.token_review_permits.acquire().await;
+        // a request before this one may have had the same token
         if let Some(known) = known() {
-            return known.ok_or_else(no_good);
+            return known.ok_or_else(invalid);
         }
         let began = Instant::now();
         let answer = review_token(client, token).await;
-        self.told.token(began, &answer);
+        self.metrics.observe_token_review(began, &answer);
         match answer {
             Ok(Some(user)) => {
-                self.token_cache.insert(digest, user.clone(), self.token_life);
+                self.token_cache.insert(digest, user.clone(), self.token_ttl);
                 Ok(user)
             }
             Ok(None) => {
-                self.refused_tokens.insert(digest, (), self.token_life);
-                Err(no_good())
+                self.invalid_tokens.insert(digest, (), self.token_ttl);
+                Err(invalid())
             }
             Err(error) => {
-                warn!("cannot ask the apiserver about a token: {error}");
-                Err(no_good())
+                warn!("TokenReview failed: {error}");
+                Err(invalid())
             }
         }
     }
 
-    /// Whether the user may do that with any of the node's subresources.
-    async fn may(
+    /// Whether the user is allowed that verb on any of the node's subresources.
+    async fn is_allowed(
         &self,
         user: &User,
         verb: &'static str,
@@ -256,13 +262,13 @@ impl Auth {
             let allowed = match self.authorization_cache.get(&key) {
                 Some(known) => known,
                 None => {
-                    let _turn = self.leave_questions.acquire().await;
+                    let _permit = self.access_review_permits.acquire().await;
                     match self.authorization_cache.get(&key) {
                         Some(known) => known,
                         None => {
                             let answer = self.review_access(client, user, verb, subresource);
                             let allowed = answer.await?;
-                            let (yes, no) = self.leave_lives;
+                            let (yes, no) = self.authorization_ttls;
                             self.authorization_cache.insert(
                                 key,
                                 allowed,
@@ -307,7 +313,7 @@ impl Auth {
         };
         let began = Instant::now();
         let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await;
-        self.told.leave(began, &answer);
+        self.metrics.observe_access_review(began, &answer);
         Ok(answer?.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
     }
 }
@@ -330,46 +336,49 @@ async fn review_token(client: &Client, token: &str) -> Result<Option<User>, Kube
     }))
 }
 
-/// The gate before every route.
-pub(super) async fn gate(
+/// The middleware of all routes.
+pub(super) async fn authenticate_and_authorize(
     State(auth): State<Arc<Auth>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Refusal> {
     let peer = request.extensions().get::<Arc<Peer>>().cloned().unwrap_or_default();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let asked = |user| Asked { address: peer.address, user, method: &method, path: &path };
+    let request_info =
+        |user| RequestInfo { address: peer.address, user, method: &method, path: &path };
     let user = auth.user(request.headers(), &peer).await.map_err(|refused| {
-        // who has nothing to show may not hold the line either
-        Pace::turn_away(&peer.pace);
+        // unauthenticated connections are closed
+        ConnectionState::close(&peer.state);
         let (refusal, why) = match refused {
-            Refused::Unauthorized(why) => {
+            AuthenticationError::Unauthorized(why) => {
                 (Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()), why)
             }
-            Refused::Busy => (limits::too_many(), "too many tokens to ask about".to_owned()),
+            AuthenticationError::Busy => {
+                (limits::too_many(), "too many pending token reviews".to_owned())
+            }
         };
-        auth.audit.refused(&asked(""), refusal.0, &why);
+        auth.audit.refused(&request_info(""), refusal.0, &why);
         refusal
     })?;
-    match auth.admit(&user, &method, &path).await {
+    match auth.check_access(&user, &method, &path).await {
         Ok(()) if peer.authorize(&user) => {
             request.extensions_mut().insert(user.holder());
             if is_stream(&path) || !matches!(method, Method::GET | Method::HEAD) {
-                auth.audit.admitted(&asked(&user.name));
+                auth.audit.admitted(&request_info(&user.name));
             }
             Ok(next.run(request).await)
         }
         Ok(()) => Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, "too many connections".to_owned())),
         Err(refusal) => {
-            auth.audit.refused(&asked(&user.name), refusal.0, refusal.1.trim_end());
+            auth.audit.refused(&request_info(&user.name), refusal.0, refusal.1.trim_end());
             Err(refusal)
         }
     }
 }
 
 impl Auth {
-    /// Whether the user may do that to the path.
-    async fn admit(&self, user: &User, method: &Method, path: &str) -> Result<(), Refusal> {
+    /// Authorizes a request.
+    async fn check_access(&self, user: &User, method: &Method, path: &str) -> Result<(), Refusal> {
         let verb = match self.strict_streams && is_stream(path) {
             true => "create",
             false => verb(method),
@@ -378,17 +387,18 @@ impl Auth {
         let attributes = |subresources: &str| {
             format!("(user={}, verb={verb}, resource=nodes, {subresources})", user.name)
         };
-        match self.may(user, verb, subresources).await {
+        match self.is_allowed(user, verb, subresources).await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let asked = attributes(&format!("subresource(s)=[{}]", subresources.join(" ")));
-                Err(Refusal(StatusCode::FORBIDDEN, format!("Forbidden {asked}\n")))
+                let attributes =
+                    attributes(&format!("subresource(s)=[{}]", subresources.join(" ")));
+                Err(Refusal(StatusCode::FORBIDDEN, format!("Forbidden {attributes}\n")))
             }
             Err(error) => {
-                warn!("cannot ask the apiserver for leave: {error}");
-                let asked =
+                warn!("SubjectAccessReview failed: {error}");
+                let attributes =
                     attributes(&format!("subresource={}", subresources.first().unwrap_or(&"")));
-                let text = format!("Authorization error {asked}");
+                let text = format!("Authorization error {attributes}");
                 Err(Refusal(StatusCode::INTERNAL_SERVER_ERROR, text))
             }
         }
@@ -406,13 +416,13 @@ fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// Whether the path leads into a pod. A WebSocket begins with a GET, so that who may merely read the
-/// node's `proxy` runs commands, upstream too, unless `--authorization-strict-streams` is set.
+/// Whether the path is a stream into a pod. WebSockets start with a GET, so that `get nodes/proxy`
+/// allows running commands, upstream too, unless `--authorization-strict-streams` is set.
 fn is_stream(path: &str) -> bool {
     matches!(path.split('/').nth(1).unwrap_or_default(), "exec" | "attach" | "portForward" | "run")
 }
 
-/// What leave a path takes: the fine-grained one, then the one for everything.
+/// The subresources that authorize a path: the fine-grained one, then `proxy`.
 fn subresources(path: &str) -> &'static [&'static str] {
     match path.split('/').nth(1).unwrap_or_default() {
         "pods" | "runningpods" => &["pods", "proxy"],
@@ -433,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_path_has_its_leave() {
+    fn authorization_attributes_by_path() {
         for (path, expected) in [
             ("/pods", &["pods", "proxy"][..]),
             ("/pods/", &["pods", "proxy"]),

@@ -1,4 +1,4 @@
-//! `GET /containerLogs/{namespace}/{pod}/{container}`: a container's log, over all its files.
+//! `GET /containerLogs/{namespace}/{pod}/{container}`: a container's log, including rotated files.
 
 mod options;
 
@@ -22,13 +22,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use self::options::{QueryError, Request};
 use super::{Host, Refusal};
 
-/// Pieces between the reader of a file and the network: what a slow client can hold in memory.
+/// Maximum number of buffered pieces per client.
 const PIECES: usize = 4;
 
 #[derive(Clone)]
 struct Logs {
     host: Arc<dyn Host>,
-    /// Whether one of the streams may be asked for alone: the gate `PodLogsQuerySplitStreams`.
+    /// Whether a single stream may be requested: the gate `PodLogsQuerySplitStreams`.
     split_streams: bool,
 }
 
@@ -88,7 +88,7 @@ fn has_container(pod: &Pod, name: &str) -> bool {
     })
 }
 
-/// The id of the instance whose log is meant, with its type; the error says why there is none.
+/// The ID of the requested container instance, with its type; errors are for the client.
 fn container_id(pod: &Pod, pod_name: &str, name: &str, previous: bool) -> Result<String, String> {
     let at = format!("container {name:?} in pod {pod_name:?}");
     let status = status(pod, name).ok_or_else(|| format!("{at} is not available"))?;
@@ -102,7 +102,7 @@ fn container_id(pod: &Pod, pod_name: &str, name: &str, previous: bool) -> Result
     } else if state.running.is_some() {
         given(status.container_id.as_ref()).ok_or_else(|| format!("{at} is not available"))
     } else if let Some(now) = &state.terminated {
-        // its successor may have failed before it had an id
+        // a later instance may have failed before it had an ID
         given(now.container_id.as_ref()).or(before_id).ok_or_else(terminated)
     } else if before.is_some() {
         before_id.ok_or_else(terminated)
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_instance_is_found_or_the_reason_told() {
+    fn container_logs_instance_lookup() {
         let ended = |id: &str| json!({"terminated": {"exitCode": 0, "containerID": id}});
         for (state, last, previous, expected) in [
             (json!({"running": {}}), json!({}), false, Ok("c://now")),

@@ -1,18 +1,18 @@
-//! What a request for logs asks for, read from its query.
+//! Parses the query of a log request.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use longshore_logs::{Options, Stream};
 
-/// What a query asks for.
+/// A parsed query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Request {
     /// Which part of the log.
     pub(super) options: Options,
-    /// That of the container before this one.
+    /// Whether the previous instance is requested.
     pub(super) previous: bool,
-    /// The stream as it is named, if one is.
+    /// The name of the stream, if given.
     pub(super) stream: Option<String>,
 }
 
@@ -21,18 +21,18 @@ pub(super) struct Request {
 pub(super) enum QueryError {
     /// A value is not of its type.
     Undecodable,
-    /// The values are not allowed, or not together.
+    /// Invalid values, or an invalid combination.
     Invalid,
 }
 
 impl Request {
-    /// Reads a query string; parameters of other names are nobody's business.
+    /// Parses a query; unknown parameters are ignored.
     pub(super) fn from_query(
         pairs: &[(String, String)],
         now: Timestamp,
     ) -> Result<Self, QueryError> {
         use QueryError::{Invalid, Undecodable};
-        // the first of several counts
+        // the first one wins
         let text =
             |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         let flag = |name| {
@@ -51,7 +51,7 @@ impl Request {
         };
         let limit = number("limitBytes")?;
         let seconds = number("sinceSeconds")?;
-        // one that is given, and is none, is the beginning of time
+        // an empty value means the beginning of time
         let time = match text("sinceTime") {
             Some("" | "null") => Some(None),
             Some(value) => Some(Some(value.parse::<Timestamp>().map_err(|_| Undecodable)?)),
@@ -67,7 +67,7 @@ impl Request {
             || limit.is_some_and(|bytes| bytes < 1)
             || seconds.is_some_and(|seconds| seconds < 1)
             || (seconds.is_some() && time.is_some())
-            // the last lines of one stream cannot be found without reading both
+            // the last lines of a single stream are not supported
             || (stream.is_some() && tail.is_some());
         if impossible {
             return Err(Invalid);
@@ -79,7 +79,7 @@ impl Request {
         let options = Options {
             follow: flag("follow"),
             timestamps: flag("timestamps"),
-            // further back than time goes is the beginning
+            // out of range means the beginning of time
             since: time.flatten().or_else(|| seconds.and_then(ago)),
             tail: tail.and_then(|lines| u64::try_from(lines).ok()),
             limit: limit.and_then(|bytes| u64::try_from(bytes).ok()),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_read() {
+    fn log_options_are_parsed() {
         let options = Options {
             follow: true,
             timestamps: true,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_at_fault_is_refused() {
+    fn log_options_invalid_queries() {
         use QueryError::{Invalid, Undecodable};
         for (query, error) in [
             ("tailLines=x", Undecodable),

@@ -1,4 +1,4 @@
-//! Files and directories of the log directory, and no other.
+//! Serves files and directories of the log directory.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -14,11 +14,11 @@ use rustix::io::Errno;
 use tokio::io::AsyncReadExt;
 use tokio_util::io::ReaderStream;
 
-/// Links from one path to another within the directory that are followed in one request.
+/// Maximum number of absolute links that are followed.
 const MAX_LINKS: usize = 8;
-/// Entries of a directory that are told.
+/// Maximum number of listed entries.
 const MAX_ENTRIES: usize = 10_000;
-/// How much of a file shows whether it is a text.
+/// How many bytes are used to detect text files.
 const SNIFF: usize = 512;
 
 /// Why a path is not served.
@@ -41,21 +41,21 @@ impl From<io::Error> for FileError {
         let errno = error.raw_os_error().map(Errno::from_raw_os_error);
         match errno {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => Self::Missing,
-            // out of the directory, or round in it
+            // outside of the directory, or a loop
             Some(Errno::XDEV | Errno::LOOP | Errno::ACCESS | Errno::PERM) => Self::Forbidden,
             _ => Self::Io(error),
         }
     }
 }
 
-/// A directory that nothing leads out of.
+/// The log directory; paths are resolved beneath it.
 #[derive(Debug, Clone)]
 pub(super) struct Root(PathBuf);
 
-/// What a path names.
+/// The path parameters.
 enum Found {
     File(File, fs::Metadata),
-    /// The entries, directories with a slash behind their name, sorted.
+    /// The sorted entries; directories end with a slash.
     Directory(Vec<String>),
 }
 
@@ -64,7 +64,7 @@ impl Root {
         Self(directory)
     }
 
-    /// Answers with the file, or with a list of the directory, for who wrote its path as `url`.
+    /// Serves a file, or a directory listing; `url` is the path as requested.
     pub(super) async fn serve(
         &self,
         path: &str,
@@ -80,7 +80,7 @@ impl Root {
         }
     }
 
-    /// Opens a regular file of that relative path.
+    /// Opens a regular file by its relative path.
     pub(super) fn open(&self, path: &Path) -> Result<File, FileError> {
         match self.find(path)? {
             Found::File(file, _) => Ok(file),
@@ -94,12 +94,12 @@ impl Root {
         if metadata.is_dir() {
             return Ok(Found::Directory(entries(&file)?));
         }
-        // a pipe would wait for its writer, a device is no log
+        // no pipes or devices
         if metadata.is_file() { Ok(Found::File(file, metadata)) } else { Err(FileError::Forbidden) }
     }
 
-    /// Opens a path so that the kernel lets no part of it leave the directory. Absolute links that
-    /// point back into it, as those of `containers/` do, are begun again from the top.
+    /// Opens a path beneath the directory. Absolute links that point into it, such as those of
+    /// `containers/`, are resolved from the top.
     fn open_beneath(&self, path: &Path) -> Result<OwnedFd, FileError> {
         let top =
             openat(CWD, &self.0, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -124,7 +124,7 @@ impl Root {
     }
 }
 
-/// A URL's path as one that can be opened.
+/// Validates the path of a URL.
 fn relative(path: &str) -> Result<PathBuf, FileError> {
     let path = Path::new(path.trim_start_matches('/'));
     let parts = path.components().filter(|part| *part != Component::CurDir);
@@ -150,7 +150,7 @@ fn entries(directory: &File) -> Result<Vec<String>, FileError> {
     Ok(names)
 }
 
-/// The page of a directory. A reader who left out the slash behind its name gets links that work.
+/// The HTML listing of a directory. Links also work for URLs without a trailing slash.
 fn listing(url: &str, entries: &[String]) -> String {
     let base = match url.rsplit('/').next() {
         None | Some("") => String::new(),
@@ -188,7 +188,7 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// The file's bytes as they are now; what is written while they are sent is for the next reader.
+/// Sends the file with its current length.
 fn send(
     mut file: File,
     metadata: &fs::Metadata,
@@ -229,7 +229,7 @@ fn send(
     Ok(response)
 }
 
-/// Which part of a file.
+/// A range of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     All,
@@ -237,11 +237,11 @@ enum Part {
         first: u64,
         count: u64,
     },
-    /// One that is not in the file.
+    /// Outside of the file.
     None,
 }
 
-/// Reads `bytes=first-last`; several ranges, or what is none, stand for the whole file.
+/// Parses `bytes=first-last`; several or invalid ranges mean the whole file.
 fn part(range: &str, whole: u64) -> Part {
     let Some((first, last)) = range.strip_prefix("bytes=").and_then(|range| range.split_once('-'))
     else {
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_a_file() {
+    fn node_logs_file_ranges() {
         let some = |first, count| Part::Some { first, count };
         for (range, expected) in [
             ("bytes=0-3", some(0, 4)),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_is_harmless() {
+    fn node_logs_directory_listing_is_escaped() {
         let page = listing("/pods", &["<b>\"&'.log".to_owned(), "sub/".to_owned()]);
         assert!(
             page.contains(
@@ -327,7 +327,7 @@ mod tests {
         }
 
         #[test]
-        fn a_part_is_within_its_file(range in "bytes=[0-9]{0,20}-[0-9]{0,20}|.{0,12}", whole: u64) {
+        fn node_logs_range_is_within_the_file(range in "bytes=[0-9]{0,20}-[0-9]{0,20}|.{0,12}", whole: u64) {
             if let Part::Some { first, count } = part(&range, whole) {
                 prop_assert!(count > 0 && first.checked_add(count).is_some_and(|end| end <= whole));
             }

@@ -1,9 +1,9 @@
-//! `/logs/`: the files of the machine's log directory, and what its services log.
+//! `/logs/`: files of the log directory, and logs of system services.
 //!
-//! A file is opened beneath the directory by the kernel itself, so no path, link or race leads out
-//! of it. What a query names reaches `journalctl` as whole arguments, and no shell.
+//! Files are opened by the kernel beneath the directory (`openat2`), so no path, link or race leads
+//! outside. Query values are passed to `journalctl` as single arguments, without a shell.
 //!
-//! Current limitations: answers are not compressed; a part of a file is given for a single range.
+//! Current limitations: responses are not compressed; multiple ranges are not supported.
 
 mod files;
 mod query;
@@ -20,16 +20,16 @@ use axum::routing::{any, get};
 use longshore_config::KubeletConfiguration;
 
 use self::files::{FileError, Root};
-use self::query::{NodeLogQuery, Wanted};
+use self::query::{LogTarget, NodeLogQuery};
 use self::services::Services;
 use super::Refusal;
 
-/// Where the logs of a machine are.
+/// The log directory.
 const LOG_DIRECTORY: &str = "/var/log";
 
 struct NodeLogs {
     root: Root,
-    /// `None`: the files alone are served.
+    /// `None`: only files are served.
     services: Option<Services>,
 }
 
@@ -82,7 +82,7 @@ async fn below(
 }
 
 impl NodeLogs {
-    /// Answers a request for `path` below the directory, which its sender wrote as `url`.
+    /// Serves a request for `path` below the directory; `url` is the path as requested.
     async fn answer(
         &self,
         path: &str,
@@ -90,29 +90,29 @@ impl NodeLogs {
         query: &[(String, String)],
         headers: &HeaderMap,
     ) -> Result<Response, Refusal> {
-        let refuse = |status, faults: Vec<String>| {
+        let refuse = |status, errors: Vec<String>| {
             Refusal::line(
                 status,
-                match faults.as_slice() {
+                match errors.as_slice() {
                     [only] => only.clone(),
-                    faults => format!("[{}]", faults.join(", ")),
+                    errors => format!("[{}]", errors.join(", ")),
                 },
             )
         };
         let mut path = path.to_owned();
         if let Some(services) = &self.services {
             let query = NodeLogQuery::parse(query)
-                .map_err(|faults| refuse(StatusCode::BAD_REQUEST, faults))?;
+                .map_err(|errors| refuse(StatusCode::BAD_REQUEST, errors))?;
             if query.is_some() && !path.is_empty() {
-                let fault = "path not allowed in query mode".to_owned();
-                return Err(refuse(StatusCode::NOT_ACCEPTABLE, vec![fault]));
+                let error = "path not allowed in query mode".to_owned();
+                return Err(refuse(StatusCode::NOT_ACCEPTABLE, vec![error]));
             }
             let wanted = query.map(NodeLogQuery::validate).transpose();
-            match wanted.map_err(|faults| refuse(StatusCode::NOT_ACCEPTABLE, faults))? {
-                Some(Wanted::Services(names, options)) => {
+            match wanted.map_err(|errors| refuse(StatusCode::NOT_ACCEPTABLE, errors))? {
+                Some(LogTarget::Services(names, options)) => {
                     return Ok(services.answer(names, options));
                 }
-                Some(Wanted::File(file)) => path = file,
+                Some(LogTarget::File(file)) => path = file,
                 None => {}
             }
         }
@@ -129,7 +129,7 @@ impl NodeLogs {
     }
 }
 
-/// A text that grows while it is sent.
+/// A streamed text response.
 fn text_stream(body: axum::body::Body) -> Response {
     ([(axum::http::header::CONTENT_TYPE, "text/plain;charset=UTF-8")], body).into_response()
 }

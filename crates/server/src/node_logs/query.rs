@@ -1,16 +1,15 @@
-//! What a query for the node's logs asks for. The rules are upstream's; each fault names its
-//! parameter.
+//! Parses and validates node log queries, by upstream's rules; errors name the parameter.
 
 use k8s_openapi::jiff::Timestamp;
 
-/// The most lines that may be asked for.
+/// Maximum number of lines.
 const MAX_LINES: i64 = 100_000;
 const MAX_SERVICES: usize = 4;
 const MAX_SERVICE_NAME: usize = 256;
-/// The longest pattern; upstream has no bound but that of a URL.
+/// Maximum length of a pattern; upstream has no limit.
 const MAX_PATTERN: usize = 4096;
 
-/// A query as it was sent, its values of their types.
+/// A parsed query, not validated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeLogQuery {
     services: Vec<String>,
@@ -18,32 +17,31 @@ pub(super) struct NodeLogQuery {
     options: Options,
 }
 
-/// Which part of the services' logs.
+/// Options of service logs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) since: Option<Timestamp>,
     pub(super) until: Option<Timestamp>,
     pub(super) tail: Option<i64>,
-    /// The machine's start that is meant: 0 the last one, -1 that before.
+    /// The boot: 0 is the current one, -1 the previous one.
     pub(super) boot: Option<i64>,
-    /// What a line must match.
+    /// A regular expression for lines.
     pub(super) pattern: Option<String>,
 }
 
-/// A query that makes sense.
+/// A validated query.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// A file by its path in the log directory, as if that had been asked for.
+pub(super) enum LogTarget {
+    /// A file by its path in the log directory.
     File(String),
-    /// What these services log.
+    /// Logs of services.
     Services(Vec<String>, Options),
 }
 
 impl NodeLogQuery {
-    /// Reads a query string; `None` if there is nothing of a log query in it. The error tells all
-    /// faults.
+    /// Parses a query; `None` if it has no log query parameters. Returns all errors.
     pub(super) fn parse(pairs: &[(String, String)]) -> Result<Option<Self>, Vec<String>> {
-        let (mut query, mut faults) = (Self::default(), Vec::new());
+        let (mut query, mut errors) = (Self::default(), Vec::new());
         let mut is_query = false;
         for (_, name) in pairs.iter().filter(|(key, _)| key == "query") {
             is_query = true;
@@ -54,9 +52,9 @@ impl NodeLogQuery {
             }
         }
         if is_query && query.files.is_empty() && query.services.is_empty() {
-            faults.push("query: Invalid value: query cannot be empty".to_owned());
+            errors.push("query: Invalid value: query cannot be empty".to_owned());
         }
-        // the first of several counts
+        // the first one wins
         let text = |name: &str| {
             let found = pairs.iter().find(|(key, _)| key == name);
             found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
@@ -65,7 +63,7 @@ impl NodeLogQuery {
             let text = text(name)?;
             let time = text.parse::<Timestamp>();
             time.map_err(|_| {
-                faults.push(format!("{name}: Invalid value: {text:?}: invalid time format"))
+                errors.push(format!("{name}: Invalid value: {text:?}: invalid time format"))
             })
             .ok()
         };
@@ -75,29 +73,29 @@ impl NodeLogQuery {
             let number = text.parse::<i64>();
             number
                 .map_err(|error| {
-                    faults.push(format!("{name}: Invalid value: {text:?}: {error}"));
+                    errors.push(format!("{name}: Invalid value: {text:?}: {error}"));
                 })
                 .ok()
         };
         let (boot, tail) = (number("boot"), number("tailLines"));
         query.options =
             Options { since, until, tail, boot, pattern: text("pattern").map(str::to_owned) };
-        match faults.is_empty() {
+        match errors.is_empty() {
             true => Ok((query != Self::default()).then_some(query)),
-            false => Err(faults),
+            false => Err(errors),
         }
     }
 
-    /// Checks the values, alone and together. The error tells all faults.
-    pub(super) fn validate(mut self) -> Result<Wanted, Vec<String>> {
-        let mut faults: Vec<String> =
-            self.services.iter().filter_map(|name| service_fault(name)).collect();
+    /// Validates the values and their combination. Returns all errors.
+    pub(super) fn validate(mut self) -> Result<LogTarget, Vec<String>> {
+        let mut errors: Vec<String> =
+            self.services.iter().filter_map(|name| service_error(name)).collect();
         if self.services.len() > MAX_SERVICES {
             let count = self.services.len();
-            faults
+            errors
                 .push(format!("query: Too many: {count}: must have at most {MAX_SERVICES} items"));
         }
-        faults.extend(self.options.faults());
+        errors.extend(self.options.errors());
         let invalid = match (self.files.as_slice(), self.services.as_slice()) {
             ([], []) => Some("query: Required value: cannot be empty with options".to_owned()),
             ([], _) => None,
@@ -112,48 +110,50 @@ impl NodeLogQuery {
             }
             ([_], []) => None,
         };
-        faults.extend(invalid);
-        if !faults.is_empty() {
-            return Err(faults);
+        errors.extend(invalid);
+        if !errors.is_empty() {
+            return Err(errors);
         }
         Ok(match self.files.pop() {
-            // clients on Windows write paths as they know them
-            Some(file) => Wanted::File(file.replace('\\', "/").trim_start_matches('/').to_owned()),
-            None => Wanted::Services(self.services, self.options),
+            // Windows clients use backslashes
+            Some(file) => {
+                LogTarget::File(file.replace('\\', "/").trim_start_matches('/').to_owned())
+            }
+            None => LogTarget::Services(self.services, self.options),
         })
     }
 }
 
 impl Options {
-    fn faults(&self) -> Vec<String> {
-        let mut faults = Vec::new();
+    fn errors(&self) -> Vec<String> {
+        let mut errors = Vec::new();
         if let (Some(since), Some(until)) = (self.since, self.until)
             && since > until
         {
-            faults.push(format!("untilTime: Invalid value: {until}: must be after `sinceTime`"));
+            errors.push(format!("untilTime: Invalid value: {until}: must be after `sinceTime`"));
         }
         if let Some(boot) = self.boot.filter(|boot| *boot > 0) {
-            faults.push(format!("boot: Invalid value: {boot}: must be less than 1"));
+            errors.push(format!("boot: Invalid value: {boot}: must be less than 1"));
         }
         if let Some(tail) = self.tail.filter(|tail| !(0..=MAX_LINES).contains(tail)) {
-            faults.push(format!(
+            errors.push(format!(
                 "tailLines: Invalid value: {tail}: must be between 0 and {MAX_LINES}, inclusive"
             ));
         }
-        faults.extend(self.pattern.as_deref().and_then(pattern_fault));
-        faults
+        errors.extend(self.pattern.as_deref().and_then(pattern_error));
+        errors
     }
 }
 
-fn pattern_fault(pattern: &str) -> Option<String> {
+fn pattern_error(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN {
         return Some(format!("pattern: Invalid value: longer than {MAX_PATTERN} bytes"));
     }
     if pattern.contains('\0') {
         return Some("pattern: Invalid value: a zero byte".to_owned());
     }
-    let fault = regex_syntax::Parser::new().parse(pattern).err()?;
-    let why = match &fault {
+    let error = regex_syntax::Parser::new().parse(pattern).err()?;
+    let why = match &error {
         regex_syntax::Error::Parse(error) => error.kind().to_string(),
         regex_syntax::Error::Translate(error) => error.kind().to_string(),
         _ => "not a regular expression".to_owned(),
@@ -161,7 +161,7 @@ fn pattern_fault(pattern: &str) -> Option<String> {
     Some(format!("pattern: Invalid value: {pattern:?}: {why}"))
 }
 
-fn service_fault(name: &str) -> Option<String> {
+fn service_error(name: &str) -> Option<String> {
     let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
     let why = if name.len() > MAX_SERVICE_NAME {
         "length must be at most 256"
@@ -184,16 +184,16 @@ mod tests {
         query.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn read(query: &[(&str, &str)]) -> Result<Option<Wanted>, Vec<String>> {
+    fn read(query: &[(&str, &str)]) -> Result<Option<LogTarget>, Vec<String>> {
         NodeLogQuery::parse(&pairs(query))?.map(NodeLogQuery::validate).transpose()
     }
 
     #[test]
-    fn queries_are_read() {
+    fn node_logs_queries_are_parsed() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("other", "x"), ("tailLines", "")]), Ok(None));
-        assert_eq!(read(&[("query", "/a.log")]), Ok(Some(Wanted::File("a.log".into()))));
-        assert_eq!(read(&[("query", "a\\b.log")]), Ok(Some(Wanted::File("a/b.log".into()))));
+        assert_eq!(read(&[("query", "/a.log")]), Ok(Some(LogTarget::File("a.log".into()))));
+        assert_eq!(read(&[("query", "a\\b.log")]), Ok(Some(LogTarget::File("a/b.log".into()))));
         let options = Options {
             since: Some("2024-01-01T00:00:00Z".parse().unwrap()),
             until: Some("2024-01-01T01:00:00+01:00".parse().unwrap()),
@@ -211,12 +211,15 @@ mod tests {
                 ("boot", "-1"),
                 ("pattern", "a|b"),
             ]),
-            Ok(Some(Wanted::Services(vec!["kubelet".into(), "user@1000.service".into()], options)))
+            Ok(Some(LogTarget::Services(
+                vec!["kubelet".into(), "user@1000.service".into()],
+                options
+            )))
         );
     }
 
     #[test]
-    fn faults_are_named() {
+    fn node_logs_query_errors() {
         let five: Vec<_> = ["a", "b", "c", "d", "e"].map(|name| ("query", name)).to_vec();
         for (query, expected) in [
             (&[("query", "  ")][..], "query: Invalid value: query cannot be empty"),
@@ -245,8 +248,8 @@ mod tests {
                 "must be after `sinceTime`",
             ),
         ] {
-            let faults = read(query).unwrap_err();
-            assert!(faults[0].contains(expected), "{query:?}: {faults:?}");
+            let errors = read(query).unwrap_err();
+            assert!(errors[0].contains(expected), "{query:?}: {errors:?}");
         }
         let long = "x".repeat(257);
         assert!(read(&[("query", &long)]).unwrap_err()[0].contains("length"));
@@ -269,20 +272,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_let_through_is_harmless(pairs in prop::collection::vec(parameter(), 0..6)) {
+        fn node_logs_valid_queries_are_safe(pairs in prop::collection::vec(parameter(), 0..6)) {
             let Ok(Some(query)) = NodeLogQuery::parse(&pairs) else { return Ok(()) };
             match query.validate() {
-                Ok(Wanted::Services(names, options)) => {
+                Ok(LogTarget::Services(names, options)) => {
                     prop_assert!(!names.is_empty() && names.len() <= MAX_SERVICES);
                     for name in names {
-                        prop_assert!(service_fault(&name).is_none());
+                        prop_assert!(service_error(&name).is_none());
                         prop_assert!(!name.contains(|c: char| c.is_whitespace() || "/\\;$`'\"|&<>".contains(c)));
                     }
                     prop_assert!(options.tail.is_none_or(|tail| (0..=MAX_LINES).contains(&tail)));
                     prop_assert!(options.boot.is_none_or(|boot| boot <= 0));
                 }
-                Ok(Wanted::File(path)) => prop_assert!(!path.starts_with('/') && !path.contains('\\')),
-                Err(faults) => prop_assert!(!faults.is_empty()),
+                Ok(LogTarget::File(path)) => prop_assert!(!path.starts_with('/') && !path.contains('\\')),
+                Err(errors) => prop_assert!(!errors.is_empty()),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What services log: into the journal, or into files that are named after them.
+//! Logs of services, from the journal, or from files with their names.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -20,41 +20,41 @@ use super::files::{FileError, Root};
 use super::query::Options;
 use super::text_stream;
 
-/// How long one answer may take to make.
+/// Timeout of a response.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Queries at one time; others wait for their turn.
-const AT_ONCE: usize = 4;
+/// Maximum number of concurrent queries; others wait.
+const MAX_CONCURRENT: usize = 4;
 const BLOCK: usize = 32 * 1024;
-/// Blocks that wait for a slow client.
+/// Maximum number of buffered blocks per client.
 const BLOCKS: usize = 4;
 
-/// Reads logs by the names of services.
+/// Reads logs of services.
 pub(super) struct Services {
     root: Root,
-    turns: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 type Output = mpsc::Sender<Bytes>;
 
 impl Services {
     pub(super) fn new(root: Root) -> Self {
-        Self { root, turns: Arc::new(Semaphore::new(AT_ONCE)) }
+        Self { root, permits: Arc::new(Semaphore::new(MAX_CONCURRENT)) }
     }
 
-    /// An answer that is made while it is sent. What goes wrong is told in it, as by upstream.
+    /// A streamed response. Errors are part of the body, as upstream.
     pub(super) fn answer(&self, services: Vec<String>, options: Options) -> Response {
         let (output, input) = mpsc::channel(BLOCKS);
-        let (root, turns) = (self.root.clone(), Arc::clone(&self.turns));
+        let (root, permits) = (self.root.clone(), Arc::clone(&self.permits));
         tokio::spawn(panics::contain(async move {
             let work = async {
-                let Ok(_turn) = turns.acquire().await else { return };
+                let Ok(_permit) = permits.acquire().await else { return };
                 copy(&root, services, &options, &output).await;
             };
             tokio::select! {
                 late = tokio::time::timeout(DEADLINE, work) => if late.is_err() {
-                    say(&output, format!("\nlogs were cut off after {DEADLINE:?}\n")).await;
+                    send_text(&output, format!("\nlogs were cut off after {DEADLINE:?}\n")).await;
                 },
-                // nobody reads any more
+                // the client is gone
                 () = output.closed() => {}
             }
         }));
@@ -62,7 +62,7 @@ impl Services {
     }
 }
 
-async fn say(output: &Output, text: String) {
+async fn send_text(output: &Output, text: String) {
     let _ = output.send(text.into()).await;
 }
 
@@ -78,14 +78,14 @@ async fn copy(root: &Root, services: Vec<String>, options: &Options, output: &Ou
         let text = format!(
             "\noptions present and query resolved to log files for {filed:?}\ntry without specifying options\n"
         );
-        return say(output, text).await;
+        return send_text(output, text).await;
     }
     for service in filed {
         copy_file(root, &service, output).await;
     }
 }
 
-/// The units that the journal has lines of; none where there is no journal.
+/// The units in the journal; none without a journal.
 async fn journal_units() -> Vec<String> {
     let mut command = Command::new("journalctl");
     command.args(["--field", "_SYSTEMD_UNIT"]).stdin(Stdio::null()).kill_on_drop(true);
@@ -95,17 +95,17 @@ async fn journal_units() -> Vec<String> {
         }
         Ok(_) => Vec::new(),
         Err(error) => {
-            debug!("journalctl cannot be asked: {error}");
+            debug!("failed to list the units of the journal: {error}");
             Vec::new()
         }
     }
 }
 
-/// Every value is behind its flag in one argument, so that none can pass for another flag.
+/// Each value is in the same argument as its flag, so that it cannot be parsed as another flag.
 fn journalctl_args(services: &[String], options: &Options) -> Vec<String> {
     let mut args: Vec<String> =
         ["--utc", "--no-pager", "--output=short-precise"].map(str::to_owned).to_vec();
-    // seconds since 1970 mean the same in every time zone
+    // independent of the time zone
     args.extend(options.since.map(|time| format!("--since=@{}", time.as_second())));
     args.extend(options.until.map(|time| format!("--until=@{}", time.as_second())));
     args.extend(options.tail.map(|lines| format!("--lines={lines}")));
@@ -126,26 +126,26 @@ async fn run_journalctl(args: &[String], output: &Output) {
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {
-            debug!("journalctl cannot be run: {error}");
-            return say(output, "\nerror: journal output not available\n".to_owned()).await;
+            debug!("failed to run journalctl: {error}");
+            return send_text(output, "\nerror: journal output not available\n".to_owned()).await;
         }
     };
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let told = async |stream: Option<_>| match stream {
+    let forward = async |stream: Option<_>| match stream {
         Some(stream) => send_all(stream, output).await,
         None => Ok(()),
     };
-    let complained = async {
+    let forward_stderr = async {
         match stderr {
             Some(stream) => send_all(stream, output).await,
             None => Ok(()),
         }
     };
-    let _ = tokio::join!(told(stdout), complained);
+    let _ = tokio::join!(forward(stdout), forward_stderr);
     let _ = child.wait().await;
 }
 
-/// Hands everything on; ends early when nobody reads it.
+/// Forwards all output, until the client is gone.
 async fn send_all(mut from: impl AsyncRead + Unpin, output: &Output) -> std::io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
@@ -158,7 +158,7 @@ async fn send_all(mut from: impl AsyncRead + Unpin, output: &Output) -> std::io:
     }
 }
 
-/// Copies the first file of those that are named after a service.
+/// Copies the first existing file with the name of the service.
 async fn copy_file(root: &Root, service: &str, output: &Output) {
     let names = [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")];
     for name in names {
@@ -171,11 +171,11 @@ async fn copy_file(root: &Root, service: &str, output: &Output) {
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            say(output, format!("\nerror getting log for {service}: {error}\n")).await;
+            send_text(output, format!("\nerror getting log for {service}: {error}\n")).await;
         }
         return;
     }
-    say(output, format!("\nlog not found for {service}\n")).await;
+    send_text(output, format!("\nlog not found for {service}\n")).await;
 }
 
 #[cfg(test)]
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stay_behind_their_flags() {
+    fn node_logs_journalctl_arguments_are_not_flags() {
         let options = Options {
             since: Some("2024-01-01T00:00:00Z".parse().unwrap()),
             until: None,

@@ -22,7 +22,7 @@ async fn get(top: &FilePath, queries: bool, path: &str, range: Option<&str>) -> 
     (status, String::from_utf8_lossy(&body).into_owned())
 }
 
-/// A log directory, beside a file that is none of its business.
+/// A log directory, and a file outside of it.
 fn tree() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let top = folder.path().join("log");
@@ -43,7 +43,7 @@ fn tree() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn files_are_served_and_nothing_outside() {
+async fn node_logs_serves_files_inside_the_directory() {
     let (_folder, top) = tree();
     for (path, range, expected) in [
         ("/logs/a.log", None, (200, "0123456789")),
@@ -72,7 +72,7 @@ async fn files_are_served_and_nothing_outside() {
 }
 
 #[tokio::test]
-async fn queries_name_files_and_services() {
+async fn node_logs_queries_name_files_and_services() {
     let (_folder, top) = tree();
     for (query, expected) in [
         ("query=/a.log", (200, "0123456789")),

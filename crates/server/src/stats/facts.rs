@@ -1,5 +1,4 @@
-//! What does not change while the daemon runs: the machine, when it began, and the image of
-//! sandboxes, which the runtime tells once.
+//! Constant data: the machine, boot and start times, and the sandbox image of the runtime.
 
 use std::time::Duration;
 
@@ -13,18 +12,18 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-/// The image of sandboxes if the runtime does not tell it.
+/// The default sandbox image.
 const SANDBOX_IMAGE: &str = "pause";
-/// How long the runtime may take to tell it.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Timeout of the query for the sandbox image.
+const SANDBOX_IMAGE_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(super) struct Facts {
     pub(super) machine: Machine,
-    /// CPUs and nodes; empty if the kernel does not tell.
+    /// CPU and NUMA topology; empty if unknown.
     pub(super) topology: topology::Machine,
-    /// When the machine was started.
+    /// Boot time.
     pub(super) booted: Timestamp,
-    /// When this daemon was.
+    /// Start time of the daemon.
     pub(super) started: Timestamp,
     runtime: Runtime,
     sandbox_image: OnceCell<String>,
@@ -45,7 +44,7 @@ impl Facts {
         }
     }
 
-    /// How many cores and sockets there are.
+    /// Number of cores and sockets.
     pub(super) fn cores_and_sockets(&self) -> (usize, usize) {
         let cpus = &self.topology.cpus;
         let infos: Vec<_> = cpus.all().iter().filter_map(|cpu| cpus.info(cpu)).collect();
@@ -56,15 +55,16 @@ impl Facts {
     }
 
     pub(super) async fn sandbox_image(&self) -> &str {
-        let ask =
-            async { timeout(PATIENCE, ask_sandbox_image(&self.runtime)).await.ok().flatten() };
-        let told = self.sandbox_image.get_or_try_init(|| async { ask.await.ok_or(()) }).await;
-        told.map_or(SANDBOX_IMAGE, String::as_str)
+        let query = async {
+            timeout(SANDBOX_IMAGE_TIMEOUT, query_sandbox_image(&self.runtime)).await.ok().flatten()
+        };
+        let image = self.sandbox_image.get_or_try_init(|| async { query.await.ok_or(()) }).await;
+        image.map_or(SANDBOX_IMAGE, String::as_str)
     }
 }
 
-/// Newer runtimes pin it, older ones tell it with their config.
-async fn ask_sandbox_image(runtime: &Runtime) -> Option<String> {
+/// Newer runtimes pin it, older ones have it in their config.
+async fn query_sandbox_image(runtime: &Runtime) -> Option<String> {
     let images = runtime.list_images(None).await.ok()?;
     let pinned = images.into_iter().find(|image| image.pinned);
     if let Some(tag) = pinned.and_then(|image| image.repo_tags.into_iter().next()) {

@@ -1,4 +1,4 @@
-//! What the logs of containers take, as a metric.
+//! The metric of container log sizes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use longshore_metrics::{Kind, Labels, Text};
 use longshore_pod::spec;
 use longshore_resources::stats::Logs;
 
-/// The logs of those pods, as far as they are known.
+/// The metric for those pods.
 pub(super) fn page(pods: &[Arc<Pod>], logs: &Logs) -> String {
     let there: HashSet<&str> = pods.iter().map(|pod| spec::uid(pod)).collect();
     let known = logs.iter().filter(|(pod, _)| there.contains(spec::uid(pod)));

@@ -1,13 +1,12 @@
-//! What the machine and its pods use, as others ask for it: `/stats/summary` for people and
-//! autoscalers, `/metrics/resource` for metrics-server, `/metrics/cadvisor` for dashboards, and the
-//! interface of cAdvisor itself on a port of its own.
+//! Stats endpoints: `/stats/summary`, `/metrics/resource` for metrics-server, `/metrics/cadvisor`,
+//! and the cAdvisor API on its own port.
 //!
-//! All are written from one [`Snapshot`](longshore_resources::stats::Snapshot), which those who ask within ten
-//! seconds share, or within one when something was started or ended. Nothing is measured while nobody
-//! asks.
+//! All are written from one [`Snapshot`](longshore_resources::stats::Snapshot), which is cached for
+//! ten seconds, or for one second after containers were started or stopped. Nothing is collected
+//! without requests.
 //!
-//! Current limitations: no figures of accelerators and of applications' own metrics, which upstream
-//! has no source for any more; pages are not compressed.
+//! Current limitations: no accelerator or custom metrics, which upstream does not have any more;
+//! responses are not compressed.
 
 mod api;
 mod cadvisor;
@@ -38,18 +37,18 @@ use serde::Serialize;
 use self::facts::Facts;
 use super::Refusal;
 
-/// Who asks within this time after another gets the same...
-const FRESH: Duration = Duration::from_secs(1);
-/// ...and within this as long as the same runs on the node. Upstream reads that seldom whoever asks.
-const AGES: Ages = Ages { same: Duration::from_secs(10), changed: FRESH };
-/// What is known of disks is found out again after this, or sooner if the config wants it...
+/// Maximum age of a snapshot after containers were started or stopped.
+const CHANGED_MAX_AGE: Duration = Duration::from_secs(1);
+/// Maximum ages of a snapshot. Upstream collects at the longer interval.
+const AGES: Ages = Ages { same: Duration::from_secs(10), changed: CHANGED_MAX_AGE };
+/// Maximum age of disk usage, or less if configured...
 const DISK_AGE: Duration = Duration::from_secs(10);
-/// ...and an answer waits so long for it if what is known is older than the config wants.
-const DISK_PATIENCE: Duration = Duration::from_millis(100);
-/// Logs are counted again after this, where nothing else of the disk is asked for.
+/// ...and the timeout of waiting for it if it is older than configured.
+const DISK_TIMEOUT: Duration = Duration::from_millis(100);
+/// Maximum age of log sizes for metrics.
 const LOGS_AGE: Duration = Duration::from_secs(60);
 
-/// Handle to all that is told. Cheap to clone.
+/// The data of the stats endpoints. Cheap to clone.
 #[derive(Clone)]
 pub struct StatsEndpoints {
     shared: Arc<Shared>,
@@ -59,17 +58,17 @@ struct Shared {
     stats: Stats,
     desired: Desired,
     volumes: Volumes,
-    lasting: volumes::Known,
+    persistent_volumes: volumes::VolumeStatsCache,
     facts: Facts,
     node_name: String,
-    /// How old what is told of disks may be.
+    /// Freshness of disk usage.
     disks: Freshness,
-    /// Whether volumes are told of.
-    tells_volumes: bool,
+    /// Whether volume stats are reported.
+    reports_volumes: bool,
 }
 
 impl StatsEndpoints {
-    /// What `stats` measures, of the pods that are `desired`.
+    /// Endpoints for the stats of the `desired` pods.
     pub fn new(
         config: &Config,
         stats: Stats,
@@ -78,38 +77,46 @@ impl StatsEndpoints {
         runtime: Runtime,
     ) -> Self {
         let period = config.kubelet.volume_stats_agg_period.get();
-        let tells_volumes = !period.is_zero();
-        let good = if tells_volumes { period } else { DISK_AGE };
+        let reports_volumes = !period.is_zero();
+        let acceptable_age = if reports_volumes { period } else { DISK_AGE };
         let shared = Shared {
             stats,
             desired,
             volumes,
-            lasting: volumes::Known::new(config.gates.enabled("CSIVolumeHealth")),
+            persistent_volumes: volumes::VolumeStatsCache::new(
+                config.gates.enabled("CSIVolumeHealth"),
+            ),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
-            disks: Freshness { renewed: good.min(DISK_AGE), good, patience: DISK_PATIENCE },
-            tells_volumes,
+            disks: Freshness {
+                max_age: acceptable_age.min(DISK_AGE),
+                acceptable_age,
+                timeout: DISK_TIMEOUT,
+            },
+            reports_volumes,
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// The metrics of what pods have on disks: volumes that outlive them, if they are told of, and
-    /// logs.
+    /// Disk metrics of pods: persistent volumes, if enabled, and logs.
     pub(super) async fn disk_metrics(&self) -> String {
         let pods = self.shared.desired.pods();
-        let terms = self.shared.disks;
-        let logs = Freshness { renewed: terms.renewed.max(LOGS_AGE), ..terms };
+        let freshness = self.shared.disks;
+        let logs = Freshness { max_age: freshness.max_age.max(LOGS_AGE), ..freshness };
         let logs = self.shared.stats.logs(pods.clone(), logs);
-        let (volumes, logs) = tokio::join!(self.lasting(&pods), logs);
+        let (volumes, logs) = tokio::join!(self.persistent_volumes(&pods), logs);
         let logs = logs.map(|logs| logs::page(&pods, &logs)).unwrap_or_default();
         volumes::page(&pods, &volumes) + &logs
     }
 
-    /// The volumes of those pods that outlive them.
-    async fn lasting(&self, pods: &[Arc<Pod>]) -> HashMap<String, Vec<volumes::Told>> {
-        let Shared { volumes, lasting, disks, tells_volumes, .. } = &*self.shared;
-        match tells_volumes {
-            true => lasting.read(volumes, pods, *disks).await,
+    /// The persistent volumes of those pods.
+    async fn persistent_volumes(
+        &self,
+        pods: &[Arc<Pod>],
+    ) -> HashMap<String, Vec<volumes::VolumeSample>> {
+        let Shared { volumes, persistent_volumes, disks, reports_volumes, .. } = &*self.shared;
+        match reports_volumes {
+            true => persistent_volumes.read(volumes, pods, *disks).await,
             false => HashMap::new(),
         }
     }
@@ -125,44 +132,46 @@ impl From<Error> for Refusal {
     }
 }
 
-/// The endpoints of the node's own ports; none without figures.
-pub(super) fn routes(figures: Option<StatsEndpoints>) -> Router {
-    let Some(figures) = figures else { return Router::new() };
+/// The stats endpoints of the node's ports, if any.
+pub(super) fn routes(endpoints: Option<StatsEndpoints>) -> Router {
+    let Some(endpoints) = endpoints else { return Router::new() };
     Router::new()
-        .route("/stats/summary", get(tell_summary).post(tell_summary))
-        .route("/metrics/resource", get(tell_resource))
-        .route("/metrics/cadvisor", get(tell_cadvisor))
-        .with_state(figures)
+        .route("/stats/summary", get(serve_summary).post(serve_summary))
+        .route("/metrics/resource", get(serve_resource_metrics))
+        .route("/metrics/cadvisor", get(serve_cadvisor_metrics))
+        .with_state(endpoints)
 }
 
-/// The endpoints of the port of cAdvisor.
-pub(super) fn cadvisor_routes(figures: StatsEndpoints) -> Router {
-    let metrics = Router::new().route("/metrics", get(tell_cadvisor)).with_state(figures.clone());
-    metrics.merge(api::routes(figures))
+/// The endpoints of the cAdvisor port.
+pub(super) fn cadvisor_routes(endpoints: StatsEndpoints) -> Router {
+    let metrics =
+        Router::new().route("/metrics", get(serve_cadvisor_metrics)).with_state(endpoints.clone());
+    metrics.merge(api::routes(endpoints))
 }
 
-async fn tell_summary(
-    State(figures): State<StatsEndpoints>,
+async fn serve_summary(
+    State(endpoints): State<StatsEndpoints>,
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Refusal> {
     let mut only = query.iter().filter(|(key, _)| key == "only_cpu_and_memory");
     let only = only.next().is_some_and(|(_, value)| value == "true") && only.next().is_none();
     let summary = match only {
-        true => summary::brief(&figures).await?,
-        false => summary::full(&figures).await?,
+        true => summary::cpu_and_memory(&endpoints).await?,
+        false => summary::full(&endpoints).await?,
     };
     json(&summary)
 }
 
-async fn tell_resource(State(figures): State<StatsEndpoints>) -> Response {
-    let snapshot = figures.snapshot(Detail::Usage).await;
-    let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of resources"));
+async fn serve_resource_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
+    let snapshot = endpoints.snapshot(Detail::Usage).await;
+    let snapshot =
+        snapshot.inspect_err(|error| tracing::warn!(%error, "failed to collect resource metrics"));
     let text = resource::page(snapshot.ok().as_deref());
     ([("content-type", CONTENT_TYPE)], text).into_response()
 }
 
-async fn tell_cadvisor(State(figures): State<StatsEndpoints>) -> Response {
-    let page = cadvisor::page(&figures).await;
+async fn serve_cadvisor_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
+    let page = cadvisor::page(&endpoints).await;
     ([("content-type", CONTENT_TYPE)], page).into_response()
 }
 

@@ -1,16 +1,16 @@
-//! `/metrics/resource`: CPU time, memory and swap, each with the moment at which it was read.
+//! `/metrics/resource`: CPU time, memory and swap, with timestamps.
 
-use longshore_metrics::{Kind, Labels, Moment, Samples, Text};
+use longshore_metrics::{Kind, Labels, SampleTime, Samples, Text};
 use longshore_resources::stats::{Group, MemoryUse, Snapshot};
 
-/// A figure of a cgroup.
-type Figure = fn(&Group) -> Option<f64>;
+/// Reads a value of a cgroup.
+type ValueOf = fn(&Group) -> Option<f64>;
 
-/// The page; without a snapshot, one that tells of the error.
+/// The metrics page; without a snapshot, the scrape error.
 pub(super) fn page(snapshot: Option<&Snapshot>) -> String {
     let mut text = Text::new();
     if let Some(snapshot) = snapshot {
-        tell(snapshot, &mut text);
+        write_samples(snapshot, &mut text);
     }
     let failed = f64::from(u8::from(snapshot.is_none()));
     let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
@@ -21,9 +21,9 @@ pub(super) fn page(snapshot: Option<&Snapshot>) -> String {
     text.finish()
 }
 
-fn tell(snapshot: &Snapshot, text: &mut Text) {
+fn write_samples(snapshot: &Snapshot, text: &mut Text) {
     let (mut containers, mut pods) = (Vec::new(), Vec::<(Labels, &Group)>::new());
-    for pod in snapshot.living() {
+    for pod in snapshot.latest_pods() {
         let (name, namespace) = (&pod.pod.name, &pod.pod.namespace);
         for (container, run) in pod.newest() {
             let labels =
@@ -34,14 +34,14 @@ fn tell(snapshot: &Snapshot, text: &mut Text) {
             pods.push((Labels::new(&[("namespace", namespace), ("pod", name)]), own));
         }
     }
-    let of_containers = |samples: &mut Samples<'_>, figure: Figure| {
-        containers.iter().for_each(|(labels, _, group)| add(samples, labels, group, figure));
+    let of_containers = |samples: &mut Samples<'_>, value_of: ValueOf| {
+        containers.iter().for_each(|(labels, _, group)| add(samples, labels, group, value_of));
     };
-    let of_pods = |samples: &mut Samples<'_>, figure: Figure| {
-        pods.iter().for_each(|(labels, group)| add(samples, labels, group, figure));
+    let of_pods = |samples: &mut Samples<'_>, value_of: ValueOf| {
+        pods.iter().for_each(|(labels, group)| add(samples, labels, group, value_of));
     };
-    let of_node = |samples: &mut Samples<'_>, figure: Figure| {
-        add(samples, &Labels::NONE, &snapshot.node, figure);
+    let of_node = |samples: &mut Samples<'_>, value_of: ValueOf| {
+        add(samples, &Labels::NONE, &snapshot.node, value_of);
     };
 
     let help = "[STABLE] Cumulative cpu time consumed by the container in core-seconds";
@@ -73,7 +73,7 @@ fn tell(snapshot: &Snapshot, text: &mut Text) {
     text.family("node_swap_usage_bytes", help, Kind::Gauge).add_at(
         &Labels::NONE,
         used as f64,
-        &moment(&snapshot.node),
+        &timestamp(&snapshot.node),
     );
 
     let help = "[STABLE] Cumulative cpu time consumed by the pod in core-seconds";
@@ -84,22 +84,22 @@ fn tell(snapshot: &Snapshot, text: &mut Text) {
     of_pods(&mut text.family("pod_swap_usage_bytes", help, Kind::Gauge), swap);
 }
 
-fn add(samples: &mut Samples<'_>, labels: &Labels, group: &Group, figure: Figure) {
-    if let Some(value) = figure(group) {
-        samples.add_at(labels, value, &moment(group));
+fn add(samples: &mut Samples<'_>, labels: &Labels, group: &Group, value_of: ValueOf) {
+    if let Some(value) = value_of(group) {
+        samples.add_at(labels, value, &timestamp(group));
     }
 }
 
-fn moment(group: &Group) -> Moment {
-    Moment::of_millis(group.reading.at.as_millisecond())
+fn timestamp(group: &Group) -> SampleTime {
+    SampleTime::of_millis(group.reading.at.as_millisecond())
 }
 
 fn cpu(group: &Group) -> Option<f64> {
     group.reading.cpu.map(|cpu| cpu.total as f64 / 1e9)
 }
 
-fn of_memory(group: &Group, figure: fn(&MemoryUse) -> Option<u64>) -> Option<f64> {
-    group.reading.memory.as_ref().and_then(figure).map(|bytes| bytes as f64)
+fn of_memory(group: &Group, value_of: fn(&MemoryUse) -> Option<u64>) -> Option<f64> {
+    group.reading.memory.as_ref().and_then(value_of).map(|bytes| bytes as f64)
 }
 
 fn memory(group: &Group) -> Option<f64> {
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_is_told_once_with_its_moment() {
+    fn resource_metrics_have_timestamps_and_no_duplicates() {
         let newest_first = || vec![container("c2", "c", AT - 5), container("c1", "c", AT - 9)];
         let pods = vec![
             pod("a", "1", AT - 20, newest_first()),
@@ -166,16 +166,16 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_in_place_of_figures() {
+    fn resource_metrics_scrape_error() {
         let found = parse(&page(None)).unwrap();
         assert_eq!(found.series(), 2);
         assert_eq!(found.sum("resource_scrape_error", &[]), Some(1.0));
     }
 
     proptest! {
-        /// Finding 1: whatever the figures and names, the page can be read.
+        /// Finding 1: with extreme stats and names, the page can be parsed.
         #[test]
-        fn extremes_of_snapshots_make_a_page(snapshot in any_snapshot()) {
+        fn extremes_of_resource_metrics(snapshot in any_snapshot()) {
             let text = page(Some(&snapshot));
             let found = parse(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;
             prop_assert_eq!(found.sum("resource_scrape_error", &[]), Some(0.0));

@@ -1,6 +1,5 @@
-//! Volumes that outlive their pods: for the summary, and as the metrics by which people are warned
-//! that one fills up. Each is read by itself: one that hangs holds up no other, and is told as it
-//! was known last.
+//! Stats of persistent volumes, for the summary and as metrics. Volumes are read independently: if
+//! one hangs, its last known stats are used, and others are not delayed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,52 +13,52 @@ use longshore_pod::spec;
 use longshore_resources::stats::{Cached, Error, Freshness};
 use longshore_volumes::{PersistentMount, VolumeStats, Volumes};
 
-/// What nobody asked for so long is forgotten.
-const FORGET: Duration = Duration::from_secs(600);
+/// Entries that were not used for this time are removed.
+const ENTRY_TTL: Duration = Duration::from_secs(600);
 
-/// What is known of volumes, by the UID of their pod and their name in it.
-pub(super) struct Known {
-    /// Whether it is told how volumes are, as their drivers say.
-    tells_health: bool,
-    figures: Mutex<HashMap<Key, (Instant, Cached<Reading>)>>,
+/// Cached stats of volumes, by the UID of their pod and their name in it.
+pub(super) struct VolumeStatsCache {
+    /// Whether volume conditions are reported.
+    reports_health: bool,
+    entries: Mutex<HashMap<Key, (Instant, Cached<Reading>)>>,
 }
 
 type Key = (String, String);
 
-/// What was found in a volume.
+/// The stats of a volume at a time.
 pub(super) struct Reading {
     pub(super) at: Timestamp,
-    pub(super) filling: VolumeStats,
+    pub(super) stats: VolumeStats,
 }
 
-/// A volume and what was found in it.
-pub(super) struct Told {
+/// A volume and its stats.
+pub(super) struct VolumeSample {
     pub(super) volume: PersistentMount,
     pub(super) reading: Arc<Reading>,
 }
 
-impl Known {
-    pub(super) fn new(tells_health: bool) -> Self {
-        Self { tells_health, figures: Mutex::default() }
+impl VolumeStatsCache {
+    pub(super) fn new(reports_health: bool) -> Self {
+        Self { reports_health, entries: Mutex::default() }
     }
 
-    /// The volumes of those pods by UID, as they are known on those terms.
+    /// The volume stats of those pods by UID.
     pub(super) async fn read(
         &self,
         volumes: &Volumes,
         pods: &[Arc<Pod>],
-        terms: Freshness,
-    ) -> HashMap<String, Vec<Told>> {
+        freshness: Freshness,
+    ) -> HashMap<String, Vec<VolumeSample>> {
         let all = pods.iter().flat_map(|pod| {
-            volumes.lasting(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
+            volumes.persistent_mounts(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
         });
         let readings = all.map(async |(pod, volume)| {
-            let reading = self.one(volumes, &pod, &volume, terms).await?;
-            Some((spec::uid(&pod).to_owned(), Told { volume, reading }))
+            let reading = self.one(volumes, &pod, &volume, freshness).await?;
+            Some((spec::uid(&pod).to_owned(), VolumeSample { volume, reading }))
         });
-        let mut by_uid: HashMap<String, Vec<Told>> = HashMap::new();
-        for (uid, told) in join_all(readings).await.into_iter().flatten() {
-            by_uid.entry(uid).or_default().push(told);
+        let mut by_uid: HashMap<String, Vec<VolumeSample>> = HashMap::new();
+        for (uid, sample) in join_all(readings).await.into_iter().flatten() {
+            by_uid.entry(uid).or_default().push(sample);
         }
         by_uid
     }
@@ -69,41 +68,41 @@ impl Known {
         volumes: &Volumes,
         pod: &Arc<Pod>,
         volume: &PersistentMount,
-        terms: Freshness,
+        freshness: Freshness,
     ) -> Option<Arc<Reading>> {
         let figure = self.figure(spec::uid(pod), volume);
-        // A driver is not asked more often than the config wants.
-        let renewed = if volume.is_driven() { terms.good } else { terms.renewed };
-        let terms = Freshness { renewed, ..terms };
-        let (volumes, pod, asked) = (volumes.clone(), Arc::clone(pod), volume.clone());
-        let tells_health = self.tells_health;
+        // Drivers are queried at the configured interval only.
+        let max_age = if volume.is_csi() { freshness.acceptable_age } else { freshness.max_age };
+        let freshness = Freshness { max_age, ..freshness };
+        let (volumes, pod, mount) = (volumes.clone(), Arc::clone(pod), volume.clone());
+        let reports_health = self.reports_health;
         let read = || async move {
             let at = Timestamp::now();
-            let filling = volumes.filling(&asked).await.map_err(Error::of)?;
-            let condition = filling.condition.clone().filter(|_| tells_health);
+            let stats = volumes.stats(&mount).await.map_err(Error::of)?;
+            let condition = stats.condition.clone().filter(|_| reports_health);
             if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
-                volumes.warn_of_condition(&pod, &asked, condition);
+                volumes.warn_of_condition(&pod, &mount, condition);
             }
-            Ok(Reading { at, filling: VolumeStats { condition, ..filling } })
+            Ok(Reading { at, stats: VolumeStats { condition, ..stats } })
         };
-        figure.known(terms, read).await
+        figure.get_or_stale(freshness, read).await
     }
 
     fn figure(&self, uid: &str, volume: &PersistentMount) -> Cached<Reading> {
         let now = Instant::now();
         // No code panics while it holds the lock.
-        let mut known = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (uid.to_owned(), volume.name.clone());
         if !known.contains_key(&key) {
-            known.retain(|_, (asked, _)| now.duration_since(*asked) < FORGET);
+            known.retain(|_, (last_used, _)| now.duration_since(*last_used) < ENTRY_TTL);
         }
-        let (asked, figure) = known.entry(key).or_insert_with(|| (now, Cached::default()));
-        *asked = now;
+        let (last_used, figure) = known.entry(key).or_insert_with(|| (now, Cached::default()));
+        *last_used = now;
         figure.clone()
     }
 }
 
-/// A family, its help, and the figure in it.
+/// Name, help and value of a metric family.
 type FamilyOf = (&'static str, &'static str, fn(&VolumeStats) -> Option<u64>);
 
 const FAMILIES: [FamilyOf; 7] = [
@@ -128,13 +127,13 @@ const FAMILIES: [FamilyOf; 7] = [
     ),
 ];
 
-/// The metrics: each claim once, whichever of its pods it was read for.
-pub(super) fn page(pods: &[Arc<Pod>], told: &HashMap<String, Vec<Told>>) -> String {
+/// The metrics, one series per claim.
+pub(super) fn page(pods: &[Arc<Pod>], samples: &HashMap<String, Vec<VolumeSample>>) -> String {
     let mut claims = BTreeMap::new();
     for pod in pods {
-        for told in told.get(spec::uid(pod)).into_iter().flatten() {
-            if let Some(claim) = &told.volume.claim {
-                claims.entry((spec::namespace(pod), claim.as_str())).or_insert(&told.reading);
+        for sample in samples.get(spec::uid(pod)).into_iter().flatten() {
+            if let Some(claim) = &sample.volume.claim {
+                claims.entry((spec::namespace(pod), claim.as_str())).or_insert(&sample.reading);
             }
         }
     }
@@ -142,7 +141,7 @@ pub(super) fn page(pods: &[Arc<Pod>], told: &HashMap<String, Vec<Told>>) -> Stri
     for (name, help, figure) in FAMILIES {
         let known = claims.iter().filter_map(|(key, reading)| {
             let labels = [("namespace", key.0), ("persistentvolumeclaim", key.1)];
-            Some((Labels::new(&labels), figure(&reading.filling)?))
+            Some((Labels::new(&labels), figure(&reading.stats)?))
         });
         let mut known = known.peekable();
         if known.peek().is_some() {
@@ -167,20 +166,20 @@ mod tests {
     use longshore_resources::stats::fixture::{amount, name, time};
 
     #[test]
-    fn each_claim_is_told_once_however_many_pods_share_it() {
+    fn volume_metrics_have_one_series_per_claim() {
         let pod = |uid: &str| {
             let metadata = json!({"name": uid, "namespace": "ns", "uid": uid});
             Arc::new(serde_json::from_value(json!({"metadata": metadata})).unwrap())
         };
-        let told = |claim: &str, used, abnormal: Option<bool>| {
+        let samples = |claim: &str, used, abnormal: Option<bool>| {
             let condition = abnormal.map(|abnormal| Condition { abnormal, ..Condition::default() });
-            let filling = VolumeStats { capacity: 100, used, condition, ..VolumeStats::default() };
-            let reading = Arc::new(Reading { at: Timestamp::UNIX_EPOCH, filling });
-            Told { volume: PersistentMount::of_claim("v", claim), reading }
+            let stats = VolumeStats { capacity: 100, used, condition, ..VolumeStats::default() };
+            let reading = Arc::new(Reading { at: Timestamp::UNIX_EPOCH, stats });
+            VolumeSample { volume: PersistentMount::of_claim("v", claim), reading }
         };
         let known = HashMap::from([
-            ("a".to_owned(), vec![told("shared", 7, None), told("sick", 9, Some(true))]),
-            ("b".to_owned(), vec![told("shared", 8, None)]),
+            ("a".to_owned(), vec![samples("shared", 7, None), samples("sick", 9, Some(true))]),
+            ("b".to_owned(), vec![samples("shared", 8, None)]),
         ]);
         let page = page(&[pod("a"), pod("b")], &known);
         let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
@@ -199,14 +198,14 @@ mod tests {
     proptest! {
         /// Finding 1: whatever drivers say of claims of any names, the page can be read.
         #[test]
-        fn extremes_of_volumes_make_a_page(
+        fn extremes_of_volume_metrics(
             pods in prop::collection::vec((name(), name()), 1..4),
             amounts in prop::collection::vec(amount(), 6),
             condition in prop::option::of((any::<bool>(), name())),
             at in time(),
         ) {
             let condition = condition.map(|(abnormal, message)| Condition { abnormal, message });
-            let filling = VolumeStats {
+            let stats = VolumeStats {
                 capacity: amounts[0],
                 available: amounts[1],
                 used: amounts[2],
@@ -215,16 +214,16 @@ mod tests {
                 inodes_used: amounts[5],
                 condition,
             };
-            let reading = Arc::new(Reading { at, filling });
-            let (mut all, mut told) = (Vec::new(), HashMap::new());
+            let reading = Arc::new(Reading { at, stats });
+            let (mut all, mut samples) = (Vec::new(), HashMap::new());
             for (uid, (namespace, claim)) in pods.iter().enumerate() {
                 let uid = uid.to_string();
                 let pod = json!({"metadata": {"name": claim, "namespace": namespace, "uid": uid}});
                 all.push(Arc::new(serde_json::from_value(pod).unwrap()));
                 let volume = PersistentMount::of_claim("v", claim);
-                told.insert(uid, vec![Told { volume, reading: Arc::clone(&reading) }]);
+                samples.insert(uid, vec![VolumeSample { volume, reading: Arc::clone(&reading) }]);
             }
-            let page = page(&all, &told);
+            let page = page(&all, &samples);
             let found = parse(&page).map_err(|error| TestCaseError::fail(error.to_string()))?;
             let claims: std::collections::BTreeSet<_> = pods.iter().collect();
             let samples = found.samples("kubelet_volume_stats_used_bytes", &[]);

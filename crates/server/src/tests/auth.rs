@@ -1,15 +1,16 @@
-//! Who is answered, and who is not.
+//! Authentication and authorization.
 
 use super::*;
 
 #[tokio::test]
-async fn only_those_with_leave_are_answered() {
+async fn authorization_is_required() {
     let setup = setup(&WEBHOOK, &[("admin", "get proxy"), ("robot", "get pods")]).await;
     setup.pki.issue("server", "admin", ExtendedUse::ServerAuth);
-    let stranger = Pki::new();
-    stranger.issue("admin", "admin", ExtendedUse::ClientAuth);
-    for file in ["stranger.crt", "stranger.key"] {
-        fs::copy(stranger.path(&file.replace("stranger", "admin")), setup.pki.path(file)).unwrap();
+    let untrusted = Pki::new();
+    untrusted.issue("admin", "admin", ExtendedUse::ClientAuth);
+    for file in ["untrusted.crt", "untrusted.key"] {
+        fs::copy(untrusted.path(&file.replace("untrusted", "admin")), setup.pki.path(file))
+            .unwrap();
     }
     for (certificate, token, path, expected) in [
         (Some("admin"), None, "/pods", 200),
@@ -24,10 +25,10 @@ async fn only_those_with_leave_are_answered() {
         (None, Some("good"), "/pods", 200),
         (None, Some("good"), LOGS, 403),
         (None, Some("bad"), "/pods", 401),
-        // a certificate of another CA, or for another use, is nobody's; a token beside it counts
-        (Some("stranger"), None, "/pods", 401),
+        // certificates of another CA or usage are invalid; a token is used if present
+        (Some("untrusted"), None, "/pods", 401),
         (Some("server"), None, "/pods", 401),
-        (Some("stranger"), Some("good"), "/pods", 200),
+        (Some("untrusted"), Some("good"), "/pods", 200),
     ] {
         let (status, body) = setup.get(certificate, token, path).await;
         assert_eq!(status, expected, "{certificate:?} {token:?} {path}: {body}");
@@ -42,7 +43,7 @@ async fn only_those_with_leave_are_answered() {
         }
     }
     let (status, _) = exchange(setup.connect(Some("admin")).await, None, "POST", "/pods").await;
-    assert_eq!(status, 403, "a POST takes other leave than a GET");
+    assert_eq!(status, 403, "a POST needs another verb than a GET");
     let (status, body) =
         exchange(setup.connect(Some("admin")).await, None, "POST", "/checkpoint/ns/p/c").await;
     assert!(
@@ -53,7 +54,7 @@ async fn only_those_with_leave_are_answered() {
 /// kubernetes/kubernetes#136550, which has no CVE: `get nodes/proxy` is enough to run commands over
 /// a WebSocket.
 #[tokio::test]
-async fn who_may_only_read_runs_nothing_in_strict_mode() {
+async fn authorization_strict_mode_denies_exec_to_readers() {
     const RULES: [(&str, &str); 2] = [("admin", "get proxy"), ("robot", "create proxy")];
     let paths = ["/exec/ns/p/c?output=1", "/attach/ns/p/c?output=1", "/portForward/ns/p"];
     let strict = WEBHOOK.into_iter().chain(["--authorization-strict-streams"]).collect::<Vec<_>>();
@@ -65,8 +66,12 @@ async fn who_may_only_read_runs_nothing_in_strict_mode() {
         let (status, body) = strict.get(None, Some("good"), path).await;
         assert!(matches!(status, 405 | 500), "{path}: {status} {body}");
     }
-    assert_eq!(strict.get(Some("admin"), None, LOGS).await.0, 200, "what only tells is as ever");
-    // upstream's way, where leave to read is enough for a GET
+    assert_eq!(
+        strict.get(Some("admin"), None, LOGS).await.0,
+        200,
+        "read-only paths are not affected"
+    );
+    // as upstream, the verb of a GET is `get`
     let usual = setup(&WEBHOOK, &RULES).await;
     for path in paths {
         assert_eq!(usual.get(Some("admin"), None, path).await.0, 500, "{path}");
@@ -75,13 +80,13 @@ async fn who_may_only_read_runs_nothing_in_strict_mode() {
 }
 
 #[tokio::test]
-async fn the_apiservers_word_is_remembered_and_needed() {
+async fn authorization_decisions_are_cached() {
     let setup = setup(&WEBHOOK, &[("robot", "get pods")]).await;
     for _ in 0..3 {
         assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
     }
-    assert_eq!(setup.reviews.asked.load(Ordering::SeqCst), 2, "one token and one leave");
-    setup.reviews.broken.store(true, Ordering::SeqCst);
+    assert_eq!(setup.reviews.asked.load(Ordering::SeqCst), 2, "one token and one access review");
+    setup.reviews.failing.store(true, Ordering::SeqCst);
     assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
     assert_eq!(setup.get(None, Some("other"), "/pods").await.0, 401);
     let (status, body) = setup.get(Some("admin"), None, "/pods").await;
@@ -92,10 +97,9 @@ async fn the_apiservers_word_is_remembered_and_needed() {
     );
 }
 
-/// A stranger with many tokens of their own making does not have a good one forgotten, so that the
-/// apiserver would be asked again and again.
+/// Many forged tokens do not evict a valid one from the cache.
 #[tokio::test]
-async fn tokens_that_are_made_up_displace_no_good_one() {
+async fn authentication_cache_resists_forged_tokens() {
     let setup = setup(&WEBHOOK, &[("robot", "get pods")]).await;
     assert_eq!(setup.get(None, Some("good"), "/pods").await.0, 200);
     for n in 0..80 {
@@ -106,10 +110,9 @@ async fn tokens_that_are_made_up_displace_no_good_one() {
     assert_eq!(setup.reviews.asked.load(Ordering::SeqCst), asked, "the good one is remembered");
 }
 
-/// Finding 8: each request that waits for the apiserver holds its headers, and whoever makes up tokens
-/// has as many of them wait as they like.
+/// Finding 8: requests that wait for a TokenReview hold their headers, so their number is limited.
 #[tokio::test]
-async fn few_requests_wait_for_a_word_on_their_tokens() {
+async fn authentication_token_reviews_are_limited() {
     let setup = Arc::new(setup(&WEBHOOK, &[("admin", "get pods")]).await);
     assert_eq!(setup.get(Some("admin"), None, "/pods").await.0, 200);
     setup.reviews.hangs.store(true, Ordering::SeqCst);
@@ -119,19 +122,23 @@ async fn few_requests_wait_for_a_word_on_their_tokens() {
         let setup = Arc::clone(&setup);
         asking.spawn(async move { setup.get(None, Some(&format!("bad-{n}")), "/pods").await.0 });
     }
-    // half of all that may wait is one address's
+    // one address may use half of the limit
     for _ in 0..40 - 32 {
         assert_eq!(asking.join_next().await.unwrap().unwrap(), 429);
     }
     let more = tokio::time::timeout(Duration::from_millis(100), asking.join_next()).await;
     assert!(more.is_err(), "the others wait");
     assert!(setup.reviews.asked.load(Ordering::SeqCst) <= asked + 8);
-    assert_eq!(setup.get(Some("admin"), None, "/pods").await.0, 200, "who needs no word goes on");
+    assert_eq!(
+        setup.get(Some("admin"), None, "/pods").await.0,
+        200,
+        "other requests are not delayed"
+    );
 }
 
-/// Upstream's answer to a certificate that it does not trust is 401, whoever else may come in.
+/// As upstream, an untrusted certificate is refused with 401, also with anonymous access.
 #[tokio::test]
-async fn who_shows_something_bad_is_not_taken_for_nobody() {
+async fn authentication_invalid_credentials_are_not_anonymous() {
     let open = ["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
     let setup = setup(&open, &[]).await;
     setup.pki.issue("server", "admin", ExtendedUse::ServerAuth);
@@ -139,12 +146,12 @@ async fn who_shows_something_bad_is_not_taken_for_nobody() {
     assert_eq!(setup.get(Some("admin"), None, "/pods").await.0, 200);
     let (status, body) = setup.get(Some("server"), None, "/pods").await;
     assert_eq!((status, body.as_str()), (401, "Unauthorized"));
-    // without a webhook nobody looks at tokens
+    // without a webhook tokens are ignored
     assert_eq!(setup.get(None, Some("bad"), "/pods").await.0, 200);
 }
 
 #[tokio::test]
-async fn without_rules_everybody_is_answered() {
+async fn authorization_always_allow() {
     let setup = setup(&["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"], &[]).await;
     assert_eq!(setup.get(None, None, "/pods").await.0, 200);
     let mode = fs::metadata(setup.pki.path("own/kubelet.key")).unwrap();

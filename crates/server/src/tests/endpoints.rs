@@ -1,4 +1,4 @@
-//! What the ports answer, endpoint by endpoint, and what they make of odd requests.
+//! Responses of the endpoints, also to malformed requests.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 const OPEN: [&str; 1] = ["--authorization-mode=AlwaysAllow"];
 
 #[tokio::test]
-async fn the_daemon_tells_of_itself() {
+async fn server_endpoints_about_the_daemon() {
     let header = "--manifest-url-header=Authorization:planted";
     let setup = setup(&["--authorization-mode=AlwaysAllow", header], &[]).await;
     let get = async |path: &str| setup.get(Some("admin"), None, path).await;
@@ -34,7 +34,7 @@ async fn the_daemon_tells_of_itself() {
 }
 
 #[tokio::test]
-async fn checks_can_be_left_out() {
+async fn healthz_checks_can_be_excluded() {
     let setup = setup(&OPEN, &[]).await;
     setup.host.healthy.store(false, Ordering::SeqCst);
     let get = async |path: &str| setup.get(Some("admin"), None, path).await;
@@ -51,7 +51,7 @@ async fn checks_can_be_left_out() {
 }
 
 #[tokio::test]
-async fn handlers_are_switched_off_one_by_one() {
+async fn server_handlers_can_be_disabled() {
     let yaml = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                 enableProfilingHandler: false\nenableDebugFlagsHandler: false\n\
                 enableSystemLogHandler: false\nfeatureGates: {ContainerCheckpoint: false}\n";
@@ -73,7 +73,7 @@ async fn handlers_are_switched_off_one_by_one() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_checkpointed_is_named() {
+async fn checkpoint_errors() {
     let setup = setup(&OPEN, &[]).await;
     for (path, expected) in [
         ("/checkpoint/ns/other/c", (404, "pod does not exist")),
@@ -92,7 +92,7 @@ async fn what_cannot_be_checkpointed_is_named() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_joined_is_named() {
+async fn attach_and_exec_errors() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     let no_stream = "you must specify at least 1 of stdin, stdout, stderr";
     for (method, path, expected) in [
@@ -113,9 +113,9 @@ async fn what_cannot_be_joined_is_named() {
     }
 }
 
-/// What follows a refused upgrade may come from somebody who takes the connection for a session.
+/// Data after a refused upgrade may be meant for the stream, so it must not be parsed as a request.
 #[tokio::test]
-async fn a_refused_upgrade_is_the_end_of_the_connection() {
+async fn refused_upgrade_closes_the_connection() {
     let setup = setup(&WEBHOOK, &[("admin", "get proxy"), ("admin", "get pods")]).await;
     for (certificate, path, expected) in [
         (Some("admin"), "/exec/ns/other/c?output=1", 404),
@@ -141,7 +141,7 @@ async fn a_refused_upgrade_is_the_end_of_the_connection() {
 }
 
 #[tokio::test]
-async fn the_level_of_the_log_is_put() {
+async fn debug_log_level_is_set() {
     let setup = setup(&OPEN, &[]).await;
     let (status, body) = setup.get(Some("admin"), None, "/debug/flags/v").await;
     assert_eq!((status, body.as_str()), (406, "unsupported http method\n"));
@@ -159,16 +159,16 @@ async fn the_level_of_the_log_is_put() {
 }
 
 #[tokio::test]
-async fn who_shows_nothing_may_not_stay() {
+async fn unauthenticated_connections_are_closed() {
     let setup = setup(&WEBHOOK, &[("admin", "get proxy")]).await;
     let request = b"GET /pods HTTP/1.1\r\nHost: n1\r\n\r\n";
     let mut answer = Vec::new();
-    let mut stranger = setup.connect(None).await;
-    stranger.write_all(request).await.unwrap();
-    let reading = stranger.read_to_end(&mut answer);
+    let mut untrusted = setup.connect(None).await;
+    untrusted.write_all(request).await.unwrap();
+    let reading = untrusted.read_to_end(&mut answer);
     let _ = tokio::time::timeout(Duration::from_secs(5), reading).await.unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 401 "));
-    // who has leave goes on with the same connection
+    // authorized connections are kept
     let mut admin = setup.connect(Some("admin")).await;
     for _ in 0..2 {
         admin.write_all(request).await.unwrap();
@@ -179,9 +179,9 @@ async fn who_shows_nothing_may_not_stay() {
 }
 
 #[tokio::test]
-async fn tokens_are_remembered_by_their_digest_in_bounded_number() {
+async fn authentication_reviews_are_deduplicated() {
     let setup = Arc::new(setup(&WEBHOOK, &[("robot", "get pods")]).await);
-    // many ask the same at once: the apiserver is asked once
+    // concurrent requests with the same token cause one review
     let asking = (0..20).map(|_| {
         let setup = Arc::clone(&setup);
         tokio::spawn(async move { setup.get(None, Some("good"), "/pods").await.0 })
@@ -195,7 +195,7 @@ async fn tokens_are_remembered_by_their_digest_in_bounded_number() {
     assert_eq!(setup.get(None, Some(&long), "/pods").await.0, 401);
 }
 
-/// A path whose first part is one that is served, so that a parser behind it sees the rest.
+/// A path with a served prefix, so that its handler parses the rest.
 fn target() -> impl Strategy<Value = String> {
     const FAMILIES: [&str; 14] = [
         "/containerLogs/ns/p/c",
@@ -239,7 +239,7 @@ fn target() -> impl Strategy<Value = String> {
         .prop_map(|(family, rest, pairs)| format!("{family}{rest}?{}", pairs.join("&")))
 }
 
-/// Headers that something here reads.
+/// Headers that are used by the server.
 fn headers() -> impl Strategy<Value = Vec<(&'static str, String)>> {
     const NAMES: [&str; 6] = [
         "accept",

@@ -1,4 +1,4 @@
-//! A node with a server, and who asks it.
+//! A node with a server, and its clients.
 
 use super::*;
 
@@ -49,12 +49,12 @@ impl Host for OnePod {
     }
 }
 
-/// An apiserver that knows a token and gives leave to some users.
+/// An apiserver that authenticates one token and authorizes some users.
 #[derive(Default)]
 pub(super) struct Reviews {
     pub(super) allowed: HashSet<(String, String)>,
     pub(super) asked: AtomicUsize,
-    pub(super) broken: AtomicBool,
+    pub(super) failing: AtomicBool,
     pub(super) hangs: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ async fn review(Extract(reviews): Extract<Arc<Reviews>>, body: Bytes) -> Respons
     if reviews.hangs.load(Ordering::SeqCst) {
         std::future::pending::<()>().await;
     }
-    if reviews.broken.load(Ordering::SeqCst) {
+    if reviews.failing.load(Ordering::SeqCst) {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
     let mut review: Value = serde_json::from_slice(&body).unwrap();
@@ -78,12 +78,12 @@ async fn review(Extract(reviews): Extract<Arc<Reviews>>, body: Bytes) -> Respons
         let attributes = &review["spec"]["resourceAttributes"];
         assert_eq!((&attributes["resource"], &attributes["name"]), (&json!("nodes"), &json!("n1")));
         let user = review["spec"]["user"].as_str().unwrap().to_owned();
-        let leave = format!(
+        let permission = format!(
             "{} {}",
             attributes["verb"].as_str().unwrap(),
             attributes["subresource"].as_str().unwrap()
         );
-        json!({"allowed": reviews.allowed.contains(&(user, leave))})
+        json!({"allowed": reviews.allowed.contains(&(user, permission))})
     };
     review.to_string().into_response()
 }
@@ -157,12 +157,12 @@ pub(super) async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
     let pki = Pki::new();
     pki.issue("admin", "admin", ExtendedUse::ClientAuth);
     let mut config = config(&pki, more);
-    // the test's own ports are whatever is free
+    // any free ports
     config.kubelet.port = 0;
     let reviews = Arc::new(Reviews {
         allowed: allowed
             .iter()
-            .map(|(user, leave)| ((*user).to_owned(), (*leave).to_owned()))
+            .map(|(user, permission)| ((*user).to_owned(), (*permission).to_owned()))
             .collect(),
         ..Reviews::default()
     });
@@ -204,7 +204,7 @@ pub(super) async fn setup(more: &[&str], allowed: &[(&str, &str)]) -> Setup {
 
 impl Setup {
     pub(super) async fn connect(&self, certificate: Option<&str>) -> TlsStream<TcpStream> {
-        // the server's own certificate is its own root
+        // the self-signed certificate is the root
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_file(self.pki.path("own/kubelet.crt")).unwrap())
@@ -229,7 +229,7 @@ impl Setup {
         TlsConnector::from(Arc::new(config)).connect(name, socket).await.unwrap()
     }
 
-    /// The status and the body of the answer to a GET.
+    /// The status and body of the response to a GET.
     pub(super) async fn get(
         &self,
         certificate: Option<&str>,

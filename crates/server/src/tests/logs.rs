@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn logs_are_sent_or_the_reason_told() {
+async fn container_logs_endpoint() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     for (path, expected) in [
         (LOGS.to_owned(), (200, "one\ntwo\n")),
@@ -51,7 +51,7 @@ async fn logs_are_sent_or_the_reason_told() {
 }
 
 #[tokio::test]
-async fn a_followed_log_goes_on_over_rotation_to_the_containers_end() {
+async fn container_logs_follow_over_rotation() {
     use std::io::Write;
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     let mut stream = setup.connect(Some("admin")).await;

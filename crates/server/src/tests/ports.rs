@@ -1,4 +1,4 @@
-//! What each port serves, and what keeps it from opening.
+//! The endpoints of each port, and errors of listening.
 
 use super::*;
 
@@ -9,7 +9,7 @@ async fn free_port() -> i32 {
 /// CVE-2019-11248: the profiler was served on the open port of `/healthz`. kube-proxy's two ports
 /// have the same rule in `tests/proxy`.
 #[tokio::test]
-async fn the_open_ports_tell_little() {
+async fn healthz_port_serves_only_health() {
     let setup =
         setup(&["--authorization-mode=AlwaysAllow", "--healthz-bind-address=127.0.0.1"], &[]).await;
     let mut config = config(&setup.pki, &[]);
@@ -42,7 +42,7 @@ async fn the_open_ports_tell_little() {
     let (status, body) = get("/healthz").await;
     assert!(status == 500 && body.contains("[-]syncloop failed"), "{body}");
 
-    // a head without end is cut off
+    // too large headers are rejected
     let mut stream = TcpStream::connect(address).await.unwrap();
     let long = format!("GET /{} HTTP/1.1\r\n", "x".repeat(200_000));
     let _ = stream.write_all(long.as_bytes()).await;
@@ -55,9 +55,9 @@ async fn the_open_ports_tell_little() {
     assert!(answer.is_empty() || answer.contains(" 414 ") || answer.contains(" 431 "), "{answer}");
 }
 
-/// Also CVE-2025-0426: a checkpoint is not to be had from the port that knows nobody.
+/// Also CVE-2025-0426: no checkpoints on the port without authentication.
 #[tokio::test]
-async fn the_read_only_port_gives_pods_alone() {
+async fn read_only_port_serves_only_pods() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     let mut config = config(&setup.pki, &["--authorization-mode=AlwaysAllow"]);
     config.kubelet.port = 0;
@@ -85,7 +85,7 @@ async fn the_read_only_port_gives_pods_alone() {
 }
 
 #[tokio::test]
-async fn disabled_handlers_say_so() {
+async fn disabled_debugging_handlers_respond_with_an_error() {
     let setup =
         setup(&["--authorization-mode=AlwaysAllow", "--enable-debugging-handlers=false"], &[])
             .await;
@@ -105,7 +105,7 @@ async fn disabled_handlers_say_so() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_opened_is_named() {
+async fn listen_errors_name_the_address() {
     let setup = setup(&["--authorization-mode=AlwaysAllow"], &[]).await;
     let bind = async |config: &Config| {
         let outcome = Server::bind(config, &[], None, setup.host.clone(), no_runtime()).await;

@@ -13,15 +13,15 @@ use redb::{Database, DatabaseError, RepairSession, StorageBackend};
 
 use super::fault::Result;
 
-/// Pages that the engine keeps in memory, in bytes; the kernel's page cache stands behind them.
+/// The engine's cache of pages in bytes, besides the kernel's page cache.
 const CACHE: usize = 4 << 20;
 
-/// The header's first bytes, and where after them the flags stand (redb's `docs/design.md`).
+/// The header's first bytes, and the offset of the flags after them (redb's `docs/design.md`).
 const MAGIC: &[u8] = b"redb\x1A\x0A\xA9\x0D\x0A";
 const FLAGS: u64 = MAGIC.len() as u64;
-/// Set while the file is open: who finds it set looks for the last whole commit.
+/// Set while the file is open: if it is set at opening, the last whole commit is searched for.
 const RECOVERY_REQUIRED: u8 = 2;
-/// Set by a commit that vouches for the one before it: who finds it set verifies no page.
+/// Set by a commit that confirms the one before it: if it is set, no page is verified.
 const TWO_PHASE_COMMIT: u8 = 4;
 
 #[derive(Debug)]

@@ -47,7 +47,7 @@ impl Feed {
         self.tip.send_modify(|tip| tip.newest = newest);
     }
 
-    /// Starts anew at a revision: what was committed up to it must be read from the file.
+    /// Restarts at a revision: what was committed up to it must be read from the file.
     pub(super) fn reset(&self, newest: Revision) {
         *self.recent() = Recent { floor: newest, events: VecDeque::new(), weight: 0 };
         self.tip.send_modify(|tip| tip.newest = newest);

@@ -1,5 +1,5 @@
 //! The file itself: made whole or not at all, open in one process only, checked before use, and
-//! opened anew after the engine failed on it.
+//! reopened after the engine failed on it.
 
 use std::fs::File;
 use std::io;
@@ -121,13 +121,13 @@ impl StoreFile {
         Ok(())
     }
 
-    /// Releases the file, also when somebody still holds `self`.
+    /// Releases the file, even while `self` is still referenced.
     pub(super) fn close(&self) {
         *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// Makes the file beside its place and then moves it there, so that a crash leaves no half of one.
+/// Creates the file under a temporary name and renames it, so that a crash leaves no partial file.
 fn create(path: &Path) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");

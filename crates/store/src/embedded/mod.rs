@@ -1,5 +1,5 @@
 //! The store in a single file: MVCC over redb's copy-on-write B-trees. One thread writes
-//! ([`writer`]), readers work on snapshots and wait for nobody's fsync, watchers pull from a small
+//! ([`writer`]), readers work on snapshots and never wait for fsync, watchers pull from a small
 //! tail in memory ([`feed`]) or from the file. The choice of engine: `docs/store-engine.md`.
 //!
 //! Current limitations: giving space back (after compaction, when more than half of the file is
@@ -92,7 +92,7 @@ impl EmbeddedStore {
     }
 
     /// Hands a command to the writer and waits for its answer.
-    async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
+    async fn submit<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T> {
         let stopped = || Error::Backend("the store's writer has stopped".to_owned());
         let permit = self.turns.clone().acquire_owned().await.map_err(|_| stopped())?;
         let (answer, answered) = oneshot::channel();
@@ -109,7 +109,7 @@ impl EmbeddedStore {
             )));
         }
         let key = key.to_owned();
-        self.ask(|answer| Command::Write { key, expect, change, answer }).await
+        self.submit(|answer| Command::Write { key, expect, change, answer }).await
     }
 }
 
@@ -214,6 +214,6 @@ impl Store for EmbeddedStore {
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        self.ask(|answer| Command::Compact { revision, answer }).await
+        self.submit(|answer| Command::Compact { revision, answer }).await
     }
 }

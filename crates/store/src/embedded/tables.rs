@@ -28,7 +28,7 @@ pub(super) const META: TableDefinition<'_, &str, i64> = TableDefinition::new("lo
 pub(super) const FORMAT: (&str, i64) = ("format", 1);
 /// History before this revision cannot be read.
 pub(super) const COMPACTED: &str = "compacted";
-/// History up to this revision has been cleared of what compaction leaves unread.
+/// Compacted history up to this revision has been removed.
 pub(super) const SWEPT: &str = "swept";
 
 /// The revision of an empty store, as in etcd.

@@ -14,7 +14,7 @@ use super::{READS, Shared};
 use crate::{Error, Event, Expect, KeyValue};
 
 #[tokio::test]
-async fn writes_that_wait_share_one_transaction() {
+async fn embedded_queued_writes_share_one_transaction() {
     let folder = tempfile::tempdir().unwrap();
     let file = StoreFile::open(&folder.path().join("store")).unwrap();
     let shared =
@@ -43,7 +43,7 @@ async fn writes_that_wait_share_one_transaction() {
         answers.iter_mut().all(|answer| answer.try_recv().is_err()),
         "no answer before the commit"
     );
-    writer.turn(batch);
+    writer.commit_batch(batch);
     let mut revision = 1;
     for (i, mut answer) in answers.into_iter().enumerate() {
         match answer.try_recv().unwrap() {
@@ -69,7 +69,7 @@ fn put(revision: i64, size: usize) -> Arc<Event> {
 }
 
 #[test]
-fn the_feed_is_bounded_by_bytes() {
+fn embedded_feed_is_bounded_by_bytes() {
     let feed = Feed::new(10);
     assert!(feed.since("/", 9).is_none(), "before the feed began");
     assert_eq!(feed.since("/", 10), Some((Vec::new(), 10)));
@@ -80,13 +80,13 @@ fn the_feed_is_bounded_by_bytes() {
     let (events, up_to) = feed.since("/even", 105).unwrap();
     assert_eq!(events.iter().map(Event::revision).collect::<Vec<_>>(), [106, 108, 110]);
     assert_eq!(up_to, 110);
-    // one that is larger than all that may be kept: nobody finds a gap in its place
+    // one that is larger than the bound: it leaves no gap
     feed.publish([put(111, 3 << 20)]);
     assert_eq!(feed.tip().newest, 111);
     assert!(feed.since("/", 110).is_none());
     feed.publish([put(112, 1)]);
     assert_eq!(feed.since("/", 111).unwrap().0.len(), 1);
-    // a watcher that has read further in the file than the feed has been told
+    // a watcher that has read further in the file than the feed has got
     assert_eq!(feed.since("/", 200), Some((Vec::new(), 200)));
     feed.reset(150);
     assert!(feed.since("/", 149).is_none());

@@ -1,4 +1,4 @@
-//! One watch: its place in the history and nothing that runs. The consumer's polling drives it:
+//! One watch: its position in the history, without a task. The consumer's polling drives it:
 //! it fetches from the feed while it keeps up, and from the file when it has fallen behind.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::feed::Tip;
 use crate::pull::Pull;
 use crate::{Error, Event, Result, Revision, WatchItem};
 
-/// How often a watch that is up to date says how far it is, if that has changed.
+/// The interval of progress notifications.
 const PROGRESS: Duration = Duration::from_secs(5);
 
 pub(super) struct Watcher {
@@ -23,7 +23,7 @@ pub(super) struct Watcher {
     prefix: Arc<str>,
     /// Everything up to here is yielded or in `ready`.
     after: Revision,
-    /// What the consumer has been told.
+    /// The last revision reported to the consumer.
     reported: Revision,
     ready: VecDeque<WatchItem>,
     next_progress: Instant,

@@ -1,5 +1,5 @@
 //! The one thread that writes: takes all requests that wait, carries them out in one transaction,
-//! syncs the file once, tells the watchers and then answers. Expiry and compaction ride along.
+//! syncs the file once, notifies the watchers and then replies. It also does expiry and compaction.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use super::fault::{Fault, Result};
 use super::transaction::{Change, Transaction};
 use crate::{Error, Event, Expect, Revision};
 
-/// Requests that may wait or be under way; further callers wait for their turn to ask.
+/// The most queued requests; further callers wait.
 pub(super) const REQUESTS: usize = 256;
 
 /// Values in one transaction, in bytes, after which the next request waits for the next one.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// The longest sleep: a wall clock that was set forward is noticed after it.
-const NAP: Duration = Duration::from_secs(60);
+/// The longest sleep, after which a wall clock that was set forward is noticed.
+const MAX_SLEEP: Duration = Duration::from_secs(60);
 
-/// Pause after the engine failed.
+/// Backoff after the engine failed.
 const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) type Answer<T> = oneshot::Sender<crate::Result<T>>;
@@ -46,8 +46,8 @@ enum Outcome {
     Compacted(crate::Result<()>),
 }
 
-/// What a turn leaves behind once it is committed.
-struct Done {
+/// The results of a batch once it is committed.
+struct Committed {
     outcomes: Vec<Outcome>,
     events: Vec<Arc<Event>>,
     swept: bool,
@@ -60,7 +60,7 @@ pub(super) struct Writer {
     newest: Revision,
     /// Compacted history is still to be removed.
     sweeping: bool,
-    /// Who waits for that.
+    /// The waiters for that.
     compactions: Vec<(Answer<()>, OwnedSemaphorePermit)>,
     next_expiry: Option<Duration>,
 }
@@ -68,7 +68,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, requests: Receiver<Request>) -> Self {
         let newest = shared.feed.tip().newest;
-        // the first turn finds out what an earlier process left to sweep and to expire
+        // the first batch finds what an earlier process left to sweep and to expire
         Writer {
             shared,
             requests,
@@ -79,10 +79,10 @@ impl Writer {
         }
     }
 
-    /// Works until nobody can send requests any more.
+    /// Runs until all senders of requests are dropped.
     pub(super) fn run(mut self) {
         while let Some(batch) = self.next_batch() {
-            self.turn(batch);
+            self.commit_batch(batch);
         }
         self.shared.feed.close();
         self.shared.file.close();
@@ -91,8 +91,11 @@ impl Writer {
     /// The requests that wait, or none when it is time to sweep or expire.
     pub(super) fn next_batch(&self) -> Option<VecDeque<Request>> {
         let (mut batch, mut bytes) = (VecDeque::new(), 0);
-        let wait =
-            if self.sweeping { Duration::ZERO } else { self.next_expiry.unwrap_or(NAP).min(NAP) };
+        let wait = if self.sweeping {
+            Duration::ZERO
+        } else {
+            self.next_expiry.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
+        };
         match self.requests.recv_timeout(wait) {
             Ok(request) => batch.push_back(request),
             Err(RecvTimeoutError::Timeout) => return Some(batch),
@@ -114,15 +117,15 @@ impl Writer {
         Some(batch)
     }
 
-    pub(super) fn turn(&mut self, batch: VecDeque<Request>) {
+    pub(super) fn commit_batch(&mut self, batch: VecDeque<Request>) {
         match self.shared.file.with(|database| self.transact(database, &batch)) {
-            Ok(done) => self.conclude(batch, done),
+            Ok(done) => self.finish_batch(batch, done),
             Err(fault) => self.fail(batch, fault),
         }
     }
 
     /// Carries out a batch and makes it durable.
-    fn transact(&self, database: &Database, batch: &VecDeque<Request>) -> Result<Done> {
+    fn transact(&self, database: &Database, batch: &VecDeque<Request>) -> Result<Committed> {
         let transaction = database.begin_write()?;
         let mut tables = Transaction::open(&transaction, self.newest)?;
         let mut outcomes = Vec::with_capacity(batch.len());
@@ -148,17 +151,17 @@ impl Writer {
         } else {
             transaction.abort()?;
         }
-        Ok(Done { outcomes, events, swept, next_expiry })
+        Ok(Committed { outcomes, events, swept, next_expiry })
     }
 
-    fn conclude(&mut self, batch: VecDeque<Request>, done: Done) {
+    fn finish_batch(&mut self, batch: VecDeque<Request>, done: Committed) {
         let added = Revision::try_from(done.events.len()).unwrap_or(0);
         self.newest = self.newest.saturating_add(added);
         self.next_expiry = done.next_expiry;
         if !done.events.is_empty() {
             self.shared.feed.publish(done.events);
         }
-        // an answer that nobody waits for any more is dropped
+        // the reply to a caller that is gone is dropped
         for (Request { command, permit }, outcome) in batch.into_iter().zip(done.outcomes) {
             match (command, outcome) {
                 (Command::Write { answer, .. }, Outcome::Written(result)) => {
@@ -180,7 +183,7 @@ impl Writer {
         }
     }
 
-    /// Gives space back and answers those who asked for compaction.
+    /// Frees space and replies to requests for compaction.
     fn finish_compactions(&mut self) {
         if self.compactions.is_empty() {
             return;
@@ -198,7 +201,7 @@ impl Writer {
         let path = self.shared.file.path();
         let mut pause = batch.is_empty();
         let why = fault.into_error(path);
-        tracing::error!(error = %why, "writing failed, the store is opened again");
+        tracing::error!(error = %why, "write failed, reopening the store");
         let again = || match &why {
             Error::Backend(text) => Error::Backend(text.clone()),
             other => Error::Backend(other.to_string()),
@@ -222,18 +225,18 @@ impl Writer {
                 self.shared.feed.reset(newest);
             }
             Err(fault) => {
-                tracing::error!(error = %fault.into_error(path), "the store cannot be opened again yet");
+                tracing::error!(error = %fault.into_error(path), "cannot reopen the store yet");
                 pause = true;
             }
         }
-        // what the writer does by itself would fail again and again without a breath
+        // background work would fail again and again without a backoff
         if pause {
             std::thread::sleep(RETRY);
         }
     }
 }
 
-/// Parts a refusal, which is an answer, from a failure of the engine, which ends the transaction.
+/// Separates an error for the caller from a failure of the engine, which aborts the transaction.
 fn refusal<T>(result: Result<T>) -> Result<crate::Result<T>> {
     match result {
         Ok(value) => Ok(Ok(value)),

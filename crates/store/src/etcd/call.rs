@@ -19,7 +19,7 @@ pub(super) enum Failure {
     Future,
     /// The lease is not known (any more).
     NoLease,
-    /// What the store's caller is told.
+    /// The error for the store's caller.
     Store(Error),
 }
 

@@ -36,7 +36,7 @@ impl Leases {
     /// A lease that lasts for `ttl` from now, and not much longer.
     pub(super) async fn lease(&self, ttl: Duration) -> Result<i64, Failure> {
         let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0));
-        // held while a lease is granted: whoever comes meanwhile shares it
+        // held while a lease is granted: concurrent callers share it
         let mut granted = self.granted.lock().await;
         let now = Instant::now();
         if let Some(known) = granted.get_mut(&seconds)

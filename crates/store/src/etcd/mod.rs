@@ -59,7 +59,7 @@ impl EtcdStore {
         Ok(store)
     }
 
-    /// Runs `then` if `expect` holds of `key`; otherwise tells what is there.
+    /// Runs `then` if `expect` holds of `key`; otherwise returns the current key.
     async fn transact(
         &self,
         name: &'static str,
@@ -119,7 +119,7 @@ impl EtcdStore {
         })
     }
 
-    /// Makes etcd's complaint about a revision into the store's, with the numbers that it leaves out.
+    /// Converts etcd's error about a revision into the store's, with the revisions that it leaves out.
     async fn explain(&self, requested: Revision, failure: Failure) -> Error {
         match failure {
             Failure::Compacted => match watch::oldest(self.watch.clone()).await {
@@ -200,7 +200,7 @@ impl Store for EtcdStore {
         after: Revision,
     ) -> Result<BoxStream<'static, Result<WatchItem>>> {
         let (stream, newest) = watch::begin(self.watch.clone(), prefix, after).await?;
-        // the member asked may lag behind the cluster
+        // the member may lag behind the cluster
         if after > newest {
             let newest = self.revision().await?;
             if after > newest {
@@ -223,7 +223,7 @@ impl Store for EtcdStore {
         match compaction_call("compact", self.kv.clone().compact(revision, Some(physical))).await {
             Ok(_) => Ok(()),
             Err(failure) => match self.explain(revision, failure).await {
-                // etcd minds being asked twice
+                // it is compacted already
                 Error::Compacted { oldest, .. } if oldest == revision => Ok(()),
                 error => Err(error),
             },
@@ -250,6 +250,6 @@ fn key_value(kv: etcd_client::KeyValue) -> Result<KeyValue> {
     let (create_revision, mod_revision) = (kv.create_revision(), kv.mod_revision());
     let (key, value) = kv.into_key_value();
     let key = String::from_utf8(key)
-        .map_err(|error| Error::Backend(format!("etcd: a key is no text: {error}")))?;
+        .map_err(|error| Error::Backend(format!("etcd: a key is not UTF-8: {error}")))?;
     Ok(KeyValue { key, value: value.into(), create_revision, mod_revision })
 }

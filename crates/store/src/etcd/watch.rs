@@ -35,8 +35,7 @@ pub(super) async fn begin(
     Ok((stream, revision_of(consent.header())))
 }
 
-/// The oldest revision that can be read, once something has been compacted: etcd tells it to those
-/// who watch from before.
+/// The oldest revision that can be read after a compaction: etcd returns it to watches from before.
 pub(super) async fn oldest(client: WatchClient) -> Result<Revision, Failure> {
     let (mut stream, _) = begin(client, "", 1).await?;
     let refusal = call("watch", stream.message()).await?;
@@ -49,7 +48,7 @@ struct Watch {
     ready: VecDeque<Result<WatchItem>>,
 }
 
-/// What a begun watch yields. One that starts "now" first tells what revision that is.
+/// The items of a watch. One that starts "now" first yields the current revision.
 pub(super) fn items(
     stream: WatchStream,
     after: Revision,

@@ -76,7 +76,7 @@ pub(crate) async fn create_update_delete(store: Shared) {
     assert_eq!(store.revision().await.unwrap(), before + 3);
 }
 
-pub(crate) async fn a_key_made_again_is_a_new_key(store: Shared) {
+pub(crate) async fn recreated_key_is_a_new_key(store: Shared) {
     let first = create(&store, "/a", "first").await;
     store.delete("/a", first.mod_revision).await.unwrap();
     let second = create(&store, "/a", "second").await;
@@ -91,9 +91,9 @@ pub(crate) async fn a_key_made_again_is_a_new_key(store: Shared) {
 }
 
 pub(crate) async fn list_pages_are_of_one_revision(store: Shared) {
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for i in 0..10 {
-        made.push(create(&store, &format!("/list/{i}"), "old").await);
+        created.push(create(&store, &format!("/list/{i}"), "old").await);
     }
     create(&store, "/lisu", "a neighbour").await;
     let mut page =
@@ -104,8 +104,8 @@ pub(crate) async fn list_pages_are_of_one_revision(store: Shared) {
     assert_eq!((found.len(), page.remaining), (3, 7));
 
     // what happens between the pages is not in them
-    update(&store, &made[4], "new").await;
-    store.delete("/list/5", made[5].mod_revision).await.unwrap();
+    update(&store, &created[4], "new").await;
+    store.delete("/list/5", created[5].mod_revision).await.unwrap();
     create(&store, "/list/55", "new").await;
     while page.remaining > 0 {
         let start = Some(format!("{}\0", page.items.last().unwrap().key));
@@ -114,7 +114,7 @@ pub(crate) async fn list_pages_are_of_one_revision(store: Shared) {
         found.extend(page.items.iter().cloned());
         assert_eq!(page.remaining, 10 - found.len() as u64);
     }
-    assert_eq!(found, made);
+    assert_eq!(found, created);
 
     let now = list(&store, "/list/").await;
     assert_eq!((now.items.len(), now.remaining, now.revision), (10, 0, revision + 3));
@@ -133,7 +133,7 @@ pub(crate) async fn list_pages_are_of_one_revision(store: Shared) {
     assert_eq!((exact.items.len(), exact.remaining), (10, 0));
 }
 
-pub(crate) async fn prefixes_are_of_bytes(store: Shared) {
+pub(crate) async fn list_prefixes_are_of_bytes(store: Shared) {
     let all = [
         "/registry/pods",
         "/registry/pods/a",
@@ -180,7 +180,7 @@ pub(crate) async fn values_of_any_size(store: Shared) {
     );
 }
 
-pub(crate) async fn compacted_history_is_gone(store: Shared) {
+pub(crate) async fn compaction_removes_history(store: Shared) {
     let mut kv = create(&store, "/a", "0").await;
     let kept = create(&store, "/kept", "from before").await;
     let gone = create(&store, "/gone", "x").await;
@@ -223,7 +223,7 @@ pub(crate) async fn compacted_history_is_gone(store: Shared) {
     assert_eq!((next.create_revision, next.mod_revision), (kv.create_revision, newest + 1));
 }
 
-pub(crate) async fn the_future_is_refused(store: Shared) {
+pub(crate) async fn watch_of_future_revision_is_rejected(store: Shared) {
     let newest = create(&store, "/a", "x").await.mod_revision;
     let revision = newest + 5;
     match store.list("/", ListOptions { revision, ..ListOptions::default() }).await {
@@ -249,7 +249,7 @@ async fn gone_after(store: &Shared, prefix: &str) -> Duration {
     started.elapsed()
 }
 
-pub(crate) async fn keys_with_a_ttl_go(store: Shared) {
+pub(crate) async fn ttl_keys_expire(store: Shared) {
     let ttl = Some(Duration::from_secs(2));
     create(&store, "/stays", "x").await;
     for i in 0..50 {
@@ -265,7 +265,7 @@ pub(crate) async fn keys_with_a_ttl_go(store: Shared) {
     create(&store, "/event/0", "again").await;
 }
 
-pub(crate) async fn a_ttl_ends_with_its_version(store: Shared) {
+pub(crate) async fn ttl_ends_with_its_version(store: Shared) {
     let ttl = Some(Duration::from_secs(2));
     let brief = store.put("/a", "brief".into(), Expect::Absent, ttl).await.unwrap();
     let lasting = update(&store, &brief, "lasting").await;
@@ -279,7 +279,7 @@ pub(crate) async fn a_ttl_ends_with_its_version(store: Shared) {
     assert_eq!(store.get("/b").await.unwrap(), Some(again));
 }
 
-pub(crate) async fn no_increment_is_lost(store: Shared) {
+pub(crate) async fn write_conflicts_lose_no_increment(store: Shared) {
     const TASKS: usize = 16;
     const TIMES: usize = 20;
     create(&store, "/counter", "0").await;

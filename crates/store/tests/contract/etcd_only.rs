@@ -11,7 +11,7 @@ use crate::backend::Etcd;
 use crate::cases::create;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_share_leases() {
+async fn etcd_keys_share_leases() {
     let etcd = Etcd::start().await;
     let hour = Some(Duration::from_secs(3600));
     let events = (0..1500).map(|i| {
@@ -38,7 +38,7 @@ async fn keys_share_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_hangs_is_an_error_in_time() {
+async fn etcd_hanging_server_times_out() {
     let etcd = Etcd::start().await;
     create(&etcd.store, "/a", "x").await;
     let mut watch = etcd.store.watch("/", 0).await.unwrap();

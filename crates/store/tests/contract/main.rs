@@ -27,19 +27,19 @@ macro_rules! contract {
 
 contract! {
     cases::create_update_delete
-    cases::a_key_made_again_is_a_new_key
+    cases::recreated_key_is_a_new_key
     cases::list_pages_are_of_one_revision
-    cases::prefixes_are_of_bytes
+    cases::list_prefixes_are_of_bytes
     cases::values_of_any_size
-    cases::compacted_history_is_gone
-    cases::the_future_is_refused
-    cases::keys_with_a_ttl_go
-    cases::a_ttl_ends_with_its_version
-    cases::no_increment_is_lost
-    watches::history_then_live
-    watches::from_now_on
-    watches::a_watch_of_compacted_history_ends
-    watches::a_slow_watcher_misses_nothing
-    watches::watchers_agree_under_concurrency
-    watches::progress_follows_other_keys
+    cases::compaction_removes_history
+    cases::watch_of_future_revision_is_rejected
+    cases::ttl_keys_expire
+    cases::ttl_ends_with_its_version
+    cases::write_conflicts_lose_no_increment
+    watches::watch_history_then_live
+    watches::watch_from_now_on
+    watches::watch_of_compacted_history_ends
+    watches::watch_slow_consumer_misses_nothing
+    watches::watches_agree_under_concurrency
+    watches::watch_progress_follows_other_keys
 }

@@ -38,7 +38,7 @@ async fn silent(watch: &mut Watch) {
     }
 }
 
-pub(crate) async fn history_then_live(store: Shared) {
+pub(crate) async fn watch_history_then_live(store: Shared) {
     let before = create(&store, "/other/0", "x").await.mod_revision;
     let one = create(&store, "/w/a", "1").await;
     create(&store, "/wx", "a neighbour").await;
@@ -64,7 +64,7 @@ pub(crate) async fn history_then_live(store: Shared) {
     silent(&mut store.watch("/w/", newest).await.unwrap()).await;
 }
 
-pub(crate) async fn from_now_on(store: Shared) {
+pub(crate) async fn watch_from_now_on(store: Shared) {
     create(&store, "/w/before", "x").await;
     let now = store.revision().await.unwrap();
     let mut watch = store.watch("/w/", 0).await.unwrap();
@@ -80,7 +80,7 @@ pub(crate) async fn from_now_on(store: Shared) {
     silent(&mut watch).await;
 }
 
-pub(crate) async fn a_watch_of_compacted_history_ends(store: Shared) {
+pub(crate) async fn watch_of_compacted_history_ends(store: Shared) {
     let mut kv = create(&store, "/w/a", "0").await;
     let first = kv.mod_revision;
     for i in 1..10 {
@@ -106,7 +106,7 @@ pub(crate) async fn a_watch_of_compacted_history_ends(store: Shared) {
     }
 }
 
-pub(crate) async fn a_slow_watcher_misses_nothing(store: Shared) {
+pub(crate) async fn watch_slow_consumer_misses_nothing(store: Shared) {
     let start = store.revision().await.unwrap();
     let mut slow = store.watch("/w/", start).await.unwrap();
     // more than anybody buffers
@@ -121,7 +121,7 @@ pub(crate) async fn a_slow_watcher_misses_nothing(store: Shared) {
     silent(&mut slow).await;
 }
 
-pub(crate) async fn watchers_agree_under_concurrency(store: Shared) {
+pub(crate) async fn watches_agree_under_concurrency(store: Shared) {
     const WRITERS: i64 = 8;
     const WRITES: i64 = 60;
     let start = store.revision().await.unwrap();
@@ -160,7 +160,7 @@ pub(crate) async fn watchers_agree_under_concurrency(store: Shared) {
     }
 }
 
-pub(crate) async fn progress_follows_other_keys(store: Shared) {
+pub(crate) async fn watch_progress_follows_other_keys(store: Shared) {
     let seen = create(&store, "/w/a", "x").await;
     let mut watch = store.watch("/w/", seen.mod_revision - 1).await.unwrap();
     assert_eq!(event(&mut watch).await.revision(), seen.mod_revision);

@@ -1,8 +1,7 @@
-//! A CSI driver of our own, on real sockets: a volume is a directory that is bound to where it is
-//! wanted, or a file behind a loop device. It notes what it was asked for, does wrong what it is
-//! told to, and dies and comes back as drivers do.
+//! A CSI driver for tests, on real sockets: a volume is a bind-mounted directory, or a file behind a
+//! loop device. It records requests, injects faults, and can be killed and restarted.
 //!
-//! Current limitations: no controller service; volumes come into being when they are first used.
+//! Current limitations: no controller service; volumes are created on first use.
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,42 +18,42 @@ use tokio::net::UnixListener;
 
 use crate::error::{AtPath, Result};
 use crate::fakecri::Fault;
-pub use books::Books;
 use node::Service;
 use registration::Announcement;
 use state::State;
+pub use volume_log::VolumeLog;
 
-mod books;
 mod mounts;
 mod node;
 mod registration;
 mod state;
+mod volume_log;
 
-/// What a driver says of itself.
+/// Settings of a driver.
 #[derive(Debug, Clone)]
 pub struct CsiOptions {
     /// Its name.
     pub name: String,
-    /// `CSIPlugin`, unless the node is to refuse it.
+    /// `CSIPlugin`, unless the node is to reject it.
     pub plugin_type: String,
-    /// The versions of CSI that it speaks.
+    /// Supported versions of CSI.
     pub versions: Vec<String>,
-    /// What it calls the node.
+    /// The node id.
     pub node_id: String,
-    /// How many volumes it can have there; 0: any number.
+    /// The volume limit; 0: unlimited.
     pub max_volumes: i64,
-    /// From where its volumes can be reached.
+    /// The topology of its volumes.
     pub topology: BTreeMap<String, String>,
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Vec<rpc::Type>,
-    /// How full it says that its volumes are; `None`: as they are.
+    /// The reported volume usage; `None`: the actual one.
     pub usage: Option<Vec<VolumeUsage>>,
-    /// How it says that they are.
+    /// The reported volume condition.
     pub condition: VolumeCondition,
 }
 
 impl CsiOptions {
-    /// A driver that stages, and tells how full its volumes are.
+    /// A driver with staging and volume stats.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -69,14 +68,14 @@ impl CsiOptions {
         }
     }
 
-    /// With these abilities in place of the usual.
+    /// With these capabilities.
     #[must_use]
     pub fn with(self, capabilities: impl IntoIterator<Item = rpc::Type>) -> Self {
         Self { capabilities: capabilities.into_iter().collect(), ..self }
     }
 }
 
-/// A driver, and the helper beside it that registers it.
+/// A driver and its registrar.
 #[derive(Debug)]
 pub struct CsiDriver {
     state: Arc<State>,
@@ -87,9 +86,8 @@ pub struct CsiDriver {
 }
 
 impl CsiDriver {
-    /// Starts a driver that keeps its socket and its volumes in `dir`, and announces itself in
-    /// `registry`, the node's `plugins_registry` directory. Both are made if they are absent. It is
-    /// not awaited that a node takes it.
+    /// Starts a driver with its socket and volumes in `dir`, and registers it in `registry`, the node's
+    /// `plugins_registry` directory. Creates both. Does not wait for the node.
     ///
     /// # Errors
     /// When a socket cannot be made.
@@ -106,31 +104,31 @@ impl CsiDriver {
         Ok(driver)
     }
 
-    /// Where its services are.
+    /// The socket of its services.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.state.socket()
     }
 
-    /// Where it registers.
+    /// The socket of its registration.
     #[must_use]
     pub fn registration(&self) -> &Path {
         &self.registration
     }
 
-    /// The directory that is the content of a volume.
+    /// The directory with the content of a volume.
     #[must_use]
     pub fn volume(&self, handle: &str) -> PathBuf {
         self.state.volume(handle)
     }
 
-    /// Ends the driver as a kill does: its sockets break and their files stay.
+    /// Kills the driver: its sockets are closed, and their files stay.
     pub fn die(&mut self) {
         self.driver = None;
         self.registrar = None;
     }
 
-    /// Brings the driver's services back, on a socket made anew; it does not register again.
+    /// Restarts the services of the driver on a new socket, without a new registration.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -142,7 +140,7 @@ impl CsiDriver {
         Ok(())
     }
 
-    /// Registers, on a socket made anew.
+    /// Registers, on a new socket.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -153,7 +151,7 @@ impl CsiDriver {
         Ok(())
     }
 
-    /// Takes the registration back, as a helper does that is told to stop.
+    /// Deregisters.
     ///
     /// # Errors
     /// When the socket cannot be removed.
@@ -162,75 +160,74 @@ impl CsiDriver {
         fs::remove_file(&self.registration).at(&self.registration)
     }
 
-    /// Changes what the driver says of itself, from the next question on.
+    /// Changes the settings of the driver.
     pub fn change(&self, change: impl FnOnce(&mut CsiOptions)) {
         change(&mut self.state.lock().options);
     }
 
-    /// Gives each further call of `method` (such as `NodePublishVolume`) this fault.
+    /// Injects this fault into all calls of `method` (such as `NodePublishVolume`).
     pub fn inject(&self, method: &str, fault: Fault) {
         self.state.inject(method, fault, None);
     }
 
-    /// Gives the next `times` calls of `method` this fault; later ones pass.
+    /// Injects this fault into the next `times` calls of `method`.
     pub fn inject_times(&self, method: &str, fault: Fault, times: usize) {
         self.state.inject(method, fault, Some(times));
     }
 
-    /// Takes the fault from these calls; those that hang go on.
+    /// Removes the fault of these calls; hanging ones continue.
     pub fn release(&self, method: &str) {
         self.state.lock().faults.remove(method);
     }
 
-    /// Takes all faults away.
+    /// Removes all faults.
     pub fn release_all(&self) {
         self.state.lock().faults.clear();
     }
 
-    /// The driver's own account of its volumes.
+    /// The volumes of the driver.
     #[must_use]
-    pub fn books(&self) -> Books {
-        self.state.lock().books.clone()
+    pub fn volume_log(&self) -> VolumeLog {
+        self.state.lock().volume_log.clone()
     }
 
-    /// How many calls that change a volume are under way: not yet answered and not given up.
+    /// Number of calls in progress that change a volume.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.state.lock().under_way.len()
     }
 
-    /// The calls that change or measure volumes, in the order in which they came, whatever became
-    /// of them: method and volume.
+    /// The calls that change or measure volumes, in order: method and volume.
     #[must_use]
     pub fn calls(&self) -> Vec<(String, String)> {
         self.state.lock().calls.clone()
     }
 
-    /// How many calls of `method` have come, for whatever volume.
+    /// Number of calls of `method`.
     #[must_use]
     pub fn count(&self, method: &str) -> usize {
         self.state.lock().calls.iter().filter(|(called, _)| called == method).count()
     }
 
-    /// What it was asked to stage.
+    /// The stage requests.
     #[must_use]
     pub fn stages(&self) -> Vec<NodeStageVolumeRequest> {
         self.state.lock().stages.clone()
     }
 
-    /// What it was asked to publish.
+    /// The publish requests.
     #[must_use]
     pub fn publishes(&self) -> Vec<NodePublishVolumeRequest> {
         self.state.lock().publishes.clone()
     }
 
-    /// What it was asked to make larger.
+    /// The expand requests.
     #[must_use]
     pub fn expansions(&self) -> Vec<NodeExpandVolumeRequest> {
         self.state.lock().expansions.clone()
     }
 
-    /// What the node has told of its registrations.
+    /// Registration results from the node.
     #[must_use]
     pub fn statuses(&self) -> Vec<RegistrationStatus> {
         self.state.lock().statuses.clone()
@@ -239,7 +236,7 @@ impl CsiDriver {
 
 impl Drop for CsiDriver {
     fn drop(&mut self) {
-        // Where a test has failed, volumes may be left; nobody else knows of the loop devices.
+        // After a failed test, volumes and loop devices may be left.
         mounts::detach_all_below(&self.dir);
     }
 }

@@ -1,4 +1,4 @@
-//! What a driver does to the machine: binds, and loop devices.
+//! Mounts and loop devices of a driver.
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -11,24 +11,24 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statvfs::statvfs;
 use tonic::Status;
 
-use crate::command::run_words;
+use crate::command::run_split;
 
-/// The size of a volume that is a device.
+/// The size of a block volume.
 const DEVICE_BYTES: u64 = 1 << 20;
 
-/// Makes a directory if it is absent.
+/// Creates a directory if it does not exist.
 pub(super) fn directory(path: &Path) -> Result<PathBuf, Status> {
     fs::create_dir_all(path).map_err(|error| failed("make", path, error))?;
     Ok(path.to_owned())
 }
 
-/// Makes an empty file if it is absent.
+/// Creates an empty file if it does not exist.
 pub(super) fn make_file(path: &Path) -> Result<(), Status> {
     let made = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
     made.map(drop).map_err(|error| failed("make", path, error))
 }
 
-/// Binds what lies at `from` to `to`, once.
+/// Bind-mounts `from` at `to`, once.
 pub(super) fn bind(from: &Path, to: &Path) -> Result<(), Status> {
     if is_mounted(to)? {
         return Ok(());
@@ -37,14 +37,14 @@ pub(super) fn bind(from: &Path, to: &Path) -> Result<(), Status> {
         .map_err(|error| failed("bind", to, error))
 }
 
-/// Makes a bind read-only.
+/// Remounts a bind mount read-only.
 pub(super) fn make_read_only(path: &Path) -> Result<(), Status> {
     let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
     mount(None::<&str>, path, None::<&str>, flags, None::<&str>)
         .map_err(|error| failed("remount", path, error))
 }
 
-/// Unmounts what is mounted there, if anything is.
+/// Unmounts a mount point, if it is one.
 pub(super) fn unmount(path: &Path) -> Result<(), Status> {
     while is_mounted(path)? {
         umount2(path, MntFlags::UMOUNT_NOFOLLOW).map_err(|error| failed("unmount", path, error))?;
@@ -52,7 +52,7 @@ pub(super) fn unmount(path: &Path) -> Result<(), Status> {
     Ok(())
 }
 
-/// Removes an empty directory or a file; nothing there is no error.
+/// Removes an empty directory or a file, if it exists.
 pub(super) fn remove(path: &Path) -> Result<(), Status> {
     let removed = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
     match removed {
@@ -61,7 +61,7 @@ pub(super) fn remove(path: &Path) -> Result<(), Status> {
     }
 }
 
-/// The loop device of a volume, which is made if it is absent.
+/// The loop device of a volume, created if it does not exist.
 pub(super) fn attach(volume: &Path) -> Result<PathBuf, Status> {
     let image = image(volume);
     make_file(&image)?;
@@ -95,7 +95,7 @@ pub(super) fn detach_all_below(dir: &Path) {
     }
 }
 
-/// How full the file system is, or how large the device.
+/// Usage of the file system, or size of the device.
 pub(super) fn usage(path: &Path) -> Result<Vec<VolumeUsage>, Status> {
     if path.metadata().is_ok_and(|file| file.file_type().is_block_device()) {
         let total = i64::try_from(DEVICE_BYTES).unwrap_or(i64::MAX);
@@ -132,15 +132,15 @@ fn devices(image: &Path) -> Result<Vec<PathBuf>, Status> {
     Ok(listed.split_whitespace().map(PathBuf::from).collect())
 }
 
-fn losetup(words: &str) -> Result<String, Status> {
-    let said = run_words("losetup", words).map_err(|error| Status::internal(error.to_string()))?;
+fn losetup(args: &str) -> Result<String, Status> {
+    let said = run_split("losetup", args).map_err(|error| Status::internal(error.to_string()))?;
     Ok(said.trim().to_owned())
 }
 
 fn is_mounted(path: &Path) -> Result<bool, Status> {
     let table = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| failed("read", Path::new("/proc/self/mountinfo"), error))?;
-    // As the kernel writes it.
+    // In the format of the kernel.
     let wanted = path.display().to_string().replace(' ', "\\040");
     Ok(table.lines().any(|line| line.split(' ').nth(4) == Some(wanted.as_str())))
 }

@@ -1,4 +1,4 @@
-//! The services of a driver. Each call may be repeated, and changes nothing then.
+//! The services of a driver. Calls are idempotent.
 use std::sync::Arc;
 
 use longshore_csi::v1::identity_server::Identity;
@@ -60,8 +60,8 @@ impl Node for Service {
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
         self.0.enter("NodeGetCapabilities", "").await?.due().await?;
-        let told = self.0.lock().options.capabilities.clone();
-        let capabilities = told.into_iter().map(|able| NodeServiceCapability {
+        let capabilities = self.0.lock().options.capabilities.clone();
+        let capabilities = capabilities.into_iter().map(|able| NodeServiceCapability {
             r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: able.into() })),
         });
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: capabilities.collect() }))
@@ -73,7 +73,7 @@ impl Node for Service {
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let request = request.into_inner();
         let _turn = self.0.begin("NodeStageVolume", &request.volume_id);
-        self.0.lock().asked_to_stage(&request);
+        self.0.lock().check_stage(&request);
         let reply = self.0.enter("NodeStageVolume", &request.volume_id).await?;
         let volume = self.0.volume(&request.volume_id);
         if is_block(request.volume_capability.as_ref()) {
@@ -82,7 +82,7 @@ impl Node for Service {
             mounts::bind(&mounts::directory(&volume)?, request.staging_target_path.as_ref())?;
         }
         let staged = (request.volume_id, request.staging_target_path);
-        self.0.lock().books.staged.extend([staged]);
+        self.0.lock().volume_log.staged.extend([staged]);
         reply.due().await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
@@ -93,11 +93,11 @@ impl Node for Service {
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let request = request.into_inner();
         let _turn = self.0.begin("NodeUnstageVolume", &request.volume_id);
-        self.0.lock().books.asked_to_unstage(&request.volume_id);
+        self.0.lock().volume_log.check_unstage(&request.volume_id);
         let reply = self.0.enter("NodeUnstageVolume", &request.volume_id).await?;
         mounts::unmount(request.staging_target_path.as_ref())?;
         mounts::detach(&self.0.volume(&request.volume_id))?;
-        self.0.lock().books.staged.remove(&request.volume_id);
+        self.0.lock().volume_log.staged.remove(&request.volume_id);
         reply.due().await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
@@ -108,7 +108,7 @@ impl Node for Service {
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let request = request.into_inner();
         let _turn = self.0.begin("NodePublishVolume", &request.volume_id);
-        self.0.lock().asked_to_publish(&request);
+        self.0.lock().check_publish(&request);
         let reply = self.0.enter("NodePublishVolume", &request.volume_id).await?;
         let volume = self.0.volume(&request.volume_id);
         let target = request.target_path.as_ref();
@@ -125,7 +125,7 @@ impl Node for Service {
             }
         }
         let published = (request.volume_id, request.target_path);
-        self.0.lock().books.published.insert(published);
+        self.0.lock().volume_log.published.insert(published);
         reply.due().await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
@@ -140,7 +140,7 @@ impl Node for Service {
         mounts::unmount(request.target_path.as_ref())?;
         mounts::remove(request.target_path.as_ref())?;
         let published = (request.volume_id, request.target_path);
-        self.0.lock().books.published.remove(&published);
+        self.0.lock().volume_log.published.remove(&published);
         reply.due().await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }

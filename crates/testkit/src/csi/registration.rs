@@ -1,4 +1,4 @@
-//! The helper that registers a driver.
+//! The registrar of a driver.
 use std::sync::Arc;
 
 use longshore_csi::registration::registration_server::Registration;

@@ -1,4 +1,4 @@
-//! What a driver knows: what it says of itself, what it was asked for, and what it is to do wrong.
+//! State of a driver: capabilities, recorded requests, and faults to inject.
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::CsiOptions;
-use super::books::Books;
+use super::volume_log::VolumeLog;
 use crate::fakecri::Fault;
 
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub(super) struct Ledger {
     pub(super) options: CsiOptions,
     pub(super) faults: HashMap<String, Planned>,
     pub(super) calls: Vec<(String, String)>,
-    pub(super) books: Books,
-    /// The volumes that are being changed, and by which calls.
+    pub(super) volume_log: VolumeLog,
+    /// Volumes that are being changed, with the calls.
     pub(super) under_way: Vec<(String, String)>,
     pub(super) stages: Vec<NodeStageVolumeRequest>,
     pub(super) publishes: Vec<NodePublishVolumeRequest>,
@@ -34,11 +34,11 @@ pub(super) struct Ledger {
     pub(super) statuses: Vec<RegistrationStatus>,
 }
 
-/// A fault; those that hang by it go on when it is dropped.
+/// A fault; hanging calls continue when it is dropped.
 #[derive(Debug)]
 pub(super) struct Planned {
     fault: Fault,
-    /// None: for all calls.
+    /// `None`: unlimited.
     left: Option<usize>,
     released: CancellationToken,
 }
@@ -49,7 +49,7 @@ impl Drop for Planned {
     }
 }
 
-/// What is to come after a call's work.
+/// What follows after the work of a call.
 pub(super) enum Reply {
     AtOnce,
     When(CancellationToken),
@@ -57,7 +57,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// Waits until the answer may be given, if it may.
+    /// Waits until the response may be sent, if at all.
     pub(super) async fn due(self) -> Result<(), Status> {
         match self {
             Self::AtOnce => Ok(()),
@@ -70,7 +70,7 @@ impl Reply {
     }
 }
 
-/// A call that changes a volume; it is over when this is dropped, answered or given up.
+/// A call that changes a volume, until it is dropped.
 pub(super) struct Turn<'a> {
     state: &'a State,
     call: (String, String),
@@ -86,13 +86,13 @@ impl Drop for Turn<'_> {
 }
 
 impl Ledger {
-    pub(super) fn asked_to_stage(&mut self, request: &NodeStageVolumeRequest) {
-        self.books.asked_to_stage(request);
+    pub(super) fn check_stage(&mut self, request: &NodeStageVolumeRequest) {
+        self.volume_log.check_stage(request);
         self.stages.push(request.clone());
     }
 
-    pub(super) fn asked_to_publish(&mut self, request: &NodePublishVolumeRequest) {
-        self.books.asked_to_publish(request, &self.options.capabilities);
+    pub(super) fn check_publish(&mut self, request: &NodePublishVolumeRequest) {
+        self.volume_log.check_publish(request, &self.options.capabilities);
         self.publishes.push(request.clone());
     }
 }
@@ -103,7 +103,7 @@ impl State {
             options,
             faults: HashMap::new(),
             calls: Vec::new(),
-            books: Books::default(),
+            volume_log: VolumeLog::default(),
             under_way: Vec::new(),
             stages: Vec::new(),
             publishes: Vec::new(),
@@ -131,25 +131,25 @@ impl State {
         self.lock().faults.insert(method.to_owned(), planned);
     }
 
-    /// Notes a call that changes a volume: there may be one at a time.
+    /// Records a call that changes a volume: only one at a time is allowed.
     pub(super) fn begin(&self, method: &str, volume: &str) -> Turn<'_> {
         let call = (method.to_owned(), volume.to_owned());
         let mut ledger = self.lock();
         let other = ledger.under_way.iter().find(|(_, other)| other == volume).cloned();
         if let Some((other, _)) = other {
-            ledger.books.overlaps(method, volume, &other);
+            ledger.volume_log.overlaps(method, volume, &other);
         }
         ledger.under_way.push(call.clone());
         Turn { state: self, call }
     }
 
-    /// Notes a call about a volume, and has its fault happen.
+    /// Records a call about a volume, and applies its fault.
     pub(super) async fn enter(&self, method: &str, volume: &str) -> Result<Reply, Status> {
         self.lock().calls.push((method.to_owned(), volume.to_owned()));
         self.meet(method).await
     }
 
-    /// Has the fault of a call happen.
+    /// Applies the fault of a call.
     pub(super) async fn meet(&self, method: &str) -> Result<Reply, Status> {
         match self.planned(method) {
             None => Ok(Reply::AtOnce),

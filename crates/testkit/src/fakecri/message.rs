@@ -1,4 +1,4 @@
-//! Messages as gRPC frames them: a flag and the length come before each. Ours are never compressed.
+//! gRPC message framing: a flag and the length precede each message. No compression.
 use std::future::ready;
 
 use http_body_util::{BodyExt, Either, Full};
@@ -9,7 +9,7 @@ use prost::Message;
 
 use super::Answer;
 
-/// The length of what comes before a message.
+/// Length of the frame header.
 const HEAD: usize = 5;
 
 /// The message of a body.
@@ -17,15 +17,15 @@ pub(super) fn decode<M: Message + Default>(body: &[u8]) -> Option<M> {
     M::decode(body.get(HEAD..)?).ok()
 }
 
-/// The body with that message alone.
+/// A body with one message.
 pub(super) fn encode(message: &impl Message) -> Bytes {
     let message = message.encode_to_vec();
-    // A length that does not fit is none of CRI's.
+    // Lengths that do not fit do not occur in CRI.
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes();
     [&[0], &length[..], &message].concat().into()
 }
 
-/// An answer that is all there.
+/// A complete response.
 pub(super) fn whole(message: Bytes) -> Answer {
     let trailers = HeaderMap::from_iter([(
         HeaderName::from_static("grpc-status"),

@@ -1,4 +1,4 @@
-//! Which pod and container a call is about, as far as its request says, or an earlier one said.
+//! The pod and container of a call, from its request or earlier ones.
 use std::collections::HashMap;
 
 use longshore_cri::v1::{
@@ -9,19 +9,19 @@ use prost::Message;
 
 use super::message::decode;
 
-/// What a call is about; empty where that is not known.
+/// The pod and container of a call; empty if unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) pod: String,
     pub(super) container: String,
 }
 
-/// The sandboxes and containers that were made through the proxy, by id.
+/// Sandboxes and containers that were created through the proxy, by id.
 #[derive(Debug, Default)]
 pub(super) struct Subjects(HashMap<String, Subject>);
 
 impl Subjects {
-    /// Of a request, as it came on the wire.
+    /// From a request.
     pub(super) fn of(&self, method: &str, body: &[u8]) -> Subject {
         let pod_of = |sandbox: Option<PodSandboxConfig>| {
             let metadata = sandbox.and_then(|config| config.metadata);
@@ -47,12 +47,12 @@ impl Subjects {
         subject.unwrap_or_default()
     }
 
-    /// Whether the answer to such a call is to be told to [`learn`](Self::learn).
+    /// Whether the response of such a call is to be passed to [`learn`](Self::learn).
     pub(super) fn makes(method: &str) -> bool {
         ["RunPodSandbox", "CreateContainer"].contains(&method)
     }
 
-    /// Remembers what was made.
+    /// Records what was created.
     pub(super) fn learn(&mut self, method: &str, subject: &Subject, answer: &[u8]) {
         let id = match method {
             "RunPodSandbox" => {
@@ -66,7 +66,7 @@ impl Subjects {
     }
 }
 
-/// In every request about one sandbox or container, its id is the first field.
+/// In all requests about one sandbox or container, its id is the first field.
 #[derive(Clone, PartialEq, Message)]
 struct Id {
     #[prost(string, tag = "1")]

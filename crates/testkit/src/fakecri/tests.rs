@@ -21,9 +21,9 @@ use super::*;
 use crate::wait::wait_until;
 
 const SOON: Duration = Duration::from_secs(10);
-const MOMENT: Duration = Duration::from_millis(200);
+const DELAY: Duration = Duration::from_millis(200);
 
-/// Counts the containers that it is told to start.
+/// Counts the containers that it is asked to start.
 #[derive(Clone, Default)]
 struct Real(Arc<AtomicUsize>);
 
@@ -143,7 +143,7 @@ fn serve(dir: &TempDir, real: &Real) -> Server {
 }
 
 #[tokio::test]
-async fn passes_answers_errors_and_streams() {
+async fn fault_proxy_passes_responses_errors_and_streams() {
     let bench = Bench::new();
     bench.client.negotiate().await.unwrap();
     let error = bench.client.start_container("absent").await.unwrap_err();
@@ -163,7 +163,7 @@ async fn passes_answers_errors_and_streams() {
 }
 
 #[tokio::test]
-async fn an_error_stays_away_from_the_runtime() {
+async fn fault_proxy_error_before_the_call() {
     let bench = Bench::new();
     let full = Fault::Error(Code::ResourceExhausted, "disk ≥ 100 %".into());
     bench.proxy.inject_times("StartContainer", full, 2);
@@ -178,7 +178,7 @@ async fn an_error_stays_away_from_the_runtime() {
 }
 
 #[tokio::test]
-async fn an_error_in_place_of_the_answer_comes_after_the_work() {
+async fn fault_proxy_error_after_the_call() {
     let bench = Bench::new();
     let late = Fault::ErrorReply(Code::DeadlineExceeded, "too late".into());
     bench.proxy.inject_times("StartContainer", late, 1);
@@ -190,22 +190,22 @@ async fn an_error_in_place_of_the_answer_comes_after_the_work() {
 }
 
 #[tokio::test]
-async fn a_delay_is_at_least_as_long() {
+async fn fault_proxy_delay() {
     let bench = Bench::new();
-    bench.proxy.inject("StartContainer", Fault::Delay(MOMENT));
+    bench.proxy.inject("StartContainer", Fault::Delay(DELAY));
     let start = std::time::Instant::now();
     bench.client.start_container("x").await.unwrap();
-    assert!(start.elapsed() >= MOMENT);
+    assert!(start.elapsed() >= DELAY);
 }
 
 #[tokio::test]
-async fn one_method_hangs_until_released_and_the_others_pass() {
+async fn fault_proxy_hang_of_one_method() {
     let bench = Bench::new();
     bench.proxy.inject("StartContainer", Fault::Hang);
     let (one, two) = (bench.start(), bench.start());
     bench.pending(2).await;
     bench.client.version().await.unwrap();
-    tokio::time::sleep(MOMENT).await;
+    tokio::time::sleep(DELAY).await;
     assert!(!one.is_finished() && bench.started() == 0);
     bench.proxy.release("StartContainer");
     one.await.unwrap().unwrap();
@@ -214,7 +214,7 @@ async fn one_method_hangs_until_released_and_the_others_pass() {
 }
 
 #[tokio::test]
-async fn a_held_reply_has_had_its_effect() {
+async fn fault_proxy_held_reply_has_had_its_effect() {
     let bench = Bench::new();
     bench.proxy.inject_times("StartContainer", Fault::HangReply, 1);
     let held = bench.start();
@@ -231,7 +231,7 @@ async fn a_held_reply_has_had_its_effect() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_leaves_nothing_behind() {
+async fn fault_proxy_cancelled_call_leaves_nothing() {
     let bench = Bench::new();
     bench.proxy.inject("StartContainer", Fault::Hang);
     let given_up = bench.start();
@@ -244,7 +244,7 @@ async fn a_caller_that_gives_up_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn spared_calls_pass_and_those_that_hang_are_held() {
+async fn fault_proxy_spares_a_number_of_calls() {
     let bench = Bench::new();
     bench.proxy.inject("StartContainer", Fault::Hang);
     let held = bench.start();
@@ -257,7 +257,7 @@ async fn spared_calls_pass_and_those_that_hang_are_held() {
 }
 
 #[tokio::test]
-async fn any_method_means_those_without_a_fault_of_their_own() {
+async fn fault_proxy_default_fault() {
     let bench = Bench::new();
     bench.proxy.inject(ANY_METHOD, Fault::Error(Code::Internal, "all".into()));
     bench.proxy.inject("StartContainer", Fault::Delay(Duration::ZERO));
@@ -268,7 +268,7 @@ async fn any_method_means_those_without_a_fault_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_goes_is_unavailable_and_found_when_back() {
+async fn fault_proxy_runtime_restart() {
     let mut bench = Bench::new();
     bench.client.version().await.unwrap();
     for _ in 0..2 {
@@ -286,7 +286,7 @@ async fn a_runtime_that_goes_is_unavailable_and_found_when_back() {
 }
 
 #[tokio::test]
-async fn a_fault_is_for_the_calls_about_one_pod_or_container() {
+async fn fault_proxy_fault_of_one_pod_or_container() {
     let bench = Bench::new();
     let full = |text: &str| Fault::Error(Code::Internal, text.to_owned());
     bench.proxy.inject("StartContainer", full("all"));

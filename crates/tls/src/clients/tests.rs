@@ -61,14 +61,14 @@ fn uid() -> DnType {
 }
 
 #[test]
-fn a_client_is_known_by_a_certificate_of_the_authority_alone() {
+fn client_certificate_must_be_signed_by_the_ca() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let ca = ours.load();
-    assert_eq!(ca.judge(&[]), Verdict::Nothing);
+    assert_eq!(ca.verify(&[]), Verdict::Nothing);
     let friend = ours.client(&NODE);
     let digest =
         Sha256::digest(&friend).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let verdict = ca.judge(&[friend]);
+    let verdict = ca.verify(&[friend]);
     let Verdict::User { user, until } = &verdict else { panic!("{verdict:?}") };
     assert_eq!((user.name.as_str(), user.uid.as_str()), ("system:node:n1", ""));
     assert_eq!(user.groups, ["system:nodes"]);
@@ -80,14 +80,14 @@ fn a_client_is_known_by_a_certificate_of_the_authority_alone() {
 
     let server = ours.issue(&NODE, ExtendedKeyUsagePurpose::ServerAuth);
     for untrusted in [theirs.client(&NODE), server, CertificateDer::from(vec![1, 2, 3])] {
-        let verdict = ca.judge(&[untrusted]);
+        let verdict = ca.verify(&[untrusted]);
         assert!(matches!(verdict, Verdict::Untrusted(_)) && verdict.user().is_err(), "{verdict:?}");
     }
 }
 
 /// Upstream's rule, row by row: an error is a client that is refused, `None` one that is nobody.
 #[test]
-fn a_subject_names_a_user() {
+fn client_certificate_subject_is_the_user() {
     let (cn, group) = (DnType::CommonName, DnType::OrganizationName);
     let authority = Authority::new();
     let ca = authority.load();
@@ -100,9 +100,9 @@ fn a_subject_names_a_user() {
         (&[(group, "system:masters"), (cn, "")], Ok(None)),
         (&[], Ok(None)),
     ] {
-        let verdict = ca.judge(&[authority.client(subject)]);
+        let verdict = ca.verify(&[authority.client(subject)]);
         let user = verdict.user().map_err(drop);
-        let told = user.map(|user| {
+        let found = user.map(|user| {
             user.map(|user| {
                 let groups: Vec<&str> = user.groups.iter().map(String::as_str).collect();
                 (user.name.as_str(), user.uid.as_str(), groups)
@@ -110,6 +110,6 @@ fn a_subject_names_a_user() {
         });
         let expected =
             expected.map(|user| user.map(|(name, uid, groups)| (name, uid, groups.to_vec())));
-        assert_eq!(told, expected, "{subject:?}");
+        assert_eq!(found, expected, "{subject:?}");
     }
 }

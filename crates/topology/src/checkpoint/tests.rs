@@ -14,7 +14,7 @@ const MEMORY_FILES: [(&str, &str); 2] = [
 
 /// Files that upstream's own code wrote are read, and written again to the byte.
 #[test]
-fn files_go_round() {
+fn checkpoint_round_trip() {
     for (policy, text) in CPU_FILES {
         assert_eq!(write_cpu(policy, &read_cpu(policy, text).unwrap()), text);
     }
@@ -24,7 +24,7 @@ fn files_go_round() {
 }
 
 #[test]
-fn a_file_must_be_whole_and_of_the_policy() {
+fn checkpoint_must_match_checksum_and_policy() {
     let text = CPU_FILES[2].1;
     assert_eq!(read_cpu("static", &text.replace("9,11-12", "9,11-13")), Err(StateError::Corrupt));
     assert_eq!(
@@ -45,7 +45,7 @@ fn a_file_must_be_whole_and_of_the_policy() {
 }
 
 #[test]
-fn files_without_a_checksum_and_with_the_newer_one_are_taken() {
+fn checkpoint_without_or_with_new_checksum_is_accepted() {
     let plain = r#"{"policyName":"static","defaultCpuSet":"0-3","checksum":0}"#;
     assert_eq!(read_cpu("static", plain).unwrap().shared, CpuSet::from([0, 1, 2, 3]));
     let value: Value = serde_json::from_str(plain).unwrap();
@@ -75,14 +75,14 @@ fn json() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_file_makes_it_panic(text in prop_oneof![json(), any::<String>()]) {
+    fn checkpoint_parser_never_panics(text in prop_oneof![json(), any::<String>()]) {
         let _ = read_cpu("static", &text);
         let _ = read_memory("Static", &text);
     }
 
     /// A tampered file is refused or harmless, whatever stands in it.
     #[test]
-    fn what_is_read_can_be_worked_with(
+    fn checkpoint_state_is_usable(
         shared in "[0-9,-]{0,6}", own in "[0-9,-]{0,4}", nodes: Vec<u32>, size: u64, count: i64,
     ) {
         let text = json!({"policyName": "static", "defaultCpuSet": shared, "entries": {"p": {"c": own}}});

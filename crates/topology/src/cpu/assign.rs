@@ -1,37 +1,37 @@
-//! Which of the free CPUs a container gets: the fewest and fullest nodes, sockets, caches and cores
-//! first, so that what is left stays whole.
+//! Selects free CPUs for a container: the fewest and fullest nodes, sockets, caches and cores first, to
+//! avoid fragmentation.
 
 use crate::CpuSet;
 use crate::machine::{Cpus, Level};
 
-/// How CPUs are picked.
+/// How CPUs are selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manner {
     /// Threads of different cores rather than whole cores.
     pub spread: bool,
-    /// Within as few caches beyond the core as can be.
+    /// From as few uncore caches as possible.
     pub by_uncore: bool,
 }
 
-/// Why CPUs cannot be picked.
+/// Why CPUs cannot be selected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {
-    /// There are too few.
+    /// Too few are free.
     #[error(
         "not enough cpus available to satisfy request: requested={requested}, available={available}"
     )]
     NotEnough {
-        /// CPUs that are wanted.
+        /// Requested CPUs.
         requested: usize,
-        /// CPUs that are free.
+        /// Free CPUs.
         available: usize,
     },
-    /// They cannot be handed out as the policy wants it.
+    /// The policy does not allow the request.
     #[error("failed to allocate cpus")]
     Failed,
 }
 
-/// Pick `wanted` CPUs of those that are `available`.
+/// Selects `wanted` of the `available` CPUs.
 pub(crate) fn packed(
     cpus: &Cpus,
     available: &CpuSet,
@@ -56,7 +56,7 @@ pub(crate) fn packed(
     if picker.is_done() { Ok(picker.picked) } else { Err(AssignError::Failed) }
 }
 
-/// CPUs being picked.
+/// A selection in progress.
 pub(super) struct Picker<'a> {
     cpus: &'a Cpus,
     pub(super) free: Cpus,
@@ -88,7 +88,7 @@ impl<'a> Picker<'a> {
         self.needed = self.needed.saturating_sub(cpus.len());
     }
 
-    /// The two outer levels, the one that holds the other first.
+    /// The two outer levels, the larger one first.
     fn outer_levels(&self) -> [Level; 2] {
         match self.cpus.groups(Level::Socket).len() >= self.cpus.groups(Level::Numa).len() {
             true => [Level::Numa, Level::Socket],
@@ -96,8 +96,8 @@ impl<'a> Picker<'a> {
         }
     }
 
-    /// The groups of a level that have free CPUs, the fullest first; those of inner levels by the
-    /// groups that they lie in.
+    /// The groups of a level with free CPUs, the fullest first; those of inner levels ordered by their
+    /// outer groups.
     pub(super) fn sorted(&self, level: Level) -> Vec<i64> {
         let [first, second] = self.outer_levels();
         let outer = match level {
@@ -120,7 +120,7 @@ impl<'a> Picker<'a> {
         }
     }
 
-    /// Whether no CPU of the group is taken. Sockets and cores are as large as they are on average.
+    /// Whether all CPUs of the group are free. Sockets and cores are assumed to have the average size.
     fn is_whole(&self, level: Level, id: i64) -> bool {
         let size = match level {
             Level::Socket | Level::Core => self.cpus.per_group(level),
@@ -136,7 +136,7 @@ impl<'a> Picker<'a> {
         let mut whole = self.sorted(level);
         whole.retain(|id| self.is_whole(level, *id));
         for id in whole {
-            // One that is larger than most may have no more free than they.
+            // A larger group may have no more free CPUs than others.
             let cpus = self.free.cpus_in(level, id);
             if self.needed >= cpus.len() {
                 self.take(&cpus);
@@ -158,7 +158,7 @@ impl<'a> Picker<'a> {
         }
     }
 
-    /// All that is needed yet, if the cache's free cores have exactly that.
+    /// All CPUs that are still needed, if the free cores of the cache have exactly that number.
     fn take_part_of_uncore(&mut self, uncore: i64) {
         let threads = self.cpus.per_group(Level::Core);
         let cores = self.free.groups_in(Level::Core, (Level::Uncore, uncore));
@@ -167,7 +167,7 @@ impl<'a> Picker<'a> {
             .flat_map(|core| self.free.cpus_in(Level::Core, core).iter().collect::<Vec<_>>())
             .collect();
         if !self.needed.is_multiple_of(2) && threads > 1 && found.len() > self.needed {
-            // One thread of the last core is left over.
+            // One thread of the last core remains.
             let all_but_last = found.len() - 1;
             found = found.iter().take(all_but_last).collect();
         }

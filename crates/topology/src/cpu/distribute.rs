@@ -1,4 +1,4 @@
-//! CPUs evenly from as few NUMA nodes as can serve, where one alone cannot.
+//! Distributes CPUs evenly over as few NUMA nodes as possible, if one is not enough.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use crate::combinations::combinations;
 use crate::machine::{Cpus, Level};
 
 /// Free CPUs of each node.
-type Room = BTreeMap<i64, usize>;
+type FreeCpus = BTreeMap<i64, usize>;
 
-/// Pick `wanted` CPUs of those that are `available`, `group` at a time from each node.
+/// Picks `wanted` of the `available` CPUs, `group` at a time from each node.
 pub(crate) fn distributed(
     cpus: &Cpus,
     available: &CpuSet,
@@ -28,11 +28,11 @@ pub(crate) fn distributed(
         return Ok(picker.picked);
     }
     let nodes = picker.sorted(Level::Numa);
-    let room: Room =
+    let free_cpus: FreeCpus =
         nodes.iter().map(|node| (*node, picker.free.count_in(Level::Numa, *node))).collect();
-    let (fewest, most) = range(cpus, &room, wanted, group);
+    let (fewest, most) = range(cpus, &free_cpus, wanted, group);
     for count in fewest..=most {
-        let Some(share) = best_share(&nodes, count, &room, wanted, group) else { continue };
+        let Some(share) = best_share(&nodes, count, &free_cpus, wanted, group) else { continue };
         let each = share.each;
         let takes = share.nodes.into_iter().map(|node| (node, each));
         for (node, count) in takes.chain(share.rest.into_iter().map(|node| (node, group))) {
@@ -44,32 +44,32 @@ pub(crate) fn distributed(
     packed(cpus, available, wanted, manner)
 }
 
-/// With how few nodes the request may be served, and with how many at most.
-fn range(cpus: &Cpus, room: &Room, wanted: usize, group: usize) -> (usize, usize) {
+/// Minimum and maximum number of nodes that can satisfy the request.
+fn range(cpus: &Cpus, free_cpus: &FreeCpus, wanted: usize, group: usize) -> (usize, usize) {
     let nodes = cpus.groups(Level::Numa).len().max(1);
     let groups_of_node = cpus.len().div_ceil(group).div_ceil(nodes).max(1);
     let groups = wanted.div_ceil(group);
-    (groups.div_ceil(groups_of_node), groups.min(room.len()))
+    (groups.div_ceil(groups_of_node), groups.min(free_cpus.len()))
 }
 
-/// What each node gives.
+/// The share of each node.
 struct Share {
     nodes: Vec<i64>,
-    /// CPUs from each of them.
+    /// CPUs from each node.
     each: usize,
-    /// Nodes that give one more group each, in that order.
+    /// Nodes with one more group, in order.
     rest: Vec<i64>,
 }
 
-/// Of all sets of `count` nodes that can serve, the one that leaves the nodes most alike.
+/// Of all sets of `count` nodes, the one that leaves the nodes most balanced.
 fn best_share(
     nodes: &[i64],
     count: usize,
-    room: &Room,
+    free_cpus: &FreeCpus,
     wanted: usize,
     group: usize,
 ) -> Option<Share> {
-    let free = |room: &Room, node: &i64| room.get(node).copied().unwrap_or(0);
+    let free = |free_cpus: &FreeCpus, node: &i64| free_cpus.get(node).copied().unwrap_or(0);
     let each = wanted / count.max(1) / group * group;
     let remainder = wanted.saturating_sub(each * count);
     let mut best: Option<(f64, Share)> = None;
@@ -77,11 +77,11 @@ fn best_share(
         if best.as_ref().is_some_and(|(balance, _)| *balance == 0.0) {
             break;
         }
-        let groups: usize = combination.iter().map(|node| free(room, node) / group).sum();
-        if groups * group < wanted || combination.iter().any(|node| free(room, node) < each) {
+        let groups: usize = combination.iter().map(|node| free(free_cpus, node) / group).sum();
+        if groups * group < wanted || combination.iter().any(|node| free(free_cpus, node) < each) {
             continue;
         }
-        let mut after = room.clone();
+        let mut after = free_cpus.clone();
         for node in &combination {
             after.entry(*node).and_modify(|free| *free -= each);
         }
@@ -95,22 +95,22 @@ fn best_share(
     best.map(|(_, share)| share)
 }
 
-/// From which nodes the remainder comes, so that the nodes are most alike after it.
+/// The nodes for the remainder that leave the nodes most balanced.
 fn best_rest(
     nodes: &[i64],
-    room: &Room,
+    free_cpus: &FreeCpus,
     remainder: usize,
     group: usize,
 ) -> Option<(f64, Vec<i64>)> {
     if remainder == 0 {
-        return Some((deviation(room), Vec::new()));
+        return Some((deviation(free_cpus), Vec::new()));
     }
-    let has_group = |node: &&i64| room.get(node).is_some_and(|free| *free >= group);
+    let has_group = |node: &&i64| free_cpus.get(node).is_some_and(|free| *free >= group);
     let nodes: Vec<i64> = nodes.iter().filter(has_group).copied().collect();
     let mut best: Option<(f64, Vec<i64>)> = None;
     for count in (1..=nodes.len()).rev() {
         for subset in combinations(&nodes, count) {
-            let mut after = room.clone();
+            let mut after = free_cpus.clone();
             let Some(rest) = deal(&subset, &mut after, remainder, group) else { continue };
             let balance = deviation(&after);
             if best.as_ref().is_none_or(|(least, _)| balance < *least) {
@@ -121,8 +121,13 @@ fn best_rest(
     best
 }
 
-/// Take groups in turn from the nodes until the remainder is dealt out; `None` if they lack it.
-fn deal(nodes: &[i64], room: &mut Room, remainder: usize, group: usize) -> Option<Vec<i64>> {
+/// Takes groups from the nodes in turn until the remainder is distributed; `None` if they have too few.
+fn deal(
+    nodes: &[i64],
+    free_cpus: &mut FreeCpus,
+    remainder: usize,
+    group: usize,
+) -> Option<Vec<i64>> {
     let mut rest = Vec::new();
     while rest.len() * group < remainder {
         let before = rest.len();
@@ -130,7 +135,7 @@ fn deal(nodes: &[i64], room: &mut Room, remainder: usize, group: usize) -> Optio
             if rest.len() * group >= remainder {
                 break;
             }
-            if let Some(free) = room.get_mut(node).filter(|free| **free >= group) {
+            if let Some(free) = free_cpus.get_mut(node).filter(|free| **free >= group) {
                 *free -= group;
                 rest.push(*node);
             }
@@ -142,11 +147,11 @@ fn deal(nodes: &[i64], room: &mut Room, remainder: usize, group: usize) -> Optio
     Some(rest)
 }
 
-/// The standard deviation to three decimal places, as it is compared.
-fn deviation(room: &Room) -> f64 {
+/// The standard deviation, rounded to three decimal places for comparison.
+fn deviation(free_cpus: &FreeCpus) -> f64 {
     let thousandths = |value: f64| (value * 1000.0).round() / 1000.0;
-    let count = room.len() as f64;
-    let mean = thousandths(room.values().map(|free| *free as f64).sum::<f64>() / count);
-    let sum: f64 = room.values().map(|free| (*free as f64 - mean).powi(2)).sum();
+    let count = free_cpus.len() as f64;
+    let mean = thousandths(free_cpus.values().map(|free| *free as f64).sum::<f64>() / count);
+    let sum: f64 = free_cpus.values().map(|free| (*free as f64 - mean).powi(2)).sum();
     thousandths((sum / count).sqrt())
 }

@@ -1,5 +1,5 @@
-//! The static CPU policy: containers of Guaranteed pods that ask for whole CPUs have them for
-//! themselves, all others share the rest.
+//! The static CPU policy: containers of Guaranteed pods with integer CPU requests get exclusive CPUs,
+//! all others share the rest.
 
 mod assign;
 mod distribute;
@@ -22,56 +22,55 @@ use crate::mask::NumaMask;
 use crate::request::{ContainerRequest, Kind, PodRequest};
 use crate::{CpuSet, Refusal, StateError};
 
-/// Why the policy cannot be had on this machine.
+/// Why the policy is not possible on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// Nothing is reserved: pods could take every CPU.
+    /// No CPUs are reserved.
     #[error(
         "the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero"
     )]
     NothingReserved,
-    /// The reserved CPUs are not as many as they should be.
+    /// The number of reserved CPUs is wrong.
     #[error(
         "unable to reserve the required amount of CPUs (size of {reserved} did not equal {wanted})"
     )]
     NotReserved {
-        /// The CPUs that would be reserved.
+        /// The reserved CPUs.
         reserved: CpuSet,
-        /// How many there should be.
+        /// The expected number.
         wanted: usize,
     },
-    /// A reserved CPU is not there.
+    /// A reserved CPU does not exist.
     #[error("reserved CPUs {reserved} are not all among the online CPUs {online}")]
     NotOnline {
-        /// The CPUs that are to be reserved.
+        /// The reserved CPUs.
         reserved: CpuSet,
         /// The CPUs of the machine.
         online: CpuSet,
     },
-    /// `align-by-socket` on a machine whose nodes hold several sockets.
+    /// `align-by-socket` on a machine with several sockets per node.
     #[error("align-by-socket: the machine has more sockets than NUMA nodes")]
     Sockets,
 }
 
-/// The policy, and who has which CPUs.
+/// The static policy and its state.
 #[derive(Clone, Debug)]
 pub struct Policy {
     cpus: Cpus,
     options: Options,
     reserved: CpuSet,
-    /// The reserved CPUs with all that share a core with them.
+    /// The reserved CPUs and their siblings.
     reserved_cores: CpuSet,
-    /// CPUs of finished init containers of the pod that is being let in.
+    /// CPUs of init containers of the pod that is being admitted, for reuse.
     reusable: (String, CpuSet),
     state: State,
 }
 
 impl Policy {
-    /// With these CPUs kept from containers of their own: those named, or that many of the
-    /// policy's choice.
+    /// With these reserved CPUs: the given ones, or that number of CPUs.
     ///
     /// # Errors
-    /// When they cannot be kept, or the options do not suit the machine.
+    /// If they cannot be reserved, or the options do not match the machine.
     pub fn new(
         cpus: Cpus,
         options: Options,
@@ -114,15 +113,15 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Go on from a state that was kept.
+    /// Restores a state.
     ///
     /// # Errors
-    /// When it does not fit this machine and these reservations.
+    /// If it does not match the machine or the reservations.
     pub fn restore(&mut self, state: State) -> Result<(), StateError> {
         if state.shared.is_empty() && state.assignments.is_empty() {
             return Ok(());
         }
-        // With the reserved ones not shared, pods may have all others for themselves.
+        // Without shared reserved CPUs, all others may become exclusive.
         if state.shared.is_empty() && !self.options.strict_reservation {
             return Err(StateError::Mismatch("default cpuset cannot be empty".to_owned()));
         }
@@ -168,22 +167,22 @@ impl Policy {
         &self.cpus
     }
 
-    /// Who has which CPUs.
+    /// The CPU assignments.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The CPUs that a container runs on: its own, or the shared ones.
+    /// The CPUs of a container: its exclusive ones, or the shared ones.
     pub fn cpus(&self, uid: &str, container: &str) -> &CpuSet {
         self.own(uid, container).unwrap_or(&self.state.shared)
     }
 
-    /// The CPUs that a container has for itself, if it has.
+    /// The exclusive CPUs of a container, if any.
     pub fn own(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.state.assignments.get(uid)?.get(container)
     }
 
-    /// Give back what a pod has. Tells whether it had anything.
+    /// Releases the CPUs of a pod. Returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         if self.reusable.0 == uid {
             self.reusable = Default::default();
@@ -195,7 +194,7 @@ impl Policy {
         true
     }
 
-    /// The nodes that suit a container.
+    /// Topology hints of a container.
     pub(crate) fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> Hints {
         let wanted = pod.cpus_of(container);
         if wanted == 0 {
@@ -209,7 +208,7 @@ impl Policy {
         Hints::from([("cpu".to_owned(), hints)])
     }
 
-    /// The nodes that suit a pod as a whole.
+    /// Topology hints of a pod.
     pub(crate) fn pod_hints(&self, pod: &PodRequest) -> Hints {
         let wanted = pod.cpus();
         if wanted == 0 {
@@ -234,7 +233,7 @@ impl Policy {
         Hints::from([("cpu".to_owned(), hints)])
     }
 
-    /// Give a container its CPUs, if it is to have any.
+    /// Allocates exclusive CPUs to a container, if it is to have any.
     pub(crate) fn allocate(
         &mut self,
         pod: &PodRequest,
@@ -281,7 +280,7 @@ impl Policy {
         if self.reusable.0 == uid { &self.reusable.1 } else { &NONE }
     }
 
-    /// Where only whole cores are given, the request must be for such, and they must be free.
+    /// With `full-pcpus-only`, the request must be whole cores, and they must be free.
     fn check_cores(&self, wanted: usize) -> Result<(), Refusal> {
         if !self.options.full_cores_only {
             return Ok(());
@@ -313,7 +312,7 @@ impl Policy {
         Ok(chosen.union(&rest))
     }
 
-    /// Those of `cpus` that lie in the nodes, or in the nodes' sockets.
+    /// The CPUs in the nodes, or in the sockets of the nodes.
     fn aligned(&self, nodes: NumaMask, cpus: &CpuSet) -> CpuSet {
         let in_nodes = |cpu: &u32| self.cpus.info(*cpu).is_some_and(|i| nodes.contains(i.numa));
         if !self.options.align_by_socket {
@@ -344,8 +343,7 @@ impl Policy {
         distributed(&self.cpus, available, wanted, group, manner)
     }
 
-    /// Every set of nodes that has `wanted` CPUs: all that are reusable, and enough that are
-    /// available.
+    /// All sets of nodes that have `wanted` CPUs, including all reusable ones.
     fn suits(&self, available: &CpuSet, reusable: &CpuSet, wanted: usize) -> Vec<Hint> {
         let node_of = |cpu: u32| self.cpus.info(cpu).map(|info| info.numa);
         let per_node = |set: &CpuSet| {
@@ -381,7 +379,7 @@ impl Policy {
             .collect()
     }
 
-    /// Whether the nodes lie in no more sockets than `least` nodes need.
+    /// Whether the nodes are in no more sockets than `least` nodes need.
     fn fills_sockets(&self, nodes: NumaMask, least: usize) -> bool {
         let per_socket =
             self.cpus.groups(Level::Numa).len() / self.cpus.groups(Level::Socket).len().max(1);

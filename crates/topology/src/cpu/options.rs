@@ -1,31 +1,31 @@
-//! What fine-tunes the static CPU policy.
+//! Options of the static CPU policy.
 
 use std::collections::BTreeMap;
 
 /// The options of `cpuManagerPolicyOptions`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// `full-pcpus-only`: whole cores or nothing.
+    /// `full-pcpus-only`: only whole cores.
     pub full_cores_only: bool,
-    /// `distribute-cpus-across-numa`: evenly over the nodes, where one does not do.
+    /// `distribute-cpus-across-numa`: evenly over the nodes, if one is not enough.
     pub spread_over_nodes: bool,
-    /// `align-by-socket`: a socket's nodes count as one.
+    /// `align-by-socket`: alignment by socket instead of node.
     pub align_by_socket: bool,
     /// `distribute-cpus-across-cores`: threads of different cores.
     pub spread_over_cores: bool,
-    /// `strict-cpu-reservation`: the reserved CPUs are not shared either.
+    /// `strict-cpu-reservation`: reserved CPUs are not shared.
     pub strict_reservation: bool,
-    /// `prefer-align-cpus-by-uncorecache`: within one cache, where that can be.
+    /// `prefer-align-cpus-by-uncorecache`: from one uncore cache, if possible.
     pub by_uncore: bool,
 }
 
-/// An option that cannot be.
+/// Invalid options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// There is none of that name.
+    /// Unknown option.
     #[error("unknown option {0:?}")]
     Unknown(String),
-    /// It waits behind a feature gate.
+    /// Its feature gate is off.
     #[error("option {option:?} needs the feature gate {gate}")]
     Gated {
         /// The option.
@@ -33,23 +33,23 @@ pub enum OptionError {
         /// The gate.
         gate: &'static str,
     },
-    /// Its value is of the wrong kind.
+    /// Its value is invalid.
     #[error("bad value {value:?} for option {option:?}")]
     Value {
         /// The option.
         option: String,
-        /// What it is set to.
+        /// The value.
         value: String,
     },
-    /// Two that contradict each other.
+    /// Two options are incompatible.
     #[error("options {0} and {1} can not be used at the same time")]
     Both(&'static str, &'static str),
-    /// Less than is always allowed.
+    /// Less than the minimum.
     #[error("option {option:?} must not be less than {least}")]
     TooFew {
         /// The option.
         option: &'static str,
-        /// The least.
+        /// The minimum.
         least: usize,
     },
 }
@@ -62,10 +62,10 @@ const STRICT: &str = "strict-cpu-reservation";
 const UNCORE: &str = "prefer-align-cpus-by-uncorecache";
 
 impl Options {
-    /// Read the options of the configuration; `gate` tells whether a feature gate is on.
+    /// Parses the options; `gate` returns whether a feature gate is on.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// The first invalid option.
     pub fn parse(
         texts: &BTreeMap<String, String>,
         gate: impl Fn(&str) -> bool,
@@ -100,7 +100,7 @@ impl Options {
     }
 }
 
-/// A truth value in one of the words that Go knows.
+/// A boolean in any format that Go accepts.
 pub(crate) fn flag(option: &str, value: &str) -> Result<bool, OptionError> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),

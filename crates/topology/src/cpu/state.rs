@@ -1,4 +1,4 @@
-//! Who has which CPUs.
+//! State of the CPU manager.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use crate::CpuSet;
 /// CPUs by pod UID and container.
 pub type Assignments = BTreeMap<String, BTreeMap<String, CpuSet>>;
 
-/// Who has which CPUs.
+/// The CPU assignments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The CPUs of those that have none of their own.
+    /// The shared CPUs.
     pub shared: CpuSet,
-    /// The CPUs that containers have for themselves. Containers of one pod may have the same, where
-    /// one runs after the other.
+    /// Exclusive CPUs of containers. Containers of one pod that run one after the other may have the
+    /// same.
     pub assignments: Assignments,
 }

@@ -11,7 +11,7 @@ use crate::request::Amounts;
 /// What upstream's own code picks: machine, available CPUs, how many, group size, the manners
 /// (spread over cores, over nodes, within a cache), and what comes of it.
 #[test]
-fn cpus_are_picked_as_upstream_does() {
+fn cpu_assignment_matches_upstream() {
     for line in include_str!("../testdata/assignments.tsv").lines() {
         let [shape, available, wanted, group, manners, expected] =
             line.split('\t').collect::<Vec<_>>()[..]
@@ -45,7 +45,7 @@ fn print(hint: &Hint) -> String {
 /// What upstream's own code says: machine, available and reusable CPUs, how many, whether sockets
 /// count as one, and the hints.
 #[test]
-fn hints_are_upstreams() {
+fn cpu_hints_match_upstream() {
     for line in include_str!("../testdata/hints.tsv").lines() {
         let [shape, available, reusable, wanted, align, expected] =
             line.split('\t').collect::<Vec<_>>()[..]
@@ -63,7 +63,7 @@ fn hints_are_upstreams() {
 }
 
 #[test]
-fn options_are_checked() {
+fn cpu_manager_options_are_checked() {
     let parse = |pairs: &[(&str, &str)], alpha| {
         let texts: BTreeMap<_, _> =
             pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
@@ -88,7 +88,7 @@ fn options_are_checked() {
 }
 
 #[test]
-fn reservations_must_suit_the_machine() {
+fn cpu_reservations_must_fit_the_machine() {
     let cpus = || fixture::cpus("1,1,4,2,1,1");
     let set = |text: &str| Some(text.parse::<CpuSet>().unwrap());
     let new = |reserved, count| Policy::new(cpus(), Options::default(), reserved, count);
@@ -104,7 +104,7 @@ fn reservations_must_suit_the_machine() {
 }
 
 #[test]
-fn a_kept_state_must_suit_the_machine() {
+fn cpu_state_must_fit_the_machine() {
     let restore = |reserved: &str, strict, shared: &str, own: &str| {
         let options = Options { strict_reservation: strict, ..Options::default() };
         let reserved: CpuSet = reserved.parse().unwrap();
@@ -164,7 +164,7 @@ proptest! {
     /// Whatever comes and goes: what runs at the same time shares no CPU, none is lost, the
     /// reserved ones stay shared, and in the end all are back.
     #[test]
-    fn cpus_are_neither_shared_nor_lost(
+    fn cpu_assignments_are_exclusive_and_complete(
         shape in prop::sample::select(vec!["1,1,4,1,1,0", "2,2,6,2,2,1", "4,2,16,2,4,0", "3,3,9,2,3,1"]),
         options in options(),
         steps in prop::collection::vec(

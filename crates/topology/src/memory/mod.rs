@@ -1,6 +1,6 @@
-//! The static memory policy: containers of Guaranteed pods have their memory and huge pages from as
-//! few NUMA nodes as can be. A node serves either containers that need it alone, or containers over
-//! one group of nodes.
+//! The static memory policy: containers of Guaranteed pods have their memory and huge pages from as few
+//! NUMA nodes as possible. A node is used by single-node containers only, or by containers of one group
+//! of nodes.
 
 mod reuse;
 mod state;
@@ -22,27 +22,27 @@ use crate::{Refusal, StateError};
 /// The resource that every container has.
 pub const MEMORY: &str = "memory";
 
-/// Bytes that are kept from pods, by node and resource.
+/// Reserved bytes by node and resource.
 pub type Reserved = BTreeMap<u32, Amounts>;
 
-/// With more nodes there are too many sets of them to look at for every container.
+/// Maximum number of nodes, as the number of sets is exponential.
 const MOST_NODES: usize = 16;
 
-/// Why the policy cannot be had on this machine.
+/// Why the policy is not possible on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// No memory is reserved at all.
+    /// No memory is reserved.
     #[error("the Static policy requires memory to be reserved for the system")]
     NothingReserved,
-    /// Looking at all sets of so many nodes would never end.
+    /// Too many nodes.
     #[error("{0} NUMA nodes are more than the {MOST_NODES} that the Static policy can deal with")]
     TooManyNodes(usize),
-    /// Memory is reserved on a node that is not there.
+    /// Memory is reserved on a node that does not exist.
     #[error(
         "the reserved memory configuration references a NUMA node {0} that does not exist on this machine"
     )]
     NoNode(u32),
-    /// The sum over the nodes is not what the node as a whole keeps from its pods.
+    /// The sum of reserved memory does not match the node allocatable settings.
     #[error(
         "the total amount \"{reserved}\" of type \"{resource}\" is not equal to the value \
          \"{wanted}\" determined by Node Allocatable feature"
@@ -52,34 +52,34 @@ pub enum PolicyError {
         resource: String,
         /// The sum.
         reserved: u64,
-        /// What it should be.
+        /// The expected sum.
         wanted: u64,
     },
 }
 
-/// Why memory cannot be given. The texts are upstream's.
+/// Why memory cannot be allocated. The texts are upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// No nodes have enough.
+    /// No set of nodes has enough.
     #[error(
         "[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available"
     )]
     NoNodes,
-    /// None that would be preferred have enough.
+    /// No preferred set of nodes has enough.
     #[error("[memorymanager] failed to find the default preferred hint")]
     NotPreferred,
-    /// The nodes that all agreed upon have not enough, with whatever others.
+    /// The nodes of the merged hint do not have enough.
     #[error("[memorymanager] failed to find NUMA nodes to extend the current topology hint")]
     NotExtended,
-    /// They would have with others, which is not preferred.
+    /// The extended hint is not preferred.
     #[error("[memorymanager] failed to find the extended preferred hint")]
     ExtendedNotPreferred,
-    /// A node would serve in two ways.
+    /// A node would be used in single-node and multi-node assignments.
     #[error("[memorymanager] preferred hint violates NUMA node allocation")]
     Violates,
 }
 
-/// The policy, and who has which memory.
+/// The static policy and its state.
 #[derive(Clone, Debug)]
 pub struct Policy {
     empty: BTreeMap<u32, NodeState>,
@@ -88,10 +88,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// On these nodes, with so much kept from pods; `wanted` is what the node as a whole keeps.
+    /// With these nodes and reservations; `wanted` is the sum by the node allocatable settings.
     ///
     /// # Errors
-    /// When the two do not agree, or the reservations do not suit the machine.
+    /// If the reservations do not match the settings or the machine.
     pub fn new(nodes: &[Node], reserved: &Reserved, wanted: &Amounts) -> Result<Self, PolicyError> {
         if nodes.len() > MOST_NODES {
             return Err(PolicyError::TooManyNodes(nodes.len()));
@@ -103,10 +103,10 @@ impl Policy {
         Ok(Self { empty, state, reusable: Reusable::default() })
     }
 
-    /// Go on from a state that was kept.
+    /// Restores a state.
     ///
     /// # Errors
-    /// When it does not fit this machine and these reservations.
+    /// If it does not match the machine or the reservations.
     pub fn restore(&mut self, state: State) -> Result<(), StateError> {
         if state.nodes.is_empty() {
             if !state.assignments.is_empty() {
@@ -122,19 +122,19 @@ impl Policy {
         Ok(())
     }
 
-    /// Who has which memory.
+    /// The memory assignments.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The nodes that a container's memory comes from, if it has any of its own.
+    /// The nodes of the memory of a container, if it has any.
     pub fn nodes(&self, uid: &str, container: &str) -> Option<NumaMask> {
         let blocks = self.state.assignments.get(uid)?.get(container)?;
         let mask: NumaMask = blocks.iter().flat_map(|block| block.nodes.iter().copied()).collect();
         (!mask.is_empty()).then_some(mask)
     }
 
-    /// Give back what a pod has. Tells whether it had anything.
+    /// Releases the memory of a pod. Returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         self.reusable.forget(uid);
         let Some(containers) = self.state.assignments.remove(uid) else { return false };
@@ -142,8 +142,8 @@ impl Policy {
         true
     }
 
-    /// A container is about to start: the init containers before it have given back their memory,
-    /// but for what later containers took over. Tells whether there was any.
+    /// A container is about to start: releases the memory of earlier init containers that was not
+    /// reused. Returns whether there was any.
     pub fn begin(&mut self, pod: &PodRequest, container: &str) -> bool {
         let before = pod.containers.iter().take_while(|other| other.name != container);
         let done = before.filter(|other| other.kind == Kind::Init);
@@ -165,7 +165,7 @@ impl Policy {
         self.state.assignments.get(uid)?.get(container)
     }
 
-    /// The nodes that suit a container.
+    /// Topology hints of a container.
     pub(crate) fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> Hints {
         match self.blocks(&pod.uid, &container.name) {
             _ if !pod.guaranteed => Hints::new(),
@@ -174,7 +174,7 @@ impl Policy {
         }
     }
 
-    /// The nodes that suit a pod as a whole.
+    /// Topology hints of a pod.
     pub(crate) fn pod_hints(&self, pod: &PodRequest) -> Hints {
         let wanted = pod.memory();
         if !pod.guaranteed || wanted.is_empty() {
@@ -187,7 +187,7 @@ impl Policy {
         }
     }
 
-    /// Give a container its memory, if it is to have any.
+    /// Allocates memory to a container, if it is to have any.
     pub(crate) fn allocate(
         &mut self,
         pod: &PodRequest,
@@ -218,7 +218,7 @@ impl Policy {
         Ok(())
     }
 
-    /// The nodes for a container: those that all agreed upon, with others if they have not enough.
+    /// The nodes for a container: those of the merged hint, extended if they do not have enough.
     fn choose(&self, uid: &str, wanted: &Amounts, hint: Hint) -> Result<NumaMask, AllocateError> {
         let possible = || self.suits(uid, wanted).remove(MEMORY).unwrap_or_default();
         let (agreed, preferred) = match hint.nodes {
@@ -244,7 +244,7 @@ impl Policy {
         }
     }
 
-    /// Whether the nodes together have that much free.
+    /// Whether the nodes have enough free memory.
     fn have(&self, mask: NumaMask, wanted: &Amounts) -> bool {
         wanted.iter().all(|(resource, size)| self.sum(mask, resource, |table| table.free) >= *size)
     }
@@ -255,7 +255,7 @@ impl Policy {
         tables.map(of).fold(0, u64::saturating_add)
     }
 
-    /// Whether these nodes are such a group already, or not in use.
+    /// Whether these nodes are one group already, or unused.
     fn may_group(&self, mask: NumaMask) -> bool {
         let is_group =
             |cells: &[u32]| cells.len() > 1 && cells.iter().copied().collect::<NumaMask>() == mask;
@@ -264,7 +264,7 @@ impl Policy {
             .all(|node| node.number_of_assignments == 0 || is_group(&node.cells))
     }
 
-    /// Every set of nodes that has what is wanted, for each resource.
+    /// All sets of nodes that have the requested amount, for each resource.
     fn suits(&self, uid: &str, wanted: &Amounts) -> Hints {
         let nodes: Vec<u32> = self.state.nodes.keys().copied().collect();
         let mut least = nodes.len();
@@ -304,7 +304,7 @@ impl Policy {
     }
 }
 
-/// A node of which nothing is given away.
+/// A node without assignments.
 fn empty(node: &Node, reserved: Option<&Amounts>) -> NodeState {
     let held = |resource: &str| reserved.and_then(|own| own.get(resource)).copied().unwrap_or(0);
     let table = |resource: &str, total: u64, usable: u64| {
@@ -342,7 +342,7 @@ pub fn huge_pages(size: u64) -> String {
     format!("hugepages-{size}{}", units.get(unit).unwrap_or(&""))
 }
 
-/// Take memory from the nodes in their order, and make them a group.
+/// Takes memory from the nodes in order, and makes them a group.
 fn take(nodes: &mut BTreeMap<u32, NodeState>, group: &[u32], resource: &str, size: u64) {
     let mut left = size;
     for id in group {
@@ -375,7 +375,7 @@ fn give_back(nodes: &mut BTreeMap<u32, NodeState>, blocks: &[Block]) {
     }
 }
 
-/// What a container has already, as hints; none that matter if it asks for something else now.
+/// Hints of an existing assignment; no preference if the request has changed.
 fn same_again(blocks: &[Block], wanted: &Amounts) -> Hints {
     let same = |block: &Block| wanted.get(&block.resource) == Some(&block.size);
     if blocks.len() != wanted.len() || !blocks.iter().all(same) {
@@ -389,7 +389,7 @@ fn same_again(blocks: &[Block], wanted: &Amounts) -> Hints {
     hints
 }
 
-/// The preferred hint with the fewest nodes, or the one with the fewest.
+/// The preferred hint with the fewest nodes, or else the one with the fewest.
 fn best(hints: Vec<Hint>) -> Option<(NumaMask, bool)> {
     let hints = hints.into_iter().filter_map(|hint| Some((hint.nodes?, hint.preferred)));
     hints.min_by_key(|(mask, preferred)| (!preferred, mask.len(), *mask))

@@ -1,4 +1,4 @@
-//! Memory of init containers that have ended, which later containers of their pod take over.
+//! Reuse of memory of init containers by later containers of their pod.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::Block;
 use crate::mask::NumaMask;
 use crate::request::{ContainerRequest, Kind, PodRequest};
 
-/// What the containers of the pod that is being let in may take over, by nodes and resource.
+/// Reusable memory of the pod that is being admitted, by nodes and resource.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reusable {
     uid: String,
@@ -14,7 +14,7 @@ pub(super) struct Reusable {
 }
 
 impl Reusable {
-    /// How much of a resource the pod may take over on these nodes.
+    /// Reusable amount of a resource on these nodes.
     pub(super) fn of(&self, uid: &str, nodes: NumaMask, resource: &str) -> u64 {
         match self.uid == uid {
             true => self.amounts.get(&(nodes, resource.to_owned())).copied().unwrap_or(0),
@@ -22,14 +22,14 @@ impl Reusable {
         }
     }
 
-    /// The pod has nothing any more.
+    /// The pod was removed.
     pub(super) fn forget(&mut self, uid: &str) {
         if self.uid == uid {
             *self = Self::default();
         }
     }
 
-    /// A container of the pod has these blocks: an init container leaves them, others use up.
+    /// A container got these blocks: init containers leave them for reuse, others use them up.
     pub(super) fn note(&mut self, uid: &str, kind: Kind, blocks: &[Block]) {
         if self.uid != uid {
             *self = Self { uid: uid.to_owned(), amounts: BTreeMap::new() };
@@ -45,8 +45,8 @@ impl Reusable {
     }
 }
 
-/// The blocks of init containers shrink by what a later container takes over, so that all blocks
-/// of the pod sum up to what it has.
+/// Shrinks the blocks of init containers by the reused amount, so that the blocks of the pod add up to
+/// its memory.
 pub(super) fn take_over(
     containers: &mut BTreeMap<String, Vec<Block>>,
     pod: &PodRequest,

@@ -1,4 +1,4 @@
-//! Who has which memory, in the shape in which it is kept.
+//! State of the memory manager, as in its checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Table {
-    /// All of it.
+    /// Total.
     pub total: u64,
-    /// What is kept from pods.
+    /// Reserved for the system.
     #[serde(rename = "systemReserved")]
     pub system_reserved: u64,
-    /// What containers may have.
+    /// Allocatable.
     pub allocatable: u64,
-    /// What containers have.
+    /// Allocated to containers.
     pub reserved: u64,
-    /// What they may have yet.
+    /// Free.
     pub free: u64,
 }
 
@@ -25,17 +25,17 @@ pub struct Table {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NodeState {
-    /// How many blocks lie on it.
+    /// Number of assigned blocks.
     pub number_of_assignments: i64,
     /// Its memory by resource.
     #[serde(deserialize_with = "or_default")]
     pub memory_map: BTreeMap<String, Table>,
-    /// Itself, or the group of nodes over which its blocks extend.
+    /// The node itself, or the group of nodes of its blocks.
     #[serde(deserialize_with = "or_default")]
     pub cells: Vec<u32>,
 }
 
-/// Memory of one kind that a container has, over these nodes.
+/// Memory of a container on these nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Block {
@@ -52,16 +52,16 @@ pub struct Block {
 /// Blocks by pod UID and container.
 pub type Assignments = BTreeMap<String, BTreeMap<String, Vec<Block>>>;
 
-/// Who has which memory.
+/// The memory assignments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The nodes by number.
     pub nodes: BTreeMap<u32, NodeState>,
-    /// What containers have.
+    /// The blocks of containers.
     pub assignments: Assignments,
 }
 
-/// Go writes null for what is empty.
+/// Go writes null for empty values.
 pub(crate) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: Deserialize<'de> + Default,

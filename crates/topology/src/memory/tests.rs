@@ -27,7 +27,7 @@ fn pod(uid: usize, containers: &[(Kind, u64)]) -> PodRequest {
 }
 
 #[test]
-fn reservations_must_add_up() {
+fn memory_reservations_must_add_up() {
     let machine = fixture::machine("2,2,2,1,2,0", 1000, 0);
     let new = |reserved: &[(u32, u64)], wanted| {
         let reserved = reserved.iter().map(|(node, own)| (*node, amounts(*own))).collect();
@@ -45,14 +45,14 @@ fn reservations_must_add_up() {
 }
 
 #[test]
-fn sizes_of_huge_pages_have_names() {
+fn memory_huge_page_sizes_have_names() {
     let names = [2 << 20, 1 << 30, 64 << 10, 1_u64 << 60, 1500].map(huge_pages);
     let expected = ["2Mi", "1Gi", "64Ki", "1Ei", "1500"].map(|size| format!("hugepages-{size}"));
     assert_eq!(names, expected);
 }
 
 #[test]
-fn a_node_serves_alone_or_in_one_group() {
+fn memory_numa_nodes_are_in_one_group() {
     let mut policy = policy(3, 100);
     let mut admit = |uid, memory| {
         let pod = pod(uid, &[(Kind::Main, memory)]);
@@ -69,7 +69,7 @@ fn a_node_serves_alone_or_in_one_group() {
 }
 
 #[test]
-fn init_containers_leave_their_memory() {
+fn memory_of_init_containers_is_reused() {
     let mut policy = policy(1, 100);
     let pod = pod(1, &[(Kind::Init, 60), (Kind::Sidecar, 20), (Kind::Main, 30)]);
     for container in &pod.containers {
@@ -96,7 +96,7 @@ fn kind() -> impl Strategy<Value = Kind> {
 proptest! {
     /// Free and given away are all there is; a kept state is taken back; in the end all is free.
     #[test]
-    fn no_memory_is_lost(
+    fn memory_assignments_are_complete(
         steps in prop::collection::vec(
             (0..6_usize, 0..3_u8, prop::collection::vec((kind(), 1..200_u64), 1..4)), 1..20),
     ) {

@@ -1,4 +1,4 @@
-//! Whether reservations and kept states suit the machine.
+//! Validation of reservations and restored states.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,7 @@ pub(super) fn reserved(
     }
 }
 
-/// Whether the kept state is what its assignments make of the machine as it is now.
+/// Whether the state follows from its assignments on this machine.
 pub(super) fn state(empty: &BTreeMap<u32, NodeState>, kept: &State) -> Result<(), StateError> {
     let mut expected = empty.clone();
     for (pod, containers) in &kept.assignments {
@@ -48,8 +48,8 @@ pub(super) fn state(empty: &BTreeMap<u32, NodeState>, kept: &State) -> Result<()
                          assignment uses {what} that does not exist"
                     ))
                 };
-                // Pods may ask for no pages of a size that the machine does not have, and a node
-                // without memory has no pages beside one that has.
+                // Pods may request 0 pages of sizes that the machine does not have, and nodes without
+                // memory have none.
                 let mut is_there = block.size == 0;
                 for id in &block.nodes {
                     let node = expected.get(id).ok_or_else(|| lacks("the NUMA"))?;
@@ -94,7 +94,7 @@ fn is_alike(one: &NodeState, other: &NodeState) -> bool {
         })
 }
 
-/// Within a group of nodes it does not matter which of them the memory is from.
+/// Within a group of nodes, the distribution does not matter.
 fn sums_are_alike(
     node: &NodeState,
     kept: &BTreeMap<u32, NodeState>,

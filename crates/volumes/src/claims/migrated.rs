@@ -1,4 +1,4 @@
-//! Volumes of kinds that CSI drivers have taken over: from here on they are volumes of the drivers.
+//! CSI migration: in-tree volumes are translated to volumes of CSI drivers.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Volume};
 use longshore_migration::{Error, inline, persistent};
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::ClaimError;
 
-/// A PersistentVolume as its driver knows it; `None`: no driver has taken its kind over.
+/// A translated PersistentVolume; `None`: its type is not migrated.
 pub(super) fn of_claim(volume: &PersistentVolume) -> Result<Option<PersistentVolume>, ClaimError> {
     translate(volume, persistent)
 }
 
-/// The same for a volume that a pod in that namespace describes.
+/// The same for an inline volume of a pod in that namespace.
 pub(crate) fn of_pod(
     volume: &Volume,
     namespace: &str,

@@ -1,4 +1,5 @@
-//! What is read of the cluster for a driver, one by one by name, as the Node authorizer allows.
+//! Objects that are read from the apiserver for a driver, one by one by name, as the Node
+//! authorizer allows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,10 +16,10 @@ use super::Csi;
 use super::error::Error;
 use super::policy::Policy;
 
-/// How long one request may take.
+/// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A secret that a volume names, and the field in which it does.
+/// A secret reference of a volume, and its field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SecretName {
     pub(super) field: &'static str,
@@ -34,7 +35,7 @@ impl Csi {
         })
     }
 
-    /// What the cluster says of a driver.
+    /// The CSIDriver object of a driver.
     pub(super) async fn policy(&self, driver: &str) -> Result<Policy, Error> {
         let action = || format!("get CSIDriver {driver}");
         let api = Api::<Item<CSIDriver>>::all(self.client(action)?.clone());
@@ -43,7 +44,7 @@ impl Csi {
         Ok(Policy(object.map(|object| object.spec)))
     }
 
-    /// The content of a secret, for a driver.
+    /// The content of a secret.
     pub(super) async fn secret(
         &self,
         secret: Option<&SecretName>,
@@ -65,13 +66,13 @@ impl Csi {
                 value.0,
             ) {
                 Ok(value) => Ok((key, value)),
-                Err(_) => Err(failed(format!("the value of {key:?} is no UTF-8 text"))),
+                Err(_) => Err(failed(format!("the value of {key:?} is not valid UTF-8"))),
             });
         entries.collect()
     }
 }
 
-/// A request's answer, or why there is none.
+/// A request's response, or why it failed.
 pub(super) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Err(_) => Err(format!("no answer within {REQUEST_TIMEOUT:?}")),

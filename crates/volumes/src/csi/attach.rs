@@ -1,5 +1,4 @@
-//! The way of a volume to the node: whether it is attached, as its VolumeAttachment tells, and
-//! who uses it there.
+//! Attachment of a volume to the node, by its VolumeAttachment, and its users on the node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,47 +16,49 @@ use super::super::persistent::Task;
 use super::Csi;
 use super::api::within;
 use super::error::Error;
-use super::paths::{BlockPlace, Place, attachment_name};
+use super::paths::{BlockVolumePaths, VolumePaths, attachment_name};
 use super::request::Volume;
 
-/// How long a volume may take to be attached before that is an error.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// Pauses between looks. Nodes may not watch attachments; but their own object, which is watched,
-/// says as well what is attached.
+/// Timeout of the attachment.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
+/// Poll intervals. Nodes may not watch attachments; but their own object, which is watched, has the
+/// attached volumes, too.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(7);
 
 const ONE_POD: &str = "ReadWriteOncePod";
 
-/// Makes the pod a user of the volume: from then on the volume is told to be in use on the node.
-pub(super) async fn enter(task: &Task<'_>, volume: &Volume<'_>) -> Result<(), super::super::Error> {
+/// Makes the pod a user of the volume: from then on the volume is in the node's `volumesInUse`.
+pub(super) async fn mark_in_use(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+) -> Result<(), super::super::Error> {
     let held = task.devices().hold(&volume.device).await;
     if task.persistent.access_modes == [ONE_POD] && is_used_by_others(task, &held).await? {
         return Err(Error::InUse.into());
     }
-    held.enter_attached(task.uid(), volume.policy.attaches());
+    held.add_user_attachable(task.uid(), volume.policy.attach_required());
     Ok(())
 }
 
-/// Whether the volume is published to another pod. One whose start has failed so far holds nothing.
+/// Whether the volume is published to another pod.
 async fn is_used_by_others(
     task: &Task<'_>,
     held: &DeviceGuard,
 ) -> Result<bool, super::super::Error> {
     let (root, name) = (task.node.root.clone(), task.persistent.dir_name());
-    let others = held.others(task.uid());
+    let other_users = held.other_users(task.uid());
     super::super::blocking(move || {
-        let published = BlockPlace::new(&root, &name).published;
-        Ok(others.iter().filter(|uid| layout::component("pod UID", uid).is_ok()).any(|uid| {
-            Place::of_pod(&root, uid, &name).dir.exists() || published.join(uid).exists()
+        let published = BlockVolumePaths::new(&root, &name).published;
+        Ok(other_users.iter().filter(|uid| layout::component("pod UID", uid).is_ok()).any(|uid| {
+            VolumePaths::of_pod(&root, uid, &name).dir.exists() || published.join(uid).exists()
         }))
     })
     .await
 }
 
 impl Csi {
-    /// Waits until a volume is attached to this node; gives what the driver's controller has to
-    /// tell to its part on the node.
+    /// Waits until a volume is attached to this node; returns the publish context.
     pub(super) async fn attached(
         &self,
         task: &Task<'_>,
@@ -67,24 +68,24 @@ impl Csi {
         let name = attachment_name(handle, driver, self.node_name());
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
         let api = Api::<Item<VolumeAttachment>>::all(client.clone());
-        let deadline = time::after(self.attach_patience);
+        let deadline = time::after(self.attach_timeout);
         let mut pause = FIRST_PAUSE;
-        let (mut told, mut limit) = (false, None);
+        let (mut node_status_seen, mut limit) = (false, None);
         loop {
             let reason = match timeout_at(deadline, within(optional(api.get_opt(&name)))).await {
-                Ok(Ok(Some(attachment))) => match judge(&attachment) {
-                    Judgement::Attached(context) => return Ok(context),
-                    Judgement::Failed { reason, exhausted } => {
+                Ok(Ok(Some(attachment))) => match attachment_state(&attachment) {
+                    AttachmentState::Attached(context) => return Ok(context),
+                    AttachmentState::Failed { reason, exhausted } => {
                         if !exhausted || !volume.policy.updates_allocatable() {
                             return Err(Error::Attachment(reason));
                         }
                         if limit.is_none() {
-                            self.note_exhausted(driver);
+                            self.notify_exhausted(driver);
                         }
                         limit = Some(reason.clone());
                         Some(reason)
                     }
-                    Judgement::NotYet => Some("it is not attached yet".to_owned()),
+                    AttachmentState::NotAttached => Some("it is not attached yet".to_owned()),
                 },
                 Ok(Ok(None)) => Some(format!("there is no VolumeAttachment {name}")),
                 Ok(Err(reason)) => Some(reason),
@@ -93,8 +94,8 @@ impl Csi {
             let next = time::after(pause).min(deadline);
             tokio::select! {
                 () = sleep_until(next) => {}
-                _ = task.devices().attached(&volume.device), if !told => {
-                    told = true;
+                _ = task.devices().attached(&volume.device), if !node_status_seen => {
+                    node_status_seen = true;
                     continue;
                 }
             }
@@ -111,32 +112,32 @@ impl Csi {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Judgement {
-    /// With what its driver has told about it.
+pub(super) enum AttachmentState {
+    /// With the attachment metadata.
     Attached(BTreeMap<String, String>),
-    NotYet,
+    NotAttached,
     Failed {
         reason: String,
-        /// Whether the node has no room for it.
+        /// Whether the attach limit of the node is reached.
         exhausted: bool,
     },
 }
 
-/// What an attachment says.
-pub(super) fn judge(attachment: &VolumeAttachment) -> Judgement {
+/// The state of a VolumeAttachment.
+pub(super) fn attachment_state(attachment: &VolumeAttachment) -> AttachmentState {
     if attachment.metadata.deletion_timestamp.is_some() {
         let reason = "volume attachment is being deleted".to_owned();
-        return Judgement::Failed { reason, exhausted: false };
+        return AttachmentState::Failed { reason, exhausted: false };
     }
-    let Some(status) = &attachment.status else { return Judgement::NotYet };
+    let Some(status) = &attachment.status else { return AttachmentState::NotAttached };
     if status.attached {
-        return Judgement::Attached(status.attachment_metadata.clone().unwrap_or_default());
+        return AttachmentState::Attached(status.attachment_metadata.clone().unwrap_or_default());
     }
     match &status.attach_error {
-        Some(error) => Judgement::Failed {
+        Some(error) => AttachmentState::Failed {
             reason: error.message.clone().unwrap_or_default(),
             exhausted: error.error_code == Some(Code::ResourceExhausted as i32),
         },
-        None => Judgement::NotYet,
+        None => AttachmentState::NotAttached,
     }
 }

@@ -1,129 +1,133 @@
-//! Volumes that a driver gives as devices: staged once, published for each pod, and mapped into it.
+//! CSI block volumes: staged once, published for each pod, and mapped into it.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use tracing::debug;
 
-use super::super::block::Map;
+use super::super::block::BlockMapping;
 use super::super::persistent::Task;
 use super::super::{Error, Inner, Mounted, blocking, layout};
 use super::error;
 use super::mount::write;
-use super::notes::Notes;
-use super::paths::{BlockPlace, device_name};
+use super::paths::{BlockVolumePaths, device_name};
 use super::request::Volume;
 use super::staging::{self, Staged};
+use super::vol_data::VolData;
 
-fn map(root: &Path, uid: &str, name: &str) -> Map {
-    Map::new(root, uid, layout::CSI, name, BlockPlace::new(root, name).maps)
+fn map(root: &Path, uid: &str, name: &str) -> BlockMapping {
+    BlockMapping::new(root, uid, layout::CSI, name, BlockVolumePaths::new(root, name).maps)
 }
 
-/// Has the driver make the device available, and maps it into the pod. A map that stands is kept.
+/// Stages and publishes the device, and maps it into the pod. An existing mapping is kept.
 pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
     let name = &task.persistent.spec_name;
-    let place = BlockPlace::new(&task.node.root, name);
-    let context = match volume.policy.attaches() {
+    let paths = BlockVolumePaths::new(&task.node.root, name);
+    let context = match volume.policy.attach_required() {
         true => task.node.csi.attached(task, volume).await?,
         false => Default::default(),
     };
     let _held = task.devices().hold(&volume.device).await;
     let map = map(&task.node.root, task.uid(), name);
-    if map.stands().await? {
+    if map.is_mapped().await? {
         return Ok(map.mounted(task));
     }
-    let notes = notes(task, volume, &place).await?;
-    let published = place.published.join(task.uid());
-    map.mark(&published).await?;
-    let staging = place.staging.display().to_string();
-    if volume.able.stage && !notes.is_done() {
+    let vol_data = vol_data(task, volume, &paths).await?;
+    let published = paths.published.join(task.uid());
+    map.link(&published).await?;
+    let staging = paths.staging.display().to_string();
+    if volume.capabilities.stage && !vol_data.is_done() {
         let staged = async {
             let request = volume.stage_request(task, context.clone(), staging.clone()).await?;
-            let dir = place.staging.clone();
+            let dir = paths.staging.clone();
             blocking(move || layout::make_dirs(&dir)).await?;
             if let Err(error) = volume.driver.stage(request).await {
                 if error.is_final() {
-                    // As long as no other pod has it.
-                    let cleared = clear(place.clone()).await;
-                    debug!(path = %place.dir.display(), "cleared: {cleared:?}");
+                    // Unless another pod uses it.
+                    let cleared = clear(paths.clone()).await;
+                    debug!(path = %paths.dir.display(), "cleared: {cleared:?}");
                 }
                 return Err(error::Error::from(error).into());
             }
-            write(place.data.clone(), notes.done(true)).await
+            write(paths.data.clone(), vol_data.done(true)).await
         };
-        staged.await.map_err(staging::failed)?;
+        staged.await.map_err(staging::stage_error)?;
     }
     let target = published.display().to_string();
-    let staging = Some(staging).filter(|_| volume.able.stage);
+    let staging = Some(staging).filter(|_| volume.capabilities.stage);
     let request = volume.publish_request(task, context, staging, target).await?;
-    let dir = place.published.clone();
+    let dir = paths.published.clone();
     blocking(move || layout::make_dirs(&dir)).await?;
     volume.driver.publish(request).await.map_err(error::Error::from)?;
     map.make(task, &published).await
 }
 
-/// The note of the volume, written before anything else of it is made.
-async fn notes(task: &Task<'_>, volume: &Volume<'_>, place: &BlockPlace) -> Result<Notes, Error> {
-    let data = place.data.clone();
-    if let Some(notes) = blocking(move || Notes::read(&data)).await? {
-        return Ok(notes);
+/// The `vol_data.json` of the volume, written before anything else is created.
+async fn vol_data(
+    task: &Task<'_>,
+    volume: &Volume<'_>,
+    paths: &BlockVolumePaths,
+) -> Result<VolData, Error> {
+    let data = paths.data.clone();
+    if let Some(vol_data) = blocking(move || VolData::read(&data)).await? {
+        return Ok(vol_data);
     }
-    let notes = volume.notes(task);
-    write(place.data.clone(), notes.clone()).await?;
-    Ok(notes)
+    let vol_data = volume.vol_data(task);
+    write(paths.data.clone(), vol_data.clone()).await?;
+    Ok(vol_data)
 }
 
-/// Takes a device back from a pod; the last pod's is unstaged soon.
+/// Unpublishes a device from a pod; after the last pod it is unstaged.
 pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Result<(), Error> {
-    let place = BlockPlace::new(&node.root, name);
-    let data = place.data.clone();
-    let Some(notes) = blocking(move || Notes::read(&data)).await? else {
+    let paths = BlockVolumePaths::new(&node.root, name);
+    let data = paths.data.clone();
+    let Some(vol_data) = blocking(move || VolData::read(&data)).await? else {
         return map(&node.root, uid, name).remove(&node.tools).await;
     };
-    let (driver, handle) = notes.volume(&place.data)?;
+    let (driver, handle) = vol_data.volume(&paths.data)?;
     let held = node.devices.hold(&device_name(driver, handle)).await;
-    node.csi.release(uid, name);
+    node.csi.abort_background_tasks(uid, name);
     let client = node.csi.driver(driver)?;
     map(&node.root, uid, name).unbind(&node.tools).await?;
-    // Also where nothing is published: an earlier call may have come to nothing visible.
-    let published = place.published.join(uid).display().to_string();
+    // Even if nothing is visible: an earlier call may have been completed partly.
+    let published = paths.published.join(uid).display().to_string();
     client.unpublish(handle, &published).await.map_err(error::Error::from)?;
     map(&node.root, uid, name).remove(&node.tools).await?;
     let (driver, handle, name) = (driver.to_owned(), handle.to_owned(), name.to_owned());
-    staging::leave(node, held, uid, Staged::Block { driver, handle, name }).await
+    staging::release_staged(node, held, uid, Staged::Block { driver, handle, name }).await
 }
 
-/// Has the driver unstage a device that no pod uses, and removes what is left of it.
+/// Unstages a device that no pod uses, and removes its directories.
 pub(super) async fn unstage(
     node: &Inner,
     driver: &str,
     handle: &str,
     name: &str,
 ) -> Result<(), Error> {
-    let place = BlockPlace::new(&node.root, name);
-    let data = place.data.clone();
-    let Some(notes) = blocking(move || Notes::read(&data)).await? else {
-        return clear(place).await;
+    let paths = BlockVolumePaths::new(&node.root, name);
+    let data = paths.data.clone();
+    let Some(vol_data) = blocking(move || VolData::read(&data)).await? else {
+        return clear(paths).await;
     };
     let client = node.csi.driver(driver)?;
     if client.capabilities().await.map_err(error::Error::from)?.stage {
-        // If the driver fails half-way, the next pod has it staged anew.
-        write(place.data.clone(), notes.done(false)).await?;
-        let staging = place.staging.display().to_string();
+        // If the driver fails half-way, the next pod stages it again.
+        write(paths.data.clone(), vol_data.done(false)).await?;
+        let staging = paths.staging.display().to_string();
         client.unstage(handle, &staging).await.map_err(error::Error::from)?;
     }
-    clear(place).await
+    clear(paths).await
 }
 
-/// Removes the directories of a device. What some driver has left in them stays, and is told.
-async fn clear(place: BlockPlace) -> Result<(), Error> {
-    blocking(move || remove(&place)).await
+/// Removes the directories of a device. Files that a driver has left in them are an error.
+async fn clear(paths: BlockVolumePaths) -> Result<(), Error> {
+    blocking(move || remove(&paths)).await
 }
 
-pub(super) fn remove(place: &BlockPlace) -> Result<(), Error> {
-    for dir in [&place.published, &place.staging, &place.maps] {
+pub(super) fn remove(paths: &BlockVolumePaths) -> Result<(), Error> {
+    for dir in [&paths.published, &paths.staging, &paths.maps] {
         layout::remove_dir(dir)?;
     }
-    Notes::remove(&place.data)?;
-    layout::remove_empty_dir(&place.dir)
+    VolData::remove(&paths.data)?;
+    layout::remove_empty_dir(&paths.dir)
 }

@@ -1,4 +1,4 @@
-//! What a driver is told of the pod that a volume is for, if it wants to know.
+//! The volume context about the pod, if the driver requests it: pod info and tokens.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::super::persistent::Task;
 use super::request::Volume;
 
 impl Volume<'_> {
-    /// Whose volume it is.
+    /// The pod info (`podInfoOnMount`).
     pub(super) fn pod_info(&self, pod: &Pod) -> BTreeMap<String, String> {
-        if !self.policy.tells_pod() {
+        if !self.policy.pod_info_on_mount() {
             return BTreeMap::new();
         }
         let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
@@ -42,8 +42,8 @@ impl Volume<'_> {
             };
             let token = task.node.objects.service_account_token(task.pod, &projection).await?;
             let expires = expiration(&token).map(|at| at.to_string());
-            let told = json!({"token": &*token, "expirationTimestamp": expires});
-            tokens.insert(request.audience.clone(), told);
+            let entry = json!({"token": &*token, "expirationTimestamp": expires});
+            tokens.insert(request.audience.clone(), entry);
         }
         if tokens.is_empty() {
             return Ok(BTreeMap::new());
@@ -53,7 +53,7 @@ impl Volume<'_> {
     }
 }
 
-/// When a token ends, as it says itself.
+/// The expiration of a token, from its claims.
 pub(super) fn expiration(token: &str) -> Option<Timestamp> {
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
     let claims: Value = serde_json::from_slice(&claims).ok()?;

@@ -1,19 +1,19 @@
-//! What can go wrong with a volume of a driver.
+//! Errors of CSI volumes.
 
 use std::path::PathBuf;
 
 use super::super::error::{ATTACH, MAP, MAP_ATTACH, SET_UP, STAGE};
 
-/// Why a volume of a driver could not be set up or taken down. The text is fit for a pod's event.
+/// Why a volume of a driver could not be set up or taken down. The message is used in pod events.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The driver does not run on this node, or has yet to register.
+    /// The driver is not registered on this node.
     #[error("driver name {0} not found in the list of registered CSI drivers")]
     NotRegistered(String),
-    /// The driver refused or failed.
+    /// A call to the driver failed.
     #[error(transparent)]
     Call(#[from] longshore_csi::Error),
-    /// The driver does not make volumes of that life.
+    /// The driver does not support the volume lifecycle mode.
     #[error("volume mode {mode:?} not supported by driver {driver} ({})", match .supported {
         Some(modes) => format!("only supports {modes:?}"),
         None => "no CSIDriver object".to_owned(),
@@ -23,7 +23,7 @@ pub enum Error {
         mode: &'static str,
         /// The driver's name.
         driver: String,
-        /// What its CSIDriver says; `None`: there is none.
+        /// The modes of its CSIDriver; `None`: there is no such object.
         supported: Option<Vec<String>>,
     },
     /// The volume was not attached to the node in time.
@@ -36,16 +36,16 @@ pub enum Error {
         driver: String,
         /// The volume's handle.
         volume: String,
-        /// What the attachment says, or why it cannot be read.
+        /// The attachment's error, or why it cannot be read.
         reason: Option<String>,
     },
     /// The volume cannot be attached to the node, or is being detached.
     #[error("{0}")]
     Attachment(String),
-    /// The node has no room for it, and none was made in time.
+    /// The node's attach limit is reached.
     #[error("Node has reached its volume attachment limit: {0}")]
     AttachLimit(String),
-    /// A secret that the driver needs could not be had.
+    /// A secret that the driver needs could not be read.
     #[error("fetching {field} {namespace}/{name} failed: {reason}")]
     Secret {
         /// The field that names it.
@@ -54,26 +54,26 @@ pub enum Error {
         namespace: String,
         /// Its name.
         name: String,
-        /// What is the matter with it.
+        /// The reason.
         reason: String,
     },
-    /// Something of the cluster could not be read or written.
+    /// A request to the apiserver failed.
     #[error("failed to {action}: {reason}")]
     Api {
-        /// What was to be done.
+        /// The operation.
         action: String,
-        /// What the apiserver said.
+        /// The apiserver's message.
         reason: String,
     },
-    /// Only one pod may use the volume, and another does.
+    /// The volume is ReadWriteOncePod, and used by another pod.
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
     InUse,
-    /// The driver says that the volume is unpublished or unstaged, and it is still mounted.
+    /// The volume is still mounted after the driver has unpublished or unstaged it.
     #[error("the driver has left {0} mounted")]
     StillMounted(PathBuf),
-    /// The note of a volume cannot be used.
+    /// The `vol_data.json` of a volume is invalid.
     #[error("{path}: {reason}")]
-    Note {
+    VolData {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
@@ -87,7 +87,7 @@ pub enum Error {
     Expand(longshore_csi::Error),
 }
 
-/// Whether the driver may still work on what has failed.
+/// Whether the operation may still be in progress in the driver.
 pub(super) fn is_under_way(error: &super::super::Error) -> bool {
     match error {
         super::super::Error::Csi(Error::Call(call)) => !call.is_final(),
@@ -96,7 +96,7 @@ pub(super) fn is_under_way(error: &super::super::Error) -> bool {
     }
 }
 
-/// Whether the driver has no room for another volume on the node.
+/// Whether the driver's limit of volumes on the node is reached.
 pub(super) fn is_exhausted(error: &super::super::Error) -> bool {
     match error {
         super::super::Error::Csi(Error::Call(call)) => {
@@ -108,7 +108,7 @@ pub(super) fn is_exhausted(error: &super::super::Error) -> bool {
 }
 
 impl Error {
-    /// What was to be done, in upstream's words.
+    /// The operation, by upstream's name.
     pub(crate) fn operation(&self, block: bool) -> &'static str {
         match (self, block) {
             (Self::NotAttached { .. } | Self::Attachment(_) | Self::AttachLimit(_), false) => {

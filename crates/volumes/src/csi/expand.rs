@@ -1,5 +1,5 @@
-//! Volumes that were made larger, and whose file system has yet to follow. The claim says how far
-//! that has come, and is told what became of it here.
+//! Expansion of volumes on the node (`NodeExpandVolume`). The state is in the claim's status, which
+//! is updated here.
 
 use std::collections::BTreeMap;
 
@@ -21,67 +21,67 @@ use super::super::persistent::{Persistent, Task};
 use super::super::{Error, Inner};
 use super::api::within;
 use super::error;
-use super::paths::{BlockPlace, Place};
+use super::paths::{BlockVolumePaths, VolumePaths};
 use super::request::Volume;
 
-/// What claims and volumes have their size under.
+/// The resource name of sizes.
 pub(super) const STORAGE: &str = "storage";
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 const FAILED: &str = "NodeResizeError";
-/// What a claim says of its resizing, all of which is over once it is done.
+/// Conditions that are removed from a claim after a resize.
 const CONDITIONS: [&str; 4] =
     ["FileSystemResizePending", "Resizing", "ControllerResizeError", FAILED];
 
-/// What is to be done about a claim's size.
+/// The required expansion of a claim's volume.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
-    /// Nothing, as far as the node is concerned.
+    /// None on the node.
     None,
-    /// The volume is to have that many bytes.
-    Expand { size: Quantity, account: Account },
+    /// Expand the volume to that size.
+    Expand { size: Quantity, status_update: StatusUpdate },
 }
 
-/// What the claim is told of it.
+/// Which updates of the claim's status are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Account {
-    /// Each step.
-    Steps,
-    /// The end alone: older controllers keep account of nothing else.
-    End,
-    /// Nothing: another node, which has the volume too, has told it.
+pub(super) enum StatusUpdate {
+    /// Every step.
+    Full,
+    /// Only the final size: older controllers use nothing else.
+    FinalOnly,
+    /// None: another node that uses the volume has updated it.
     Nothing,
 }
 
-/// How far a volume has come.
+/// The outcome of an expansion.
 #[derive(Debug, PartialEq)]
-pub(super) enum Grown {
-    /// It had the size that it should have.
-    Before,
-    /// It has just got this size.
-    Now(Quantity),
-    /// The controller, or whoever looks after the claim, has yet to do their part.
-    NotYet,
-    /// The driver can do it only when no pod has the volume.
-    InUse,
+pub(super) enum Expansion {
+    /// The volume has the required size.
+    NotNeeded,
+    /// Expanded to this size.
+    Expanded(Quantity),
+    /// The controller has yet to expand the volume.
+    Pending,
+    /// The driver supports offline expansion only.
+    OfflineOnly,
 }
 
-/// Has the driver make the volume as large as it should be, if it is to be larger than the claim
-/// was told. A driver that can do that only to volumes out of use holds up nothing.
-pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<Grown, Error> {
+/// Expands the volume if it should be larger than the size in the claim's status. Volumes that can
+/// only be expanded offline are left as they are.
+pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<Expansion, Error> {
     let persistent = task.persistent;
-    let Some(capacity) = &persistent.capacity else { return Ok(Grown::Before) };
+    let Some(capacity) = &persistent.capacity else { return Ok(Expansion::NotNeeded) };
     if !is_less(persistent.claim_capacity.as_ref(), capacity) {
-        return Ok(Grown::Before);
+        return Ok(Expansion::NotNeeded);
     }
     match claim(task.node, task.pod, persistent).await? {
         Some(claim) => expand_to(task, volume, claim, None).await,
-        None => Ok(Grown::Before),
+        None => Ok(Expansion::NotNeeded),
     }
 }
 
-/// The claim that leads to a volume, as it is now.
+/// Reads the claim of a volume.
 pub(super) async fn claim(
     node: &Inner,
     pod: &Pod,
@@ -96,57 +96,63 @@ pub(super) async fn claim(
     Ok(Some(within(object(claims.get(name))).await.map_err(failed)?))
 }
 
-/// The same with the claim at hand, and of a volume that pods use, with the size that it has here.
+/// The same with a given claim and, for a volume in use, its size on the node.
 pub(super) async fn expand_to(
     task: &Task<'_>,
     volume: &Volume<'_>,
     claim: PersistentVolumeClaim,
-    here: Option<i128>,
-) -> Result<Grown, Error> {
-    let Some(capacity) = &task.persistent.capacity else { return Ok(Grown::Before) };
+    node_size: Option<i128>,
+) -> Result<Expansion, Error> {
+    let Some(capacity) = &task.persistent.capacity else { return Ok(Expansion::NotNeeded) };
     let unknown = PersistentVolumeClaimStatus::default();
     let status = claim.status.as_ref().unwrap_or(&unknown);
-    let Step::Expand { size, account } = step(status, capacity, here) else {
-        let told = of(&status.capacity);
-        return Ok(if is_less(told.as_ref(), capacity) { Grown::NotYet } else { Grown::Before });
+    let Step::Expand { size, status_update } = required_step(status, capacity, node_size) else {
+        let claim_size = storage_of(&status.capacity);
+        return Ok(if is_less(claim_size.as_ref(), capacity) {
+            Expansion::Pending
+        } else {
+            Expansion::NotNeeded
+        });
     };
     if task.persistent.read_only {
         let message = "requested read-only file system";
-        say(task, &claim, true, "FileSystemResizeFailed", &failure(task, message));
-        return Ok(Grown::NotYet);
+        record_event(task, &claim, true, "FileSystemResizeFailed", &failure(task, message));
+        return Ok(Expansion::Pending);
     }
     let namespace = spec::namespace(task.pod);
     let client = task.node.csi.client(|| format!("update PVCs of {namespace}"))?.clone();
-    let work = Work { task, volume, claims: Api::namespaced(client, namespace), claim };
-    work.run(&size, account).await
+    let work = Expander { task, volume, claims: Api::namespaced(client, namespace), claim };
+    work.run(&size, status_update).await
 }
 
-fn of(amounts: &Option<BTreeMap<String, Quantity>>) -> Option<Quantity> {
+fn storage_of(amounts: &Option<BTreeMap<String, Quantity>>) -> Option<Quantity> {
     amounts.as_ref()?.get(STORAGE).cloned()
 }
 
-/// What a claim asks of the node, where the volume has the size `here` if that is known.
-pub(super) fn step(
+/// The expansion that the claim requires, given the volume's size on the node, if known.
+pub(super) fn required_step(
     status: &PersistentVolumeClaimStatus,
     capacity: &Quantity,
-    here: Option<i128>,
+    node_size: Option<i128>,
 ) -> Step {
     let stage = status.allocated_resource_statuses.as_ref();
     let stage = stage.and_then(|statuses| statuses.get(STORAGE)).map(String::as_str);
-    let allocated = of(&status.allocated_resources);
+    let allocated = storage_of(&status.allocated_resources);
     match (stage, allocated) {
-        _ if !is_less(of(&status.capacity).as_ref(), capacity) => match stage.is_none() {
-            true if here.is_some_and(|here| here < bytes(capacity)) => {
-                Step::Expand { size: capacity.clone(), account: Account::Nothing }
+        _ if !is_less(storage_of(&status.capacity).as_ref(), capacity) => match stage.is_none() {
+            true if node_size.is_some_and(|node_size| node_size < bytes(capacity)) => {
+                Step::Expand { size: capacity.clone(), status_update: StatusUpdate::Nothing }
             }
             _ => Step::None,
         },
         (Some(PENDING | IN_PROGRESS), size) => {
             let size = size.unwrap_or_else(|| capacity.clone());
-            Step::Expand { size, account: Account::Steps }
+            Step::Expand { size, status_update: StatusUpdate::Full }
         }
-        (None, None) => Step::Expand { size: capacity.clone(), account: Account::End },
-        // The controller has not come to the node's part yet, or has given up.
+        (None, None) => {
+            Step::Expand { size: capacity.clone(), status_update: StatusUpdate::FinalOnly }
+        }
+        // The controller has not reached the node's step yet, or has failed.
         _ => Step::None,
     }
 }
@@ -155,34 +161,34 @@ fn is_less(known: Option<&Quantity>, capacity: &Quantity) -> bool {
     known.map_or(0, bytes) < bytes(capacity)
 }
 
-/// A size in thousandths of bytes, as quantities may have them; what is no number is nothing.
+/// A size in thousandths of bytes; 0 for an invalid quantity.
 pub(super) fn bytes(quantity: &Quantity) -> i128 {
     qos::milli(quantity).unwrap_or(0)
 }
 
-struct Work<'a> {
+struct Expander<'a> {
     task: &'a Task<'a>,
     volume: &'a Volume<'a>,
     claims: Api<Item<PersistentVolumeClaim>>,
     claim: PersistentVolumeClaim,
 }
 
-impl Work<'_> {
-    async fn run(&self, size: &Quantity, account: Account) -> Result<Grown, Error> {
-        let accounted = account == Account::Steps;
+impl Expander<'_> {
+    async fn run(&self, size: &Quantity, status_update: StatusUpdate) -> Result<Expansion, Error> {
+        let updates_all = status_update == StatusUpdate::Full;
         let node = self.task.node.csi.node_name();
-        if !self.volume.able.expand {
-            // There is nothing that the node could do, and nothing that the pod could wait for.
-            if accounted {
+        if !self.volume.capabilities.expand {
+            // Nothing to do on the node, and nothing to wait for.
+            if updates_all {
                 let driver = self.volume.driver.name();
                 let why = format!("NodeExpand is not supported by the CSI driver {driver}");
                 let message = failure(self.task, &why);
-                say(self.task, &self.claim, true, "VolumeResizeFailed", &message);
+                record_event(self.task, &self.claim, true, "VolumeResizeFailed", &message);
             }
-            return Ok(Grown::InUse);
+            return Ok(Expansion::OfflineOnly);
         }
-        if accounted {
-            self.tell(json!({"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}})).await?;
+        if updates_all {
+            self.patch_status(json!({"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}})).await?;
         }
         let request = self.request(size).await?;
         match self.volume.driver.expand(request).await {
@@ -190,21 +196,21 @@ impl Work<'_> {
                 let name = &self.task.persistent.spec_name;
                 let message =
                     format!("MountVolume.NodeExpandVolume succeeded for volume {name:?} {node}");
-                say(self.task, &self.claim, false, "FileSystemResizeSuccessful", &message);
-                if account != Account::Nothing {
-                    self.tell(finished(&self.claim, size)).await?;
+                record_event(self.task, &self.claim, false, "FileSystemResizeSuccessful", &message);
+                if status_update != StatusUpdate::Nothing {
+                    self.patch_status(finished(&self.claim, size)).await?;
                 }
-                Ok(Grown::Now(size.clone()))
+                Ok(Expansion::Expanded(size.clone()))
             }
             Err(error) => {
                 let message = failure(self.task, &error.to_string());
-                say(self.task, &self.claim, true, "VolumeResizeFailed", &message);
-                if accounted && error.is_final() {
-                    self.tell(refused(&self.claim, &error)).await?;
+                record_event(self.task, &self.claim, true, "VolumeResizeFailed", &message);
+                if updates_all && error.is_final() {
+                    self.patch_status(refused(&self.claim, &error)).await?;
                 }
                 match error.code() {
-                    // In use: it is done when no pod has it.
-                    Some(Code::FailedPrecondition) => Ok(Grown::InUse),
+                    // In use: it is expanded offline.
+                    Some(Code::FailedPrecondition) => Ok(Expansion::OfflineOnly),
                     _ => Err(error::Error::Expand(error).into()),
                 }
             }
@@ -215,13 +221,13 @@ impl Work<'_> {
         let (task, volume) = (self.task, self.volume);
         let (root, name) = (&task.node.root, &task.persistent.spec_name);
         let (path, staging) = if task.persistent.block {
-            let place = BlockPlace::new(root, name);
-            (place.maps.join(task.uid()), place.staging)
+            let paths = BlockVolumePaths::new(root, name);
+            (paths.maps.join(task.uid()), paths.staging)
         } else {
-            let staged = Place::staged(root, volume.driver.name(), &volume.handle);
-            (Place::of_pod(root, task.uid(), name).mount, staged.mount)
+            let staged = VolumePaths::staged(root, volume.driver.name(), &volume.handle);
+            (VolumePaths::of_pod(root, task.uid(), name).mount, staged.mount)
         };
-        let staging = Some(staging).filter(|_| volume.able.stage);
+        let staging = Some(staging).filter(|_| volume.capabilities.stage);
         let bytes = qos::milli(size).and_then(|milli| i64::try_from(milli / 1000).ok());
         Ok(NodeExpandVolumeRequest {
             volume_id: volume.handle.clone(),
@@ -236,26 +242,26 @@ impl Work<'_> {
         })
     }
 
-    /// Writes that part of the claim's status.
-    async fn tell(&self, status: Value) -> Result<(), Error> {
+    /// Patches the claim's status.
+    async fn patch_status(&self, status: Value) -> Result<(), Error> {
         let name = self.claim.metadata.name.as_deref().unwrap_or_default();
         let (params, patch) = (PatchParams::default(), Patch::Merge(json!({"status": status})));
-        let told = within(self.claims.patch_status(name, &params, &patch)).await;
+        let patched = within(self.claims.patch_status(name, &params, &patch)).await;
         let action = format!("update the status of PVC {name}");
-        told.map(drop).map_err(|reason| error::Error::Api { action, reason }.into())
+        patched.map(drop).map_err(|reason| error::Error::Api { action, reason }.into())
     }
 }
 
-/// The status of a claim that has the size it asked for.
+/// The status of a claim after an expansion.
 fn finished(claim: &PersistentVolumeClaim, size: &Quantity) -> Value {
     json!({
         "capacity": {STORAGE: size},
         "allocatedResourceStatuses": {STORAGE: null},
-        "conditions": others(claim),
+        "conditions": other_conditions(claim),
     })
 }
 
-/// The status of a claim whose volume the driver cannot make larger: never, or not now.
+/// The status of a claim after a failed expansion.
 fn refused(claim: &PersistentVolumeClaim, error: &longshore_csi::Error) -> Value {
     let never =
         matches!(error.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound));
@@ -276,7 +282,7 @@ fn refused(claim: &PersistentVolumeClaim, error: &longshore_csi::Error) -> Value
     status
 }
 
-fn others(claim: &PersistentVolumeClaim) -> Vec<&PersistentVolumeClaimCondition> {
+fn other_conditions(claim: &PersistentVolumeClaim) -> Vec<&PersistentVolumeClaimCondition> {
     let known = claim.status.as_ref().and_then(|status| status.conditions.as_deref());
     let known = known.unwrap_or_default().iter();
     known.filter(|condition| !CONDITIONS.contains(&condition.type_.as_str())).collect()
@@ -287,9 +293,15 @@ fn failure(task: &Task<'_>, why: &str) -> String {
     format!("MountVolume.NodeExpandVolume failed for volume {name:?} {why}")
 }
 
-/// Tells pod and claim.
-fn say(task: &Task<'_>, claim: &PersistentVolumeClaim, trouble: bool, reason: &str, message: &str) {
-    task.node.pod_events.pod(task.pod, trouble, reason, message);
+/// Records an event about both the pod and the claim.
+fn record_event(
+    task: &Task<'_>,
+    claim: &PersistentVolumeClaim,
+    warning: bool,
+    reason: &str,
+    message: &str,
+) {
+    task.node.pod_events.pod(task.pod, warning, reason, message);
     let about = ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("PersistentVolumeClaim".to_owned()),
@@ -298,5 +310,5 @@ fn say(task: &Task<'_>, claim: &PersistentVolumeClaim, trouble: bool, reason: &s
         uid: claim.metadata.uid.clone(),
         ..ObjectReference::default()
     };
-    task.node.pod_events.about(about, trouble, reason, message);
+    task.node.pod_events.about(about, warning, reason, message);
 }

@@ -1,4 +1,4 @@
-//! Volumes that a driver mounts for a pod.
+//! CSI volumes that are mounted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,52 +11,53 @@ use tracing::{debug, warn};
 use super::super::host::mounts::Table;
 use super::super::persistent::{Persistent, Task};
 use super::super::{Error, Inner, Mounted, blocking, layout};
-use super::Chore;
+use super::BackgroundTask;
 use super::error;
-use super::notes::Notes;
-use super::paths::{Place, device_name};
+use super::paths::{VolumePaths, device_name};
 use super::request::Volume;
 use super::staging::{self, Staged};
+use super::vol_data::VolData;
 
-/// How long a published volume is left before the driver is asked to publish it anew, if it wants
-/// that; upstream's kubelet does so with every sync of the pod, each minute or two.
+/// Interval of republishing (`requiresRepublish`); upstream does so with every sync of the pod,
+/// each minute or two.
 const REPUBLISH: Duration = Duration::from_secs(75);
 
-/// Publishes a volume to the pod, staged before if the driver wants that. What stands is kept.
+/// Stages a volume if the driver supports it, and publishes it to the pod. Existing mounts are
+/// kept.
 pub(super) async fn set_up(task: &Task<'_>, volume: &Volume<'_>) -> Result<Mounted, Error> {
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
-    let stands = stands(task).await?;
-    if !stands || volume.policy.republishes() {
-        let published = publish(task, volume, &place, stands).await;
+    let paths = VolumePaths::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
+    let is_published = is_published(task).await?;
+    if !is_published || volume.policy.requires_republish() {
+        let published = publish(task, volume, &paths, is_published).await;
         match published {
-            // What the pod has keeps working; it is tried again.
-            Err(error) if stands => {
+            // The existing mount keeps working; it is retried.
+            Err(error) if is_published => {
                 let (pod, volume) = (task.uid(), &task.persistent.spec_name);
-                warn!(pod, volume, "volume not published anew: {error}");
+                warn!(pod, volume, "failed to republish volume: {error}");
             }
             published => published?,
         }
     }
-    if volume.policy.republishes() {
-        republish_later(task);
+    if volume.policy.requires_republish() {
+        start_republishing(task);
     }
     let read_only = task.persistent.read_only;
-    let relabel = !read_only && volume.label().is_none() && has_labels(&place).await?;
-    Ok(Mounted { read_only, relabel, ..Mounted::at(place.mount) })
+    let relabel = !read_only && volume.label().is_none() && has_labels(&paths).await?;
+    Ok(Mounted { read_only, relabel, ..Mounted::at(paths.mount) })
 }
 
-/// Whether the files of a volume can be given labels, now that it is mounted.
-async fn has_labels(place: &Place) -> Result<bool, Error> {
-    let path = place.mount.clone();
+/// Whether the mounted file system supports SELinux labels.
+async fn has_labels(paths: &VolumePaths) -> Result<bool, Error> {
+    let path = paths.mount.clone();
     blocking(move || Ok(Table::read()?.has_labels(&path))).await
 }
 
-/// Whether the volume is published as it should be, since the machine was started.
-pub(super) async fn stands(task: &Task<'_>) -> Result<bool, Error> {
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
+/// Whether the volume is completely published, since the last boot.
+pub(super) async fn is_published(task: &Task<'_>) -> Result<bool, Error> {
+    let paths = VolumePaths::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
     blocking(move || {
-        let done = Notes::read(&place.dir)?.is_some_and(|notes| notes.is_done());
-        Ok(done && Table::read()?.has(&place.mount))
+        let done = VolData::read(&paths.dir)?.is_some_and(|vol_data| vol_data.is_done());
+        Ok(done && Table::read()?.has(&paths.mount))
     })
     .await
 }
@@ -64,107 +65,110 @@ pub(super) async fn stands(task: &Task<'_>) -> Result<bool, Error> {
 async fn publish(
     task: &Task<'_>,
     volume: &Volume<'_>,
-    place: &Place,
+    paths: &VolumePaths,
     again: bool,
 ) -> Result<(), Error> {
-    let attaches = !volume.is_inline() && volume.policy.attaches();
-    let context = match attaches {
+    let attach_required = !volume.is_inline() && volume.policy.attach_required();
+    let context = match attach_required {
         true => task.node.csi.attached(task, volume).await?,
         false => Default::default(),
     };
     let _held = task.devices().hold(&volume.device).await;
-    if !again && stands(task).await? {
-        // An earlier attempt, for which nobody waited any more, has come to its end.
+    if !again && is_published(task).await? {
+        // An earlier attempt, whose caller was cancelled, has completed.
         return Ok(());
     }
-    // By the note the rest is found, from the first call on.
-    let notes = volume.notes(task).in_mode(volume.mode).labelled(volume.label());
-    write(place.dir.clone(), notes.clone().done(again)).await?;
-    if let Err(error) = ask(task, volume, place, context).await {
-        if !again && !error::is_under_way(&error) && !staging::is_noted(task, volume).await? {
-            clear_if_unmounted(place).await;
+    // Written before the first call, so that teardown finds the volume.
+    let vol_data = volume.vol_data(task).in_mode(volume.mode).labelled(volume.label());
+    write(paths.dir.clone(), vol_data.clone().done(again)).await?;
+    if let Err(error) = stage_and_publish(task, volume, paths, context).await {
+        if !again && !error::is_under_way(&error) && !staging::has_vol_data(task, volume).await? {
+            clear_if_unmounted(paths).await;
         }
         return Err(error);
     }
     if volume.is_for_group(task) {
-        task.give_to_group(place.mount.clone()).await?;
+        task.set_volume_ownership(paths.mount.clone()).await?;
     }
-    write(place.dir.clone(), notes.done(true)).await
+    write(paths.dir.clone(), vol_data.done(true)).await
 }
 
-/// Asks the driver to stage the volume, if it wants that and has not, and to publish it.
-async fn ask(
+/// Stages the volume, if supported and not done, and publishes it.
+async fn stage_and_publish(
     task: &Task<'_>,
     volume: &Volume<'_>,
-    place: &Place,
+    paths: &VolumePaths,
     context: BTreeMap<String, String>,
 ) -> Result<(), Error> {
-    let staging = match volume.able.stage && !volume.is_inline() {
+    let staging = match volume.capabilities.stage && !volume.is_inline() {
         true => Some(staging::stage(task, volume, context.clone()).await?),
         false => None,
     };
-    let target = place.mount.display().to_string();
+    let target = paths.mount.display().to_string();
     let request = volume.publish_request(task, context, staging, target).await?;
     volume.driver.publish(request).await.map_err(|error| error::Error::from(error).into())
 }
 
-/// Removes what was made for a driver that has refused. What it has mounted nonetheless stays for
-/// the next try.
-pub(super) async fn clear_if_unmounted(place: &Place) {
-    if let Err(error) = clear(place.clone()).await {
-        debug!(path = %place.dir.display(), "not cleared: {error}");
+/// Removes the directories after a failed call, unless something is mounted.
+pub(super) async fn clear_if_unmounted(paths: &VolumePaths) {
+    if let Err(error) = clear(paths.clone()).await {
+        debug!(path = %paths.dir.display(), "not cleared: {error}");
     }
 }
 
-/// Takes a volume of a pod back from it; the last pod's is unstaged soon.
+/// Unpublishes a volume from a pod; after the last pod it is unstaged.
 pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Result<(), Error> {
-    let place = Place::of_pod(&node.root, uid, name);
-    let dir = place.dir.clone();
-    let Some(notes) = blocking(move || Notes::read(&dir)).await? else {
-        // The set-up, or the tear-down, was broken off beyond the driver's part.
-        return clear(place).await;
+    let paths = VolumePaths::of_pod(&node.root, uid, name);
+    let dir = paths.dir.clone();
+    let Some(vol_data) = blocking(move || VolData::read(&dir)).await? else {
+        // The volume is not published, or was unpublished already.
+        return clear(paths).await;
     };
-    let (driver, handle) = notes.volume(&place.dir)?;
+    let (driver, handle) = vol_data.volume(&paths.dir)?;
     let held = node.devices.hold(&device_name(driver, handle)).await;
-    node.csi.release(uid, name);
-    let target = place.mount.display().to_string();
+    node.csi.abort_background_tasks(uid, name);
+    let target = paths.mount.display().to_string();
     let client = node.csi.driver(driver)?;
     client.unpublish(handle, &target).await.map_err(error::Error::from)?;
-    clear(place).await?;
-    if notes.is_inline() {
+    clear(paths).await?;
+    if vol_data.is_inline() {
         return Ok(());
     }
     let staged = Staged::Mount { driver: driver.to_owned(), handle: handle.to_owned() };
-    staging::leave(node, held, uid, staged).await
+    staging::release_staged(node, held, uid, staged).await
 }
 
-pub(super) async fn write(dir: std::path::PathBuf, notes: Notes) -> Result<(), Error> {
-    blocking(move || notes.write(&dir)).await
+pub(super) async fn write(dir: std::path::PathBuf, vol_data: VolData) -> Result<(), Error> {
+    blocking(move || vol_data.write(&dir)).await
 }
 
-/// Removes what is left of a volume that the driver has taken back. Nothing is removed of one that
-/// is mounted still.
-pub(super) async fn clear(place: Place) -> Result<(), Error> {
-    blocking(move || clear_of(&Table::read()?, &place)).await
+/// Removes the directories of an unpublished or unstaged volume; an error if it is still mounted.
+pub(super) async fn clear(paths: VolumePaths) -> Result<(), Error> {
+    blocking(move || clear_of(&Table::read()?, &paths)).await
 }
 
-/// The same where these are the mounts.
-pub(super) fn clear_of(mounts: &Table, place: &Place) -> Result<(), Error> {
-    if mounts.has(&place.mount) {
-        return Err(error::Error::StillMounted(place.mount.clone()).into());
+/// The same with this mount table.
+pub(super) fn clear_of(mounts: &Table, paths: &VolumePaths) -> Result<(), Error> {
+    if mounts.has(&paths.mount) {
+        return Err(error::Error::StillMounted(paths.mount.clone()).into());
     }
-    // Which the driver should have removed.
-    layout::remove_dir(&place.mount)?;
-    Notes::remove(&place.dir)
+    // The driver should have removed it.
+    layout::remove_dir(&paths.mount)?;
+    VolData::remove(&paths.dir)
 }
 
-/// Publishes the volume anew from time to time, until it is taken down.
-fn republish_later(task: &Task<'_>) {
+/// Republishes the volume periodically, until it is torn down.
+fn start_republishing(task: &Task<'_>) {
     let (node, pod) = (Arc::clone(task.node), task.pod.clone());
     let persistent = task.persistent.clone();
     let republishing = tokio::spawn(panics::contain(republish(node, pod, persistent)));
     let handle = republishing.abort_handle();
-    task.node.csi.keep(task.uid(), &task.persistent.dir_name(), Chore::Republish, handle);
+    task.node.csi.set_background_task(
+        task.uid(),
+        &task.persistent.dir_name(),
+        BackgroundTask::Republish,
+        handle,
+    );
 }
 
 async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
@@ -173,7 +177,7 @@ async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
         let task = Task { node: &node, pod: &pod, persistent: &persistent };
         if let Err(error) = republish_once(&task).await {
             let (pod, volume) = (task.uid(), &persistent.spec_name);
-            warn!(pod, volume, "volume not published anew: {error}");
+            warn!(pod, volume, "failed to republish volume: {error}");
         }
     }
 }
@@ -185,9 +189,9 @@ async fn republish_once(task: &Task<'_>) -> Result<(), Error> {
         Source::CsiInline(source) => Volume::inline(task, source).await?,
         _ => return Ok(()),
     };
-    let place = Place::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
-    if volume.policy.republishes() && stands(task).await? {
-        publish(task, &volume, &place, true).await?;
+    let paths = VolumePaths::of_pod(&task.node.root, task.uid(), &task.persistent.dir_name());
+    if volume.policy.requires_republish() && is_published(task).await? {
+        publish(task, &volume, &paths, true).await?;
     }
     Ok(())
 }

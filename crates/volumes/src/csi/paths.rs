@@ -1,40 +1,40 @@
-//! Where volumes of drivers lie, and what they are called. All of it is the Go kubelet's.
+//! Paths and names of CSI volumes, the same as upstream's.
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::super::{Error, layout};
-use super::notes::Notes;
+use super::vol_data::VolData;
 
-/// The plugin's name, of which names of volumes are made.
+/// The plugin's name.
 const PLUGIN: &str = "kubernetes.io/csi";
-/// What block volumes have in directories beside their own.
+/// Directories for all block volumes.
 const STAGING: &str = "staging";
 const PUBLISH: &str = "publish";
 
-/// A directory of a volume: what is mounted there, and a note of what it is.
+/// The paths of a mounted volume.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
-    /// Holds the note.
+pub(super) struct VolumePaths {
+    /// Holds `vol_data.json`.
     pub(super) dir: PathBuf,
-    /// Where the driver mounts.
+    /// The driver's target path.
     pub(super) mount: PathBuf,
 }
 
-impl Place {
-    /// Of a volume that is published to a pod.
+impl VolumePaths {
+    /// For a volume that is published to a pod.
     pub(super) fn of_pod(root: &Path, uid: &str, volume: &str) -> Self {
         let dir = layout::pod_path(root, uid).join(layout::VOLUMES).join(layout::CSI).join(volume);
         Self { mount: dir.join("mount"), dir }
     }
 
-    /// Of a volume that is staged.
+    /// For a staged volume.
     pub(super) fn staged(root: &Path, driver: &str, handle: &str) -> Self {
         Self::staged_at(staged_volumes(root).join(driver).join(hex(&[handle])))
     }
 
-    /// Of a volume that is staged in that directory.
+    /// For a volume that is staged in that directory.
     pub(super) fn staged_at(dir: PathBuf) -> Self {
         Self { mount: dir.join("globalmount"), dir }
     }
@@ -47,19 +47,19 @@ pub(super) fn staged_volumes(root: &Path) -> PathBuf {
 
 /// The directories of one block volume.
 #[derive(Debug, Clone)]
-pub(super) struct BlockPlace {
+pub(super) struct BlockVolumePaths {
     /// Holds `data` and `dev`.
     pub(super) dir: PathBuf,
-    /// Holds the note.
+    /// Holds `vol_data.json`.
     pub(super) data: PathBuf,
-    /// Holds a bind of the device for each pod.
+    /// Holds a bind mount of the device for each pod.
     pub(super) maps: PathBuf,
     pub(super) staging: PathBuf,
-    /// Holds, for each pod, what the driver has published.
+    /// Holds the driver's target path for each pod.
     pub(super) published: PathBuf,
 }
 
-impl BlockPlace {
+impl BlockVolumePaths {
     pub(super) fn new(root: &Path, volume: &str) -> Self {
         let devices = root.join(layout::CSI_DEVICES);
         let dir = devices.join(volume);
@@ -77,7 +77,7 @@ impl BlockPlace {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Whether its directory is one that holds something of each volume.
+    /// Whether its directory is shared by all volumes.
     pub(super) fn is_shared(&self) -> bool {
         self.dir.ends_with(STAGING) || self.dir.ends_with(PUBLISH)
     }
@@ -88,25 +88,25 @@ pub(crate) fn device_name(driver: &str, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }
 
-/// The unique name of what a pod has published, as its note tells; `None`: it is the pod's alone,
-/// or nobody can tell.
+/// The unique name of a pod's published volume, by its `vol_data.json`; `None` if it is ephemeral
+/// or unknown.
 pub(crate) fn device_of_mount(
     root: &Path,
     uid: &str,
     volume: &str,
 ) -> Result<Option<String>, Error> {
-    let notes = Notes::read(&Place::of_pod(root, uid, volume).dir)?;
-    Ok(notes.filter(|notes| !notes.is_inline()).and_then(|notes| device_of(&notes)))
+    let vol_data = VolData::read(&VolumePaths::of_pod(root, uid, volume).dir)?;
+    Ok(vol_data.filter(|vol_data| !vol_data.is_inline()).and_then(|vol_data| device_of(&vol_data)))
 }
 
-/// The same for a block volume, whose note is the same for all pods.
+/// The same for a block volume.
 pub(crate) fn device_of_block(root: &Path, volume: &str) -> Result<Option<String>, Error> {
-    let notes = Notes::read(&BlockPlace::new(root, volume).data)?;
-    Ok(notes.and_then(|notes| device_of(&notes)))
+    let vol_data = VolData::read(&BlockVolumePaths::new(root, volume).data)?;
+    Ok(vol_data.and_then(|vol_data| device_of(&vol_data)))
 }
 
-fn device_of(notes: &Notes) -> Option<String> {
-    Some(device_name(notes.driver()?, notes.handle()?))
+fn device_of(vol_data: &VolData) -> Option<String> {
+    Some(device_name(vol_data.driver()?, vol_data.handle()?))
 }
 
 /// The name of the VolumeAttachment of a volume to a node.
@@ -114,7 +114,7 @@ pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String 
     format!("csi-{}", hex(&[handle, driver, node]))
 }
 
-/// The handle of a volume that a pod describes itself.
+/// The handle of an ephemeral volume.
 pub(super) fn inline_handle(uid: &str, volume: &str) -> String {
     format!("csi-{}", hex(&[uid, volume]))
 }

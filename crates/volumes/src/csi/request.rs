@@ -1,4 +1,4 @@
-//! A volume as a driver is asked for it.
+//! Requests to CSI drivers.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use longshore_pod::spec;
 use super::super::Error;
 use super::super::persistent::Task;
 use super::api::SecretName;
-use super::notes::Notes;
 use super::paths::{attachment_name, device_name, inline_handle};
 use super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::selinux;
+use super::vol_data::VolData;
 
-/// What volumes without an access mode are taken for, as those that pods describe.
+/// The default access mode, such as of ephemeral volumes.
 const READ_WRITE_ONCE: &str = "ReadWriteOnce";
 
-/// A volume of a driver that is registered.
+/// A volume of a registered driver.
 pub(super) struct Volume<'a> {
     pub(super) driver: Driver,
-    pub(super) able: Capabilities,
+    pub(super) capabilities: Capabilities,
     pub(super) policy: Policy,
     pub(super) handle: String,
     /// Its unique name among all volumes of the node.
@@ -35,7 +35,7 @@ pub(super) struct Volume<'a> {
     stage_secret: Option<SecretName>,
     publish_secret: Option<SecretName>,
     pub(super) expand_secret: Option<SecretName>,
-    /// The label to mount it with.
+    /// The SELinux label to mount it with.
     label: Option<String>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Volume<'a> {
             expand_secret: secret("NodeExpandSecretRef", &source.node_expand_secret_ref),
             ..Self::of_driver(task, &source.driver, PERSISTENT).await?
         };
-        let labelled = volume.policy.mounts_labelled() && !task.persistent.block;
+        let labelled = volume.policy.se_linux_mount() && !task.persistent.block;
         let label = match labelled && selinux::is_for_one_pod(&task.persistent.access_modes) {
             true => selinux::label(task.pod),
             false => None,
@@ -94,10 +94,10 @@ impl<'a> Volume<'a> {
         let driver = csi.driver(name)?;
         let policy = csi.policy(name).await?;
         policy.check(mode, name)?;
-        let able = driver.capabilities().await.map_err(super::Error::from)?;
+        let capabilities = driver.capabilities().await.map_err(super::Error::from)?;
         Ok(Self {
             driver,
-            able,
+            capabilities,
             policy,
             handle: String::new(),
             device: String::new(),
@@ -115,26 +115,26 @@ impl<'a> Volume<'a> {
         self.mode == EPHEMERAL
     }
 
-    /// The note of the volume where it is published or mapped.
-    pub(super) fn notes(&self, task: &Task<'_>) -> Notes {
+    /// The metadata of the volume where it is published or mapped.
+    pub(super) fn vol_data(&self, task: &Task<'_>) -> VolData {
         let (driver, node) = (self.driver.name(), task.node.csi.node_name());
         let attachment = attachment_name(&self.handle, driver, node);
-        Notes::new(driver, &self.handle).on_node(&task.persistent.spec_name, node, &attachment)
+        VolData::new(driver, &self.handle).on_node(&task.persistent.spec_name, node, &attachment)
     }
 
-    /// The label that it is mounted with, if it is.
+    /// The SELinux label that it is mounted with, if any.
     pub(super) fn label(&self) -> Option<&str> {
         self.label.as_deref()
     }
 
-    /// How the volume is to be used, and whether the driver or the node sees to its group.
+    /// The volume capability.
     pub(super) fn capability(&self, task: &Task<'_>) -> VolumeCapability {
         let wanted = task.persistent.access_modes.first().map(String::as_str);
-        let mode = access_mode(wanted.unwrap_or(READ_WRITE_ONCE), self.able);
+        let mode = access_mode(wanted.unwrap_or(READ_WRITE_ONCE), self.capabilities);
         if task.persistent.block {
             return capability(AccessType::Block(BlockVolume {}), mode);
         }
-        let group = group(task.pod).filter(|_| self.able.mount_group);
+        let group = group(task.pod).filter(|_| self.capabilities.mount_group);
         let label = self.label.as_ref().map(|label| format!("context=\"{label}\""));
         let options = task.persistent.mount_options.iter().cloned();
         let mount = MountVolume {
@@ -145,9 +145,9 @@ impl<'a> Volume<'a> {
         capability(AccessType::Mount(mount), mode)
     }
 
-    /// Whether the node is to give the volume's files to the pod's group.
+    /// Whether the node applies fsGroup.
     pub(super) fn is_for_group(&self, task: &Task<'_>) -> bool {
-        if self.able.mount_group || task.persistent.read_only || group(task.pod).is_none() {
+        if self.capabilities.mount_group || task.persistent.read_only || group(task.pod).is_none() {
             return false;
         }
         let modes = &task.persistent.access_modes;
@@ -160,7 +160,7 @@ impl<'a> Volume<'a> {
         }
     }
 
-    /// What the driver is asked to stage.
+    /// The request to stage the volume.
     pub(super) async fn stage_request(
         &self,
         task: &Task<'_>,
@@ -177,7 +177,7 @@ impl<'a> Volume<'a> {
         })
     }
 
-    /// What the driver is asked to publish.
+    /// The request to publish the volume.
     pub(super) async fn publish_request(
         &self,
         task: &Task<'_>,
@@ -188,7 +188,7 @@ impl<'a> Volume<'a> {
         let mut secrets = task.node.csi.secret(self.publish_secret.as_ref()).await?;
         let mut volume_context = self.attributes.clone();
         volume_context.extend(self.pod_info(task.pod));
-        // A device has no attributes to read tokens from.
+        // As upstream, no tokens for block volumes.
         if !task.persistent.block {
             let tokens = self.tokens(task).await?;
             match self.policy.tokens_are_secret() {

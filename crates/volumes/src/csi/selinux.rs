@@ -1,5 +1,5 @@
-//! The SELinux label that a volume is mounted with, so that its files need not be relabelled one by
-//! one. Only for volumes that one pod has for itself: a file system has one label.
+//! The SELinux label that a volume is mounted with, so that its files need not be relabelled
+//! recursively. Only for ReadWriteOncePod volumes.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ const ENFORCE: &str = "/sys/fs/selinux/enforce";
 const CONFIG: &str = "/etc/selinux/config";
 const ONE_POD: &str = "ReadWriteOncePod";
 
-/// Whether only one pod may use a volume.
+/// Whether the access mode is ReadWriteOncePod.
 pub(super) fn is_for_one_pod(access_modes: &[String]) -> bool {
     access_modes.iter().any(|mode| mode == ONE_POD)
 }
 
-/// The label of the pod's files; `None`: the machine has no labels, or the pod does not say.
+/// The label of the pod's files; `None` without SELinux or without options in the pod.
 pub(super) fn label(pod: &Pod) -> Option<String> {
     if !Path::new(ENFORCE).exists() {
         return None;
@@ -23,7 +23,7 @@ pub(super) fn label(pod: &Pod) -> Option<String> {
     file_label(options(pod)?, &default_label()?)
 }
 
-/// What the pod, or all of its containers alike, ask for.
+/// The options of the pod, or of all of its containers if they agree.
 pub(super) fn options(pod: &Pod) -> Option<&SELinuxOptions> {
     let pod_spec = pod.spec.as_ref()?;
     let context = pod_spec.security_context.as_ref();
@@ -54,8 +54,8 @@ fn default_label() -> Option<String> {
     Some(file)
 }
 
-/// A label `user:role:type:level` with what is asked for in the place of the policy's. Role and
-/// type that are asked for are of processes.
+/// A label `user:role:type:level`, with the requested user and level instead of the policy's. The
+/// requested role and type are those of processes.
 pub(super) fn file_label(options: &SELinuxOptions, default: &str) -> Option<String> {
     let level = options.level.as_deref().filter(|level| !level.is_empty())?;
     let mut parts = default.splitn(4, ':');

@@ -1,5 +1,5 @@
-//! Volumes that are staged on the node: before the first pod has them, and until the last has given
-//! them back. Nobody waits for the latter: it is tried until it is done, or the volume is used again.
+//! Staging of CSI volumes: staged for the first pod, unstaged after the last. Unstaging runs in the
+//! background and is retried until it succeeds, or the volume is used again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,21 +12,21 @@ use longshore_base::panics;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::super::devices::{DeviceGuard, Left};
+use super::super::devices::{DeviceGuard, ReconstructedVolume};
 use super::super::persistent::Task;
 use super::super::{Error, Inner, blocking};
-use super::notes::Notes;
-use super::paths::{BlockPlace, Place, device_name, staged_volumes};
+use super::paths::{BlockVolumePaths, VolumePaths, device_name, staged_volumes};
 use super::request::Volume;
+use super::vol_data::VolData;
 use super::{block, error, mount};
 use crate::host::mounts::Table;
 use crate::layout;
 
-/// Pauses between tries to unstage.
+/// Backoff of unstaging.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
-/// Stands for the node itself among the users of a volume that is yet to be unstaged.
-const NOBODY: &str = "";
+/// The node itself, as a user of a volume that is yet to be unstaged.
+const NODE_USER: &str = "";
 
 /// A volume that may be staged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Staged {
         device_name(driver, handle)
     }
 
-    /// Unstages the volume, which is held, unless some pod has it.
+    /// Unstages the volume, whose lock is held, unless a pod uses it.
     async fn unstage_if_unused(&self, node: &Inner, held: &DeviceGuard) -> Result<(), Error> {
         if !owners(node, held).await?.is_empty() {
             return Ok(());
@@ -61,71 +61,70 @@ impl Staged {
     }
 }
 
-/// Stages a volume that is to be mounted, if that is not done; gives the path where it is. The
-/// volume is held meanwhile.
+/// Stages a volume if necessary; returns the staging path. The volume's lock is held.
 pub(super) async fn stage(
     task: &Task<'_>,
     volume: &Volume<'_>,
     context: BTreeMap<String, String>,
 ) -> Result<String, Error> {
-    let place = Place::staged(&task.node.root, volume.driver.name(), &volume.handle);
-    let path = place.mount.display().to_string();
-    let dir = place.dir.clone();
-    if blocking(move || Notes::read(&dir)).await?.is_some_and(|notes| notes.is_done()) {
+    let paths = VolumePaths::staged(&task.node.root, volume.driver.name(), &volume.handle);
+    let path = paths.mount.display().to_string();
+    let dir = paths.dir.clone();
+    if blocking(move || VolData::read(&dir)).await?.is_some_and(|vol_data| vol_data.is_done()) {
         return Ok(path);
     }
     let staged = async {
         let request = volume.stage_request(task, context, path.clone()).await?;
-        let made = place.mount.clone();
+        let made = paths.mount.clone();
         blocking(move || layout::make_dirs(&made)).await?;
-        let notes = Notes::new(volume.driver.name(), &volume.handle).labelled(volume.label());
-        mount::write(place.dir.clone(), notes.clone()).await?;
+        let vol_data = VolData::new(volume.driver.name(), &volume.handle).labelled(volume.label());
+        mount::write(paths.dir.clone(), vol_data.clone()).await?;
         if let Err(error) = volume.driver.stage(request).await {
             if error.is_final() {
-                mount::clear_if_unmounted(&place).await;
+                mount::clear_if_unmounted(&paths).await;
             }
             return Err(error::Error::from(error).into());
         }
-        mount::write(place.dir.clone(), notes.done(true)).await
+        mount::write(paths.dir.clone(), vol_data.done(true)).await
     };
-    staged.await.map_err(failed)?;
+    staged.await.map_err(stage_error)?;
     Ok(path)
 }
 
-/// Whether a volume that is to be mounted is staged, or may be.
-pub(super) async fn is_noted(task: &Task<'_>, volume: &Volume<'_>) -> Result<bool, Error> {
+/// Whether a volume is staged, or may be.
+pub(super) async fn has_vol_data(task: &Task<'_>, volume: &Volume<'_>) -> Result<bool, Error> {
     if volume.is_inline() {
         return Ok(false);
     }
-    let place = Place::staged(&task.node.root, volume.driver.name(), &volume.handle);
-    blocking(move || Ok(Notes::read(&place.dir)?.is_some())).await
+    let paths = VolumePaths::staged(&task.node.root, volume.driver.name(), &volume.handle);
+    blocking(move || Ok(VolData::read(&paths.dir)?.is_some())).await
 }
 
-/// Tells a failure to stage from one to publish.
-pub(super) fn failed(error: Error) -> Error {
+/// Marks an error as one of staging.
+pub(super) fn stage_error(error: Error) -> Error {
     error::Error::Stage(Box::new(error)).into()
 }
 
-/// Undoes that, whoever has done it. A volume that is not staged is no error.
+/// Unstages a volume, if it is staged.
 async fn unstage(node: &Inner, driver: &str, handle: &str) -> Result<(), Error> {
-    let place = Place::staged(&node.root, driver, handle);
-    let dir = place.dir.clone();
-    let Some(notes) = blocking(move || Notes::read(&dir)).await? else {
-        return mount::clear(place).await;
+    let paths = VolumePaths::staged(&node.root, driver, handle);
+    let dir = paths.dir.clone();
+    let Some(vol_data) = blocking(move || VolData::read(&dir)).await? else {
+        return mount::clear(paths).await;
     };
     let client = node.csi.driver(driver)?;
     if client.capabilities().await.map_err(error::Error::from)?.stage {
-        // If the driver fails half-way, the next pod has it staged anew.
-        mount::write(place.dir.clone(), notes.done(false)).await?;
-        let path = place.mount.display().to_string();
+        // If the driver fails half-way, the next pod stages it again.
+        mount::write(paths.dir.clone(), vol_data.done(false)).await?;
+        let path = paths.mount.display().to_string();
         client.unstage(handle, &path).await.map_err(error::Error::from)?;
     }
-    mount::clear(place).await
+    mount::clear(paths).await
 }
 
-/// Has a pod leave a volume of which nothing is left in its directory; if no pod has the volume
-/// any more, it is unstaged.
-pub(super) async fn leave(
+/// Removes a pod from the volume's users after unpublishing; if no pod uses the volume any more, it
+/// is unstaged.
+pub(super) async fn release_staged(
     node: &Arc<Inner>,
     held: DeviceGuard,
     uid: &str,
@@ -134,11 +133,11 @@ pub(super) async fn leave(
     let owners = owners(node, &held).await?;
     let is_last = owners.is_empty();
     if is_last {
-        held.enter(NOBODY);
+        held.add_user(NODE_USER);
     }
-    // Several volumes of a pod may be one to the driver.
+    // Several volumes of a pod may have the same handle.
     if !owners.iter().any(|owner| owner == uid) {
-        held.leave(uid);
+        held.remove_user(uid);
     }
     if is_last {
         tokio::spawn(panics::contain(unstage_unless_used(Arc::clone(node), Some(held), staged)));
@@ -146,14 +145,15 @@ pub(super) async fn leave(
     Ok(())
 }
 
-/// The pods that have a volume, or may have it, as the notes in their directories tell. Who only
-/// waits for the volume may never get it, so that nobody would unstage it after that pod.
+/// The pods that use a volume, or may use it, by `vol_data.json` in their directories. Pods that
+/// still wait for it are not counted, as they may never get it.
 async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> {
-    let (root, device, users) = (node.root.clone(), held.name().to_owned(), held.others(NOBODY));
+    let (root, device, users) =
+        (node.root.clone(), held.name().to_owned(), held.other_users(NODE_USER));
     blocking(move || {
         let mut owners = Vec::new();
         for uid in users {
-            if Left::shows(&root, &uid, &device)? {
+            if ReconstructedVolume::has_csi_volume(&root, &uid, &device)? {
                 owners.push(uid);
             }
         }
@@ -164,40 +164,40 @@ async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> 
 
 async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, staged: Staged) {
     let device = staged.device();
-    let (mut pause, mut said) = (node.csi.pause, None);
+    let (mut pause, mut last_error) = (node.csi.pause, None);
     loop {
-        let turn = match held.take() {
-            Some(turn) => turn,
+        let guard = match held.take() {
+            Some(guard) => guard,
             None => node.devices.hold(&device).await,
         };
-        match staged.unstage_if_unused(&node, &turn).await {
-            Ok(()) => return turn.leave(NOBODY),
+        match staged.unstage_if_unused(&node, &guard).await {
+            Ok(()) => return guard.remove_user(NODE_USER),
             Err(error) => {
                 let error = error.to_string();
-                if said.as_ref() != Some(&error) {
-                    warn!(device, "volume not unstaged yet: {error}");
-                    said = Some(error);
+                if last_error.as_ref() != Some(&error) {
+                    warn!(device, "failed to unstage volume, will be retried: {error}");
+                    last_error = Some(error);
                 }
             }
         }
-        drop(turn);
+        drop(guard);
         sleep(pause).await;
         pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
     }
 }
 
-/// Unstages what an earlier daemon has left staged, and no pod uses.
+/// Unstages volumes of an earlier daemon that no pod uses.
 pub(crate) async fn recover(node: &Arc<Inner>) {
     let root = node.root.clone();
-    let found = match blocking(move || found(&root)).await {
-        Ok(found) => found,
-        Err(error) => return warn!("staged volumes cannot be looked for: {error}"),
+    let staged_volumes_on_disk = match blocking(move || staged_volumes_on_disk(&root)).await {
+        Ok(staged_volumes_on_disk) => staged_volumes_on_disk,
+        Err(error) => return warn!("failed to list staged volumes: {error}"),
     };
-    for staged in found {
+    for staged in staged_volumes_on_disk {
         let held = node.devices.hold(&staged.device()).await;
-        // What cannot be told is told again, and tried again.
+        // Errors are retried, and logged, by the background task.
         if !owners(node, &held).await.is_ok_and(|owners| !owners.is_empty()) {
-            held.enter(NOBODY);
+            held.add_user(NODE_USER);
             tokio::spawn(panics::contain(unstage_unless_used(
                 Arc::clone(node),
                 Some(held),
@@ -207,59 +207,59 @@ pub(crate) async fn recover(node: &Arc<Inner>) {
     }
 }
 
-/// Removes the directories of volumes that have no note: their driver was not asked for anything yet,
-/// or has taken back all of it. For a daemon that starts, before it stages anything.
-pub(crate) fn clear_unnoted(root: &Path) {
-    let cleared = places(root).and_then(|(mounts, devices)| {
+/// Removes the directories of volumes without `vol_data.json`: either no call was made yet, or they
+/// were unstaged. Called at the start, before anything is staged.
+pub(crate) fn clear_stale_dirs(root: &Path) {
+    let cleared = volume_paths(root).and_then(|(mounts, devices)| {
         let table = Table::read()?;
-        let unnoted = |dir: &Path| matches!(Notes::read(dir), Ok(None));
-        let mounts = mounts.iter().filter(|place| unnoted(&place.dir));
-        // Directories of all volumes lie beside those of each.
-        let devices = devices.iter().filter(|place| !place.is_shared() && unnoted(&place.data));
-        let cleared = mounts.map(|place| mount::clear_of(&table, place));
+        let is_stale = |dir: &Path| matches!(VolData::read(dir), Ok(None));
+        let mounts = mounts.iter().filter(|paths| is_stale(&paths.dir));
+        // Directories of single volumes and of all volumes are in the same parent.
+        let devices = devices.iter().filter(|paths| !paths.is_shared() && is_stale(&paths.data));
+        let cleared = mounts.map(|paths| mount::clear_of(&table, paths));
         Ok(cleared.chain(devices.map(block::remove)).filter_map(Result::err).collect::<Vec<_>>())
     });
     for error in cleared.unwrap_or_else(|error| vec![error]) {
-        warn!("what is left of a volume that is not staged stays: {error}");
+        warn!("failed to remove the directory of a volume that is not staged: {error}");
     }
 }
 
-/// The volumes that are staged or mapped, as their notes tell.
-fn found(root: &Path) -> Result<Vec<Staged>, Error> {
-    let (mounts, devices) = places(root)?;
-    let mounts = mounts.iter().filter_map(|place| {
-        let (driver, handle) = noted(&place.dir)?;
+/// The volumes that are staged or mapped, by their `vol_data.json`.
+fn staged_volumes_on_disk(root: &Path) -> Result<Vec<Staged>, Error> {
+    let (mounts, devices) = volume_paths(root)?;
+    let mounts = mounts.iter().filter_map(|paths| {
+        let (driver, handle) = read_vol_data(&paths.dir)?;
         Some(Staged::Mount { driver, handle })
     });
-    let devices = devices.iter().filter_map(|place| {
-        let (driver, handle) = noted(&place.data)?;
-        Some(Staged::Block { driver, handle, name: place.name() })
+    let devices = devices.iter().filter_map(|paths| {
+        let (driver, handle) = read_vol_data(&paths.data)?;
+        Some(Staged::Block { driver, handle, name: paths.name() })
     });
     Ok(mounts.chain(devices).collect())
 }
 
-/// Where volumes are that are mounted, and those that are devices.
-fn places(root: &Path) -> Result<(Vec<Place>, Vec<BlockPlace>), Error> {
+/// The paths of staged volumes, mounted ones and block volumes.
+fn volume_paths(root: &Path) -> Result<(Vec<VolumePaths>, Vec<BlockVolumePaths>), Error> {
     let (staged, devices) = (staged_volumes(root), root.join(layout::CSI_DEVICES));
     let mut mounts = Vec::new();
     for driver in children(&staged)?.iter().map(|driver| staged.join(driver)) {
         if driver != devices {
             let volumes = children(&driver)?.into_iter();
-            mounts.extend(volumes.map(|volume| Place::staged_at(driver.join(volume))));
+            mounts.extend(volumes.map(|volume| VolumePaths::staged_at(driver.join(volume))));
         }
     }
     let names = children(&devices)?;
-    Ok((mounts, names.iter().map(|name| BlockPlace::new(root, name)).collect()))
+    Ok((mounts, names.iter().map(|name| BlockVolumePaths::new(root, name)).collect()))
 }
 
-fn noted(dir: &Path) -> Option<(String, String)> {
-    match Notes::read(dir) {
-        Ok(notes) => {
-            let notes = notes?;
-            Some((notes.driver()?.to_owned(), notes.handle()?.to_owned()))
+fn read_vol_data(dir: &Path) -> Option<(String, String)> {
+    match VolData::read(dir) {
+        Ok(vol_data) => {
+            let vol_data = vol_data?;
+            Some((vol_data.driver()?.to_owned(), vol_data.handle()?.to_owned()))
         }
         Err(error) => {
-            warn!("a staged volume stays: {error}");
+            warn!("ignoring a staged volume: {error}");
             None
         }
     }
@@ -267,7 +267,7 @@ fn noted(dir: &Path) -> Option<(String, String)> {
 
 fn children(dir: &Path) -> Result<Vec<String>, Error> {
     match fs::read_dir(dir) {
-        // Nothing is there, or somebody's file.
+        // It does not exist, or is a file.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(Vec::new())
         }

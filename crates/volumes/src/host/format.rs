@@ -1,4 +1,4 @@
-//! File systems on block devices: looked for, made where there is none, checked, mounted.
+//! File systems on block devices: detected, created if there is none, checked, mounted.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use crate::{blocking, layout, remove};
 const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
 const FSCK: Tool = Tool { name: "fsck", package: "util-linux" };
 pub(crate) const MOUNT: Tool = Tool { name: "mount", package: "util-linux" };
-/// What is made where nobody says otherwise.
+/// The default file system.
 pub(crate) const DEFAULT: &str = "ext4";
 
-/// The tools that make the kinds of file system that are made.
+/// The tools that create file systems.
 const MAKERS: [(&str, Tool, &[&str]); 4] = [
     ("ext4", Tool { name: "mkfs.ext4", package: "e2fsprogs" }, &["-F", "-m0"]),
     ("ext3", Tool { name: "mkfs.ext3", package: "e2fsprogs" }, &["-F", "-m0"]),
@@ -21,7 +21,7 @@ const MAKERS: [(&str, Tool, &[&str]); 4] = [
     ("btrfs", Tool { name: "mkfs.btrfs", package: "btrfs-progs" }, &[]),
 ];
 
-/// A file system that is wanted on a device.
+/// The file system to mount from a device.
 pub(crate) struct Wanted<'a> {
     pub(crate) device: &'a Path,
     pub(crate) kind: &'a str,
@@ -29,7 +29,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) read_only: bool,
 }
 
-/// Mounts a device at a directory, which is made if it is absent. A mount that stands is kept.
+/// Mounts a device at a directory, which is made if it is absent. An existing mount is kept.
 pub(crate) async fn stage(tools: &Tools, wanted: &Wanted<'_>, at: &Path) -> Result<(), Error> {
     let path = at.to_owned();
     let mounted = blocking(move || {
@@ -41,15 +41,15 @@ pub(crate) async fn stage(tools: &Tools, wanted: &Wanted<'_>, at: &Path) -> Resu
     }
     let outcome = mount(tools, wanted, at).await;
     if outcome.is_err() {
-        // A tool that was killed may have mounted it at the last moment.
+        // A killed tool may have mounted it nevertheless.
         let path = at.to_owned();
         blocking(move || remove::unmount(&path).and(layout::remove_empty_dir(&path))).await?;
     }
     outcome.map_err(|error| Error::Unstaged(Box::new(error)))
 }
 
-/// Mounts a device at a directory that is there. An empty one gets a file system first; one with
-/// data of any other kind is left as it is.
+/// Mounts a device at an existing directory. An empty one is formatted first; one with other data
+/// is left as it is.
 async fn mount(tools: &Tools, wanted: &Wanted<'_>, to: &Path) -> Result<(), Error> {
     let Wanted { device, kind, read_only, .. } = *wanted;
     let found = probe(tools, device).await?;
@@ -73,13 +73,13 @@ async fn mount(tools: &Tools, wanted: &Wanted<'_>, to: &Path) -> Result<(), Erro
     })
 }
 
-/// What is on a device; `None` if nothing is.
+/// The content of a device; `None` if it is empty.
 async fn probe(tools: &Tools, device: &Path) -> Result<Option<String>, Error> {
     let args = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(AsRef::as_ref);
     let output = tools.run(BLKID, [&args[..], &[device.as_os_str()]].concat()).await?;
     match output.code() {
         Some(0) => {}
-        // Its number for "nothing that it knows".
+        // Its exit code for "nothing found".
         Some(2) => return Ok(None),
         _ => return Err(output.into_error()),
     }
@@ -100,14 +100,14 @@ async fn make(tools: &Tools, device: &Path, kind: &str) -> Result<(), Error> {
     tools.run(*tool, args).await?.checked().map(drop)
 }
 
-/// Lets the file system be repaired as far as that is safe. A machine without the tool goes on.
+/// Runs a safe automatic repair. Skipped if the tool is not installed.
 async fn check(tools: &Tools, device: &Path) -> Result<(), Error> {
     let output = match tools.run(FSCK, ["-a".as_ref(), device.as_os_str()]).await {
         Err(Error::NoTool { .. }) => return Ok(()),
         output => output?,
     };
     match output.code() {
-        // Its number for errors that were left.
+        // Its exit code for uncorrected errors.
         Some(code) if code & 4 != 0 => Err(output.into_error()),
         _ => Ok(()),
     }

@@ -1,5 +1,5 @@
-//! Loop devices: each keeps the file behind it open, so that no other can take its name while a
-//! container uses it.
+//! Loop devices: each keeps its backing file open, so that the device's name cannot be reused while
+//! a container uses it.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -39,7 +39,7 @@ pub(crate) fn find(file: &Path) -> Result<Option<PathBuf>, Error> {
     };
     for device in devices {
         let device = device.map_err(fail)?;
-        // Gone between two looks, or no loop device.
+        // It was removed meanwhile, or is no loop device.
         let Ok(backing) = fs::read(device.path().join("loop/backing_file")) else { continue };
         if backing.strip_suffix(b"\n").unwrap_or(&backing) == file.as_os_str().as_bytes() {
             return Ok(Some(Path::new("/dev").join(device.file_name())));

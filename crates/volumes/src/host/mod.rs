@@ -1,5 +1,4 @@
-//! What of the machine volumes are made with: mounts, file systems on devices, loop devices, and
-//! the system's own tools.
+//! Host operations: mounts, file systems, loop devices, and system tools.
 
 pub(super) mod format;
 pub(super) mod loops;

@@ -1,4 +1,4 @@
-//! The kernel's table of mounts, and mounts made by system calls.
+//! The kernel's mount table, and bind mounts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,7 +12,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use crate::error::Error;
 
 const TABLE: &str = "/proc/self/mountinfo";
-/// The option that the kernel shows for file systems whose files can be relabelled.
+/// The mount option of file systems that support SELinux labels.
 const LABELS: &[u8] = b"seclabel";
 
 /// One line of the table.
@@ -20,13 +20,13 @@ const LABELS: &[u8] = b"seclabel";
 struct Mount {
     /// Where it is mounted.
     point: PathBuf,
-    /// What is mounted: `major:minor` of the file system, and the path of the root in it.
+    /// The source: `major:minor` of the file system, and the root in it.
     what: (OsString, OsString),
-    /// Whether each of its files has an SELinux label of its own.
+    /// Whether the file system supports SELinux labels.
     labels: bool,
 }
 
-/// The mounts of the node at one moment.
+/// A snapshot of the mount table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     mounts: Vec<Mount>,
@@ -52,36 +52,36 @@ impl Table {
         Self { mounts: mounts.collect() }
     }
 
-    /// Whether something is mounted at that very path.
+    /// Whether something is mounted at exactly that path.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.at(path).is_some()
     }
 
-    /// What is mounted at that very path: the last one covers the others.
+    /// The topmost mount at exactly that path.
     fn at(&self, path: &Path) -> Option<&Mount> {
         let path = real(path);
         self.mounts.iter().rfind(|mount| mount.point == path)
     }
 
-    /// Whether the files of what is mounted at that path have SELinux labels of their own.
+    /// Whether the file system at that path supports SELinux labels.
     pub(crate) fn has_labels(&self, path: &Path) -> bool {
         self.at(path).is_some_and(|mount| mount.labels)
     }
 
-    /// The other places where what is mounted at that path is mounted too.
+    /// Other mount points with the same source as the mount at that path.
     pub(crate) fn twins(&self, path: &Path) -> Vec<&Path> {
         let Some(Mount { what, point, .. }) = self.at(path) else { return Vec::new() };
         let same = self.mounts.iter().filter(|mount| mount.what == *what && mount.point != *point);
         same.map(|mount| mount.point.as_path()).collect()
     }
 
-    /// The places of that name where something is mounted.
+    /// Mount points with that file name.
     pub(crate) fn named<'t>(&'t self, name: &'t str) -> impl Iterator<Item = &'t Path> {
         let points = self.mounts.iter().map(|mount| mount.point.as_path());
         points.filter(move |point| point.file_name().is_some_and(|own| own == name))
     }
 
-    /// The places where a directory is mounted, be it a mount itself or in one.
+    /// Bind mounts of a directory.
     pub(crate) fn binds(&self, directory: &Path) -> Vec<&Path> {
         let directory = real(directory);
         let Some(what) = self.what(&directory) else { return Vec::new() };
@@ -89,7 +89,7 @@ impl Table {
         same.map(|mount| mount.point.as_path()).filter(|point| *point != directory).collect()
     }
 
-    /// What a bind of that directory would show as.
+    /// The source that a bind mount of that directory would have.
     fn what(&self, directory: &Path) -> Option<(OsString, OsString)> {
         let holds = |mount: &&Mount| directory.starts_with(&mount.point);
         let holder = self.mounts.iter().enumerate().filter(|(_, mount)| holds(mount));
@@ -104,7 +104,7 @@ impl Table {
         Some((device.clone(), root))
     }
 
-    /// The places below a directory where something is mounted.
+    /// Mount points below a directory.
     #[cfg(test)]
     pub(crate) fn below(&self, directory: &Path) -> Vec<PathBuf> {
         let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
@@ -112,8 +112,8 @@ impl Table {
     }
 }
 
-/// A path as the kernel tells it, without links on the way: the node's root directory may lie behind
-/// one. The last name is not looked at, as it may be a mount that does not answer.
+/// A path as in the mount table, with links resolved, as the node's root directory may be behind
+/// one. The last component is not accessed, as it may be an unresponsive mount.
 pub(crate) fn real(path: &Path) -> PathBuf {
     match path.parent().zip(path.file_name()) {
         Some((parent, name)) => real_dir(parent).join(name),
@@ -126,7 +126,7 @@ pub(crate) fn real_dir(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Octal escapes stand for blanks and the like.
+/// Decodes octal escapes.
 fn unescaped(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -147,7 +147,7 @@ fn unescaped(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// How a bind differs from what it shows: the flags to set and those to clear.
+/// Mount flags to set and to clear on a bind mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BindOptions {
     set: MsFlags,
@@ -155,12 +155,12 @@ pub(crate) struct BindOptions {
 }
 
 impl BindOptions {
-    /// As what it shows.
+    /// No changes.
     pub(crate) fn none() -> Self {
         Self { set: MsFlags::empty(), clear: MsFlags::empty() }
     }
 
-    /// Of the mount options of a volume. What only means something to a new mount is an error.
+    /// From the mount options of a volume. Options that do not apply to bind mounts are an error.
     pub(crate) fn of(options: &[String], read_only: bool) -> Result<Self, Error> {
         let read_only = if read_only { MsFlags::MS_RDONLY } else { MsFlags::empty() };
         let mut flags = Self { set: read_only, clear: MsFlags::empty() };
@@ -193,7 +193,7 @@ pub(crate) fn bind(from: &Path, to: &Path, options: BindOptions) -> Result<(), E
     complete(to, options)
 }
 
-/// Gives a bind its options, as far as it lacks them.
+/// Remounts a bind mount with its options, if necessary.
 pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
     let none = None::<&str>;
     let fail = |action| move |errno: Errno| Error::io(action, to, errno);
@@ -201,7 +201,7 @@ pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
     if set.is_empty() && clear.is_empty() {
         return Ok(());
     }
-    // A remount says all flags anew.
+    // A remount replaces all flags.
     let kept = statvfs(to).map_err(fail("look at"))?.flags();
     let kept = [
         (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
@@ -221,7 +221,7 @@ pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
     }
     let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | wanted;
     let remounted = mount(none, to, none, flags, none).map_err(fail("set the options of"));
-    // A volume that is to be read only must not be there otherwise.
+    // A read-only volume must not stay mounted writable.
     remounted.or_else(|error| super::super::remove::unmount(to).and(Err(error)))
 }
 
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_of_the_same_are_known_by_device_and_root() {
+    fn mount_table_finds_binds_by_device_and_root() {
         let table = table(&[
             "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
             "23 22 8:1 /srv/data /pods/u1/vol rw - ext4 /dev/sda1 rw",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_labels_of_their_own_unless_the_mount_has_one() {
+    fn mount_table_detects_seclabel() {
         let table = table(&[
             "26 22 7:0 / /own rw,relatime shared:3 master:1 - ext4 /dev/loop0 rw,seclabel,discard",
             "27 22 7:1 / /one rw - ext4 /dev/loop1 rw,context=system_u:object_r:container_file_t:s0",
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn options_become_flags_or_are_refused() {
+    fn bind_options_become_flags_or_are_refused() {
         let of = |options: &[&str], read_only| {
             let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
             BindOptions::of(&options, read_only).map_err(|error| error.to_string())
@@ -285,7 +285,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read(text: Vec<u8>) {
+        fn mount_table_parses_any_text(text: Vec<u8>) {
             let table = Table::parse(&text);
             table.binds(Path::new("/x"));
         }

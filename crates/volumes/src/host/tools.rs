@@ -1,5 +1,5 @@
-//! Tools of the system, run without a shell, with a time limit, and ended with all that they have
-//! started. What they print is told in errors.
+//! System tools, run without a shell, with a timeout, and killed with their process group. Their
+//! output is part of errors.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,10 +18,10 @@ use tracing::warn;
 
 use crate::error::Error;
 
-/// How much of what a tool prints is kept.
+/// Maximum size of captured output.
 const MOST_OUTPUT: u64 = 4096;
-/// How long a tool that was killed may take to be gone; one that hangs in the kernel is left.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long to wait for a killed tool; one that hangs in the kernel is left.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A tool, and the package that most systems have it in.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Tool {
     pub(crate) package: &'static str,
 }
 
-/// What a tool has done.
+/// The result of a tool.
 #[derive(Debug)]
 pub(crate) struct Output {
     tool: &'static str,
@@ -40,24 +40,24 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The number it ended with; `None` if a signal ended it.
+    /// The exit code; `None` if it was killed by a signal.
     pub(crate) fn code(&self) -> Option<i32> {
         self.status.code()
     }
 
-    /// An error unless it ended well.
+    /// An error unless it was successful.
     pub(crate) fn checked(self) -> Result<Self, Error> {
         if self.status.success() { Ok(self) } else { Err(self.into_error()) }
     }
 
-    /// What it did as an error.
+    /// The result as an error.
     pub(crate) fn into_error(self) -> Error {
         let output = self.text.trim().to_owned();
         Error::Tool { tool: self.tool, status: self.status.to_string(), output }
     }
 }
 
-/// Where tools are, and how long one may take. Cheap to clone.
+/// The search path of tools, and their timeout. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     path: Vec<PathBuf>,
@@ -65,7 +65,7 @@ pub(crate) struct Tools {
 }
 
 impl Default for Tools {
-    /// Those of the system, wherever the daemon's own `PATH` leads, for at most two minutes.
+    /// The daemon's `PATH` and the usual directories, with a timeout of two minutes.
     fn default() -> Self {
         let own = std::env::var_os("PATH").unwrap_or_default();
         let usual =
@@ -76,21 +76,21 @@ impl Default for Tools {
 }
 
 impl Tools {
-    /// The same, looked for in those directories first, with another time limit.
+    /// The same, with those directories first, and another timeout.
     #[cfg(test)]
     pub(crate) fn after(dirs: &[PathBuf], limit: Duration) -> Self {
         let path = dirs.iter().cloned().chain(Self::default().path).collect();
         Self { path, limit }
     }
 
-    /// Where a tool is.
+    /// The path of a tool.
     pub(crate) fn find(&self, tool: Tool) -> Result<PathBuf, Error> {
         let places = self.path.iter().map(|dir| dir.join(tool.name));
         let mut found = places.filter(|path| path.is_file());
         found.next().ok_or(Error::NoTool { tool: tool.name, package: tool.package })
     }
 
-    /// Runs a tool to its end. How it ended is the caller's to judge.
+    /// Runs a tool to its end. The caller checks its exit status.
     pub(crate) async fn run<A: AsRef<OsStr>>(
         &self,
         tool: Tool,
@@ -98,7 +98,7 @@ impl Tools {
     ) -> Result<Output, Error> {
         let program = self.find(tool)?;
         let fail = |error: std::io::Error| Error::io("run", &program, error);
-        // A file and no pipe: what the tool leaves running may hold it for as long as it likes.
+        // A file rather than a pipe, which background processes of the tool would keep open.
         let mut printed = File::from(memory_file(tool.name).map_err(fail)?);
         let stream = || printed.try_clone().map(Stdio::from);
         let path = std::env::join_paths(&self.path).unwrap_or_default();
@@ -120,8 +120,8 @@ impl Tools {
             if let Some(group) = group {
                 let _ = killpg(group, Signal::SIGKILL);
             }
-            if timeout(FAREWELL, child.wait()).await.is_err() {
-                warn!(tool = tool.name, "a tool hangs in the kernel and cannot be killed");
+            if timeout(KILL_TIMEOUT, child.wait()).await.is_err() {
+                warn!(tool = tool.name, "tool hangs in the kernel and cannot be killed");
             }
             let output = read_back(&mut printed, &program)?.trim().to_owned();
             return Err(Error::ToolHung { tool: tool.name, limit: self.limit, output });

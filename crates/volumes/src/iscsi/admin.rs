@@ -1,4 +1,4 @@
-//! Sessions and disks of the initiator, by `iscsiadm` and the kernel's files.
+//! iSCSI sessions and disks, by `iscsiadm` and sysfs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,49 +15,49 @@ use crate::host::tools::{Output, Tool, Tools};
 
 pub(crate) const ISCSIADM: Tool =
     Tool { name: "iscsiadm", package: "open-iscsi (or iscsi-initiator-utils)" };
-/// Numbers that it ends with: there is no such session, there is one already, there are none.
+/// Exit codes.
 const NO_SESSION: i32 = 2;
 const SESSION_EXISTS: i32 = 15;
 const NOTHING_FOUND: i32 = 21;
-const LOOKS: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What a secret may say for discovery and for sessions.
+/// Prefixes of CHAP settings.
 const DISCOVERY: &str = "discovery.sendtargets.auth";
 const SESSION: &str = "node.session.auth";
 const CHAP: [&str; 4] = ["username", "password", "username_in", "password_in"];
 
-/// Where the kernel and udev show disks and sessions.
+/// Paths of udev and sysfs.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(crate) disks: PathBuf,
     pub(crate) sys: PathBuf,
-    /// How long a disk may take to show up after a login.
-    pub(crate) patience: Duration,
+    /// Timeout for a disk to appear after a login.
+    pub(crate) device_timeout: Duration,
 }
 
 impl Default for Kernel {
     fn default() -> Self {
         let (disks, sys) = ("/dev/disk/by-path".into(), "/sys".into());
-        Self { disks, sys, patience: Duration::from_secs(30) }
+        Self { disks, sys, device_timeout: Duration::from_secs(30) }
     }
 }
 
-/// The initiator, about one disk.
+/// Operations on one disk.
 pub(super) struct Admin<'a> {
     pub(super) tools: &'a Tools,
     pub(super) kernel: &'a Kernel,
     pub(super) disk: &'a Disk,
-    /// The volume's name, by which an interface of its own is called.
+    /// The volume's name, for the name of a separate interface.
     pub(super) volume: &'a str,
 }
 
 impl Admin<'_> {
-    /// Whether the tool is there.
+    /// Checks that iscsiadm is installed.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.tools.find(ISCSIADM).map(drop)
     }
 
-    /// Logs in, where that is not done, and waits for the disk; gives the path of its device.
+    /// Logs in if necessary, and waits for the disk; returns the path of its device.
     pub(super) async fn attach(&self, secret: &BTreeMap<String, String>) -> Result<PathBuf, Error> {
         self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"])
             .await?
@@ -85,18 +85,18 @@ impl Admin<'_> {
             self.log_in(portal, secret).await?;
         }
         let path = self.path_by(portal);
-        let until = time::after(self.kernel.patience);
+        let until = time::after(self.kernel.device_timeout);
         self.scan(portal).await?;
         while !path.exists() {
             if Instant::now() >= until {
-                return Err(Error::NoDevice { path, limit: self.kernel.patience });
+                return Err(Error::NoDevice { path, limit: self.kernel.device_timeout });
             }
-            sleep(LOOKS).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(path)
     }
 
-    /// Where the disk shows up by its first portal.
+    /// The device path by the first portal.
     pub(super) fn expected_path(&self) -> PathBuf {
         self.path_by(self.disk.portals.first().map(String::as_str).unwrap_or_default())
     }
@@ -105,7 +105,7 @@ impl Admin<'_> {
         self.kernel.disks.join(self.disk.path_name(portal))
     }
 
-    /// Gives the disk back, and the sessions of its target unless they are `shared`.
+    /// Removes the disk, and logs out of its target unless it is `shared`.
     pub(super) async fn detach(&self, shared: bool) -> Result<(), Error> {
         for portal in &self.disk.portals {
             self.delete_disk(portal);
@@ -113,13 +113,13 @@ impl Admin<'_> {
                 continue;
             }
             let none = [NO_SESSION, NOTHING_FOUND];
-            self.forgive(self.on_node(portal, &["--logout"]).await?, none)?;
-            self.forgive(self.on_node(portal, &["-o", "delete"]).await?, none)?;
+            self.ignore_codes(self.on_node(portal, &["--logout"]).await?, none)?;
+            self.ignore_codes(self.on_node(portal, &["-o", "delete"]).await?, none)?;
         }
         if self.disk.initiator.is_some() && !shared {
             let interface = self.interface();
             let deleted = self.run(["-m", "iface", "-I", &interface, "-o", "delete"]).await?;
-            self.forgive(deleted, [NO_SESSION, NOTHING_FOUND])?;
+            self.ignore_codes(deleted, [NO_SESSION, NOTHING_FOUND])?;
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Admin<'_> {
         self.tools.run(ISCSIADM, args).await
     }
 
-    /// About the target's record at a portal.
+    /// Runs iscsiadm on the target's record at a portal.
     async fn on_node(&self, portal: &str, args: &[&str]) -> Result<Output, Error> {
         let interface = self.interface();
         let node = ["-m", "node", "-p", portal, "-T", &self.disk.iqn, "-I", &interface];
@@ -145,20 +145,20 @@ impl Admin<'_> {
         self.run(database.into_iter().chain(args.iter().copied())).await
     }
 
-    fn forgive<const N: usize>(&self, output: Output, codes: [i32; N]) -> Result<(), Error> {
+    fn ignore_codes<const N: usize>(&self, output: Output, codes: [i32; N]) -> Result<(), Error> {
         match output.code() {
             Some(code) if codes.contains(&code) => Ok(()),
             _ => output.checked().map(drop),
         }
     }
 
-    /// An interface that is as the base one is, but for the initiator's name.
+    /// Creates a copy of the base interface with the initiator name.
     async fn make_interface(&self, initiator: &str) -> Result<(), Error> {
         let interface = self.interface();
         let base =
             self.run(["-m", "iface", "-I", self.disk.base_interface(), "-o", "show"]).await?;
         let made = self.run(["-m", "iface", "-I", &interface, "-o", "new"]).await?;
-        self.forgive(made, [SESSION_EXISTS])?;
+        self.ignore_codes(made, [SESSION_EXISTS])?;
         let mut settings: Vec<(&str, &str)> = settings(&base.text).collect();
         settings.push(("iface.initiatorname", initiator));
         for (key, value) in settings {
@@ -169,7 +169,7 @@ impl Admin<'_> {
     }
 
     async fn discover(&self, portal: &str, secret: &BTreeMap<String, String>) -> Result<(), Error> {
-        // A record that is there already does as well.
+        // It may exist already.
         self.on_discovery(portal, &["-o", "new"]).await?;
         if self.disk.chap_discovery {
             for (key, value) in credentials(DISCOVERY, secret) {
@@ -185,10 +185,10 @@ impl Admin<'_> {
     }
 
     async fn log_in(&self, portal: &str, secret: &BTreeMap<String, String>) -> Result<(), Error> {
-        // Only the disk that is asked for is to be seen: it is scanned for by its number.
+        // Manual scans, so that only the requested LUN appears.
         let manual = ["-o", "update", "-n", "node.session.scan", "-v", "manual"];
         if let Err(error) = self.on_node(portal, &manual).await?.checked() {
-            warn!(%error, "all disks of an iSCSI target may show up");
+            warn!(%error, "failed to disable automatic scans: all LUNs of the iSCSI target may appear");
         }
         if self.disk.chap_session {
             for (key, value) in credentials(SESSION, secret) {
@@ -197,19 +197,19 @@ impl Admin<'_> {
             }
         }
         let outcome = self.on_node(portal, &["--login"]).await?;
-        if let Err(error) = self.forgive(outcome, [SESSION_EXISTS]) {
+        if let Err(error) = self.ignore_codes(outcome, [SESSION_EXISTS]) {
             self.on_node(portal, &["-o", "delete"]).await?;
             return Err(error);
         }
-        // After a reboot it is the pod's start that logs in again.
+        // No automatic login after a reboot.
         let by_hand = ["-o", "update", "-n", "node.startup", "-v", "manual"];
         if let Err(error) = self.on_node(portal, &by_hand).await?.checked() {
-            warn!(%error, "an iSCSI target may be logged in when the machine starts");
+            warn!(%error, "failed to disable the automatic login to an iSCSI target");
         }
         Ok(())
     }
 
-    /// The number of the session with the target at a portal.
+    /// The session ID of the target at a portal.
     async fn session(&self, portal: &str) -> Result<Option<String>, Error> {
         let output = self.run(["-m", "session"]).await?;
         if output.code() == Some(NOTHING_FOUND) {
@@ -218,7 +218,7 @@ impl Admin<'_> {
         Ok(session_of(&output.checked()?.text, portal, &self.disk.iqn))
     }
 
-    /// Looks for the disk on its session.
+    /// Scans the session for the LUN.
     async fn scan(&self, portal: &str) -> Result<(), Error> {
         let Some(session) = self.session(portal).await? else { return Ok(()) };
         if let Some(host) = self.host(&session) {
@@ -226,11 +226,11 @@ impl Admin<'_> {
             let lun = format!("0 0 {}", self.disk.lun);
             return fs::write(&scan, lun).map_err(|error| Error::io("write", &scan, error));
         }
-        // Where the kernel does not show which host it is, all of the session is looked through.
+        // Without a known SCSI host, the whole session is rescanned.
         self.run(["-m", "session", "-r", &session, "--rescan"]).await?.checked().map(drop)
     }
 
-    /// The SCSI host of a session: a part of the path to its device.
+    /// The SCSI host of a session, from its sysfs path.
     fn host(&self, session: &str) -> Option<String> {
         let link = self.kernel.sys.join("class/iscsi_session").join(format!("session{session}"));
         let path = fs::canonicalize(link).ok()?;
@@ -242,7 +242,7 @@ impl Admin<'_> {
         parts.find(is_host).map(str::to_owned)
     }
 
-    /// Lets the kernel forget the disk, which would be an error in its log after the logout.
+    /// Deletes the disk in the kernel, to avoid errors after the logout.
     fn delete_disk(&self, portal: &str) {
         let Ok(device) = fs::canonicalize(self.path_by(portal)) else { return };
         let Some(name) = device.file_name() else { return };
@@ -250,12 +250,12 @@ impl Admin<'_> {
         if delete.exists()
             && let Err(error) = fs::write(&delete, "1")
         {
-            warn!(path = %delete.display(), %error, "the disk of an iSCSI target stays for now");
+            warn!(path = %delete.display(), %error, "failed to delete the disk of an iSCSI target");
         }
     }
 }
 
-/// The session of a line such as `tcp: [3] 10.0.0.1:3260,1 iqn.2000-01.org:disk (non-flash)`.
+/// Finds the session in lines such as `tcp: [3] 10.0.0.1:3260,1 iqn.2000-01.org:disk (non-flash)`.
 fn session_of(text: &str, portal: &str, iqn: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -265,7 +265,7 @@ fn session_of(text: &str, portal: &str, iqn: &str) -> Option<String> {
     })
 }
 
-/// What an interface is made of: lines such as `iface.mtu = 0`. Its own name is not for others.
+/// The settings of an interface, from lines such as `iface.mtu = 0`, without its name.
 fn settings(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let lines = text.lines().filter_map(|line| line.split_once(" = "));
     lines.filter(|(key, value)| {
@@ -273,7 +273,7 @@ fn settings(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// What is to be set for an authentication: that it is CHAP, names and passwords.
+/// The settings for CHAP: method and credentials.
 fn credentials<'s>(what: &str, secret: &'s BTreeMap<String, String>) -> Vec<(String, &'s str)> {
     let method = (format!("{what}.authmethod"), "CHAP");
     let known = CHAP.iter().filter_map(|name| {
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_are_known_by_portal_and_target() {
+    fn iscsi_sessions_are_found_by_portal_and_target() {
         let text = "tcp: [1] 10.0.0.1:3260,1 iqn.a:x (non-flash)\n\
                     tcp: [12] [fd00::1]:3260,1 iqn.a:y (non-flash)\nnonsense\n";
         for (portal, iqn, expected) in [
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_secret_says_is_set() {
+    fn iscsi_chap_settings_come_from_the_secret() {
         let secret = [("node.session.auth.username".to_owned(), "me".to_owned())];
         let secret = BTreeMap::from(secret);
         let expected = vec![

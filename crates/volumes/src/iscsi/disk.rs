@@ -1,4 +1,4 @@
-//! A disk of an iSCSI target, out of what a volume says, and its names on the node.
+//! An iSCSI disk: its parameters and its names on the node.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout;
 
-/// The port of a portal that names none.
+/// The default port.
 const PORT: &str = "3260";
 const DEFAULT_INTERFACE: &str = "default";
 
 /// A disk (LUN) of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Disk {
-    /// Where the target is served, each with its port; the first one names the disk.
+    /// The portals with ports; the first one is part of the disk's name.
     pub(crate) portals: Vec<String>,
     pub(crate) iqn: String,
     pub(crate) lun: i32,
-    /// The interface that the initiator uses.
+    /// The iSCSI interface.
     interface: Option<String>,
-    /// The name that the initiator gives itself, if not its usual one.
+    /// A custom initiator name.
     pub(super) initiator: Option<String>,
     pub(super) file_system: Option<String>,
     pub(crate) read_only: bool,
-    /// Whether discovery and sessions are authenticated (CHAP).
+    /// Whether discovery and sessions use CHAP.
     pub(super) chap_discovery: bool,
     pub(super) chap_session: bool,
-    /// Namespace (that of the pod if there is none) and name of the secret for that.
+    /// Namespace (default: the pod's) and name of the CHAP secret.
     pub(super) secret: Option<(Option<String>, String)>,
 }
 
@@ -54,7 +54,7 @@ impl Disk {
         }
     }
 
-    /// The disk that a pod itself describes.
+    /// The disk of an inline volume.
     pub(crate) fn of_pod(source: &ISCSIVolumeSource) -> Self {
         let secret = |reference: &LocalObjectReference| (None, reference.name.clone());
         Self {
@@ -75,7 +75,7 @@ impl Disk {
         self.portals.first().map(String::as_str).unwrap_or_default()
     }
 
-    /// What all disks of a target on its first portal are known by.
+    /// The common prefix of the names of a target's disks.
     pub(super) fn target_name(&self) -> String {
         format!("{}/{}:{}:", super::PLUGIN, self.portal(), self.iqn)
     }
@@ -85,12 +85,12 @@ impl Disk {
         format!("{}{}", self.target_name(), self.lun)
     }
 
-    /// The interface whose settings are copied, or used as they are.
+    /// The base interface, whose settings are used or copied.
     pub(super) fn base_interface(&self) -> &str {
         self.interface.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_INTERFACE)
     }
 
-    /// The interface of the disk's sessions: one of its own for an initiator's name of its own.
+    /// The interface of the disk's sessions: a separate one for a custom initiator name.
     pub(super) fn session_interface(&self, volume: &str) -> String {
         match &self.initiator {
             Some(_) => format!("{}:{volume}", self.portal()),
@@ -104,24 +104,24 @@ impl Disk {
         Path::new(&interface).join(disk)
     }
 
-    /// Where the disk is mounted for all pods.
+    /// The global mount path.
     pub(super) fn global_path(&self, root: &Path, volume: &str) -> PathBuf {
         root.join(layout::PLUGINS).join(super::PLUGIN).join(self.dir_name(volume))
     }
 
-    /// Where the disk is mapped for each pod.
+    /// The global map path.
     pub(super) fn map_path(&self, root: &Path, volume: &str) -> PathBuf {
         let plugin = root.join(layout::PLUGINS).join(super::PLUGIN);
         plugin.join("volumeDevices").join(self.dir_name(volume))
     }
 
-    /// The name that udev gives the disk below `/dev/disk/by-path`.
+    /// The name of the disk in `/dev/disk/by-path`.
     pub(super) fn path_name(&self, portal: &str) -> String {
         let portal = portal.replace(['[', ']'], "");
         format!("ip-{portal}-iscsi-{}-lun-{}", self.iqn, self.lun)
     }
 
-    /// The disk that is mounted, or mapped, at such a path, as far as the path tells.
+    /// Parses the path where a disk is mounted or mapped.
     pub(super) fn of_path(path: &Path) -> Option<Self> {
         let name = path.file_name().and_then(OsStr::to_str)?;
         let interface = path.parent()?.file_name().and_then(OsStr::to_str)?;
@@ -145,14 +145,14 @@ impl Disk {
     }
 }
 
-/// All portals, each once and with its port.
+/// Unique portals, with ports.
 fn portals(first: &str, others: Option<&[String]>) -> Vec<String> {
     let mut portals = Vec::new();
     for portal in
         std::iter::once(first).chain(others.iter().flat_map(|all| all.iter().map(String::as_str)))
     {
         let portal = match portal.rsplit_once(':') {
-            // The colons of an address of IPv6 are inside of brackets.
+            // IPv6 addresses have brackets.
             Some((_, port)) if !port.ends_with(']') => portal.to_owned(),
             _ => format!("{portal}:{PORT}"),
         };
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn each_portal_has_a_port_and_is_there_once() {
+    fn iscsi_portals_have_ports_and_are_unique() {
         let disk = disk("10.0.0.1", &["10.0.0.1:3260", "[fd00::1]", "[fd00::1]:99", "host:1"]);
         let expected = ["10.0.0.1:3260", "[fd00::1]:3260", "[fd00::1]:99", "host:1"];
         assert_eq!(disk.portals, expected);
     }
 
     #[test]
-    fn a_disk_is_known_by_its_path_again() {
+    fn iscsi_disk_is_parsed_from_its_path() {
         for portal in ["10.0.0.1", "[fd00::1]:99", "some-host"] {
             let disk = disk(portal, &[]);
             for path in

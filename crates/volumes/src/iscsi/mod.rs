@@ -1,7 +1,6 @@
-//! Disks of iSCSI targets: the initiator logs in by the system's `iscsiadm`, the disk is mounted
-//! once for all its pods, or mapped for each.
-//! Current limitations: of several portals the disk of the first one that answers is used;
-//! multipath devices are not put together.
+//! iSCSI volumes: login by `iscsiadm`; the disk is mounted once for all its pods, or mapped for
+//! each. Current limitations: of several portals the first one that works is used; multipath is not
+//! supported.
 
 mod admin;
 mod disk;
@@ -14,8 +13,8 @@ use std::time::Duration;
 use longshore_pod::spec;
 use tokio::time::timeout;
 
-use super::block::Map;
-use super::devices::Left;
+use super::block::BlockMapping;
+use super::devices::ReconstructedVolume;
 use super::error::{Error, if_exists};
 use super::host::format::{self, Wanted};
 use super::host::mounts::{Table, real_dir};
@@ -30,33 +29,33 @@ pub(super) use admin::Kernel;
 pub(super) use disk::Disk;
 
 pub(super) const PLUGIN: &str = "kubernetes.io/iscsi";
-/// The port of portals that name none, as it is inside of names.
-pub(super) const USUAL_PORT: &str = ":3260:";
-/// The note in the pod's directory that tells which disk its volume is.
+/// The default port, as part of names.
+pub(super) const DEFAULT_PORT_INFIX: &str = ":3260:";
+/// The file in the pod's directory with the disk of its volume.
 const NOTE: &str = "iscsi.json";
 
-/// How long a disk may take to be attached before that is an error.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of the attachment.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Has the disk told to be in use on the node, and waits until the control plane says that the node
-/// may have it, where that is its business. Nothing is made yet that would have to be taken back.
+/// Adds the disk to `volumesInUse`, and waits until the control plane has attached it, if it
+/// manages attachments. Nothing needs a cleanup yet.
 pub(super) async fn until_attached(task: &Task<'_>, disk: &Disk) -> Result<(), Error> {
     let device = disk.device_name();
-    task.devices().hold(&device).await.enter(task.uid());
-    if !task.devices().are_attached_by_others() || stands(task).await? {
+    task.devices().hold(&device).await.add_user(task.uid());
+    if !task.devices().is_attach_controller_managed() || is_mounted(task).await? {
         return Ok(());
     }
-    match timeout(PATIENCE, task.devices().attached(&device)).await {
+    match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {
         Ok(_) => Ok(()),
         Err(_) => Err(Error::NotAttached),
     }
 }
 
-/// Whether the pod has it already.
-async fn stands(task: &Task<'_>) -> Result<bool, Error> {
+/// Whether it is mounted or mapped for the pod.
+async fn is_mounted(task: &Task<'_>) -> Result<bool, Error> {
     let (plugin, name) = (layout::ISCSI.to_owned(), task.persistent.spec_name.clone());
-    let left = Left { block: task.persistent.block, plugin, name };
-    let path = left.path(&task.node.root, task.uid());
+    let volume = ReconstructedVolume { block: task.persistent.block, plugin, name };
+    let path = volume.path(&task.node.root, task.uid());
     blocking(move || Ok(Table::read()?.has(&path) || path.is_symlink())).await
 }
 
@@ -65,21 +64,21 @@ pub(super) async fn set_up(task: &Task<'_>, disk: &Disk) -> Result<Mounted, Erro
     let volume = &persistent.spec_name;
     let secret = secret(task, disk).await?;
     let admin = Admin { tools: &node.tools, kernel: &node.kernel, disk, volume };
-    // Before anything is left that only the tool could take back.
+    // Before anything is created that only the tool can undo.
     admin.check().map_err(unreached)?;
     let held = task.devices().hold(&disk.device_name()).await;
-    held.enter(task.uid());
+    held.add_user(task.uid());
     write_note(task, disk).await?;
     let target = match persistent.block {
         true => {
             let expected = admin.expected_path();
-            map(&node.root, task.uid(), volume, disk).mark(&expected).await?;
+            map(&node.root, task.uid(), volume, disk).link(&expected).await?;
             None
         }
         false => Some(task.make_target(layout::ISCSI).await?),
     };
     let device = {
-        // The sessions of a target are shared by its disks.
+        // Sessions of a target are shared by its disks.
         let _sessions = task.devices().hold(&disk.target_name()).await;
         admin.attach(&secret).await.map_err(unreached)?
     };
@@ -105,60 +104,69 @@ fn unreached(error: Error) -> Error {
     Error::Unreached(Box::new(error))
 }
 
-/// Takes the volume of a pod down; with the last pod of the disk, the disk is given back, and with
-/// the last disk of a target, its sessions.
-pub(super) async fn take_down(node: &Inner, uid: &str, left: &Left) -> Result<(), Error> {
-    let (root, owned, left_) = (node.root.clone(), uid.to_owned(), left.clone());
-    let disk = blocking(move || disk_of(&root, &owned, &left_, &Table::read()?)).await?;
-    let path = left.path(&node.root, uid);
+/// Tears down the volume of a pod; after the last pod the disk is detached, and after the last disk
+/// of a target, its sessions are logged out.
+pub(super) async fn take_down(
+    node: &Inner,
+    uid: &str,
+    volume: &ReconstructedVolume,
+) -> Result<(), Error> {
+    let (root, owned, reconstructed) = (node.root.clone(), uid.to_owned(), volume.clone());
+    let disk = blocking(move || disk_of(&root, &owned, &reconstructed, &Table::read()?)).await?;
+    let path = volume.path(&node.root, uid);
     let Some(disk) = disk else {
-        // Nothing tells which disk it was, so nothing of it can be mounted here.
+        // The disk is unknown, so it is not mounted by its device.
         return local::unmount(path).await;
     };
     let held = node.devices.hold(&disk.device_name()).await;
-    let map = map(&node.root, uid, &left.name, &disk);
-    if left.block {
+    let map = map(&node.root, uid, &volume.name, &disk);
+    if volume.block {
         map.unbind(&node.tools).await?;
     } else {
         local::unmount(path).await?;
-        local::unstage(&held, uid, disk.global_path(&node.root, &left.name)).await?;
+        local::unstage(&held, uid, disk.global_path(&node.root, &volume.name)).await?;
     }
-    // Held until the disk is left: of two that leave the last disks of a target, one logs out.
+    // Held until the user is removed, so that concurrent teardowns of the last disks log out once.
     let _sessions = node.devices.hold(&disk.target_name()).await;
-    if !held.has_others(uid) {
-        let shared = node.devices.has_others_like(&disk.target_name(), &disk.device_name());
+    if !held.has_other_users(uid) {
+        let shared = node.devices.has_others_with_prefix(&disk.target_name(), &disk.device_name());
         let (tools, kernel) = (&node.tools, &node.kernel);
-        let admin = Admin { tools, kernel, disk: &disk, volume: &left.name };
+        let admin = Admin { tools, kernel, disk: &disk, volume: &volume.name };
         admin.detach(shared).await?;
     }
-    if left.block {
-        // It goes last, for by its link the rest is found again.
+    if volume.block {
+        // Last, as teardown finds the rest by its link.
         map.remove(&node.tools).await?;
     }
-    held.leave(uid);
+    held.remove_user(uid);
     Ok(())
 }
 
-/// The unique name of the disk behind a pod's volume.
+/// The unique name of the disk of a pod's volume.
 pub(super) fn device_of(
     root: &Path,
     uid: &str,
-    left: &Left,
+    volume: &ReconstructedVolume,
     mounts: &Table,
 ) -> Result<Option<String>, Error> {
-    Ok(disk_of(root, uid, left, mounts)?.map(|disk| disk.device_name()))
+    Ok(disk_of(root, uid, volume, mounts)?.map(|disk| disk.device_name()))
 }
 
-/// The disk behind a pod's volume: as this daemon has noted it, or as another's paths tell.
-fn disk_of(root: &Path, uid: &str, left: &Left, mounts: &Table) -> Result<Option<Disk>, Error> {
-    let path = note_path(root, uid, &left.name);
+/// The disk of a pod's volume, from our file, or from paths of another kubelet.
+fn disk_of(
+    root: &Path,
+    uid: &str,
+    volume: &ReconstructedVolume,
+    mounts: &Table,
+) -> Result<Option<Disk>, Error> {
+    let path = note_path(root, uid, &volume.name);
     let fail = |error: std::io::Error| Error::io("read", &path, error);
     if let Some(note) = if_exists(fs::read(&path).map_err(fail))? {
         return serde_json::from_slice(&note).map(Some).map_err(|error| fail(error.into()));
     }
     let plugin = real_dir(&root.join(layout::PLUGINS).join(PLUGIN));
-    if !left.block {
-        let twins = mounts.twins(&left.path(root, uid));
+    if !volume.block {
+        let twins = mounts.twins(&volume.path(root, uid));
         return Ok(twins
             .into_iter()
             .find(|twin| twin.starts_with(&plugin))
@@ -169,8 +177,8 @@ fn disk_of(root: &Path, uid: &str, left: &Left, mounts: &Table) -> Result<Option
     Ok(maps.find_map(Disk::of_path))
 }
 
-fn map(root: &Path, uid: &str, volume: &str, disk: &Disk) -> Map {
-    Map::new(root, uid, layout::ISCSI, volume, disk.map_path(root, volume))
+fn map(root: &Path, uid: &str, volume: &str, disk: &Disk) -> BlockMapping {
+    BlockMapping::new(root, uid, layout::ISCSI, volume, disk.map_path(root, volume))
 }
 
 fn note_path(root: &Path, uid: &str, volume: &str) -> PathBuf {
@@ -192,7 +200,7 @@ async fn write_note(task: &Task<'_>, disk: &Disk) -> Result<(), Error> {
     .await
 }
 
-/// Names and passwords for CHAP, by iscsiadm's names of them.
+/// CHAP credentials, by iscsiadm's names.
 async fn secret(task: &Task<'_>, disk: &Disk) -> Result<BTreeMap<String, String>, Error> {
     let wanted = disk.chap_discovery || disk.chap_session;
     let Some((namespace, name)) = disk.secret.as_ref().filter(|_| wanted) else {

@@ -1,4 +1,4 @@
-//! Changes of mode that follow no link: a name that was looked at may have become one meanwhile.
+//! chmod without following links: a file may have been replaced by a link.
 
 use std::ffi::{CStr, c_long};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,27 +13,28 @@ use rustix::path::DecInt;
 /// rustix nor nix has it, and of C libraries only the newest.
 const FCHMODAT2: c_long = 452;
 
-/// How modes are changed here.
+/// The method of changing modes.
 pub(super) struct Modes {
-    /// The directory of this process's descriptors: by it, where the kernel has no call for it, a
-    /// mode is changed through an open file that cannot be read.
+    /// `/proc/self/fd`: without fchmodat2, modes are changed through an `O_PATH` descriptor.
     descriptors: OwnedFd,
-    at_once: AtomicBool,
+    use_fchmodat2: AtomicBool,
 }
 
 impl Modes {
     pub(super) fn new() -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let descriptors = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
-        Ok(Self { descriptors, at_once: AtomicBool::new(true) })
+        Ok(Self { descriptors, use_fchmodat2: AtomicBool::new(true) })
     }
 
-    /// Changes the mode of one name of an open directory; an error if it is a link.
+    /// Changes the mode of a file in an open directory; an error if it is a link.
     pub(super) fn change(&self, dir: &OwnedFd, name: &CStr, mode: u32) -> Result<(), Errno> {
-        if self.at_once.load(Ordering::Relaxed) {
+        if self.use_fchmodat2.load(Ordering::Relaxed) {
             match fchmodat2(dir, name, mode) {
-                // Filters of system calls that do not know it say the latter.
-                Err(Errno::NOSYS | Errno::PERM) => self.at_once.store(false, Ordering::Relaxed),
+                // EPERM by seccomp filters that do not know it.
+                Err(Errno::NOSYS | Errno::PERM) => {
+                    self.use_fchmodat2.store(false, Ordering::Relaxed)
+                }
                 done => return done,
             }
         }
@@ -68,18 +69,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_is_changed_and_no_link_is_followed() {
+    fn chmod_does_not_follow_links() {
         let root = tempfile::tempdir().unwrap();
         let (plain, target) = (root.path().join("plain"), root.path().join("target"));
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let dir = OwnedFd::from(File::open(root.path()).unwrap());
-        for at_once in [true, false] {
+        for use_fchmodat2 in [true, false] {
             for file in [&plain, &target] {
                 fs::write(file, "").unwrap();
                 fs::set_permissions(file, fs::Permissions::from_mode(0o000)).unwrap();
             }
             symlink(&target, root.path().join("link")).unwrap();
-            let modes = Modes { at_once: AtomicBool::new(at_once), ..Modes::new().unwrap() };
+            let modes =
+                Modes { use_fchmodat2: AtomicBool::new(use_fchmodat2), ..Modes::new().unwrap() };
             modes.change(&dir, c"plain", 0o2640).unwrap();
             assert_eq!(mode(&plain), 0o2640);
             modes.change(&dir, c"link", 0o666).unwrap_err();

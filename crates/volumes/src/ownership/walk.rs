@@ -1,6 +1,6 @@
-//! A walk through a volume that changes group and mode of everything in it. Every name is resolved
-//! from the directory that holds it and no link is followed, so that it never leaves the volume,
-//! whatever a container that uses it does meanwhile.
+//! Recursively changes group and mode of a volume. Names are resolved relative to open directories
+//! without following links, so that it never leaves the volume, whatever a container does
+//! meanwhile.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -23,38 +23,38 @@ const DIRECTORY: OFlags =
 const SET_IDS: u32 = 0o6000;
 const PERMISSIONS: u32 = 0o7777;
 
-/// What everything in a volume is to be.
+/// The change to apply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub(crate) group: u32,
-    /// The modes that files and directories get beside their own.
+    /// Permissions that are added to files and directories.
     pub(crate) files: u32,
     pub(crate) directories: u32,
 }
 
-/// A directory to go through: its name in one that is open.
+/// A directory to process: its name in an open directory.
 struct Job {
     parent: Arc<OwnedFd>,
     name: CString,
 }
 
-/// What is left to do, shared by the threads of a walk. The last that came is the first to be
-/// done, so that no more directories are open than the tree is deep.
+/// The work queue of the threads. Last in, first out, so that the number of open directories is
+/// bounded by the depth of the tree.
 struct Queue {
     state: Mutex<State>,
-    news: Condvar,
+    work_available: Condvar,
     modes: Modes,
 }
 
 struct State {
     jobs: Vec<Job>,
-    /// Jobs that are waiting or under way.
+    /// Jobs that are queued or in progress.
     open: usize,
     error: Option<Errno>,
 }
 
-/// Changes all that lies below `root`, then `root` itself; counts what it has seen. What cannot be
-/// changed is left and logged, as upstream does: a volume may know no owners.
+/// Changes all files below `root`, then `root` itself, and counts them. Errors are logged, as
+/// upstream, since a file system may not support owners.
 pub(crate) fn change(
     root: &Path,
     change: Change,
@@ -69,7 +69,7 @@ pub(crate) fn change(
         let queue = Queue::new(Job { parent: fd, name: c".".to_owned() }).map_err(fail)?;
         std::thread::scope(|scope| {
             for _ in 1..threads.max(1) {
-                // With fewer threads than wanted it takes longer, and no more.
+                // It also works with fewer threads.
                 let builder = std::thread::Builder::new();
                 let _ = builder.spawn_scoped(scope, || queue.work(change, seen));
             }
@@ -79,20 +79,20 @@ pub(crate) fn change(
             return Err(fail(errno));
         }
     }
-    // The root tells by its own mode that all below it is done, so it comes last.
+    // The root comes last: its ownership marks the whole volume as done.
     let (mode, extra) = (stat.st_mode & PERMISSIONS, change.of(stat.st_mode));
     let group = (stat.st_gid != change.group).then(|| Gid::from_raw(change.group));
-    fchown(&fd, None, group).unwrap_or_else(|errno| note("group", root, errno));
+    fchown(&fd, None, group).unwrap_or_else(|errno| log_failure("group", root, errno));
     if mode | extra != mode || group.is_some() && mode & SET_IDS != 0 {
         fchmod(&fd, Mode::from_raw_mode(mode | extra))
-            .unwrap_or_else(|errno| note("mode", root, errno));
+            .unwrap_or_else(|errno| log_failure("mode", root, errno));
     }
     seen.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
 impl Change {
-    /// What a file of that mode gets beside its own; links have none.
+    /// The permissions to add to a file of that type; none for links.
     fn of(self, mode: u32) -> u32 {
         match FileType::from_raw_mode(mode) {
             FileType::Directory => self.directories,
@@ -101,7 +101,7 @@ impl Change {
         }
     }
 
-    /// Changes one name of an open directory.
+    /// Changes one file of an open directory.
     fn apply(
         self,
         (dir, name): (&OwnedFd, &CStr),
@@ -109,14 +109,14 @@ impl Change {
         group: u32,
         modes: &Modes,
     ) -> Result<(), Errno> {
-        let strange = group != self.group;
-        if strange {
+        let group_differs = group != self.group;
+        if group_differs {
             let group = Some(Gid::from_raw(self.group));
             chownat(dir, name, None, group, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         let (own, extra) = (mode & PERMISSIONS, self.of(mode));
-        // A change of owner clears the set-id bits, which are the volume's to have.
-        if extra == 0 || own | extra == own && !(strange && own & SET_IDS != 0) {
+        // A change of owner clears the set-id bits, which are restored.
+        if extra == 0 || own | extra == own && !(group_differs && own & SET_IDS != 0) {
             return Ok(());
         }
         modes.change(dir, name, own | extra)
@@ -126,17 +126,17 @@ impl Change {
 impl Queue {
     fn new(first: Job) -> Result<Self, Errno> {
         let state = State { jobs: vec![first], open: 1, error: None };
-        Ok(Self { state: Mutex::new(state), news: Condvar::new(), modes: Modes::new()? })
+        Ok(Self { state: Mutex::new(state), work_available: Condvar::new(), modes: Modes::new()? })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes jobs until none is left and none can come.
+    /// Processes jobs until all are done.
     fn work(&self, change: Change, seen: &AtomicU64) {
         while let Some(job) = self.next() {
-            let work = || self.go_through(&job, change, seen);
+            let work = || self.process(&job, change, seen);
             let done = panics::contain_sync(work).unwrap_or(Err(Errno::IO));
             let mut state = self.state();
             state.open -= 1;
@@ -144,7 +144,7 @@ impl Queue {
                 state.error.get_or_insert(errno);
             }
             if state.open == 0 || state.error.is_some() {
-                self.news.notify_all();
+                self.work_available.notify_all();
             }
         }
     }
@@ -158,7 +158,7 @@ impl Queue {
             if let Some(job) = state.jobs.pop() {
                 return Some(job);
             }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -166,13 +166,13 @@ impl Queue {
         let mut state = self.state();
         state.open += jobs.len();
         state.jobs.extend(jobs);
-        self.news.notify_all();
+        self.work_available.notify_all();
     }
 
-    /// Changes what a directory holds; its directories become jobs.
-    fn go_through(&self, job: &Job, change: Change, seen: &AtomicU64) -> Result<(), Errno> {
+    /// Processes a directory; its subdirectories become jobs.
+    fn process(&self, job: &Job, change: Change, seen: &AtomicU64) -> Result<(), Errno> {
         let dir = match openat(&*job.parent, &*job.name, DIRECTORY, Mode::empty()) {
-            // It was removed, or replaced, by who uses the volume.
+            // It was removed or replaced meanwhile.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
             dir => Arc::new(dir?),
         };
@@ -189,7 +189,7 @@ impl Queue {
             };
             match change.apply((&dir, name), stat.st_mode, stat.st_gid, &self.modes) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => note("group", Path::new(&*name.to_string_lossy()), errno),
+                Err(errno) => log_failure("group", Path::new(&*name.to_string_lossy()), errno),
             }
             seen.fetch_add(1, Ordering::Relaxed);
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
@@ -203,6 +203,6 @@ impl Queue {
     }
 }
 
-fn note(what: &'static str, path: &Path, errno: Errno) {
-    warn!(path = %path.display(), %errno, "the {what} of a file in a volume cannot be changed");
+fn log_failure(what: &'static str, path: &Path, errno: Errno) {
+    warn!(path = %path.display(), %errno, "failed to change the {what} of a file in a volume");
 }

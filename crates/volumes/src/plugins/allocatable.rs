@@ -1,5 +1,5 @@
-//! How many volumes a driver takes on the node, kept up to date in the CSINode for a scheduler: as
-//! often as the CSIDriver wants it, and at once when there was no room for one.
+//! Updates the allocatable count of a driver in the CSINode: periodically, as the CSIDriver says,
+//! and at once when the limit was reached.
 
 use std::future::pending;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use super::error::Error;
 use super::registration::Registrar;
 
 impl Registrar {
-    /// Does so for as long as a driver is registered, if the cluster says that its number changes.
-    pub(super) async fn keep_allocatable(&self, name: &str) {
+    /// Runs while a driver is registered, if its CSIDriver has an update period.
+    pub(super) async fn update_allocatable(&self, name: &str) {
         let Some(client) = self.csi_node.client() else { return pending().await };
-        let (tell, periods) = watch::channel(None);
-        let tell = |driver: Option<CSIDriver>| {
+        let (period_tx, periods) = watch::channel(None);
+        let on_change = |driver: Option<CSIDriver>| {
             let new = driver.as_ref().and_then(period);
-            tell.send_if_modified(|known| std::mem::replace(known, new) != new);
+            period_tx.send_if_modified(|known| std::mem::replace(known, new) != new);
         };
         tokio::select! {
-            () = follow_driver(client.clone(), name, tell) => {}
+            () = follow_driver(client.clone(), name, on_change) => {}
             () = self.refresh(name, periods) => {}
         }
     }
@@ -37,7 +37,7 @@ impl Registrar {
                     None => pending().await,
                     Some(period) => tokio::select! {
                         () = sleep(period) => {}
-                        () = exhausted.notified() => debug!(driver = name, "no room for a volume"),
+                        () = exhausted.notified() => debug!(driver = name, "attach limit reached"),
                     },
                 }
             };
@@ -51,7 +51,7 @@ impl Registrar {
             if let Err(error) = self.update(name).await {
                 warn!(
                     driver = name,
-                    "how many volumes it takes is not told to the cluster: {error}"
+                    "failed to update the allocatable count of the CSINode: {error}"
                 );
             }
         }
@@ -59,12 +59,12 @@ impl Registrar {
 
     async fn update(&self, name: &str) -> Result<(), Error> {
         let Some(driver) = self.drivers.get(name) else { return Ok(()) };
-        let told = driver.info().await?;
-        self.csi_node.update(name, &told).await
+        let info = driver.info().await?;
+        self.csi_node.update(name, &info).await
     }
 }
 
-/// How often a driver's number is to be asked for; `None`: it does not change.
+/// The update period of a CSIDriver; `None`: no updates.
 fn period(driver: &CSIDriver) -> Option<Duration> {
     let seconds = driver.spec.node_allocatable_update_period_seconds?;
     u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs)

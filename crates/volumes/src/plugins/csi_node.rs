@@ -1,5 +1,5 @@
-//! What the cluster knows of the node's CSI drivers: the CSINode object, and an annotation and
-//! labels of the Node. One writer for all drivers.
+//! Publishes the node's CSI drivers in the CSINode object, and an annotation and labels of the
+//! Node. One writer for all drivers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,24 +18,24 @@ use tracing::{debug, warn};
 
 use super::error::Error;
 
-/// The node's names at its drivers, as a JSON object by the driver's name.
+/// The node's IDs as a JSON object by driver name.
 pub(super) const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
-/// The plugins of old whose volumes are left to CSI drivers, as every node has it since 1.31.
+/// The in-tree plugins with CSI migration.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-/// How often one thing is tried: others write these objects too.
+/// Number of attempts, as there are conflicts with other writers.
 const TRIES: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(7);
 
-/// The writer of these objects.
+/// Writes these objects.
 pub struct CsiNode {
     name: String,
     client: Option<Client>,
-    /// Changes are made one after the other.
-    turn: Mutex<()>,
+    /// Serializes changes.
+    write_lock: Mutex<()>,
 }
 
-/// What is to become of a driver's entry.
+/// A change of a driver's entry.
 #[derive(Clone, Copy)]
 enum Change<'a> {
     Install(&'a NodeGetInfoResponse),
@@ -44,58 +44,61 @@ enum Change<'a> {
 }
 
 impl CsiNode {
-    /// The objects of the node of that name. Without a client, nothing is told to anybody.
+    /// The objects of the node of that name. Without a client, nothing is updated.
     pub fn new(name: &str, client: Option<Client>) -> Self {
-        Self { name: name.to_owned(), client, turn: Mutex::new(()) }
+        Self { name: name.to_owned(), client, write_lock: Mutex::new(()) }
     }
 
-    /// Sees to it that the CSINode is there, for as long as it takes, and tells `trouble` what is in
-    /// the way; `None`: nothing. A node is ready only then, as its pods may be counted by volumes.
-    pub async fn initialize(name: String, client: Client, trouble: watch::Sender<Option<String>>) {
+    /// Creates the CSINode, with retries; `readiness` is set to the last error, or `None`. The node
+    /// is not ready before, as the scheduler needs its attach limits.
+    pub async fn initialize(
+        name: String,
+        client: Client,
+        readiness: watch::Sender<Option<String>>,
+    ) {
         let node = Self::new(&name, Some(client.clone()));
         let mut pause = FIRST_PAUSE;
-        while let Err(error) = node.initialized(&client).await {
-            debug!("the CSINode is not there yet: {error}");
-            trouble.send_replace(Some(format!("failed to initialize CSINode: {error}")));
+        while let Err(error) = node.get_or_create(&client).await {
+            debug!("failed to initialize CSINode, will be retried: {error}");
+            readiness.send_replace(Some(format!("failed to initialize CSINode: {error}")));
             sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
-        trouble.send_replace(None);
+        readiness.send_replace(None);
     }
 
-    /// The way to the cluster, if there is one.
+    /// The client, if there is an apiserver.
     pub(super) fn client(&self) -> Option<&Client> {
         self.client.as_ref()
     }
 
-    /// Tells the cluster that a driver runs here, and what it has said of the node.
+    /// Publishes a driver and its node info.
     pub(super) async fn install(
         &self,
         driver: &str,
-        told: &NodeGetInfoResponse,
+        info: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
-        self.change(driver, Change::Install(told)).await
+        self.change(driver, Change::Install(info)).await
     }
 
-    /// Tells the cluster how many volumes a driver takes now.
+    /// Updates the entry of a driver.
     pub(super) async fn update(
         &self,
         driver: &str,
-        told: &NodeGetInfoResponse,
+        info: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
-        self.change(driver, Change::Update(told)).await
+        self.change(driver, Change::Update(info)).await
     }
 
-    /// Tells the cluster that a driver does not run here any more. Labels stay: they are of the
-    /// place, not of the driver.
+    /// Removes a driver. Topology labels are kept.
     pub(super) async fn uninstall(&self, driver: &str) -> Result<(), Error> {
         self.change(driver, Change::Uninstall).await
     }
 
-    /// Makes a change, in a few tries if it must be.
+    /// Makes a change, with retries.
     async fn change(&self, driver: &str, change: Change<'_>) -> Result<(), Error> {
         let Some(client) = &self.client else { return Ok(()) };
-        let _turn = self.turn.lock().await;
+        let _turn = self.write_lock.lock().await;
         let mut pause = FIRST_PAUSE;
         for _ in 1..TRIES {
             match self.try_change(client, driver, change).await {
@@ -115,8 +118,8 @@ impl CsiNode {
         change: Change<'_>,
     ) -> Result<(), Error> {
         match change {
-            Change::Install(told) => self.try_install(client, driver, told).await,
-            Change::Update(told) => self.try_update(client, driver, told).await,
+            Change::Install(info) => self.try_install(client, driver, info).await,
+            Change::Update(info) => self.try_update(client, driver, info).await,
             Change::Uninstall => self.try_uninstall(client, driver).await,
         }
     }
@@ -125,37 +128,37 @@ impl CsiNode {
         &self,
         client: &Client,
         driver: &str,
-        told: &NodeGetInfoResponse,
+        info: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
-        let topology = told.accessible_topology.clone().unwrap_or_default().segments;
+        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         let nodes = Api::<Item<Node>>::all(client.clone());
-        let node = object(nodes.get(&self.name)).await.map_err(asking_node)?;
+        let node = object(nodes.get(&self.name)).await.map_err(get_node_error)?;
         let labels = new_labels(node.metadata.labels.as_ref(), &topology)?;
-        let ids = with_id(node.metadata.annotations.as_ref(), driver, Some(&told.node_id))?;
+        let ids = with_id(node.metadata.annotations.as_ref(), driver, Some(&info.node_id))?;
         self.patch_node(&nodes, ids, labels).await?;
-        self.try_update(client, driver, told).await
+        self.try_update(client, driver, info).await
     }
 
     async fn try_update(
         &self,
         client: &Client,
         driver: &str,
-        told: &NodeGetInfoResponse,
+        info: &NodeGetInfoResponse,
     ) -> Result<(), Error> {
-        let topology = told.accessible_topology.clone().unwrap_or_default().segments;
-        let Some(known) = self.initialized(client).await? else { return Ok(()) };
-        self.replace(client, known, Some(entry(driver, told, &topology)), driver).await
+        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
+        let Some(known) = self.get_or_create(client).await? else { return Ok(()) };
+        self.replace(client, known, Some(entry(driver, info, &topology)), driver).await
     }
 
     async fn try_uninstall(&self, client: &Client, driver: &str) -> Result<(), Error> {
         let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
         if let Some(known) =
-            optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)?
+            optional(csi_nodes.get_opt(&self.name)).await.map_err(get_csi_node_error)?
         {
             self.replace(client, known, None, driver).await?;
         }
         let nodes = Api::<Item<Node>>::all(client.clone());
-        let Some(node) = optional(nodes.get_opt(&self.name)).await.map_err(asking_node)? else {
+        let Some(node) = optional(nodes.get_opt(&self.name)).await.map_err(get_node_error)? else {
             return Ok(());
         };
         let ids = with_id(node.metadata.annotations.as_ref(), driver, None)?;
@@ -181,19 +184,20 @@ impl CsiNode {
             .map_err(|error| Error::api("update the Node with CSI driver node info", &error))
     }
 
-    /// The CSINode of this node, made or put right if need be; `None` where the cluster knows no
-    /// such objects.
-    async fn initialized(&self, client: &Client) -> Result<Option<CSINode>, Error> {
+    /// Gets the CSINode of this node, created or corrected if necessary; `None` if the API is not
+    /// available.
+    async fn get_or_create(&self, client: &Client) -> Result<Option<CSINode>, Error> {
         let nodes = Api::<Item<Node>>::all(client.clone());
-        let node = object(nodes.get(&self.name)).await.map_err(asking_node)?;
+        let node = object(nodes.get(&self.name)).await.map_err(get_node_error)?;
         let uid = node.metadata.uid.unwrap_or_default();
         let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
-        let known = optional(csi_nodes.get_opt(&self.name)).await.map_err(asking_csi_node)?;
+        let known = optional(csi_nodes.get_opt(&self.name)).await.map_err(get_csi_node_error)?;
         let foreign = known.as_ref().filter(|known| !is_of(known, &self.name, &uid));
         if foreign.is_some() {
-            // That of an earlier node of the name, whose drivers are not ours.
-            let gone = csi_nodes.delete(&self.name, &DeleteParams::default()).await;
-            gone.map_err(|error| Error::api("delete the CSINode of an earlier node", &error))?;
+            // That of an earlier node of the same name.
+            let teardown = csi_nodes.delete(&self.name, &DeleteParams::default()).await;
+            teardown
+                .map_err(|error| Error::api("delete the CSINode of an earlier node", &error))?;
         }
         match known {
             Some(known) if is_of(&known, &self.name, &uid) => {
@@ -207,13 +211,15 @@ impl CsiNode {
                 patched.map(Some).map_err(|error| Error::api("annotate the CSINode", &error))
             }
             _ => match object(
-                csi_nodes.create(&PostParams::default(), &fresh(&self.name, &uid).into()),
+                csi_nodes.create(&PostParams::default(), &new_csi_node(&self.name, &uid).into()),
             )
             .await
             {
-                // Not of the name, which is new: the kind is unknown.
+                // The API is not available.
                 Err(KubeError::Api(status)) if status.code == 404 => {
-                    warn!("the cluster keeps no CSINodes: nobody hears of this node's CSI drivers");
+                    warn!(
+                        "the CSINode API is not available: CSI drivers of this node are not published"
+                    );
                     Ok(None)
                 }
                 made => made.map(Some).map_err(|error| Error::api("create the CSINode", &error)),
@@ -221,7 +227,7 @@ impl CsiNode {
         }
     }
 
-    /// Puts an entry in the place of that of a driver; `None`: takes it away.
+    /// Replaces the entry of a driver, or removes it.
     async fn replace(
         &self,
         client: &Client,
@@ -231,7 +237,7 @@ impl CsiNode {
     ) -> Result<(), Error> {
         let Some(drivers) = with_entry(&known.spec.drivers, entry, driver) else { return Ok(()) };
         known.spec.drivers = drivers;
-        // With the version that was read: what others have written meanwhile is not lost.
+        // With the resource version, to detect conflicts.
         let csi_nodes = Api::<Item<CSINode>>::all(client.clone());
         let replaced = csi_nodes.replace(&self.name, &PostParams::default(), &known.into()).await;
         replaced
@@ -240,11 +246,11 @@ impl CsiNode {
     }
 }
 
-fn asking_node(error: KubeError) -> Error {
+fn get_node_error(error: KubeError) -> Error {
     Error::api("get the Node", &error)
 }
 
-fn asking_csi_node(error: KubeError) -> Error {
+fn get_csi_node_error(error: KubeError) -> Error {
     Error::api("get the CSINode", &error)
 }
 
@@ -261,7 +267,7 @@ fn annotation(csi_node: &CSINode) -> Option<&str> {
     csi_node.metadata.annotations.as_ref()?.get(MIGRATED).map(String::as_str)
 }
 
-fn fresh(name: &str, uid: &str) -> CSINode {
+fn new_csi_node(name: &str, uid: &str) -> CSINode {
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -280,22 +286,22 @@ fn fresh(name: &str, uid: &str) -> CSINode {
     }
 }
 
-/// What a CSINode has of a driver.
+/// The entry of a driver.
 pub(super) fn entry(
     driver: &str,
-    told: &NodeGetInfoResponse,
+    info: &NodeGetInfoResponse,
     topology: &BTreeMap<String, String>,
 ) -> CSINodeDriver {
-    let most = i32::try_from(told.max_volumes_per_node.min(i32::MAX.into())).unwrap_or_default();
+    let most = i32::try_from(info.max_volumes_per_node.min(i32::MAX.into())).unwrap_or_default();
     CSINodeDriver {
         name: driver.to_owned(),
-        node_id: told.node_id.clone(),
+        node_id: info.node_id.clone(),
         topology_keys: Some(topology.keys().cloned().collect()),
         allocatable: (most > 0).then_some(VolumeNodeResources { count: Some(most) }),
     }
 }
 
-/// The drivers with another entry for one of them; `None`: nothing differs.
+/// The drivers with a replaced entry; `None` if unchanged.
 pub(super) fn with_entry(
     known: &[CSINodeDriver],
     entry: Option<CSINodeDriver>,
@@ -317,8 +323,7 @@ pub(super) fn with_entry(
     (!unchanged).then(|| others.chain(entry).collect())
 }
 
-/// The annotation of the Node with another name for a driver; JSON null: without it. `None`:
-/// nothing differs.
+/// The annotation of the Node with a replaced ID; JSON null removes it. `None` if unchanged.
 pub(super) fn with_id(
     annotations: Option<&BTreeMap<String, String>>,
     driver: &str,
@@ -344,21 +349,21 @@ pub(super) fn with_id(
     Ok(Some(if ids.is_empty() { Value::Null } else { json!(json!(ids).to_string()) }))
 }
 
-/// The labels of a driver's topology that the Node lacks.
+/// Labels of a driver's topology that are missing on the Node.
 pub(super) fn new_labels(
     labels: Option<&BTreeMap<String, String>>,
     topology: &BTreeMap<String, String>,
 ) -> Result<BTreeMap<String, String>, Error> {
     let mut new = BTreeMap::new();
-    for (key, told) in topology {
+    for (key, reported) in topology {
         match labels.and_then(|labels| labels.get(key)) {
-            Some(known) if known == told => {}
+            Some(known) if known == reported => {}
             Some(known) => {
-                let (key, told, known) = (key.clone(), told.clone(), known.clone());
-                return Err(Error::Topology { key, told, known });
+                let (key, reported, known) = (key.clone(), reported.clone(), known.clone());
+                return Err(Error::Topology { key, reported, known });
             }
             None => {
-                new.insert(key.clone(), told.clone());
+                new.insert(key.clone(), reported.clone());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The CSI drivers that are registered now. Written by their registrations, read by the volumes.
+//! The registered CSI drivers. Written by registrations, read by the volumes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::error::Error;
 use super::metrics::Calls;
 use super::version::Version;
 
-/// The drivers by their names. A cheap handle; clones share one picture.
+/// The drivers by name. Cheap to clone.
 #[derive(Clone)]
 pub struct Drivers {
     node_name: Arc<str>,
@@ -23,14 +23,14 @@ pub struct Drivers {
 struct Registered {
     driver: Driver,
     version: Version,
-    /// Where it registered.
+    /// Its registration socket.
     socket: PathBuf,
-    /// Told when it had no room for a volume.
+    /// Notified when its attach limit is reached.
     exhausted: Arc<Notify>,
 }
 
 impl Drivers {
-    /// No drivers yet on the node of that name; how calls to them go is told to `registry`.
+    /// No drivers yet on the node of that name; metrics of calls go to `registry`.
     pub fn new(node_name: &str, registry: &Registry) -> Self {
         let calls = Arc::new(Calls::new(registry));
         Self { node_name: node_name.into(), known: Arc::default(), calls }
@@ -46,12 +46,12 @@ impl Drivers {
         self.lock().get(name).map(|known| known.driver.clone())
     }
 
-    /// What is notified when the driver of that name had no room for a volume.
+    /// The notification that the attach limit of a driver is reached.
     pub(crate) fn exhausted(&self, name: &str) -> Option<Arc<Notify>> {
         self.lock().get(name).map(|known| known.exhausted.clone())
     }
 
-    /// A client of a driver that is about to be registered.
+    /// A client for a driver.
     pub(super) fn client(&self, name: &str, endpoint: &str) -> Result<Driver, Error> {
         let observer: Arc<dyn longshore_csi::Observer> = self.calls.clone();
         let options = longshore_csi::Options {
@@ -61,7 +61,7 @@ impl Drivers {
         Ok(Driver::new(name, options)?)
     }
 
-    /// Whether a driver of that name and version may register: no other one is, or an older one.
+    /// Checks that no other driver of that name and the same or a newer version is registered.
     pub(super) fn check(&self, name: &str, version: &Version, socket: &Path) -> Result<(), Error> {
         match self.lock().get(name) {
             Some(known) if known.socket != socket && known.version >= *version => {
@@ -79,7 +79,7 @@ impl Drivers {
         self.lock().insert(name, registered);
     }
 
-    /// Takes a driver away, unless it has come back by another socket. Tells whether it was there.
+    /// Removes a driver, unless it is registered at another socket. Returns whether it was removed.
     pub(super) fn remove(&self, name: &str, socket: &Path) -> bool {
         let mut known = self.lock();
         let is_own = known.get(name).is_some_and(|known| known.socket == socket);

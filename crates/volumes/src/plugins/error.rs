@@ -4,34 +4,34 @@ use std::sync::Arc;
 
 use kube::Error as KubeError;
 
-/// Why a plugin is not registered. The text is told to the plugin.
+/// Why a plugin is not registered. The message is sent to the plugin.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The plugin did not answer as it should.
+    /// A call failed.
     #[error(transparent)]
     Call(#[from] longshore_csi::Error),
-    /// The node registers no plugins of that type.
+    /// Unsupported plugin type.
     #[error("no handler registered for plugin type {kind:?} at socket {socket}")]
     Type {
-        /// The type, as the plugin has it.
+        /// The type.
         kind: String,
-        /// Where it announced itself.
+        /// The socket.
         socket: String,
     },
-    /// The plugin's name cannot be one of a CSI driver.
+    /// Invalid driver name.
     #[error(
         "invalid name of a CSI driver {0:?}: it must be like a domain of at most 63 characters"
     )]
     Name(String),
-    /// The driver speaks none of the versions of CSI that the node does.
+    /// No supported CSI version.
     #[error("CSI driver {driver:?} supports none of the node's versions (1.x): {versions:?}")]
     Versions {
         /// The driver's name.
         driver: String,
-        /// What it speaks.
+        /// Its versions.
         versions: Vec<String>,
     },
-    /// A driver of that name is registered, and no older.
+    /// A driver of that name and the same or a newer version is registered.
     #[error(
         "another CSI driver with the name {driver:?} is already registered with version {version}"
     )]
@@ -41,19 +41,19 @@ pub enum Error {
         /// The version of the one that is registered.
         version: String,
     },
-    /// The driver says that it is in another place than the node is.
+    /// The driver's topology conflicts with a label of the node.
     #[error(
-        "detected topology value collision: driver reported {key:?}:{told:?} but existing label is {key:?}:{known:?}"
+        "detected topology value collision: driver reported {key:?}:{reported:?} but existing label is {key:?}:{known:?}"
     )]
     Topology {
         /// The label.
         key: String,
-        /// Its value as the driver has it.
-        told: String,
-        /// Its value at the Node.
+        /// The driver's value.
+        reported: String,
+        /// The Node's value.
         known: String,
     },
-    /// The annotation of the Node that names its drivers was written by somebody else.
+    /// The annotation of the Node with driver IDs is invalid.
     #[error("failed to parse the node's annotation {annotation:?} ({value:?}): {reason}")]
     Annotation {
         /// The annotation.
@@ -63,12 +63,12 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// The cluster could not be told.
+    /// A request to the apiserver failed.
     #[error("failed to {action}: {reason}")]
     Api {
-        /// What was to be done.
+        /// The operation.
         action: &'static str,
-        /// The server's message, or what went wrong on the way.
+        /// The server's message, or the local error.
         reason: Arc<str>,
     },
 }
@@ -78,8 +78,8 @@ impl Error {
         Self::Api { action, reason: error.to_string().into() }
     }
 
-    /// Whether another try can have another end while the plugin is the same.
-    pub(super) fn may_pass(&self) -> bool {
+    /// Whether a retry may succeed.
+    pub(super) fn is_retriable(&self) -> bool {
         !matches!(self, Self::Type { .. } | Self::Name(_) | Self::Versions { .. })
     }
 }

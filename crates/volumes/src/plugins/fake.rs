@@ -1,4 +1,4 @@
-//! An apiserver for tests that keeps objects by their path and does with them what it is asked.
+//! A fake apiserver for tests that stores objects by path.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,12 +27,12 @@ impl Objects {
         Self { kept, config }
     }
 
-    /// A client with connections of its own, which end with the runtime that it is made in.
+    /// A client with its own connections, bound to the current runtime.
     pub(crate) fn client(&self) -> kube::Client {
         kube::Client::try_from(self.config.clone()).unwrap()
     }
 
-    /// Keeps an object at a path such as `/api/v1/nodes/n`, whose last part is its name.
+    /// Stores an object at a path such as `/api/v1/nodes/n`, whose last part is its name.
     pub(crate) fn put(&self, path: &str, object: Value) {
         let mut object = object;
         object["metadata"]["name"] = json!(path.rsplit('/').next().unwrap());

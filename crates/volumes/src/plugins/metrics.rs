@@ -1,4 +1,4 @@
-//! How calls to drivers go, and which plugins there are.
+//! Metrics of CSI calls and plugins.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use longshore_csi::Observer;
 use longshore_metrics::{Buckets, Family, Histogram, Kind, Labels, Registry};
 
-/// Counts the calls to CSI drivers.
+/// Metrics of calls to CSI drivers.
 pub(super) struct Calls {
     durations: Family<Histogram, 4>,
 }
@@ -33,7 +33,7 @@ impl Observer for Calls {
     }
 }
 
-/// The sockets of plugins, and whether what is behind them is registered.
+/// The sockets of plugins, and whether they are registered.
 #[derive(Clone)]
 pub(super) struct Metrics(Arc<Mutex<BTreeMap<PathBuf, bool>>>);
 

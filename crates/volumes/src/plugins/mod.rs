@@ -1,9 +1,8 @@
-//! Drivers that run beside the node: each announces itself on a socket in `plugins_registry`, and
-//! is registered for as long as that socket is there. CSI drivers are told to the cluster in the
-//! CSINode and Node objects, and to the volumes by [`Drivers`].
+//! The plugin manager: plugins have a socket in `plugins_registry`, and are registered for as long
+//! as it exists. CSI drivers are published in the CSINode and Node objects, and in [`Drivers`] for
+//! the volumes.
 //!
-//! Current limitations: CSI drivers only; plugins for devices and dynamic resource allocation are
-//! refused, and told so.
+//! Current limitations: CSI drivers only; the registration of device plugins and DRA plugins fails.
 
 mod allocatable;
 mod csi_node;
@@ -30,21 +29,21 @@ use self::metrics::Metrics;
 use self::registration::Registrar;
 use self::sockets::{Change, Sockets};
 
-/// Where plugins announce themselves, below the node's root directory.
+/// The registration directory, below the node's root directory.
 const REGISTRY: &str = "plugins_registry";
 
-/// What the registration of plugins works with.
+/// The dependencies of the plugin manager.
 pub struct Parts {
     /// The node's root directory.
     pub root: PathBuf,
-    /// Where registered drivers are noted.
+    /// The registered drivers.
     pub drivers: Drivers,
-    /// Where the cluster is told of them.
+    /// The writer of the CSINode.
     pub csi_node: CsiNode,
 }
 
-/// Follows the sockets of plugins, and registers what announces itself there. Ends when it is
-/// dropped; what is registered stays so for the cluster.
+/// Watches the sockets of plugins, and registers them. When it is dropped, drivers stay in the
+/// CSINode.
 pub fn run(parts: Parts, registry: &Registry) -> impl Future<Output = ()> + Send + use<> {
     let Parts { root, drivers, csi_node } = parts;
     let mut sockets = Sockets::open(root.join(REGISTRY));
@@ -53,14 +52,14 @@ pub fn run(parts: Parts, registry: &Registry) -> impl Future<Output = ()> + Send
     async move {
         loop {
             match sockets.next().await {
-                Change::Appeared(socket) => plugins.begin(socket),
-                Change::Gone(socket) => plugins.end(&socket),
+                Change::Added(socket) => plugins.begin(socket),
+                Change::Removed(socket) => plugins.end(&socket),
             }
         }
     }
 }
 
-/// A task for each socket, which outlives the socket until its plugin is unregistered.
+/// One task per socket, until its plugin is unregistered.
 struct Plugins {
     registrar: Arc<Registrar>,
     tasks: HashMap<PathBuf, Task>,
@@ -80,7 +79,7 @@ impl Drop for Task {
 impl Plugins {
     /// Registers the plugin at a socket, after the one that was there before is unregistered.
     fn begin(&mut self, socket: PathBuf) {
-        debug!(socket = %socket.display(), "a plugin's socket");
+        debug!(socket = %socket.display(), "plugin socket added");
         let stop = CancellationToken::new();
         let before = self.tasks.remove(&socket);
         let (registrar, stopped, path) = (self.registrar.clone(), stop.clone(), socket.clone());
@@ -88,13 +87,13 @@ impl Plugins {
             if let Some(before) = before {
                 before.end().await;
             }
-            registrar.keep(&path, stopped).await;
+            registrar.run(&path, stopped).await;
         });
         self.tasks.insert(socket, Task { stop, handle });
     }
 
     fn end(&mut self, socket: &Path) {
-        debug!(socket = %socket.display(), "a plugin's socket is gone");
+        debug!(socket = %socket.display(), "plugin socket removed");
         self.tasks.retain(|_, task| !task.handle.is_finished());
         if let Some(task) = self.tasks.get(socket) {
             task.stop.cancel();
@@ -106,7 +105,7 @@ impl Task {
     async fn end(mut self) {
         self.stop.cancel();
         if let Err(error) = (&mut self.handle).await {
-            warn!(%error, "the registration of a plugin ended badly");
+            warn!(%error, "the registration task of a plugin failed");
         }
     }
 }

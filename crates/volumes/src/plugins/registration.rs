@@ -1,4 +1,4 @@
-//! The registration of one plugin, from the first word on its socket until the socket is gone.
+//! The registration of one plugin, for the lifetime of its socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::version::Version;
 
 /// The type of CSI drivers.
 const CSI: &str = "CSIPlugin";
-/// Pauses between tries. The first is short: a socket is seen before its owner listens.
+/// Backoff. It starts short, as a socket may exist before the plugin listens.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
-/// The most characters of a driver's name.
+/// Maximum length of a driver's name.
 const LONGEST_NAME: usize = 63;
 
-/// What registrations work with.
+/// The dependencies of registrations.
 pub(super) struct Registrar {
     pub(super) drivers: Drivers,
     pub(super) csi_node: CsiNode,
@@ -31,14 +31,14 @@ pub(super) struct Registrar {
 }
 
 impl Registrar {
-    /// Registers the plugin at a socket, for as long as it takes, and unregisters it when stopped.
-    pub(super) async fn keep(&self, socket: &Path, stop: CancellationToken) {
+    /// Registers the plugin at a socket, with retries, and unregisters it when stopped.
+    pub(super) async fn run(&self, socket: &Path, stop: CancellationToken) {
         self.metrics.note(socket, false);
         let registered = stop.run_until_cancelled(self.registered(socket)).await.flatten();
         if let Some(name) = &registered {
             info!(driver = name, socket = %socket.display(), "CSI driver registered");
             self.metrics.note(socket, true);
-            stop.run_until_cancelled(self.keep_allocatable(name)).await;
+            stop.run_until_cancelled(self.update_allocatable(name)).await;
         }
         stop.cancelled().await;
         self.metrics.forget(socket);
@@ -47,24 +47,24 @@ impl Registrar {
         }
     }
 
-    /// The name of the driver, once it is registered; `None` for what never can be.
+    /// Registers with retries; `None` if it cannot succeed.
     async fn registered(&self, socket: &Path) -> Option<String> {
         let mut pause = FIRST_PAUSE;
-        let mut said = None;
+        let mut last_error = None;
         loop {
             let error = match self.register(socket).await {
                 Ok(name) => return Some(name),
                 Err(error) => error,
             };
             let text = error.to_string();
-            if !error.may_pass() {
-                warn!(socket = %socket.display(), "plugin refused: {text}");
+            if !error.is_retriable() {
+                warn!(socket = %socket.display(), "plugin registration failed: {text}");
                 return None;
             }
-            // A plugin that stays as it is, is told of once.
-            if pause > FIRST_PAUSE && said.as_ref() != Some(&text) {
-                warn!(socket = %socket.display(), "plugin not registered yet: {text}");
-                said = Some(text);
+            // The same error is logged once.
+            if pause > FIRST_PAUSE && last_error.as_ref() != Some(&text) {
+                warn!(socket = %socket.display(), "plugin registration failed, will be retried: {text}");
+                last_error = Some(text);
             }
             sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
@@ -75,20 +75,20 @@ impl Registrar {
         let plugin = Plugin::new(socket)?;
         let info = plugin.info().await?;
         let name = info.name.clone();
-        let outcome = self.take(info, socket).await;
+        let outcome = self.add_driver(info, socket).await;
         let refusal = outcome.as_ref().err().map(refusal);
-        let told = plugin.notify(refusal.as_deref()).await;
+        let notified = plugin.notify(refusal.as_deref()).await;
         outcome?;
-        if let Err(error) = told {
-            // It takes itself for refused, and will come again.
+        if let Err(error) = notified {
+            // The plugin was not notified, so the registration is repeated.
             self.unregister(&name, socket).await;
             return Err(error.into());
         }
         Ok(name)
     }
 
-    /// Takes in a driver that has said who it is.
-    async fn take(&self, info: PluginInfo, socket: &Path) -> Result<(), Error> {
+    /// Validates and adds a driver.
+    async fn add_driver(&self, info: PluginInfo, socket: &Path) -> Result<(), Error> {
         let path = socket.display().to_string();
         if info.r#type != CSI {
             return Err(Error::Type { kind: info.r#type, socket: path });
@@ -103,17 +103,17 @@ impl Registrar {
         self.drivers.check(&info.name, &version, socket)?;
         let endpoint = if info.endpoint.is_empty() { path } else { info.endpoint };
         let driver = self.drivers.client(&info.name, &endpoint)?;
-        self.tell_cluster(&driver).await?;
+        self.publish_node_info(&driver).await?;
         self.drivers.add(driver, version, socket);
         Ok(())
     }
 
-    async fn tell_cluster(&self, driver: &Driver) -> Result<(), Error> {
+    async fn publish_node_info(&self, driver: &Driver) -> Result<(), Error> {
         let node = driver.info().await?;
         self.csi_node.install(driver.name(), &node).await
     }
 
-    /// Takes a driver away, from the volumes at once and from the cluster as soon as it hears.
+    /// Removes a driver, and its entry of the CSINode with retries.
     async fn unregister(&self, name: &str, socket: &Path) {
         if !self.drivers.remove(name, socket) {
             return;
@@ -121,11 +121,14 @@ impl Registrar {
         info!(driver = name, socket = %socket.display(), "CSI driver unregistered");
         let mut pause = FIRST_PAUSE;
         while let Err(error) = self.csi_node.uninstall(name).await {
-            debug!(driver = name, "the cluster still takes the driver for registered: {error}");
+            debug!(
+                driver = name,
+                "failed to remove the driver from the CSINode, will be retried: {error}"
+            );
             sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             if self.drivers.get(name).is_some() {
-                return; // it has come back by another socket
+                return; // it is registered at another socket
             }
         }
     }
@@ -141,7 +144,7 @@ fn refusal(error: &Error) -> String {
     }
 }
 
-/// Whether it may be the name of a driver, and so of a directory.
+/// Whether it is a valid driver name, which is also used for directories.
 fn is_driver_name(name: &str) -> bool {
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';

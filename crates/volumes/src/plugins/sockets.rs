@@ -1,5 +1,5 @@
-//! The sockets below a directory. What the directory shows is the truth; inotify says when to look,
-//! and tells a socket that was made anew from one that stayed.
+//! Watches the sockets below a directory: the directory is listed after inotify events, which also
+//! show recreated sockets.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
@@ -14,27 +14,27 @@ use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 use tokio::time::sleep;
 use tracing::warn;
 
-/// How deep directories are looked into.
+/// Maximum depth of directories.
 const DEEPEST: usize = 4;
-/// Plugins remove a socket and make it again; one look after the last step is enough.
+/// Debounce time, as plugins remove and recreate sockets.
 const SETTLE: Duration = Duration::from_millis(20);
-/// When a directory that cannot be watched is tried again.
+/// Retry interval of a failed watch.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// What happened to a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It is there, or it was made anew.
-    Appeared(PathBuf),
-    /// It is not there any more.
-    Gone(PathBuf),
+    /// Added or recreated.
+    Added(PathBuf),
+    /// Removed.
+    Removed(PathBuf),
 }
 
-/// Follows the sockets below a directory.
+/// A watch on the sockets below a directory.
 pub(super) struct Sockets {
     root: PathBuf,
     watch: Option<Watch>,
-    /// The inodes of the sockets that are known.
+    /// The inodes of known sockets.
     known: HashMap<PathBuf, u64>,
     pending: VecDeque<Change>,
 }
@@ -45,12 +45,12 @@ struct Watch {
 }
 
 impl Sockets {
-    /// Nothing is known yet; the directory is made when it is first looked at.
+    /// The directory is created with the first scan.
     pub(super) fn open(root: PathBuf) -> Self {
         Self { root, watch: None, known: HashMap::new(), pending: VecDeque::new() }
     }
 
-    /// The next change; what is there at first appears.
+    /// The next change; existing sockets are added first.
     pub(super) async fn next(&mut self) -> Change {
         loop {
             if let Some(change) = self.pending.pop_front() {
@@ -60,22 +60,22 @@ impl Sockets {
                 Some(watch) => watch.next().await,
                 None => Ok(HashSet::new()),
             };
-            let looked = match made {
-                Ok(made) => self.look(&made),
+            let scanned = match made {
+                Ok(made) => self.scan(&made),
                 Err(error) => Err(error),
             };
-            if let Err(error) = looked {
-                warn!(path = %self.root.display(), %error, "plugins cannot be looked for");
+            if let Err(error) = scanned {
+                warn!(path = %self.root.display(), %error, "failed to watch the plugin directory");
                 self.watch = None;
                 sleep(RETRY).await;
             }
         }
     }
 
-    /// Compares what is there with what is known; `made` were made since the last look.
-    fn look(&mut self, made: &HashSet<PathBuf>) -> io::Result<()> {
+    /// Compares the sockets with the known ones; `made` were created since the last scan.
+    fn scan(&mut self, made: &HashSet<PathBuf>) -> io::Result<()> {
         fs::create_dir_all(&self.root)?;
-        // Watched before it is listed: what comes in between is seen twice rather than never.
+        // Watched before it is listed, so that no change is missed.
         let watch = match &mut self.watch {
             Some(watch) => watch,
             None => self.watch.insert(Watch::new()?),
@@ -84,11 +84,11 @@ impl Sockets {
         watch.directories.retain(|_, path| path.is_dir());
         find(&self.root, 0, watch, &mut found)?;
         for path in self.known.keys().filter(|path| !found.contains_key(*path)) {
-            self.pending.push_back(Change::Gone(path.clone()));
+            self.pending.push_back(Change::Removed(path.clone()));
         }
         for (path, inode) in &found {
             if self.known.get(path) != Some(inode) || made.contains(path) {
-                self.pending.push_back(Change::Appeared(path.clone()));
+                self.pending.push_back(Change::Added(path.clone()));
             }
         }
         self.known = found;
@@ -102,7 +102,7 @@ impl Watch {
         Ok(Self { events, directories: HashMap::new() })
     }
 
-    /// Waits until something happened, and until it is over. Gives what was made meanwhile.
+    /// Waits for events, until they settle. Returns created paths.
     async fn next(&mut self) -> io::Result<HashSet<PathBuf>> {
         let mut made = HashSet::new();
         let event = self.events.next().await;
@@ -131,8 +131,7 @@ impl Watch {
     }
 }
 
-/// The sockets in a directory and those below it, all of which are watched from then on. Names
-/// that begin with a dot are of others.
+/// Lists the sockets of a directory tree, and watches all directories. Hidden names are ignored.
 fn find(
     directory: &Path,
     depth: usize,
@@ -154,7 +153,7 @@ fn find(
             continue;
         }
         let path = entry.path();
-        // Entries come and go while they are looked at.
+        // Entries may be removed meanwhile.
         let Ok(metadata) = fs::metadata(&path) else { continue };
         if metadata.file_type().is_socket() {
             found.insert(path, metadata.ino());
@@ -163,7 +162,7 @@ fn find(
             && let Err(error) = find(&path, depth + 1, watch, found)
             && path.exists()
         {
-            warn!(path = %path.display(), %error, "plugins are not looked for here");
+            warn!(path = %path.display(), %error, "failed to watch a plugin directory");
         }
     }
     Ok(())

@@ -1,13 +1,13 @@
-//! Versions of CSI, as drivers tell them.
+//! Versions of CSI.
 
 use std::fmt;
 
-/// Numbers that are told apart by dots, such as 1.0.0.
+/// A version such as 1.0.0.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version(Vec<u64>);
 
 impl Version {
-    /// Takes `1.2.3` or `v1.2.3`, with whatever is said behind a third number.
+    /// Parses `1.2.3` or `v1.2.3`, ignoring any suffix.
     fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let text = text.strip_prefix('v').unwrap_or(text);
@@ -27,7 +27,7 @@ impl Version {
         Some(Self(numbers))
     }
 
-    /// The highest of those that the node speaks: any 1.x.
+    /// The highest supported version: any 1.x.
     pub(super) fn highest(versions: &[String]) -> Option<Self> {
         let known = versions.iter().filter_map(|version| Self::parse(version));
         known.filter(|version| version.0.first() == Some(&1)).max()

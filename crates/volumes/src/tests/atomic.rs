@@ -39,7 +39,7 @@ fn data_dir(root: &Root) -> PathBuf {
 }
 
 #[test]
-fn users_see_links_through_one_that_is_replaced() {
+fn atomic_writer_replaces_the_data_link() {
     let root = Root::new();
     let volume = volume(&root);
     write(&volume, &payload(&[("a", "1"), ("d/b", "2"), ("d/e/c", "3")]), None).unwrap();
@@ -67,7 +67,7 @@ fn users_see_links_through_one_that_is_replaced() {
 }
 
 #[test]
-fn owner_group_and_modes_are_those_asked_for() {
+fn atomic_writer_sets_owner_group_and_modes() {
     let root = Root::new();
     let volume = volume(&root);
     let mut payload = Payload::default();
@@ -86,7 +86,7 @@ fn owner_group_and_modes_are_those_asked_for() {
 
 /// CVE-2017-1002102: what a container plants in a volume must not lead the node elsewhere.
 #[test]
-fn planted_links_lead_nowhere() {
+fn atomic_writer_does_not_follow_planted_links() {
     let root = Root::new();
     root.write("host/canary", "alive");
     root.write("host/..2020_dir/canary", "alive");
@@ -133,7 +133,7 @@ fn planted_links_lead_nowhere() {
 }
 
 #[test]
-fn a_payload_that_does_not_fit_changes_nothing() {
+fn atomic_writer_keeps_old_data_on_failure() {
     let root = Root::new();
     let volume = volume(&root);
     write(&volume, &payload(&[("a", "1")]), None).unwrap();
@@ -145,7 +145,7 @@ fn a_payload_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn a_mount_point_of_another_volume_is_kept() {
+fn atomic_writer_keeps_nested_mount_points() {
     let root = Root::new();
     let volume = volume(&root);
     fs::create_dir(root.join("volume/nested")).unwrap();
@@ -156,7 +156,7 @@ fn a_mount_point_of_another_volume_is_kept() {
 }
 
 #[test]
-fn readers_never_see_half_of_an_update() {
+fn atomic_writer_readers_see_whole_updates() {
     let root = Root::new();
     let volume = volume(&root);
     write(&volume, &payload(&[("a", "0"), ("b", "0")]), None).unwrap();
@@ -192,7 +192,7 @@ proptest! {
 
     /// Whatever came before, the volume shows the last payload and nothing else.
     #[test]
-    fn the_last_payload_is_what_is_seen(
+    fn atomic_writer_shows_the_last_payload(
         turns in prop::collection::vec(
             prop::collection::btree_map("[a-c](/[d-e]){0,2}\\.f", "[xy]{0,2}", 0..5), 1..5)
     ) {

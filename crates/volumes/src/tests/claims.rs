@@ -16,7 +16,7 @@ fn claim(change: impl Fn(&mut Value)) -> Value {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_ready_says_why() {
+async fn claim_not_ready_errors() {
     let world = World::start().await;
     let pod = pod_with("u1", &["a"], json!({}));
     let volume = |reference: Value| {
@@ -71,7 +71,7 @@ async fn a_claim_that_is_not_ready_says_why() {
 }
 
 #[tokio::test]
-async fn an_ephemeral_claim_must_be_the_pods_own() {
+async fn claim_of_an_ephemeral_volume_must_be_owned_by_the_pod() {
     let world = World::start().await;
     let pod = serde_json::from_value(json!({
         "metadata": {"name": "c", "namespace": "ns", "uid": "u1"},
@@ -92,7 +92,7 @@ async fn an_ephemeral_claim_must_be_the_pods_own() {
 }
 
 #[tokio::test]
-async fn a_volume_is_used_as_what_it_is() {
+async fn claim_volume_mode_must_match_its_use() {
     let world = World::start().await;
     for (mode, field, path, expected) in [
         (
@@ -118,7 +118,7 @@ async fn a_volume_is_used_as_what_it_is() {
 }
 
 #[tokio::test]
-async fn kinds_that_nobody_sets_up_here_say_so() {
+async fn claim_of_an_unsupported_volume_type() {
     let world = World::start().await;
     for (source, expected) in [
         (
@@ -147,7 +147,7 @@ async fn kinds_that_nobody_sets_up_here_say_so() {
 /// Also CVE-2024-10220 and CVE-2025-1767: a repository's hooks ran on the node, and one pod read
 /// another's repository. There is no such volume any more.
 #[tokio::test]
-async fn kinds_that_are_gone_say_so() {
+async fn removed_volume_types_are_refused() {
     let world = World::start().await;
     let unready = "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: ";
     let no_plugin = |volume: &str| {

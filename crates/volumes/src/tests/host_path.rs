@@ -1,4 +1,4 @@
-//! Host paths against what stands there.
+//! Types of host paths.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use super::Root;
 use crate::host_path::set_up;
 
 #[test]
-fn types_are_checked_and_made() {
+fn host_path_types_are_checked_and_created() {
     let root = Root::new();
     root.write("dir/file", "kept");
     symlink(root.join("dir/file"), root.join("link")).unwrap();

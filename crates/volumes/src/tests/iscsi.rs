@@ -74,7 +74,7 @@ impl Target {
 }
 
 #[tokio::test]
-async fn a_disk_is_logged_in_for_the_first_pod_and_out_after_the_last() {
+async fn iscsi_login_for_the_first_pod_and_logout_after_the_last() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     let [one, two] = ["u1", "u2"].map(|uid| pod_with(uid, &["a"], json!({"fsGroup": 5})));
@@ -113,7 +113,7 @@ async fn a_disk_is_logged_in_for_the_first_pod_and_out_after_the_last() {
 }
 
 #[tokio::test]
-async fn names_and_passwords_come_out_of_the_secret() {
+async fn iscsi_chap_credentials_come_from_the_secret() {
     let target = Target::start().await;
     let data = json!({
         "discovery.sendtargets.auth.username": "ZGk=",
@@ -145,7 +145,7 @@ async fn names_and_passwords_come_out_of_the_secret() {
 }
 
 #[tokio::test]
-async fn each_step_that_fails_says_so_and_the_next_try_goes_on() {
+async fn iscsi_failed_steps_are_reported_and_retried() {
     let target = Target::start().await;
     target.claim(json!({}));
     let pod = pod_with("u1", &["a"], json!({}));
@@ -175,7 +175,7 @@ async fn each_step_that_fails_says_so_and_the_next_try_goes_on() {
 }
 
 #[tokio::test]
-async fn a_node_without_the_tool_says_so_and_the_pod_can_go() {
+async fn iscsi_without_iscsiadm_is_reported() {
     let target = Target::start().await;
     fs::remove_file(target.path("bin/iscsiadm")).unwrap();
     if target.world.volumes.inner.tools.find(ISCSIADM).is_ok() {
@@ -196,7 +196,7 @@ async fn a_node_without_the_tool_says_so_and_the_pod_can_go() {
 }
 
 #[tokio::test]
-async fn a_disk_as_it_is_is_mapped_and_given_back() {
+async fn iscsi_block_volume_is_mapped_and_unmapped() {
     let mut target = Target::start().await;
     let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
     target.world.claim("a", json!({"volumeMode": "Block", "iscsi": source}));
@@ -217,7 +217,7 @@ async fn a_disk_as_it_is_is_mapped_and_given_back() {
 }
 
 #[tokio::test]
-async fn what_another_daemon_has_set_up_is_taken_down() {
+async fn iscsi_volume_of_another_kubelet_is_taken_down() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
@@ -231,7 +231,7 @@ async fn what_another_daemon_has_set_up_is_taken_down() {
 }
 
 #[tokio::test]
-async fn a_disk_waits_for_the_control_plane_to_attach_it() {
+async fn iscsi_waits_for_attachment_by_the_controller() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     let node = |attached: Value| -> Option<Arc<Node>> {
@@ -240,8 +240,8 @@ async fn a_disk_waits_for_the_control_plane_to_attach_it() {
         let node = json!({"metadata": metadata, "status": {"volumesAttached": attached}});
         Some(Arc::new(serde_json::from_value(node).unwrap()))
     };
-    let (known, told) = watch::channel(node(json!([])));
-    target.world.volumes.devices().follow_node(told.clone());
+    let (known, node_rx) = watch::channel(node(json!([])));
+    target.world.volumes.devices().follow_node(node_rx.clone());
     let pod = pod_with("u1", &["a"], json!({}));
     let early = timeout(Duration::from_millis(500), target.world.mount(&pod)).await;
     assert!(early.is_err(), "{early:?}");
@@ -254,10 +254,10 @@ async fn a_disk_waits_for_the_control_plane_to_attach_it() {
     known.send_replace(node(json!([{"name": names[1], "devicePath": ""}])));
     target.world.mount(&pod).await.unwrap();
 
-    // What stands is not waited for.
+    // An existing mount needs no attachment.
     known.send_replace(node(json!([])));
     target.world.restart();
-    target.world.volumes.devices().follow_node(told);
+    target.world.volumes.devices().follow_node(node_rx);
     target.world.mount(&pod).await.unwrap();
     target.world.remove("u1").await;
     target.world.assert_clean();

@@ -19,7 +19,7 @@ fn local(path: &Path, more: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_directory_is_bound_and_given_to_the_group() {
+async fn local_directory_is_bind_mounted_with_fs_group() {
     let mut world = World::start().await;
     let file = world.root.write("data/sub/file", "x");
     world.claim("a", local(&world.root.join("data"), &json!({"mountOptions": ["noexec"]})));
@@ -33,7 +33,7 @@ async fn a_directory_is_bound_and_given_to_the_group() {
     assert_eq!((stat.gid(), stat.mode() & 0o660), (1234, 0o660));
     assert_eq!(fs::metadata(world.root.join("data/sub")).unwrap().mode() & 0o7777, 0o2775);
 
-    // It stands: neither another start of the pod nor of the daemon mounts it once more.
+    // Existing mounts are kept after restarts of the pod and the daemon.
     world.restart();
     assert_eq!(world.mount(&pod).await.unwrap()["a"], mounted);
     assert_eq!(world.mounted().len(), 1);
@@ -46,7 +46,7 @@ async fn a_directory_is_bound_and_given_to_the_group() {
 }
 
 #[tokio::test]
-async fn a_volume_to_be_read_only_is() {
+async fn local_volume_read_only() {
     let world = World::start().await;
     let file = world.root.write("data/file", "x");
     world.claim("a", local(&world.root.join("data"), &json!({})));
@@ -61,7 +61,7 @@ async fn a_volume_to_be_read_only_is() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_says_why_and_leaves_nothing() {
+async fn local_volume_errors_leave_nothing_mounted() {
     let world = World::start().await;
     let file = world.root.write("file", "x");
     let missing = world.root.join("missing");
@@ -99,7 +99,7 @@ async fn what_cannot_be_used_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_disk_is_formatted_once_and_mounted_for_all_its_pods() {
+async fn local_disk_is_formatted_once_and_mounted_for_all_pods() {
     let mut world = World::start().await;
     let disk = Disk::new(&world.root.join("disk"));
     world.claim("a", local(&disk.device, &json!({})));
@@ -125,7 +125,7 @@ async fn a_disk_is_formatted_once_and_mounted_for_all_its_pods() {
 }
 
 #[tokio::test]
-async fn a_disk_as_it_is_is_linked_bound_and_held_open() {
+async fn local_block_volume_is_linked_bound_and_held_open() {
     let mut world = World::start().await;
     let disk = Disk::new(&world.root.join("disk"));
     world.claim("a", local(&disk.device, &json!({"volumeMode": "Block"})));
@@ -155,7 +155,7 @@ async fn a_disk_as_it_is_is_linked_bound_and_held_open() {
 }
 
 #[tokio::test]
-async fn a_volume_of_other_nodes_is_not_mounted() {
+async fn local_volume_node_affinity_mismatch() {
     let world = World::start().await;
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]},
@@ -174,7 +174,7 @@ async fn a_volume_of_other_nodes_is_not_mounted() {
 }
 
 #[tokio::test]
-async fn a_root_directory_behind_links_is_as_good_as_any() {
+async fn local_volumes_below_a_symlinked_root_directory() {
     let mut world = World::start_behind_links().await;
     world.root.write("data/file", "x");
     let disks = ["disk-b", "disk-c"].map(|name| Disk::new(&world.root.join(name)));

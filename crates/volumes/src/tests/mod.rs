@@ -2,9 +2,9 @@
 
 mod atomic;
 mod claims;
+mod crash;
 mod host_path;
 mod iscsi;
-mod kills;
 mod local;
 mod nfs;
 mod node;

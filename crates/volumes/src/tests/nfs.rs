@@ -26,7 +26,7 @@ fn pod() -> Pod {
 }
 
 #[tokio::test]
-async fn the_helper_is_asked_once_and_what_it_mounts_goes_with_the_pod() {
+async fn nfs_helper_mounts_once_and_unmounts_with_the_pod() {
     let mut world = World::start().await;
     let file = world.root.write("export/file", "x");
     world.tool("mount.nfs", "exit 0");
@@ -44,7 +44,7 @@ async fn the_helper_is_asked_once_and_what_it_mounts_goes_with_the_pod() {
 }
 
 #[tokio::test]
-async fn a_helper_that_fails_or_hangs_says_why_and_leaves_nothing() {
+async fn nfs_helper_failure_or_timeout_is_reported() {
     let mut world = World::start().await;
     fs::create_dir(world.root.join("export")).unwrap();
     world.limit(Duration::from_secs(2));
@@ -72,7 +72,7 @@ async fn a_helper_that_fails_or_hangs_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn without_its_helper_there_is_nothing_to_wait_for() {
+async fn nfs_without_helper_is_reported() {
     let world = World::start().await;
     if world.volumes.inner.tools.find(crate::nfs::HELPER).is_ok() {
         return; // this machine has it

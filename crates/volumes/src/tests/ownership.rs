@@ -16,8 +16,8 @@ use super::{Done, Root, pod};
 
 const GROUP: u32 = 4321;
 
-fn give(root: &Path, by_root: bool, read_only: bool) {
-    Ownership::new(GROUP, read_only, by_root).give(root).unwrap();
+fn give(root: &Path, on_root_mismatch: bool, read_only: bool) {
+    Ownership::new(GROUP, read_only, on_root_mismatch).apply_blocking(root).unwrap();
 }
 
 fn of(path: &Path) -> (u32, u32) {
@@ -31,7 +31,7 @@ fn with_mode(root: &Root, path: &str, mode: u32) {
 }
 
 #[test]
-fn files_get_what_their_kind_needs_beside_their_own() {
+fn fs_group_adds_permissions_by_file_type() {
     let root = Root::new();
     let outside = root.write("outside", "x");
     let before = of(&outside);
@@ -64,7 +64,7 @@ fn files_get_what_their_kind_needs_beside_their_own() {
 }
 
 #[test]
-fn a_volume_to_be_read_may_be_read() {
+fn fs_group_of_a_read_only_volume() {
     let root = Root::new();
     with_mode(&root, "volume/file", 0o400);
     give(&root.join("volume"), false, true);
@@ -72,7 +72,7 @@ fn a_volume_to_be_read_may_be_read() {
 }
 
 #[test]
-fn a_root_that_is_right_spares_the_rest_only_if_asked() {
+fn fs_group_change_policy_on_root_mismatch() {
     let root = Root::new();
     with_mode(&root, "volume/file", 0o600);
     let volume = root.join("volume");
@@ -91,7 +91,7 @@ fn a_root_that_is_right_spares_the_rest_only_if_asked() {
 }
 
 #[test]
-fn wide_and_deep_trees_are_gone_through_whole() {
+fn fs_group_of_wide_and_deep_trees() {
     let root = Root::new();
     let mut deep = root.join("volume");
     for _ in 0..300 {
@@ -110,7 +110,7 @@ fn wide_and_deep_trees_are_gone_through_whole() {
 }
 
 #[test]
-fn links_that_come_and_go_lead_nowhere_outside() {
+fn fs_group_does_not_follow_changing_links() {
     let root = Root::new();
     with_mode(&root, "outside/file", 0o600);
     for number in 0..50 {
@@ -136,7 +136,9 @@ fn links_that_come_and_go_lead_nowhere_outside() {
             }
         });
         for group in 0..300 {
-            Ownership::new(GROUP + group, false, false).give(&path.join("volume")).unwrap();
+            Ownership::new(GROUP + group, false, false)
+                .apply_blocking(&path.join("volume"))
+                .unwrap();
         }
     });
     let outside = fs::metadata(path.join("outside/file")).unwrap();
@@ -147,7 +149,7 @@ fn links_that_come_and_go_lead_nowhere_outside() {
 }
 
 #[tokio::test]
-async fn a_walk_that_takes_long_is_told() {
+async fn fs_group_progress_is_recorded_as_event() {
     let (root, api) = (Root::new(), FakeApi::start().await);
     for number in 0..3000 {
         root.write(&format!("uid-1/volume/{number}"), "x");
@@ -156,11 +158,11 @@ async fn a_walk_that_takes_long_is_told() {
     let (pod_events, pod) = (PodEventRecorder::new(recorder), pod(json!({"containers": []})));
     let volume = root.join("uid-1/volume");
     let ownership = Ownership::new(GROUP, false, false);
-    // From the first moment on, and then after each millisecond.
+    // At once, and then after each millisecond.
     let (first, then) = (Duration::ZERO, Duration::from_millis(1));
     ownership.apply_within(volume.clone(), &pod, &pod_events, first, then).await.unwrap();
     assert_eq!(of(&volume.join("7")).0, GROUP);
-    let told = async || loop {
+    let event_message = async || loop {
         let requests = api.requests();
         let event = requests
             .iter()
@@ -171,7 +173,7 @@ async fn a_walk_that_takes_long_is_told() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
-    let message = tokio::time::timeout(Duration::from_secs(10), told()).await.unwrap();
+    let message = tokio::time::timeout(Duration::from_secs(10), event_message()).await.unwrap();
     let expected = "Setting volume ownership for uid-1/volume is taking longer than expected";
     assert!(message.starts_with(expected), "{message}");
 }

@@ -20,7 +20,7 @@ fn is_memory(path: &PathBuf) -> bool {
 }
 
 #[tokio::test]
-async fn an_ordinary_pod_of_an_upstream_cluster() {
+async fn pod_volumes_of_an_upstream_cluster() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l", "pass": "dHdv"}));
     node.api.put(
@@ -126,7 +126,7 @@ async fn an_ordinary_pod_of_an_upstream_cluster() {
 }
 
 #[tokio::test]
-async fn changes_are_projected_anew() {
+async fn pod_volumes_are_refreshed_on_changes() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     let mut pod = pod(json!({"containers": [], "volumes": [
@@ -142,7 +142,7 @@ async fn changes_are_projected_anew() {
     assert_eq!(read(at("downward-api/notes/note")), "one");
     assert_eq!(fs::read_dir(at("configmap/later")).unwrap().count(), 2, "data without files");
 
-    // Each change is told, and writes what it is about and nothing else.
+    // Each change rewrites only the affected volumes.
     let data = |path: &str| fs::read_link(at(path).join("..data")).unwrap();
     let kinds = ["secret/keys", "downward-api/notes", "configmap/later"];
     let before = kinds.map(data);
@@ -156,7 +156,7 @@ async fn changes_are_projected_anew() {
     node.volumes.refresh(&pod, &changed).await.unwrap();
     assert_eq!(read(at("configmap/later/k")), "v");
     pod.metadata.annotations.as_mut().unwrap().insert("note".to_owned(), "two".to_owned());
-    assert_eq!(data("downward-api/notes"), before[1], "not touched by what others are told");
+    assert_eq!(data("downward-api/notes"), before[1], "not affected by changes of others");
     node.volumes.refresh(&pod, &Changed::pod()).await.unwrap();
     assert_eq!(read(at("downward-api/notes/note")), "two");
     let after = kinds.map(data);
@@ -167,7 +167,7 @@ async fn changes_are_projected_anew() {
 }
 
 #[tokio::test]
-async fn errors_name_volume_and_reason() {
+async fn pod_volume_errors_name_volume_and_reason() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     node.api.put("configmaps", "c", 1, json!({"data": {"k": "v"}}));
@@ -191,7 +191,9 @@ async fn errors_name_volume_and_reason() {
         ),
         (
             json!({"projected": {"sources": [missing, token]}}),
-            set_up("[secret \"gone\" not found, pod names no service account to make a token for]"),
+            set_up(
+                "[secret \"gone\" not found, pod has no service account to request a token for]",
+            ),
         ),
         (
             json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "x", "name": "y"}}]}}),
@@ -254,7 +256,7 @@ async fn errors_name_volume_and_reason() {
 }
 
 #[tokio::test]
-async fn the_group_of_the_pod_may_use_its_volumes() {
+async fn pod_volumes_have_the_fs_group() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     let pod = pod(json!({
@@ -297,7 +299,7 @@ async fn the_group_of_the_pod_may_use_its_volumes() {
 }
 
 #[tokio::test]
-async fn pods_at_work_do_not_leave_locks() {
+async fn pod_locks_are_released() {
     let node = Node::start().await;
     for number in 0..20 {
         let mut pod = pod(json!({"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]}));
@@ -310,7 +312,7 @@ async fn pods_at_work_do_not_leave_locks() {
 }
 
 #[tokio::test]
-async fn a_full_disk_keeps_what_is_there_and_is_tried_again() {
+async fn pod_volume_on_a_full_disk_keeps_old_data() {
     let root = Root::new();
     let small = Some("size=256k");
     mount(Some("tmpfs"), root.path(), Some("tmpfs"), MsFlags::empty(), small).unwrap();
@@ -345,7 +347,7 @@ async fn a_full_disk_keeps_what_is_there_and_is_tried_again() {
 }
 
 #[tokio::test]
-async fn huge_pages_are_a_file_system_of_their_own() {
+async fn pod_volume_on_huge_pages() {
     let node = Node::start().await;
     let huge = json!({
         "name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}},

@@ -13,7 +13,7 @@ use crate::payload::{common_user, file_path, fs_group};
 use crate::{Source, nested};
 
 #[test]
-fn paths_of_files_stay_inside() {
+fn payload_paths_stay_inside_the_volume() {
     let good = [
         ("a", "a"),
         ("a/b.txt", "a/b.txt"),
@@ -46,7 +46,7 @@ fn paths_of_files_stay_inside() {
 }
 
 #[test]
-fn the_common_user_owns_tokens() {
+fn payload_tokens_are_owned_by_the_common_user() {
     let user = |id: i64| json!({"runAsUser": id});
     let cases = [
         (json!({}), vec![json!({}), json!({})], None),
@@ -75,7 +75,7 @@ fn the_common_user_owns_tokens() {
 }
 
 #[test]
-fn memory_is_as_small_as_volume_pod_and_node_allow() {
+fn medium_memory_size_limit() {
     let limit = |memory: &str| json!({"name": "c", "resources": {"limits": {"memory": memory}}});
     let open = json!({"name": "c"});
     let sidecar = {
@@ -114,7 +114,7 @@ fn memory_is_as_small_as_volume_pod_and_node_allow() {
 }
 
 #[test]
-fn huge_pages_are_of_the_size_that_the_pod_asks_for() {
+fn medium_huge_page_size() {
     let lacks = |medium: &str| {
         Err(format!(
             "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
@@ -141,7 +141,7 @@ fn huge_pages_are_of_the_size_that_the_pod_asks_for() {
         (
             "HugePages-x",
             with(&[]),
-            Err("medium HugePages-x: \"x\" is no size of a page".to_owned()),
+            Err("medium HugePages-x: \"x\" is not a valid page size".to_owned()),
         ),
         ("Disk", with(&[]), Err("unknown storage medium \"Disk\"".to_owned())),
     ] {
@@ -154,7 +154,7 @@ fn huge_pages_are_of_the_size_that_the_pod_asks_for() {
 }
 
 #[test]
-fn mount_points_inside_a_volume_are_found() {
+fn nested_mount_points_are_found() {
     let mounts = |mounts: &[(&str, &str)]| {
         let mounts: Vec<Value> =
             mounts.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
@@ -187,7 +187,7 @@ fn mount_points_inside_a_volume_are_found() {
 }
 
 #[test]
-fn other_kinds_are_named() {
+fn unsupported_volume_types_are_named() {
     let volume = |source: Value| -> Volume { serde_json::from_value(source).unwrap() };
     let cases = [
         (json!({"name": "x", "nfs": {"server": "s", "path": "/"}}), "nfs"),

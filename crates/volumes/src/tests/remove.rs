@@ -26,7 +26,7 @@ fn volume(root: &Root, plugin: &str) -> std::path::PathBuf {
 
 /// CVE-2017-1002102, for the end of a volume.
 #[test]
-fn links_are_removed_and_not_followed() {
+fn teardown_removes_links_without_following() {
     let root = Root::new();
     root.write("host/canary", "alive");
     for plugin in ["secret", "configmap", "empty-dir", "projected", "downward-api"] {
@@ -50,7 +50,7 @@ fn links_are_removed_and_not_followed() {
 }
 
 #[test]
-fn a_mount_of_someone_else_is_kept_until_it_is_gone() {
+fn teardown_keeps_foreign_mounts() {
     let root = Root::new();
     root.write("host/canary", "alive");
     let volume = volume(&root, "empty-dir");
@@ -70,7 +70,7 @@ fn a_mount_of_someone_else_is_kept_until_it_is_gone() {
 }
 
 #[test]
-fn memory_is_unmounted_before_anything_is_removed() {
+fn teardown_unmounts_tmpfs_before_removing() {
     let root = Root::new();
     let volume = volume(&root, "secret");
     fs::write(volume.join("below"), "x").unwrap();
@@ -84,7 +84,7 @@ fn memory_is_unmounted_before_anything_is_removed() {
 }
 
 #[test]
-fn data_of_other_kinds_of_volume_is_kept() {
+fn teardown_keeps_data_of_persistent_volumes() {
     let root = Root::new();
     let volume = volume(&root, "nfs");
     let file = volume.join("data");
@@ -99,7 +99,7 @@ fn data_of_other_kinds_of_volume_is_kept() {
 }
 
 #[test]
-fn binds_of_sub_paths_go_with_what_they_were_mounted_on() {
+fn teardown_removes_sub_path_binds() {
     let root = Root::new();
     let file = root.write("host/canary", "alive");
     let container = root.join(&format!("pods/{UID}/volume-subpaths/v/c"));
@@ -114,7 +114,7 @@ fn binds_of_sub_paths_go_with_what_they_were_mounted_on() {
 }
 
 #[test]
-fn trees_deeper_than_descriptors_and_wider_than_batches_go() {
+fn teardown_of_deep_and_wide_trees() {
     let root = Root::new();
     let volume = volume(&root, "empty-dir");
     let deep = Dir::open_trusted(&volume).unwrap();

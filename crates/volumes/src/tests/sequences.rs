@@ -179,7 +179,7 @@ impl Node {
 }
 
 #[test]
-fn any_sequence_ends_as_it_is_wanted() {
+fn volume_sequences_converge() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let node = std::cell::RefCell::new(runtime.block_on(Node::start()));

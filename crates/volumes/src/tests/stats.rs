@@ -7,7 +7,7 @@ use super::world::{World, pod_with};
 use crate::VolumeStats;
 
 #[tokio::test]
-async fn a_claim_is_as_full_as_df_says() {
+async fn volume_stats_match_df() {
     let mut world = World::start().await;
     let data = world.root.join("data");
     std::fs::create_dir(&data).unwrap();
@@ -17,12 +17,19 @@ async fn a_claim_is_as_full_as_df_says() {
     world.claim("a", json!({"local": {"path": data}}));
     world.claim("b", json!({"hostPath": {"path": data}}));
     let pod = pod_with("u1", &["a", "b"], json!({}));
-    assert_eq!(world.volumes.lasting(&pod), [], "nothing stands yet");
+    assert_eq!(world.volumes.persistent_mounts(&pod), [], "nothing stands yet");
     world.mount(&pod).await.unwrap();
 
-    let lasting = world.volumes.lasting(&pod);
-    assert_eq!(lasting.len(), 1, "nobody knows how much of the node's disk a directory is");
-    assert_eq!((lasting[0].name.as_str(), lasting[0].claim.as_deref()), ("a", Some("c-a")));
+    let persistent_mounts = world.volumes.persistent_mounts(&pod);
+    assert_eq!(
+        persistent_mounts.len(),
+        1,
+        "nobody knows how much of the node's disk a directory is"
+    );
+    assert_eq!(
+        (persistent_mounts[0].name.as_str(), persistent_mounts[0].claim.as_deref()),
+        ("a", Some("c-a"))
+    );
     let expected = VolumeStats {
         capacity: 1 << 20,
         available: 768 << 10,
@@ -32,12 +39,16 @@ async fn a_claim_is_as_full_as_df_says() {
         inodes_used: 2,
         condition: None,
     };
-    assert_eq!(world.volumes.filling(&lasting[0]).await.unwrap(), expected);
+    assert_eq!(world.volumes.stats(&persistent_mounts[0]).await.unwrap(), expected);
 
     world.restart();
     world.mount(&pod).await.unwrap();
-    assert_eq!(world.volumes.lasting(&pod), lasting, "a daemon that comes later knows it too");
+    assert_eq!(
+        world.volumes.persistent_mounts(&pod),
+        persistent_mounts,
+        "a daemon that comes later knows it too"
+    );
     world.remove("u1").await;
-    assert_eq!(world.volumes.lasting(&pod), []);
+    assert_eq!(world.volumes.persistent_mounts(&pod), []);
     world.assert_clean();
 }

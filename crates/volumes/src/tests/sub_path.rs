@@ -52,7 +52,7 @@ impl Drop for Setup {
 }
 
 #[test]
-fn files_and_directories_are_bound_wherever_links_inside_lead() {
+fn sub_path_follows_links_inside_the_volume() {
     let setup = Setup::new();
     symlink("dir", setup.root.join("volume/link")).unwrap();
     symlink("../dir/file", setup.root.join("volume/dir/up")).unwrap();
@@ -74,7 +74,7 @@ fn files_and_directories_are_bound_wherever_links_inside_lead() {
 }
 
 #[test]
-fn links_by_the_path_on_the_host_lead_inside() {
+fn sub_path_resolves_absolute_links_into_the_volume() {
     let setup = Setup::new();
     let at = |path: &str| setup.root.join("volume").join(path);
     symlink(at("dir"), at("current")).unwrap();
@@ -98,7 +98,7 @@ fn links_by_the_path_on_the_host_lead_inside() {
 }
 
 #[test]
-fn absent_directories_are_made_like_the_volume() {
+fn sub_path_creates_directories_with_the_volumes_mode() {
     let setup = Setup::new();
     let mode = fs::Permissions::from_mode(0o2777);
     fs::set_permissions(setup.root.join("volume"), mode).unwrap();
@@ -111,7 +111,7 @@ fn absent_directories_are_made_like_the_volume() {
 }
 
 #[test]
-fn a_directory_that_a_kill_leaves_is_as_open_as_the_volume() {
+fn sub_path_directory_has_its_mode_from_creation() {
     let root = Root::new();
     let parent = OwnedFd::from(fs::File::open(root.path()).unwrap());
     let mode = Mode::from_bits_truncate(0o1777);
@@ -128,7 +128,7 @@ fn a_directory_that_a_kill_leaves_is_as_open_as_the_volume() {
 }
 
 #[test]
-fn nothing_outside_is_bound_or_made() {
+fn sub_path_never_binds_or_creates_outside() {
     let setup = Setup::new();
     let host = setup.root.join("host").display().to_string();
     let cases = [
@@ -155,7 +155,7 @@ fn nothing_outside_is_bound_or_made() {
 }
 
 #[test]
-fn paths_are_validated() {
+fn sub_path_validation() {
     for good in ["", "a", "a/b", "./a", "a..b"] {
         validate(good).unwrap();
     }
@@ -196,7 +196,7 @@ fn while_exchanged(volume: &Path, turns: usize, mut turn: impl FnMut(usize) -> b
 
 /// CVE-2021-25741: a directory that is exchanged with a link out of the volume all the time.
 #[test]
-fn an_exchange_during_the_bind_never_leads_out() {
+fn sub_path_exchanged_during_bind_stays_inside() {
     let setup = Setup::new();
     let volume = setup.root.join("volume");
     fs::create_dir(volume.join("x")).unwrap();
@@ -217,7 +217,7 @@ fn an_exchange_during_the_bind_never_leads_out() {
 
 /// The same on the way to a directory that is still to be made, and for a file.
 #[test]
-fn an_exchange_on_the_way_never_makes_or_binds_anything_outside() {
+fn sub_path_exchanged_parents_stay_inside() {
     let setup = Setup::new();
     let volume = setup.root.join("volume");
     fs::create_dir(volume.join("x")).unwrap();
@@ -237,7 +237,7 @@ fn an_exchange_on_the_way_never_makes_or_binds_anything_outside() {
 }
 
 #[test]
-fn files_are_read_inside_the_volume_alone() {
+fn sub_path_reads_stay_inside_the_volume() {
     let root = Root::new();
     root.write("host/secret", "no");
     root.write("volume/dir/file", "yes");

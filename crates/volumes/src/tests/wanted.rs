@@ -7,7 +7,7 @@ use serde_json::json;
 use super::world::{World, pod_with};
 
 #[tokio::test]
-async fn what_no_container_uses_is_not_waited_for() {
+async fn unused_volumes_are_not_set_up() {
     let world = World::start().await;
     let mut pod = json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": "u1"},
@@ -30,9 +30,9 @@ async fn what_no_container_uses_is_not_waited_for() {
     assert_eq!(plugins, 1, "nor is it made when what it shows changes");
 
     // One that comes later may be the first to use it.
-    let guest =
-        json!({"name": "guest", "volumeMounts": [{"name": "about", "mountPath": "/about"}]});
-    pod["spec"]["ephemeralContainers"] = json!([guest]);
+    let debugger =
+        json!({"name": "debugger", "volumeMounts": [{"name": "about", "mountPath": "/about"}]});
+    pod["spec"]["ephemeralContainers"] = json!([debugger]);
     let mounts = world.mount(&parsed(&pod)).await.unwrap();
     assert_eq!(mounts.into_keys().collect::<Vec<_>>(), ["about", "used"]);
     world.remove("u1").await;
@@ -40,7 +40,7 @@ async fn what_no_container_uses_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn mount_options_of_an_annotation_come_first() {
+async fn mount_options_annotation_takes_precedence() {
     let world = World::start().await;
     let source = json!({"local": {"path": world.root.path()}, "mountOptions": ["data=x"]});
     world.claim("a", source.clone());

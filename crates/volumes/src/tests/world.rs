@@ -61,7 +61,7 @@ impl World {
         Self { root, api, volumes, pod_events, limit: LIMIT }
     }
 
-    /// As after an end of the daemon: nothing is known but what disk and kernel tell.
+    /// As after a restart of the daemon: all state is on disk and in the kernel.
     pub(super) fn restart(&mut self) {
         self.volumes = open(self.root.path(), self.api.client(), &self.pod_events, self.limit);
     }
@@ -151,7 +151,7 @@ pub(super) fn open(
     inner.kernel = Kernel {
         disks: root.join("by-path"),
         sys: root.join("sys"),
-        patience: Duration::from_secs(2),
+        device_timeout: Duration::from_secs(2),
     };
     volumes
 }

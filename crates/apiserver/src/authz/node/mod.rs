@@ -32,7 +32,7 @@ pub(super) struct NodeAuthorizer {
     rules: Vec<Rule>,
 }
 
-/// What relations are looked up in.
+/// The source of relations.
 struct Known {
     pods: Cache<Graph>,
     volumes: Cache<Volumes>,
@@ -84,8 +84,8 @@ impl NodeAuthorizer {
             Some(node) => node,
         };
         if let Target::Resource(target) = &access.target {
-            let ask = Ask { known: &self.known, node, verb: access.verb, target };
-            if let Some(decision) = ask.decide() {
+            let node_request = NodeRequest { known: &self.known, node, verb: access.verb, target };
+            if let Some(decision) = node_request.decide() {
                 return decision;
             }
         }
@@ -106,14 +106,14 @@ impl NodeAuthorizer {
 }
 
 /// One request of a node about resources.
-struct Ask<'a> {
+struct NodeRequest<'a> {
     known: &'a Known,
     node: &'a str,
     verb: &'a str,
     target: &'a ResourceTarget<'a>,
 }
 
-impl Ask<'_> {
+impl NodeRequest<'_> {
     /// `None` for resources that are the same for all nodes.
     fn decide(&self) -> Option<Decision> {
         Some(match (self.target.group, self.target.resource) {

@@ -73,7 +73,7 @@ fn csi() -> Value {
 }
 
 #[test]
-fn a_pod_leads_to_volume_secrets_and_attachments() {
+fn node_authorizer_graph_volume_secrets_and_attachments() {
     let authorizer = NodeAuthorizer::new().unwrap();
     for object in [
         pod("p", "n1", "data"),
@@ -122,7 +122,7 @@ fn a_pod_leads_to_volume_secrets_and_attachments() {
 }
 
 #[test]
-fn what_ends_leads_nowhere() {
+fn node_authorizer_graph_removes_deleted_objects() {
     let authorizer = NodeAuthorizer::new().unwrap();
     authorizer.put(&pod("p", "n1", "data"));
     authorizer.put(&volume("v", "data", json!({"iscsi": {"secretRef": {"name": "chap"}}})));

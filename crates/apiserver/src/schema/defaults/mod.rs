@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::value::{default, default_absent, is_zero, items_mut, map_mut};
-use crate::facts::Resource;
+use crate::api_types::Resource;
 
 /// Fills in upstream's defaults. The object conforms to the resource's type.
 pub fn apply_defaults(resource: &Resource, object: &mut Value) {

@@ -24,7 +24,7 @@ pub(super) fn claim_spec(spec: &mut Map<String, Value>) {
     default_absent(spec, "volumeMode", "Filesystem");
 }
 
-/// Whoever is new waits.
+/// A new claim is pending.
 fn status(object: &mut Map<String, Value>) {
     let status = object.entry("status").or_insert_with(|| json!({}));
     if let Some(status) = status.as_object_mut() {

@@ -15,7 +15,7 @@ use self::wire::{Fault, Fields, Result, Wire, last, varint};
 use super::conform::check_kind;
 use super::decode::{Decoded, MAX_DEPTH, State};
 use super::value::is_zero;
-use crate::facts::{Field, Gvk, Leaf, Message, Shape, Slot, Type, message, types};
+use crate::api_types::{Field, Gvk, Leaf, Message, Shape, Slot, Type, message, types};
 use crate::status::StatusError;
 
 /// The media type of such bodies.
@@ -92,7 +92,7 @@ impl Reader {
             return Err(Fault::custom(format_args!("exceeded max depth of {MAX_DEPTH}")));
         }
         let layout: &Message =
-            message(name).ok_or_else(|| Fault::custom(format_args!("{name} is no message")))?;
+            message(name).ok_or_else(|| Fault::custom(format_args!("{name} is not a message")))?;
         for field in Fields(bytes) {
             let (number, wire) = field?;
             match layout.slot(number) {
@@ -123,7 +123,7 @@ impl Reader {
         match field.shape {
             Shape::One => {
                 let value = self.leaf(field.leaf, wire, depth)?;
-                // Go writes fields that are no pointers even when nobody set them, and shows only
+                // Go writes unset fields that are not pointers, and shows only
                 // structs among those in JSON.
                 if keeps_zero || value.is_object() || !is_zero(&value) {
                     self.count_first(object)?;

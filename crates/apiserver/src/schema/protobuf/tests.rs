@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::{RESOURCES, lookup};
+use crate::api_types::{RESOURCES, lookup};
 use crate::schema::{FieldValidation, conform, read};
 
 fn object(gvk: Gvk, body: &[u8]) -> Result<Value, StatusError> {
@@ -24,7 +24,7 @@ macro_rules! golden {
 }
 
 #[test]
-fn go_objects_are_the_same_in_both_forms() {
+fn protobuf_objects_equal_json() {
     for (gvk, body, json) in golden![
         "" "configmaps" "configmap",
         "" "nodes" "node",
@@ -46,7 +46,7 @@ fn go_objects_are_the_same_in_both_forms() {
 
 /// Every field that a body may have can be read from protobuf, and none is there twice.
 #[test]
-fn every_type_has_its_message() {
+fn protobuf_every_type_has_a_message() {
     fn collect(name: &str, names: &mut Vec<&'static str>) {
         for slot in message(name).unwrap_or_else(|| panic!("{name} is no message")).slots() {
             match slot {
@@ -105,7 +105,7 @@ fn enveloped(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn delete_options_come_in_any_group() {
+fn protobuf_delete_options_in_any_group() {
     let raw = [1 << 3, 0, 4 << 3 | 2, 6, b'O', b'r', b'p', b'h', b'a', b'n'];
     for group in ["v1", "coordination.k8s.io/v1"] {
         let options =
@@ -119,7 +119,7 @@ fn delete_options_come_in_any_group() {
 }
 
 #[test]
-fn packed_numbers_and_newer_fields_are_read() {
+fn protobuf_packed_numbers_and_unknown_fields() {
     let security = bytes_field(4, &[0, 0x88, 0x27]);
     let spec = bytes_field(14, &security);
     let mut raw = bytes_field(2, &spec);
@@ -129,7 +129,7 @@ fn packed_numbers_and_newer_fields_are_read() {
 }
 
 #[test]
-fn bad_bodies_are_named() {
+fn protobuf_errors_describe_the_body() {
     let pods = gvk("", "pods");
     let table: [(Vec<u8>, u16, &str); 10] = [
         (b"".to_vec(), 400, "expected prefix"),
@@ -155,7 +155,7 @@ fn bad_bodies_are_named() {
 }
 
 #[test]
-fn small_bodies_of_many_values_are_too_large() {
+fn protobuf_number_of_values_is_limited() {
     // Each two bytes are one more environment variable, or one more finalizer.
     for item in [[7 << 3 | 2, 0], [14 << 3 | 2, 0]] {
         let many = item.repeat(1_000_000);
@@ -175,7 +175,7 @@ fn small_bodies_of_many_values_are_too_large() {
 proptest! {
     /// Damage at any place is an answer, never a panic.
     #[test]
-    fn damaged_bodies_are_answered(at in 0usize..20_000, byte: u8, cut in 0usize..20_000) {
+    fn protobuf_damaged_bodies_never_panic(at in 0usize..20_000, byte: u8, cut in 0usize..20_000) {
         let whole = include_bytes!("golden/pod.pb");
         let mut body = whole.to_vec();
         let at = at % body.len();
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn random_messages_are_answered(raw in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn protobuf_random_messages_never_panic(raw in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = object(gvk("", "pods"), &enveloped("v1", "Pod", &raw));
         let _ = object(gvk("", "pods"), &[MAGIC, &raw].concat());
     }

@@ -4,7 +4,7 @@ use longshore_generators::examples;
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::{Gvk, types};
+use crate::api_types::{Gvk, types};
 use crate::schema::value::{arbitrary, depth};
 
 const POD: Gvk = Gvk { group: "", version: "v1", kind: "Pod" };
@@ -14,7 +14,7 @@ fn yaml(text: &str) -> Result<Decoded, StatusError> {
 }
 
 #[test]
-fn json_and_yaml_say_the_same() {
+fn decode_json_equals_yaml() {
     let text = r#"{"a": {"b": [1, -2, 1.5, true, null, "x"]}, "c": ""}"#;
     let wanted: Value = serde_json::from_str(text).unwrap();
     for content_type in
@@ -33,7 +33,7 @@ fn json_and_yaml_say_the_same() {
 }
 
 #[test]
-fn other_media_types_are_refused() {
+fn decode_rejects_other_media_types() {
     for media_type in ["application/cbor", "text/plain", "x"] {
         let error = decode(b"{}", Some(media_type)).expect_err(media_type);
         assert_eq!((error.code, error.reason), (415, "UnsupportedMediaType"));
@@ -41,7 +41,7 @@ fn other_media_types_are_refused() {
 }
 
 #[test]
-fn bad_text_is_named() {
+fn decode_errors_describe_the_text() {
     let table: [(&str, &[u8], &str); 8] = [
         ("application/json", b"{\"a\": }", "line 1 column 7"),
         ("application/json", b"{}{}", "trailing characters"),
@@ -62,7 +62,7 @@ fn bad_text_is_named() {
 }
 
 #[test]
-fn duplicates_are_named_and_the_last_counts() {
+fn decode_duplicate_fields_last_wins_with_a_warning() {
     let text = r#"{"a": 1, "s": {"l": [{"x": 1, "x": 2, "x": 3}]}, "a": 2}"#;
     for decoded in [
         decode(text.as_bytes(), None),
@@ -76,7 +76,7 @@ fn duplicates_are_named_and_the_last_counts() {
 }
 
 #[test]
-fn deep_bodies_are_refused() {
+fn decode_depth_limit() {
     let table = [
         ("application/json", "[".repeat(100_000)),
         ("application/json", "{\"a\":".repeat(100_000)),
@@ -101,7 +101,7 @@ fn deep_bodies_are_refused() {
 
 /// CVE-2019-11253, CVE-2019-11254: a billion laughs.
 #[test]
-fn alias_bombs_are_refused() {
+fn decode_yaml_alias_bombs_are_rejected() {
     let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
     for i in 1..30 {
         let list = vec![format!("*a{}", i - 1); 9].join(",");
@@ -119,7 +119,7 @@ fn alias_bombs_are_refused() {
 
 /// CVE-2019-11254: documents that a YAML reader went over again and again.
 #[test]
-fn no_yaml_takes_longer_than_its_length() {
+fn decode_yaml_time_is_linear() {
     for part in [
         "- ",
         "? ",
@@ -159,7 +159,7 @@ fn no_yaml_takes_longer_than_its_length() {
 }
 
 #[test]
-fn too_many_values_are_refused() {
+fn decode_number_of_values_is_limited() {
     let lists = format!("[{}0]", "0,".repeat(1_000_000));
     let maps = format!("[{}0]", r#"{"":0},"#.repeat(200_000));
     for body in [lists, maps] {
@@ -170,7 +170,7 @@ fn too_many_values_are_refused() {
 }
 
 #[test]
-fn complaints_stay_small() {
+fn decode_warnings_are_bounded() {
     let key = "k".repeat(500_000);
     let fields: String = (0..200).map(|i| format!(r#""{i}":1,"{i}":2,"#)).collect();
     let body = format!(r#"{{"{key}": {{{fields}"z":0}}}}"#);
@@ -261,7 +261,7 @@ fn wrong_types() {
 }
 
 #[test]
-fn kinds_must_fit() {
+fn decode_rejects_other_kinds() {
     let table = [
         (
             json!({"kind": "Service", "apiVersion": "v1"}),
@@ -271,7 +271,7 @@ fn kinds_must_fit() {
             json!({"apiVersion": "v2"}),
             "the API version in the data (v2) does not match the expected API version (v1)",
         ),
-        (json!({"kind": 5}), "couldn't get version/kind; field kind is no string"),
+        (json!({"kind": 5}), "couldn't get version/kind; field kind is not a string"),
     ];
     for (object, message) in table {
         let error = conform(POD, decoded(object), FieldValidation::Warn).expect_err(message);
@@ -287,7 +287,7 @@ fn kinds_must_fit() {
 /// Finding 13: the last day that the API can name is past the last timestamp of our library, so an
 /// object that held it could not be written any more.
 #[test]
-fn times_reach_to_the_end_of_the_last_year() {
+fn decode_times_up_to_year_9999() {
     let lease = Gvk { group: "coordination.k8s.io", version: "v1", kind: "Lease" };
     for (text, stored) in [
         ("9999-12-31T23:59:59Z", Some("9999-12-31T23:59:59Z")),
@@ -310,7 +310,7 @@ fn times_reach_to_the_end_of_the_last_year() {
 }
 
 #[test]
-fn values_take_their_stored_spelling() {
+fn decode_normalizes_values() {
     let lease = Gvk { group: "coordination.k8s.io", version: "v1", kind: "Lease" };
     let body = json!({
         "metadata": {"name": "l", "creationTimestamp": "2026-01-01T01:00:00.5+01:00", "deletionTimestamp": null,
@@ -380,7 +380,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_written_is_read(value in arbitrary::value()) {
+    fn decode_round_trip(value in arbitrary::value()) {
         let text = value.to_string();
         let read = decode(text.as_bytes(), None).unwrap().value;
         prop_assert_eq!(read.to_string(), text);
@@ -389,7 +389,7 @@ proptest! {
     /// Objects of any kind with any values, through every stage that a write goes through.
     #[test]
     fn no_write_panics(seeds in any::<(u64, u64)>(), at in any::<prop::sample::Index>()) {
-        let resource = at.get(crate::facts::RESOURCES);
+        let resource = at.get(crate::api_types::RESOURCES);
         let typed = |seed| {
             let object = arbitrary::of_type(types().of(resource.gvk()).unwrap(), seed);
             conform(resource.gvk(), decoded(object), FieldValidation::Strict).unwrap().0
@@ -422,8 +422,8 @@ proptest! {
     }
 
     #[test]
-    fn no_misshapen_object_panics(object in arbitrary::object(), old in arbitrary::object(), at in any::<prop::sample::Index>()) {
-        let resource = at.get(crate::facts::RESOURCES);
+    fn decode_malformed_objects_never_panic(object in arbitrary::object(), old in arbitrary::object(), at in any::<prop::sample::Index>()) {
+        let resource = at.get(crate::api_types::RESOURCES);
         let _ = conform(resource.gvk(), decoded(object.clone()), FieldValidation::Warn);
         let mut defaulted = object;
         apply_defaults(resource, &mut defaulted);
@@ -431,8 +431,8 @@ proptest! {
     }
 
     #[test]
-    fn conforming_twice_changes_nothing(object in arbitrary::object(), at in any::<prop::sample::Index>()) {
-        let gvk = at.get(crate::facts::RESOURCES).gvk();
+    fn decode_conform_is_idempotent(object in arbitrary::object(), at in any::<prop::sample::Index>()) {
+        let gvk = at.get(crate::api_types::RESOURCES).gvk();
         if let Ok((once, _)) = conform(gvk, decoded(object), FieldValidation::Warn) {
             let (twice, warnings) = conform(gvk, decoded(once.clone()), FieldValidation::Warn).unwrap();
             prop_assert_eq!((twice, warnings), (once, vec![]));

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_small_pod_becomes_what_upstream_makes_of_it() {
+fn defaults_of_a_minimal_pod() {
     assert_eq!(
         made("pods", pod()),
         json!({
@@ -21,7 +21,7 @@ fn a_small_pod_becomes_what_upstream_makes_of_it() {
 }
 
 #[test]
-fn pull_policy_follows_the_tag() {
+fn defaults_pull_policy_by_tag() {
     let table = [
         ("busybox", "Always"),
         ("busybox:latest", "Always"),
@@ -42,7 +42,7 @@ fn pull_policy_follows_the_tag() {
 }
 
 #[test]
-fn a_rich_pod() {
+fn defaults_of_a_full_pod() {
     let pod = made(
         "pods",
         json!({
@@ -171,7 +171,7 @@ fn other_kinds() {
 }
 
 #[test]
-fn events_have_two_faces() {
+fn events_convert_between_both_groups() {
     let events = lookup("events.k8s.io", "v1", "events").unwrap();
     let shown = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"}, "regarding": {"name": "p"},

@@ -1,4 +1,4 @@
-//! Tests of the way from a body to a stored object.
+//! Tests from a body to a stored object.
 
 mod decoding;
 mod defaulting;
@@ -10,11 +10,11 @@ mod storage_rules;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::status::StatusError;
 
 fn resource(plural: &str) -> &'static Resource {
-    let found = crate::facts::RESOURCES.iter().find(|r| r.plural == plural);
+    let found = crate::api_types::RESOURCES.iter().find(|r| r.plural == plural);
     found.unwrap_or_else(|| panic!("{plural} is not served"))
 }
 

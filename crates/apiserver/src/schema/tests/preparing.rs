@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_create_sets_what_the_server_owns() {
+fn prepare_create_sets_server_fields() {
     let pod = made(
         "pods",
         json!({
@@ -22,7 +22,7 @@ fn a_create_sets_what_the_server_owns() {
 }
 
 #[test]
-fn an_update_leaves_status_and_owned_metadata_alone() {
+fn prepare_update_keeps_status_and_server_metadata() {
     let mut old = stored("pods", pod());
     old["metadata"]["deletionGracePeriodSeconds"] = 5.into();
     let (new, result) = updated("pods", &old, |pod| {
@@ -46,7 +46,7 @@ fn an_update_leaves_status_and_owned_metadata_alone() {
 }
 
 #[test]
-fn generation_counts_changes_of_the_spec() {
+fn prepare_update_increments_generation_on_spec_changes() {
     let old = stored("pods", pod());
     let image = |pod: &mut Value| pod["spec"]["containers"][0]["image"] = "busybox:2".into();
     assert_eq!(updated("pods", &old, image).0["metadata"]["generation"], 2);
@@ -66,7 +66,7 @@ fn generation_counts_changes_of_the_spec() {
 }
 
 #[test]
-fn a_status_update_changes_nothing_else() {
+fn prepare_status_update_changes_only_status() {
     let mut old = stored("pods", pod());
     old["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "y"}]);
@@ -86,7 +86,7 @@ fn a_status_update_changes_nothing_else() {
 }
 
 #[test]
-fn a_service_keeps_what_it_was_given() {
+fn prepare_update_keeps_service_allocations() {
     let mut old = stored(
         "services",
         json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}}),

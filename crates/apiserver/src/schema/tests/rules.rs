@@ -11,7 +11,7 @@ pub(super) fn complaints(plural: &str, object: Value) -> Vec<String> {
 }
 
 #[test]
-fn good_objects_pass() {
+fn validation_accepts_valid_objects() {
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": pod()["spec"]});
     let table = [
         ("pods", pod()),
@@ -218,7 +218,7 @@ fn other_kinds() {
 }
 
 #[test]
-fn frozen_objects() {
+fn validation_of_immutable_objects() {
     let old = stored(
         "configmaps",
         json!({"metadata": {"name": "c"}, "data": {"a": "b"}, "immutable": true}),

@@ -189,7 +189,7 @@ fn new_objects() {
 }
 
 #[test]
-fn what_may_not_change() {
+fn validation_immutable_fields() {
     type Change = fn(&mut Value);
     let csi = volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}}));
     let node = named(json!({"spec": {"drivers": [{"name": "d", "nodeID": "i"}]}}));
@@ -265,7 +265,7 @@ fn what_may_not_change() {
 }
 
 #[test]
-fn a_bound_claim_may_ask_for_more() {
+fn validation_bound_claim_may_grow() {
     let mut old = stored("persistentvolumeclaims", claim(json!({"volumeName": "v"})));
     old["status"] = json!({"phase": "Bound", "capacity": {"storage": "2Gi"}});
     old["spec"]["resources"]["requests"]["storage"] = "5Gi".into();

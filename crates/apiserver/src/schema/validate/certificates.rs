@@ -143,7 +143,7 @@ fn status(request: &Value, causes: &mut Causes) {
     }
 }
 
-/// Certificates that many trust: those of one signer, whose name theirs begins with, or of nobody.
+/// Validates a ClusterTrustBundle: of a signer, whose name prefixes its own, or without one.
 pub(super) fn trust_bundle(bundle: &Value, old: Option<&Value>, causes: &mut Causes) {
     let path = Path::root("spec");
     let signer = text(&bundle["spec"]["signerName"]);

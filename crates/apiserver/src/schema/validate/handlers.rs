@@ -47,7 +47,7 @@ pub(super) fn lifecycle(
     }
 }
 
-/// Exactly one way to ask the container.
+/// Exactly one handler.
 fn handler(path: &Path<'_>, handler: &Value, grace: Option<i64>, causes: &mut Causes) {
     let given = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"]
         .into_iter()

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::immutable;
-use crate::facts::Resource;
+use crate::api_types::Resource;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{entries, items, text};

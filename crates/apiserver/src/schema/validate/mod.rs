@@ -22,7 +22,7 @@ use self::certificates::Part;
 use super::events::to_storage;
 use super::field::{Causes, Path};
 use super::value::{same, text};
-use crate::facts::{Resource, lookup};
+use crate::api_types::{Resource, lookup};
 use crate::selector::LabelSelector;
 use crate::status::StatusError;
 
@@ -76,7 +76,7 @@ pub fn validate_status_update(
     finish(resource, object, causes)
 }
 
-/// Checks a certificate request on which somebody has decided.
+/// Checks the approval of a certificate signing request.
 pub fn validate_approval(
     resource: &Resource,
     request: &Value,
@@ -199,7 +199,7 @@ fn immutable(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
     }
 }
 
-/// A selector of labels that can be asked.
+/// A valid label selector.
 fn selector(path: &Path<'_>, selector: &Value, causes: &mut Causes) {
     if !selector.is_null()
         && let Err(why) = LabelSelector::of(selector)

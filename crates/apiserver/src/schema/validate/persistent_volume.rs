@@ -57,7 +57,7 @@ pub(super) fn volume(volume: &Value, old: Option<&Value>, causes: &mut Causes) {
     }
 }
 
-/// The spec of a volume that stands within an attachment, which is of CSI and nobody's.
+/// The inline volume spec of an attachment, which must be CSI without a claim.
 pub(super) fn inline(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     const CONTEXT: &str = "in the context of inline volumes";
     for field in ["claimRef", "capacity", "storageClassName"] {

@@ -120,7 +120,7 @@ fn was_removed(new: &Value, old: &Value) -> bool {
     entries(old).any(|(name, _)| new.get(name).is_none())
 }
 
-/// Puts the amounts of CPU and memory back to what they were, which leaves all other changes.
+/// Restores the amounts of CPU and memory, which leaves all other changes.
 fn restore_amounts(holder: &mut Map<String, Value>, old: &Value) {
     for kind in ["requests", "limits"] {
         for name in ["cpu", "memory"] {

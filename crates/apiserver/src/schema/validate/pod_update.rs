@@ -84,20 +84,20 @@ fn changed_fields(new: &Value, old: &Value) -> Vec<String> {
     let mut munged = new.as_object().cloned().unwrap_or_default();
     for list in ["containers", "initContainers"] {
         for (container, old) in items_mut(munged.get_mut(list)).zip(items(&old[list])) {
-            put_back(container, old, "image");
+            restore_field(container, old, "image");
         }
     }
     for field in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
-        put_back(&mut munged, old, field);
+        restore_field(&mut munged, old, field);
     }
     let grace = "terminationGracePeriodSeconds";
     if old[grace].as_i64().is_some_and(|g| g < 0) && new[grace] == 1 {
-        put_back(&mut munged, old, grace);
+        restore_field(&mut munged, old, grace);
     }
     if !items(&old["schedulingGates"]).is_empty()
         && only_adds(&new["nodeSelector"], &old["nodeSelector"])
     {
-        put_back(&mut munged, old, "nodeSelector");
+        restore_field(&mut munged, old, "nodeSelector");
     }
     let old = old.as_object().cloned().unwrap_or_default();
     let mut names: Vec<&String> = munged.keys().chain(old.keys()).collect();
@@ -111,7 +111,7 @@ fn changed_fields(new: &Value, old: &Value) -> Vec<String> {
         .collect()
 }
 
-fn put_back(map: &mut Map<String, Value>, old: &Value, field: &str) {
+fn restore_field(map: &mut Map<String, Value>, old: &Value, field: &str) {
     match old.get(field) {
         Some(value) => map.insert(field.to_owned(), value.clone()),
         None => map.remove(field),
@@ -183,14 +183,14 @@ fn transitions(
     causes: &mut Causes,
 ) {
     let spec = &old["spec"];
-    let (told, containers) = (by_name(&pod["status"][statuses]), by_name(&spec[list]));
+    let (statuses_by_name, containers) = (by_name(&pod["status"][statuses]), by_name(&spec[list]));
     for (i, was) in items(&old["status"][statuses]).iter().enumerate() {
         let ended = &was["state"]["terminated"];
         if ended.is_null() {
             continue;
         }
         let name = text(&was["name"]);
-        let Some(now) = told.get(name) else { continue };
+        let Some(now) = statuses_by_name.get(name) else { continue };
         let container = containers.get(name).copied();
         if now["state"]["terminated"].is_null() && !may_restart(spec, container, &ended["exitCode"])
         {

@@ -82,7 +82,7 @@ fn topology(path: &Path<'_>, term: &Value, causes: &mut Causes) {
     }
 }
 
-/// The name of who provisions.
+/// The name of a provisioner.
 fn provisioner(field: &str, name: &Value, causes: &mut Causes) {
     let path = Path::root(field);
     match text(name) {

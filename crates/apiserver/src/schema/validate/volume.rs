@@ -242,7 +242,7 @@ fn token(path: &Path<'_>, token: &Value, causes: &mut Causes) {
     local(&path.child("path"), text(&token["path"]), causes);
 }
 
-/// How long a token may be good for.
+/// The bounds of a token's expiration.
 pub(super) fn token_life(path: &Path<'_>, seconds: i64, causes: &mut Causes) {
     if seconds < 600 {
         causes.invalid(path, &seconds, "may not specify a duration less than 10 minutes");
@@ -258,7 +258,7 @@ fn mode(path: &Path<'_>, value: &Value, causes: &mut Causes) {
     }
 }
 
-/// A path below the volume that does not leave it.
+/// A relative path that stays within the volume.
 pub(super) fn descending(path: &Path<'_>, given: &str, causes: &mut Causes) {
     if given.starts_with('/') {
         causes.invalid(path, given, "must be a relative path");
@@ -280,7 +280,7 @@ fn no_backsteps(path: &Path<'_>, given: &str, causes: &mut Causes) {
     }
 }
 
-/// A field of the pod itself; `supported` are those that this place may ask for.
+/// A `fieldRef`; `supported` are the fields allowed here.
 pub(super) fn field_ref(
     path: &Path<'_>,
     reference: &Value,

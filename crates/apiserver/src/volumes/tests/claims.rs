@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_smallest_volume_that_fits_is_chosen() {
+fn binder_chooses_the_smallest_volume() {
     let plain = |_: &mut Value| {};
     let volumes = [
         volume_of("small", "1Gi", plain),
@@ -48,7 +48,7 @@ fn the_smallest_volume_that_fits_is_chosen() {
 }
 
 #[test]
-fn a_volume_meant_for_the_claim_comes_first() {
+fn binder_prefers_a_prebound_volume() {
     let claim = claim_of("c", "1Gi", |_| {});
     let meant = |uid: &'static str| {
         volume_of("meant", "9Gi", move |v| v["spec"]["claimRef"] = meant_for("c", uid))
@@ -63,7 +63,7 @@ fn a_volume_meant_for_the_claim_comes_first() {
 }
 
 #[test]
-fn a_claim_that_names_its_volume() {
+fn binder_claim_with_volume_name() {
     let asking = claim_of("c", "2Gi", |c| c["spec"]["volumeName"] = "v".into());
     type Change = fn(&mut Value);
     let table: [(Change, Option<&str>, &str); 7] = [
@@ -85,7 +85,7 @@ fn a_claim_that_names_its_volume() {
 }
 
 #[test]
-fn why_a_claim_waits() {
+fn binder_pending_reasons() {
     let of_class = |name: &'static str| {
         claim_of("c", "1Gi", move |c| c["spec"]["storageClassName"] = name.into())
     };
@@ -116,7 +116,7 @@ fn why_a_claim_waits() {
 }
 
 #[test]
-fn a_provisioner_is_asked_once_and_for_the_node_of_the_first_pod() {
+fn provisioning_annotates_once_with_the_selected_node() {
     let mut claim = claim_of("c", "1Gi", |c| c["spec"]["storageClassName"] = "late".into());
     let rest = [
         class("late", "WaitForFirstConsumer", "csi.example.com"),
@@ -137,7 +137,7 @@ fn a_provisioner_is_asked_once_and_for_the_node_of_the_first_pod() {
 }
 
 #[test]
-fn late_binding_looks_for_a_volume_that_the_node_can_use() {
+fn binder_wait_for_first_consumer_respects_node_affinity() {
     let local = |name: &'static str, key: &str, operator: &str, value: &str| {
         let expression = json!({"key": key, "operator": operator, "values": [value]});
         let field = if key == "metadata.name" { "matchFields" } else { "matchExpressions" };
@@ -170,7 +170,7 @@ fn late_binding_looks_for_a_volume_that_the_node_can_use() {
 }
 
 #[test]
-fn a_claim_without_a_class_gets_the_default_one_late() {
+fn binder_assigns_the_default_class_later() {
     let claim = claim_of("c", "1Gi", |c| {
         c["spec"].as_object_mut().unwrap().remove("storageClassName");
     });

@@ -1,4 +1,4 @@
-//! What is attached where, and whom changes concern.
+//! Attachments, and which items changes enqueue.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn csi_world(extra: &[Value]) -> World {
 const UNIQUE: &str = "kubernetes.io/csi/csi.example.com^h";
 
 #[test]
-fn volumes_are_attached_where_pods_use_them() {
+fn attach_detach_follows_pods() {
     let plan_of = |extra: &[Value]| plan(&csi_world(extra), "n1");
     assert_eq!(plan_of(&[]), Plan::default());
     let asked = plan_of(&[pod("p", "n1", "c")]);
@@ -48,7 +48,7 @@ fn volumes_are_attached_where_pods_use_them() {
     let done = plan_of(&[pod("p", "n1", "c"), attachment.clone()]);
     assert_eq!(done.attached, Some(BTreeSet::from([UNIQUE.to_owned()])));
 
-    // Nobody uses it any more; as long as the node has it mounted, it stays.
+    // It is not used any more; as long as the node has it mounted, it stays.
     let mut own = node("n1", "a");
     own["metadata"]["resourceVersion"] = "2".into();
     own["status"]["volumesAttached"] = json!([{"name": UNIQUE, "devicePath": ""}]);
@@ -62,11 +62,11 @@ fn volumes_are_attached_where_pods_use_them() {
     // Another node may not have it at the same time.
     let second = plan(&csi_world(&[pod("q", "n2", "c"), attachment]), "n2");
     assert!(second.attach.is_empty());
-    assert_eq!(second.told[0].1.reason, "FailedAttachVolume");
+    assert_eq!(second.events[0].1.reason, "FailedAttachVolume");
 }
 
 #[test]
-fn what_a_driver_has_taken_over_is_attached_as_its_own() {
+fn attach_detach_of_migrated_volumes() {
     const AWS: &str = "ebs.csi.aws.com";
     let disk = json!({"awsElasticBlockStore": {"volumeID": "aws://a/vol-1", "fsType": "xfs"}});
     let persistent = bound_volume(|v| {
@@ -110,9 +110,9 @@ fn what_a_driver_has_taken_over_is_attached_as_its_own() {
         for other in [pod("q", "n2", "c"), describing("q", "n2")] {
             let second = plan_of("n2", &[other, attachment.clone()]);
             assert!(second.attach.is_empty());
-            assert_eq!(second.told[0].1.reason, "FailedAttachVolume");
+            assert_eq!(second.events[0].1.reason, "FailedAttachVolume");
         }
-        // And who waits for it hears of its end.
+        // And its waiters are enqueued when it is gone.
         let objects = [describing("q", "n2"), pod("r", "n1", "c"), attachment.clone()];
         let (mut world, mut work) = (world(&[&base[..], &objects].concat()), BTreeSet::new());
         world.remove(&attachment, &mut work);
@@ -127,7 +127,7 @@ fn what_a_driver_has_taken_over_is_attached_as_its_own() {
 }
 
 #[test]
-fn a_node_is_told_of_disks_that_it_logs_in_to() {
+fn attach_detach_iscsi_is_reported_in_volumes_attached() {
     let source = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.com.example:t", "lun": 3});
     let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.com.example:t:3".to_owned();
     let disk = bound_volume(|v| {
@@ -141,19 +141,19 @@ fn a_node_is_told_of_disks_that_it_logs_in_to() {
     for wants in [pod("p", "n1", "c"), own] {
         let asked = plan_of(&[node("n1", "a"), wants.clone()]);
         assert_eq!(asked.attached, Some([name.clone()].into()));
-        assert!(asked.attach.is_empty(), "nobody else attaches it");
-        let mut told = node("n1", "a");
-        told["status"]["volumesAttached"] = json!([{"name": name, "devicePath": ""}]);
-        assert_eq!(plan_of(&[told.clone(), wants]), Plan::default());
-        told["status"]["volumesInUse"] = json!([name]);
-        assert_eq!(plan_of(&[told.clone()]), Plan::default(), "it is still mounted");
-        told["status"]["volumesInUse"] = json!([]);
-        assert_eq!(plan_of(&[told]).attached, Some(BTreeSet::new()));
+        assert!(asked.attach.is_empty(), "no attacher is needed");
+        let mut node_object = node("n1", "a");
+        node_object["status"]["volumesAttached"] = json!([{"name": name, "devicePath": ""}]);
+        assert_eq!(plan_of(&[node_object.clone(), wants]), Plan::default());
+        node_object["status"]["volumesInUse"] = json!([name]);
+        assert_eq!(plan_of(&[node_object.clone()]), Plan::default(), "it is still mounted");
+        node_object["status"]["volumesInUse"] = json!([]);
+        assert_eq!(plan_of(&[node_object]).attached, Some(BTreeSet::new()));
     }
 }
 
 #[test]
-fn older_news_change_nothing() {
+fn volume_state_ignores_older_objects() {
     let mut world = World::default();
     let mut work = BTreeSet::new();
     let at = |revision: &'static str, phase: &'static str| {
@@ -174,11 +174,11 @@ fn older_news_change_nothing() {
 }
 
 #[test]
-fn changes_concern_who_is_related() {
+fn volume_state_enqueues_related_objects() {
     let objects =
         [claim_of("c", "1Gi", |_| {}), volume_of("v", "1Gi", |_| {}), pod("p", "n1", "c")];
     let mut world = world(&objects);
-    let mut concerned = |object: &Value| {
+    let mut enqueued = |object: &Value| {
         let mut work = BTreeSet::new();
         let mut newer = object.clone();
         newer["metadata"]["resourceVersion"] = "9".into();
@@ -192,11 +192,11 @@ fn changes_concern_who_is_related() {
         class("any", "Immediate", "x"),
         objects[1].clone(),
     ] {
-        assert!(concerned(&object).contains(&claim), "{object}");
+        assert!(enqueued(&object).contains(&claim), "{object}");
     }
-    let work = concerned(&objects[0]);
+    let work = enqueued(&objects[0]);
     for item in [Item::Pod(key("p")), Item::Node("n2".into()), claim] {
         assert!(work.contains(&item), "{item:?} in {work:?}");
     }
-    assert!(!concerned(&pod("q", "", "d")).contains(&Item::Claim(key("c"))));
+    assert!(!enqueued(&pod("q", "", "d")).contains(&Item::Claim(key("c"))));
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::attachments::{Plan, plan};
-use super::binder::{ClaimStep, Decision, Told, VolumeStep, claim, volume};
+use super::binder::{ClaimStep, Decision, VolumeEvent, VolumeStep, claim, volume};
 use super::world::{Item, Key, World};
 
 fn volume_of(name: &str, size: &str, change: impl FnOnce(&mut Value)) -> Value {
@@ -112,7 +112,7 @@ fn bound_to(objects: &[Value]) -> Option<String> {
 }
 
 fn reason<S>(decision: &Decision<S>) -> &'static str {
-    decision.1.as_ref().map_or("", |told: &Told| told.reason)
+    decision.1.as_ref().map_or("", |event: &VolumeEvent| event.reason)
 }
 
 fn meant_for(claim: &str, uid: &str) -> Value {

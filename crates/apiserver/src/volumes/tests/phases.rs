@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn bound_claims_stay_or_are_lost() {
+fn claim_phase_bound_or_lost() {
     let nothing = |_: &mut Value| {};
     let lost = Some(ClaimStep::Phase("Lost"));
     let table = [
@@ -41,7 +41,7 @@ fn bound_claims_stay_or_are_lost() {
 }
 
 #[test]
-fn a_deleted_claim_goes_when_no_pod_uses_it() {
+fn claim_protection_until_no_pod_uses_it() {
     let deleted = || {
         bound_claim(|c| {
             c["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -64,7 +64,7 @@ fn a_deleted_claim_goes_when_no_pod_uses_it() {
 }
 
 #[test]
-fn the_claim_of_an_ephemeral_volume_goes_with_its_pod() {
+fn ephemeral_claim_is_deleted_with_its_pod() {
     let owned = |uid: &'static str| {
         claim_of("c", "1Gi", move |c| {
             c["metadata"]["ownerReferences"] = json!([
@@ -79,7 +79,7 @@ fn the_claim_of_an_ephemeral_volume_goes_with_its_pod() {
 }
 
 #[test]
-fn phases_of_volumes() {
+fn volume_phases() {
     let nothing = |_: &mut Value| {};
     let enter = |phase| Some(VolumeStep::Phase(phase, String::new()));
     let released = |policy: &'static str| {

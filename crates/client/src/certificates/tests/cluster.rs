@@ -22,7 +22,7 @@ pub(super) enum Policy {
     /// Signed for a life from and until so many seconds from now.
     Sign(i64, i64),
     Deny,
-    /// Nobody who asks is known.
+    /// All requests get 401.
     Refuse,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Cluster {
 struct Shared {
     policy: Mutex<Policy>,
     requests: Mutex<Vec<Value>>,
-    /// Who sent requests: their headers `authorization`.
+    /// The headers `authorization` of the requests.
     askers: Mutex<Vec<String>>,
     ca: Issuer<'static, KeyPair>,
 }
@@ -76,7 +76,7 @@ impl Cluster {
         self.shared.askers.lock().unwrap().clone()
     }
 
-    pub(super) async fn until_asked(&self, times: usize) {
+    pub(super) async fn wait_until_requested(&self, times: usize) {
         let asked = async {
             while self.requests().len() < times {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -92,7 +92,8 @@ impl Shared {
             if csr.get("status").is_some() {
                 continue;
             }
-            let condition = |kind| json!([{"type": kind, "status": "True", "message": "as told"}]);
+            let condition =
+                |kind| json!([{"type": kind, "status": "True", "message": "as requested"}]);
             match *self.policy.lock().unwrap() {
                 Policy::Hold | Policy::Refuse => continue,
                 Policy::Deny => csr["status"] = json!({"conditions": condition("Denied")}),

@@ -1,4 +1,4 @@
-//! Certificates asked for, waited for and renewed, against a cluster that signs.
+//! Certificates requested, awaited and rotated, against a cluster that signs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::*;
 
 const LIMITS: Limits =
     Limits { component: "kubelet", qps: 0, burst: 0, timeout: Duration::from_millis(500) };
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const GOOD: Policy = Policy::Sign(-HOUR, HOUR);
 
 /// A node's directory: `etc` for kubeconfigs, `pki`.
@@ -39,14 +39,14 @@ impl Site {
     }
 
     fn config(&self, more: &[&str]) -> Config {
-        let place = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
+        let path_flag = |flag: &str, name: &str| format!("--{flag}={}", self.path(name).display());
         let own = [
             "kubelet".to_owned(),
             "--fail-cgroupv1=false".to_owned(),
             "--hostname-override=n1".to_owned(),
-            place("cert-dir", "pki"),
-            place("kubeconfig", "kubelet.conf"),
-            place("bootstrap-kubeconfig", "bootstrap.conf"),
+            path_flag("cert-dir", "pki"),
+            path_flag("kubeconfig", "kubelet.conf"),
+            path_flag("bootstrap-kubeconfig", "bootstrap.conf"),
         ];
         let args = own.into_iter().chain(more.iter().map(|flag| (*flag).to_owned()));
         match from_args(args).unwrap() {
@@ -76,7 +76,7 @@ impl Site {
 
     /// A kubeconfig that points at the store, and in that a pair of this life.
     fn member(&self, cluster: &Cluster, from: i64, until: i64) {
-        let (certificate, key) = made(from, until);
+        let (certificate, key) = issued(from, until);
         self.store().update(&certificate, &key, Timestamp::UNIX_EPOCH).unwrap();
         let pair = self.store().current_path();
         let user = format!("client-certificate: {0}, client-key: {0}", pair.display());
@@ -106,24 +106,23 @@ struct Running {
 
 fn run(config: &Config) -> Running {
     let prepared = prepare(config).unwrap().expect("an apiserver");
-    let keeper = prepared.keeper.expect("something to keep");
-    let task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(keeper.run()));
+    let manager = prepared.manager.expect("a certificate manager");
+    let task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(manager.run()));
     Running { credentials: prepared.credentials, _task: task }
 }
 
 impl Running {
-    async fn until_kept(&self) {
-        let mut standing = self.credentials.identity.clone().unwrap().standing;
-        let kept = standing.wait_for(|standing| matches!(standing, CredentialState::Kept(_)));
-        tokio::time::timeout(PATIENCE, kept).await.expect("a certificate comes").unwrap();
+    async fn wait_until_certificate(&self) {
+        let mut state = self.credentials.identity.clone().unwrap().state;
+        let kept = state.wait_for(|state| matches!(state, CredentialState::Certificate(_)));
+        tokio::time::timeout(TIMEOUT, kept).await.expect("a certificate comes").unwrap();
     }
 
-    async fn until_lacking(&self, what: &str) {
-        let mut standing = self.credentials.identity.clone().unwrap().standing;
-        let lacking = standing.wait_for(
-            |standing| matches!(standing, CredentialState::Lacking(why) if why.contains(what)),
-        );
-        let lacking = tokio::time::timeout(PATIENCE, lacking).await;
+    async fn wait_until_lacking(&self, what: &str) {
+        let mut state = self.credentials.identity.clone().unwrap().state;
+        let lacking = state
+            .wait_for(|state| matches!(state, CredentialState::Lacking(why) if why.contains(what)));
+        let lacking = tokio::time::timeout(TIMEOUT, lacking).await;
         assert!(lacking.is_ok(), "{:?}", self.credentials.identity);
     }
 }
@@ -133,11 +132,11 @@ fn field<'a>(csr: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn a_token_is_turned_into_a_certificate() {
+async fn bootstrap_token_is_exchanged_for_a_certificate() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.invite(&cluster);
     let node = run(&site.config(&[]));
-    cluster.until_asked(1).await;
+    cluster.wait_until_requested(1).await;
     let csr = &cluster.requests()[0];
     assert!(field(csr, "/metadata/name").starts_with("node-csr-"), "{csr}");
     assert_eq!(field(csr, "/spec/signerName"), "kubernetes.io/kube-apiserver-client-kubelet");
@@ -148,7 +147,7 @@ async fn a_token_is_turned_into_a_certificate() {
     assert!(error.contains("there is no certificate at"), "{error}");
 
     cluster.set(GOOD);
-    node.until_kept().await;
+    node.wait_until_certificate().await;
     let kept = site.store().current().unwrap().unwrap();
     assert_eq!(kept.name, "system:node:n1");
     assert_eq!(kept.groups, ["system:nodes".to_owned()].into());
@@ -161,14 +160,14 @@ async fn a_token_is_turned_into_a_certificate() {
         (0o600, 0o600)
     );
 
-    // the next start asks for nothing
+    // the next start requests nothing
     drop(node);
-    run(&site.config(&[])).until_kept().await;
+    run(&site.config(&[])).wait_until_certificate().await;
     assert_eq!(cluster.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn a_daemon_that_was_killed_takes_up_its_request() {
+async fn certificate_request_is_resumed_after_a_restart() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.invite(&cluster);
     for _ in 0..3 {
@@ -179,59 +178,59 @@ async fn a_daemon_that_was_killed_takes_up_its_request() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, again).await.unwrap();
+        tokio::time::timeout(TIMEOUT, again).await.unwrap();
         drop(node);
     }
-    // signed while nobody was there
+    // signed while the daemon was not running
     cluster.set(GOOD);
     assert_eq!(cluster.requests().len(), 1, "one key, one request");
-    run(&site.config(&["--rotate-certificates"])).until_kept().await;
+    run(&site.config(&["--rotate-certificates"])).wait_until_certificate().await;
     assert_eq!(cluster.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn a_certificate_that_ended_while_the_machine_was_off_is_asked_for_anew() {
+async fn certificate_expired_while_off_is_requested_again() {
     let (site, cluster) = (Site::new(), Cluster::start(GOOD).await);
     site.member(&cluster, -2 * HOUR, -HOUR);
     site.invite(&cluster);
     for flags in [&["--rotate-certificates"][..], &[]] {
         site.member(&cluster, -2 * HOUR, -HOUR);
         let node = run(&site.config(flags));
-        node.until_kept().await;
+        node.wait_until_certificate().await;
         assert!(site.until() > Timestamp::now());
     }
     assert!(cluster.askers().iter().all(|asker| asker == "Bearer joker"), "{:?}", cluster.askers());
 }
 
 #[tokio::test]
-async fn without_a_bootstrap_credential_it_is_said_what_is_missing_until_it_is_there() {
+async fn bootstrap_without_credential_reports_what_is_missing() {
     let (site, cluster) = (Site::new(), Cluster::start(GOOD).await);
     site.member(&cluster, -2 * HOUR, -HOUR);
     let node = run(&site.config(&["--rotate-certificates"]));
-    node.until_lacking("ended at").await;
+    node.wait_until_lacking("expired at").await;
     let missing = format!("the bootstrap kubeconfig {}", site.path("bootstrap.conf").display());
-    node.until_lacking(&missing).await;
+    node.wait_until_lacking(&missing).await;
     let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     let error = nodes.list(&Default::default()).await.err().unwrap().to_string();
     assert!(error.contains(&missing) && error.contains("kubeadm token create"), "{error}");
 
     site.invite(&cluster);
-    node.until_kept().await;
+    node.wait_until_certificate().await;
     assert!(site.until() > Timestamp::now());
 }
 
 #[tokio::test]
-async fn a_bootstrap_token_that_has_ended_is_told() {
+async fn bootstrap_token_expired_is_reported() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Refuse).await);
     site.invite(&cluster);
     let node = run(&site.config(&["--rotate-certificates"]));
-    node.until_lacking("does not accept the credential that asks (401)").await;
+    node.wait_until_lacking("does not accept the credential (401)").await;
     cluster.set(GOOD);
-    node.until_kept().await;
+    node.wait_until_certificate().await;
 }
 
 #[tokio::test]
-async fn a_node_with_nothing_at_all_does_not_begin() {
+async fn bootstrap_without_any_credential_fails() {
     let site = Site::new();
     let error = prepare(&site.config(&[])).err().unwrap();
     let text = error.to_string();
@@ -242,69 +241,69 @@ async fn a_node_with_nothing_at_all_does_not_begin() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_renewed_before_its_end_and_watches_move_to_the_new_one() {
+async fn certificate_rotation_before_expiry_reconnects_watches() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.member(&cluster, -95, 5 + 60);
     let node = run(&site.config(&[]));
-    node.until_kept().await;
+    node.wait_until_certificate().await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(cluster.requests().is_empty(), "renewal is not switched on");
     drop(node);
 
-    // 95 % of its life are over, whatever the lot
+    // 95 % of its life are over, whatever the jitter
     site.member(&cluster, -9500, 500);
     let node = run(&site.config(&["--rotate-certificates"]));
     let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     let mut watch = nodes.watch(&WatchParams::default(), "0").await.unwrap().boxed();
-    cluster.until_asked(1).await;
+    cluster.wait_until_requested(1).await;
     assert!(futures::poll!(watch.next()).is_pending());
     assert!(field(&cluster.requests()[0], "/metadata/name").starts_with("csr-"));
     cluster.set(GOOD);
-    let end = tokio::time::timeout(PATIENCE, watch.next()).await.expect("the watch is cut");
+    let end = tokio::time::timeout(TIMEOUT, watch.next()).await.expect("the watch is cut");
     assert!(end.is_none_or(|event| event.is_err()));
     assert!(site.until() > Timestamp::now() + SignedDuration::from_mins(30));
     assert!(cluster.askers().iter().all(String::is_empty), "asked as the node itself");
 }
 
 #[tokio::test]
-async fn a_refused_request_is_told_and_not_asked_again_with_the_same_key() {
+async fn certificate_request_denied_is_reported_and_gets_a_new_key() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Deny).await);
     site.invite(&cluster);
     let node = run(&site.config(&["--rotate-certificates"]));
-    cluster.until_asked(1).await;
-    let told = async {
+    cluster.wait_until_requested(1).await;
+    let rejected = async {
         while site.path("pki/kubelet-client.key.tmp").exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, told).await.expect("the key is given up");
-    node.until_lacking("was denied: as told").await;
+    tokio::time::timeout(TIMEOUT, rejected).await.expect("the key is given up");
+    node.wait_until_lacking("was denied: as requested").await;
     drop(node);
     cluster.set(GOOD);
-    run(&site.config(&["--rotate-certificates"])).until_kept().await;
+    run(&site.config(&["--rotate-certificates"])).wait_until_certificate().await;
     assert_eq!(cluster.requests().len(), 2);
 }
 
 #[tokio::test]
-async fn a_token_kubeconfig_is_used_until_there_is_a_certificate() {
+async fn token_kubeconfig_is_used_until_there_is_a_certificate() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.kubeconfig("kubelet.conf", &cluster, "token: mine");
     let before = fs::read(site.path("kubelet.conf")).unwrap();
     let node = run(&site.config(&["--rotate-certificates"]));
     let nodes: Api<Node> = Api::all(connect(&node.credentials).await);
     assert!(nodes.watch(&WatchParams::default(), "0").await.is_ok());
-    cluster.until_asked(1).await;
+    cluster.wait_until_requested(1).await;
     assert_eq!(cluster.askers(), ["Bearer mine"]);
     cluster.set(GOOD);
-    node.until_kept().await;
+    node.wait_until_certificate().await;
     assert_eq!(fs::read(site.path("kubelet.conf")).unwrap(), before, "it is left as it is");
     drop(node);
     let prepared = prepare(&site.config(&[])).unwrap().unwrap();
-    assert!(prepared.keeper.is_none(), "without renewal it is nobody's business");
+    assert!(prepared.manager.is_none(), "nothing is rotated without rotateCertificates");
 }
 
 #[tokio::test]
-async fn a_pair_that_somebody_else_put_there_is_taken_up() {
+async fn certificate_replaced_on_disk_is_reloaded() {
     let (site, cluster) = (Site::new(), Cluster::start(Policy::Hold).await);
     site.member(&cluster, -HOUR, 10 * HOUR);
     let config = site.config(&["--rotate-certificates"]);
@@ -318,22 +317,22 @@ async fn a_pair_that_somebody_else_put_there_is_taken_up() {
         ClientCertificate::prepare(&config, LIMITS, &RestClient::new(&registry), &metrics)
             .unwrap()
             .unwrap();
-    let standing = prepared.credentials.identity.unwrap().standing;
-    let (mut keeper, before) = (prepared.keeper.unwrap(), standing.borrow().clone());
-    keeper.look();
-    assert_eq!(*standing.borrow(), before);
+    let state = prepared.credentials.identity.unwrap().state;
+    let (mut manager, before) = (prepared.manager.unwrap(), state.borrow().clone());
+    manager.reload();
+    assert_eq!(*state.borrow(), before);
     let left = ttl();
     site.member(&cluster, -HOUR, 20 * HOUR);
-    keeper.look();
-    assert_ne!(*standing.borrow(), before);
+    manager.reload();
+    assert_ne!(*state.borrow(), before);
     assert!(ttl() > left + 9.0 * HOUR as f64);
     fs::write(site.store().current_path(), "rubbish").unwrap();
-    keeper.look();
-    assert!(matches!(&*standing.borrow(), CredentialState::Lacking(_)));
+    manager.reload();
+    assert!(matches!(&*state.borrow(), CredentialState::Lacking(_)));
 }
 
 #[tokio::test]
-async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
+async fn serving_certificate_follows_the_node_addresses() {
     let (site, cluster) = (Site::new(), Cluster::start(GOOD).await);
     site.kubeconfig("kubelet.conf", &cluster, "token: mine");
     let credentials = crate::Credentials::of(&site.path("kubelet.conf"));
@@ -348,19 +347,19 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
             NodeStatus { addresses: Some(addresses.map(address).collect()), ..Default::default() };
         Some(Arc::new(Node { status: Some(status), ..Node::default() }))
     };
-    let told = watch::Sender::new(node(None));
+    let nodes = watch::Sender::new(node(None));
     let config = site.config(&["--rotate-server-certificates"]);
     let registry = Registry::default();
     let metrics = CertificateMetrics::new(&registry);
-    let keep = keep_serving(&config, client, told.subscribe(), metrics.clone()).unwrap();
+    let keep = keep_serving(&config, client, nodes.subscribe(), metrics.clone()).unwrap();
     let _task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(keep));
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(cluster.requests().is_empty(), "nothing is asked for without an address");
 
     let path = serving_pair_path(&config.cert_dir);
     for (times, ip) in [(1, "10.0.0.1"), (2, "10.0.0.2")] {
-        told.send_replace(node(Some(ip)));
-        cluster.until_asked(times).await;
+        nodes.send_replace(node(Some(ip)));
+        cluster.wait_until_requested(times).await;
         let csr = &cluster.requests()[times - 1];
         assert_eq!(field(csr, "/spec/signerName"), "kubernetes.io/kubelet-serving");
         assert_eq!(csr["spec"]["usages"], serde_json::json!(["digital signature", "server auth"]));
@@ -373,7 +372,7 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
                 }
             }
         };
-        let leaf = tokio::time::timeout(PATIENCE, kept).await.expect("a pair for the address");
+        let leaf = tokio::time::timeout(TIMEOUT, kept).await.expect("a pair for the address");
         assert_eq!((leaf.name.as_str(), leaf.dns), ("system:node:n1", ["n1".to_owned()].into()));
     }
     let value = |name: &str| parse(&registry.text()).unwrap().sum(name, &[]).unwrap_or(0.0);
@@ -382,7 +381,7 @@ async fn the_server_has_a_certificate_for_the_addresses_of_the_day() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, counted).await.expect("one has replaced another");
+    tokio::time::timeout(TIMEOUT, counted).await.expect("one has replaced another");
     assert!(value("kubelet_certificate_manager_server_ttl_seconds") > 0.0);
     assert_eq!(value("kubelet_server_expiration_renew_errors"), 0.0);
 }

@@ -15,9 +15,9 @@ use proptest::prelude::*;
 use rcgen::{CertificateParams, DnType, KeyPair};
 
 use super::client::{Credential, Files, kubeconfig};
-use super::due::{lacks, rotation};
 use super::pair::{Leaf, leaf, pair};
-use super::request::{RequestError, Template, judge};
+use super::request::{RequestError, Template, issued_certificate};
+use super::rotation::{lacks, rotation};
 use super::serving::template;
 use super::store::{Store, StoreError};
 
@@ -27,7 +27,7 @@ mod flow;
 const HOUR: i64 = 3600;
 
 /// A certificate of the node `n1` with its key, from and until so many seconds from now.
-fn made(from: i64, until: i64) -> (String, String) {
+fn issued(from: i64, until: i64) -> (String, String) {
     let mut params = CertificateParams::new(["n1".to_owned(), "10.0.0.1".to_owned()]).unwrap();
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
@@ -45,7 +45,7 @@ fn made(from: i64, until: i64) -> (String, String) {
 }
 
 fn read(from: i64, until: i64) -> Leaf {
-    leaf(made(from, until).0.as_bytes()).unwrap()
+    leaf(issued(from, until).0.as_bytes()).unwrap()
 }
 
 fn names(dir: &Path) -> BTreeSet<String> {
@@ -54,30 +54,30 @@ fn names(dir: &Path) -> BTreeSet<String> {
 }
 
 proptest! {
-    /// Whatever the life and the lot: never before 70 % of it, never after 90 %.
+/// For any lifetime and jitter: never before 70 % of it, never after 90 %.
     #[test]
-    fn renewal_falls_into_the_last_part_of_a_life(
-        from in -4_000_000_000_i64..4_000_000_000, life in 0_i64..4_000_000_000, lot in 0.0_f64..=1.0,
+    fn certificate_rotation_falls_between_70_and_90_percent(
+        from in -4_000_000_000_i64..4_000_000_000, life in 0_i64..4_000_000_000, jitter in 0.0_f64..=1.0,
     ) {
         let (from, until) =
             (Timestamp::from_second(from).unwrap(), Timestamp::from_second(from + life).unwrap());
-        let spent = rotation(from, until, lot).duration_since(from).as_secs_f64();
-        prop_assert!(spent >= 0.7 * life as f64 - 1.0 && spent <= 0.9 * life as f64 + 1.0);
+let age = rotation(from, until, jitter).duration_since(from).as_secs_f64();
+        prop_assert!(age >= 0.7 * life as f64 - 1.0 && age <= 0.9 * life as f64 + 1.0);
     }
 }
 
 #[test]
-fn the_lot_spreads_renewals_over_the_whole_part() {
+fn certificate_rotation_jitter_covers_the_whole_range() {
     let (from, until) = (Timestamp::UNIX_EPOCH, Timestamp::from_second(1000).unwrap());
-    let due = |lot| rotation(from, until, lot).as_second();
+    let due = |jitter| rotation(from, until, jitter).as_second();
     assert_eq!([due(0.0), due(0.5), due(1.0), due(7.0)], [700, 800, 900, 900]);
     let backwards = rotation(until, from, 0.5);
     assert_eq!(backwards, until, "a life of less than nothing is over at once");
 }
 
 #[test]
-fn a_certificate_is_read_with_all_that_it_says() {
-    let (certificate, key) = made(-HOUR, HOUR);
+fn certificate_is_parsed() {
+    let (certificate, key) = issued(-HOUR, HOUR);
     let read = pair(format!("{certificate}{key}").as_bytes()).unwrap();
     assert_eq!(read.name, "system:node:n1");
     assert_eq!(read.dns, ["n1".to_owned()].into());
@@ -85,7 +85,7 @@ fn a_certificate_is_read_with_all_that_it_says() {
     assert!(!read.is_expired(Timestamp::now()));
     let later = Timestamp::now() + SignedDuration::from_hours(2);
     assert!(read.is_expired(later));
-    let other = made(-HOUR, HOUR).1;
+    let other = issued(-HOUR, HOUR).1;
     for (text, fault) in [
         (String::new(), "key"),
         (key.clone(), "no certificate"),
@@ -98,7 +98,7 @@ fn a_certificate_is_read_with_all_that_it_says() {
 }
 
 #[test]
-fn what_a_certificate_lacks_is_named_and_more_is_well() {
+fn certificate_missing_names_are_reported() {
     let leaf = read(-HOUR, HOUR);
     let exact = Template { dns: leaf.dns.clone(), ips: leaf.ips.clone(), ..Template::node("n1") };
     assert_eq!(lacks(&leaf, &exact), None);
@@ -111,14 +111,14 @@ fn what_a_certificate_lacks_is_named_and_more_is_well() {
 }
 
 #[test]
-fn a_store_keeps_each_pair_and_links_to_the_last() {
+fn certificate_store_keeps_each_pair_and_links_to_the_last() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("pki");
     let store = Store::open(&dir, "kubelet-client").unwrap();
     assert!(store.current().unwrap().is_none());
     let start = Timestamp::UNIX_EPOCH;
     for hour in 0..2 {
-        let (certificate, key) = made(-HOUR, HOUR * (hour + 1));
+        let (certificate, key) = issued(-HOUR, HOUR * (hour + 1));
         let now = start + SignedDuration::from_hours(hour);
         let kept = store.update(&certificate, &key, now).unwrap();
         assert_eq!(store.current().unwrap(), Some(kept));
@@ -131,23 +131,23 @@ fn a_store_keeps_each_pair_and_links_to_the_last() {
             .ends_with("kubelet-client-1970-01-01-01-00-00.pem")
     );
     assert_eq!(fs::metadata(store.current_path()).unwrap().permissions().mode() & 0o777, 0o600);
-    let (certificate, _) = made(-HOUR, HOUR);
-    let error = store.update(&certificate, &made(0, HOUR).1, start).unwrap_err();
+    let (certificate, _) = issued(-HOUR, HOUR);
+    let error = store.update(&certificate, &issued(0, HOUR).1, start).unwrap_err();
     assert!(matches!(error, StoreError::Pair { .. }), "{error}");
     assert!(store.current().unwrap().is_some(), "the old one stays");
 }
 
-/// Each state that a daemon killed within an update leaves; the next one begins with a whole pair.
+/// Each state after a kill within an update; the next start has a whole pair.
 #[test]
-fn an_update_that_was_cut_off_leaves_a_whole_pair() {
-    let (certificate, key) = made(-HOUR, HOUR);
+fn certificate_store_survives_an_interrupted_update() {
+    let (certificate, key) = issued(-HOUR, HOUR);
     let whole = format!("{certificate}{key}");
-    let old = format!("{}{}", made(-HOUR, 2 * HOUR).0, "");
+    let old = format!("{}{}", issued(-HOUR, 2 * HOUR).0, "");
     for (step, has_old) in (0..4).flat_map(|step| [(step, false), (step, true)]) {
         let dir = tempfile::tempdir().unwrap();
         let at = |what: &str| dir.path().join(format!("kubelet-client-{what}.pem"));
         if has_old {
-            let (certificate, key) = made(-HOUR, 2 * HOUR);
+            let (certificate, key) = issued(-HOUR, 2 * HOUR);
             let store = Store::open(dir.path(), "kubelet-client").unwrap();
             store.update(&certificate, &key, Timestamp::UNIX_EPOCH).unwrap();
         }
@@ -175,11 +175,11 @@ fn an_update_that_was_cut_off_leaves_a_whole_pair() {
 }
 
 #[test]
-fn somebodys_file_is_not_overwritten() {
+fn certificate_store_does_not_overwrite_a_regular_file() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), "kubelet-client").unwrap();
     fs::write(store.current_path(), "mine").unwrap();
-    let (certificate, key) = made(-HOUR, HOUR);
+    let (certificate, key) = issued(-HOUR, HOUR);
     let error = store.update(&certificate, &key, Timestamp::now()).unwrap_err();
     assert!(error.to_string().contains("expected a symbolic link"), "{error}");
     assert_eq!(fs::read_to_string(store.current_path()).unwrap(), "mine");
@@ -203,29 +203,37 @@ fn csr(conditions: &[(&str, &str)], certificate: Option<String>) -> CertificateS
 }
 
 #[test]
-fn a_request_is_judged_by_what_was_said_of_it() {
+fn certificate_request_result_follows_conditions() {
     let now = Timestamp::now();
-    let judge = |conditions: &[(&str, &str)], certificate: Option<String>| {
-        judge(&csr(conditions, certificate), Some("u1"), now)
+    let issued_certificate = |conditions: &[(&str, &str)], certificate: Option<String>| {
+        issued_certificate(&csr(conditions, certificate), Some("u1"), now)
     };
-    let good = made(-HOUR, HOUR).0;
-    assert_eq!(judge(&[], None).unwrap(), None);
-    assert_eq!(judge(&[("Approved", "")], None).unwrap(), None);
-    assert_eq!(judge(&[], Some(good.clone())).unwrap(), None, "signed, but by whose leave");
-    assert_eq!(judge(&[("Approved", "")], Some(good.clone())).unwrap(), Some(good.clone()));
-    let error = judge(&[("Denied", "not you")], None).unwrap_err();
+    let good = issued(-HOUR, HOUR).0;
+    assert_eq!(issued_certificate(&[], None).unwrap(), None);
+    assert_eq!(issued_certificate(&[("Approved", "")], None).unwrap(), None);
+    assert_eq!(
+        issued_certificate(&[], Some(good.clone())).unwrap(),
+        None,
+        "signed, but not approved"
+    );
+    assert_eq!(
+        issued_certificate(&[("Approved", "")], Some(good.clone())).unwrap(),
+        Some(good.clone())
+    );
+    let error = issued_certificate(&[("Denied", "not you")], None).unwrap_err();
     assert!(error.to_string().ends_with("was denied: not you"), "{error}");
-    let error = judge(&[("Approved", ""), ("Failed", "bad names")], None).unwrap_err();
-    assert!(matches!(error, RequestError::Refused { verdict: "not signed", .. }), "{error}");
-    let ended = made(-2 * HOUR, -HOUR).0;
-    let error = judge(&[("Approved", "")], Some(ended)).unwrap_err();
-    assert!(matches!(error, RequestError::Spent { .. }), "{error}");
-    let other = super::request::judge(&csr(&[("Approved", "")], Some(good)), Some("u2"), now);
-    assert!(matches!(other, Err(RequestError::Spent { .. })));
+    let error = issued_certificate(&[("Approved", ""), ("Failed", "bad names")], None).unwrap_err();
+    assert!(matches!(error, RequestError::Rejected { verdict: "not signed", .. }), "{error}");
+    let ended = issued(-2 * HOUR, -HOUR).0;
+    let error = issued_certificate(&[("Approved", "")], Some(ended)).unwrap_err();
+    assert!(matches!(error, RequestError::Unusable { .. }), "{error}");
+    let other =
+        super::request::issued_certificate(&csr(&[("Approved", "")], Some(good)), Some("u2"), now);
+    assert!(matches!(other, Err(RequestError::Unusable { .. })));
 }
 
 #[test]
-fn a_server_asks_for_the_names_and_addresses_of_its_node() {
+fn serving_certificate_template_has_the_node_addresses() {
     let template = |addresses: &[(&str, &str)], dns_only| {
         let address = |(type_, address): &(&str, &str)| NodeAddress {
             type_: (*type_).to_owned(),
@@ -287,7 +295,7 @@ fn write_kubeconfig(files: &Files, user: &str) {
 }
 
 #[test]
-fn a_kubeconfig_is_written_from_the_bootstrap_one() {
+fn kubeconfig_is_written_from_the_bootstrap_kubeconfig() {
     let dir = tempfile::tempdir().unwrap();
     let files = files(dir.path(), true);
     let missing = files.adopt_bootstrap().unwrap_err();
@@ -315,7 +323,7 @@ fn a_kubeconfig_is_written_from_the_bootstrap_one() {
 }
 
 #[test]
-fn a_kubeconfig_is_judged_by_what_it_has_to_show() {
+fn kubeconfig_credential_is_classified() {
     let dir = tempfile::tempdir().unwrap();
     let files = files(dir.path(), false);
     let now = Timestamp::now();
@@ -331,7 +339,7 @@ fn a_kubeconfig_is_judged_by_what_it_has_to_show() {
     let certificate = dir.path().join("c.pem");
     for (until, usable) in [(HOUR, true), (-HOUR, false)] {
         use base64::Engine;
-        let (pem, _) = made(-2 * HOUR, until);
+        let (pem, _) = issued(-2 * HOUR, until);
         fs::write(&certificate, &pem).unwrap();
         let data = base64::engine::general_purpose::STANDARD.encode(pem);
         for user in [
@@ -341,7 +349,7 @@ fn a_kubeconfig_is_judged_by_what_it_has_to_show() {
             write_kubeconfig(&files, &user);
             match usable {
                 true => assert_eq!(files.credential(now), Credential::Own, "{user}"),
-                false => unusable("ended at"),
+                false => unusable("expired at"),
             }
         }
     }

@@ -35,7 +35,7 @@ fn asking(api: &FakeApi) -> Objects {
     Objects::new(Some(api.client()), Detection::Cache(Duration::from_secs(60)))
 }
 
-/// Looks for changes each time.
+/// Fetches each time.
 fn impatient(api: &FakeApi) -> Objects {
     let detection = Detection::Cache(Duration::from_secs(60));
     Objects::build(Some(api.client()), detection, Duration::ZERO, false)
@@ -45,7 +45,7 @@ fn cached(objects: &Objects) -> usize {
     match &objects.inner.secrets {
         Store::Cached(cache) => cache.len(),
         Store::Watched(watched) => watched.len(),
-        Store::Asked => 0,
+        Store::Uncached => 0,
     }
 }
 
@@ -53,7 +53,7 @@ const ONE: &str = "b25l";
 const TWO: &str = "dHdv";
 
 #[tokio::test]
-async fn readers_share_one_request_and_a_new_pod_sees_changes() {
+async fn cached_readers_share_a_request_and_a_new_pod_refetches() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     api.delay(Duration::from_millis(50));
@@ -74,7 +74,7 @@ async fn readers_share_one_request_and_a_new_pod_sees_changes() {
 }
 
 #[tokio::test]
-async fn an_object_is_kept_for_as_long_as_a_pod_uses_it() {
+async fn object_is_cached_while_a_pod_uses_it() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     let objects = asking(&api);
@@ -92,7 +92,7 @@ async fn an_object_is_kept_for_as_long_as_a_pod_uses_it() {
 }
 
 #[tokio::test]
-async fn changes_are_seen_after_the_time_to_live_and_never_go_back() {
+async fn cached_object_is_refreshed_after_its_ttl_and_never_older() {
     let api = FakeApi::start().await;
     put(&api, 5, ONE);
     let objects = impatient(&api);
@@ -114,7 +114,7 @@ async fn changes_are_seen_after_the_time_to_live_and_never_go_back() {
 }
 
 #[tokio::test]
-async fn an_immutable_object_is_not_asked_for_again() {
+async fn immutable_object_is_not_fetched_again() {
     let api = FakeApi::start().await;
     api.put("configmaps", "c", 1, json!({"data": {"k": "v"}, "immutable": true}));
     let objects = impatient(&api);
@@ -127,7 +127,7 @@ async fn an_immutable_object_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn errors_name_the_object_and_are_not_cached() {
+async fn object_errors_name_the_object_and_are_not_cached() {
     let api = FakeApi::start().await;
     let objects = asking(&api);
     objects.register(&with_secret("a"));
@@ -151,7 +151,7 @@ async fn errors_name_the_object_and_are_not_cached() {
 }
 
 #[tokio::test]
-async fn every_place_that_can_name_an_object_is_found() {
+async fn references_are_found_in_every_field() {
     let key = |kind: &str, name: &str| json!({"name": "E", "valueFrom": {kind: {"name": name, "key": "k"}}});
     let container = |n: u32| {
         json!({
@@ -184,7 +184,7 @@ async fn every_place_that_can_name_an_object_is_found() {
 }
 
 #[tokio::test]
-async fn tokens_are_bound_to_the_pod_and_renewed_in_time() {
+async fn token_is_bound_to_the_pod_and_renewed_in_time() {
     let api = FakeApi::start().await;
     let objects = asking(&api);
     let pod = pod("u-1", json!({"containers": [], "serviceAccountName": "robot"}));
@@ -236,7 +236,7 @@ async fn tokens_are_bound_to_the_pod_and_renewed_in_time() {
 }
 
 #[tokio::test]
-async fn a_token_is_asked_for_again_while_the_apiserver_is_behind() {
+async fn token_request_is_retried_on_403() {
     let api = FakeApi::start().await;
     let objects = asking(&api);
     let pod = pod("u-1", json!({"containers": [], "serviceAccountName": "robot"}));

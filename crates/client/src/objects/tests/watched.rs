@@ -1,4 +1,4 @@
-//! Objects that are watched, and who is told of their changes.
+//! Objects that are watched, and which pods are notified of their changes.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ fn with(uid: &str, secret: &str) -> Pod {
     pod(uid, json!({"containers": [], "volumes": [volume]}))
 }
 
-async fn told(changes: &Changes) -> Changed {
-    timeout(SOON, changes.next()).await.expect("told soon")
+async fn next_change(changes: &Changes) -> Changed {
+    timeout(SOON, changes.next()).await.expect("a change is reported soon")
 }
 
-/// Whether nothing is told for a while.
+/// Whether no change is reported for a while.
 async fn is_quiet(changes: &Changes) -> bool {
     timeout(Duration::from_millis(100), changes.next()).await.is_err()
 }
@@ -45,7 +45,7 @@ fn lists(api: &FakeApi) -> usize {
 }
 
 #[tokio::test]
-async fn one_watch_serves_all_pods_and_ends_with_the_last() {
+async fn watch_is_shared_by_pods_and_ends_with_the_last() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     let objects = watching(&api);
@@ -60,7 +60,7 @@ async fn one_watch_serves_all_pods_and_ends_with_the_last() {
     put(&api, 2, TWO);
     for (pod, changes) in pods.iter().zip(&changes) {
         let volume = &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0];
-        assert!(told(changes).await.touches(pod, volume));
+        assert!(next_change(changes).await.touches(pod, volume));
     }
     assert_eq!(secret(&objects, "s").await.unwrap(), "two");
     assert_eq!(api.requests().len(), 2, "and nothing was asked");
@@ -71,7 +71,7 @@ async fn one_watch_serves_all_pods_and_ends_with_the_last() {
 }
 
 #[tokio::test]
-async fn only_those_are_told_who_refer_to_what_changed() {
+async fn watch_change_notifies_only_referring_pods() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     api.put("secrets", "other", 2, json!({"data": {"k": ONE}}));
@@ -81,7 +81,7 @@ async fn only_those_are_told_who_refer_to_what_changed() {
     secret(&objects, "s").await.unwrap();
     secret(&objects, "other").await.unwrap();
     put(&api, 3, TWO);
-    let changed = told(&concerned).await;
+    let changed = next_change(&concerned).await;
     assert!(is_quiet(&other).await);
     let volume = |source: Value| -> k8s_openapi::api::core::v1::Volume {
         let mut volume = source;
@@ -115,21 +115,21 @@ async fn only_those_are_told_who_refer_to_what_changed() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_told_when_it_comes_and_when_it_goes() {
+async fn watch_notifies_creation_and_deletion_of_missing_objects() {
     let api = FakeApi::start().await;
     let objects = watching(&api);
     let changes = objects.register(&with("a", "s"));
     assert!(secret(&objects, "s").await.unwrap_err().is_not_found());
     put(&api, 1, ONE);
-    told(&changes).await;
+    next_change(&changes).await;
     assert_eq!(secret(&objects, "s").await.unwrap(), "one");
     api.delete("secrets", "s");
-    told(&changes).await;
+    next_change(&changes).await;
     assert!(secret(&objects, "s").await.unwrap_err().is_not_found());
 }
 
 #[tokio::test]
-async fn a_watch_that_is_cut_off_goes_on_where_it_was() {
+async fn watch_resumes_after_a_disconnect() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     let objects = watching(&api);
@@ -139,11 +139,11 @@ async fn a_watch_that_is_cut_off_goes_on_where_it_was() {
 
     api.cut_watches();
     put(&api, 2, TWO);
-    told(&changes).await;
+    next_change(&changes).await;
     assert_eq!(secret(&objects, "s").await.unwrap(), "two");
     assert_eq!(lists(&api), 1, "{:?}", api.requests());
 
-    // A server that is away: the last known is used, and what happened meanwhile is told.
+    // An unreachable server: the last known object is used, and missed changes are reported later.
     until("a watch", || api.watches() == 1).await;
     api.fail(true);
     api.cut_watches();
@@ -151,7 +151,7 @@ async fn a_watch_that_is_cut_off_goes_on_where_it_was() {
     until("another try", || api.watches() == 0).await;
     assert_eq!(secret(&objects, "s").await.unwrap(), "two");
     api.fail(false);
-    told(&changes).await;
+    next_change(&changes).await;
     assert_eq!(secret(&objects, "s").await.unwrap(), "one");
     assert!(is_quiet(&changes).await);
 
@@ -160,13 +160,13 @@ async fn a_watch_that_is_cut_off_goes_on_where_it_was() {
     api.cut_watches();
     put(&api, 4, TWO);
     api.forget();
-    told(&changes).await;
+    next_change(&changes).await;
     assert_eq!(secret(&objects, "s").await.unwrap(), "two");
     assert_eq!(lists(&api), 2, "{:?}", api.requests());
 }
 
 #[tokio::test]
-async fn a_reader_does_not_wait_for_the_pause_after_a_failure() {
+async fn watched_reader_ends_the_backoff() {
     let api = FakeApi::start().await;
     api.fail(true);
     let objects = watching(&api);
@@ -177,11 +177,11 @@ async fn a_reader_does_not_wait_for_the_pause_after_a_failure() {
     put(&api, 1, ONE);
     let value = timeout(Duration::from_millis(700), secret(&objects, "s")).await.expect("at once");
     assert_eq!(value.unwrap(), "one");
-    told(&changes).await;
+    next_change(&changes).await;
 }
 
 #[tokio::test]
-async fn immutable_objects_are_not_watched_and_read_anew_for_a_new_pod() {
+async fn immutable_objects_are_not_watched_but_read_again_for_a_new_pod() {
     let api = FakeApi::start().await;
     let immutable = |data: &str| json!({"data": {"k": data}, "immutable": true});
     api.put("secrets", "s", 1, immutable(ONE));
@@ -204,13 +204,13 @@ async fn immutable_objects_are_not_watched_and_read_anew_for_a_new_pod() {
     secret(&objects, "late").await.unwrap();
     until("a watch", || api.watches() == 1).await;
     api.put("secrets", "late", 6, immutable(TWO));
-    told(&changes).await;
+    next_change(&changes).await;
     until("no watch", || api.watches() == 0).await;
     assert_eq!(secret(&objects, "late").await.unwrap(), "two");
 }
 
 #[tokio::test]
-async fn names_cannot_select_something_else() {
+async fn field_selector_names_are_escaped() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     let objects = watching(&api);
@@ -225,7 +225,7 @@ async fn names_cannot_select_something_else() {
 }
 
 #[tokio::test]
-async fn strategies_without_watches_ask_as_often_as_upstream() {
+async fn change_detection_without_watches_polls_as_upstream() {
     let api = FakeApi::start().await;
     put(&api, 1, ONE);
     let period = Duration::from_millis(100);
@@ -239,17 +239,17 @@ async fn strategies_without_watches_ask_as_often_as_upstream() {
         }
         assert_eq!(api.requests().len() - before, asked, "{detection:?}");
         assert_eq!(api.watches(), 0);
-        // Nobody tells, so all of it is looked at from time to time.
+        // There are no watches, so all of it is resynced periodically.
         let began = Instant::now();
         let volume = &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0];
-        assert!(told(&changes).await.touches(&pod, volume));
+        assert!(next_change(&changes).await.touches(&pod, volume));
         let waited = began.elapsed();
         assert!(waited < period * 2, "{waited:?}");
     }
 }
 
 #[tokio::test]
-async fn a_token_is_told_of_when_it_is_due_and_not_before() {
+async fn token_renewal_is_notified_when_due() {
     let api = FakeApi::start().await;
     let objects = watching(&api);
     let token =
@@ -269,7 +269,7 @@ async fn a_token_is_told_of_when_it_is_due_and_not_before() {
     let changes = objects.register(&pod);
     api.token_life(600);
     let first = objects.service_account_token(&pod, projection).await.unwrap();
-    let changed = told(&changes).await;
+    let changed = next_change(&changes).await;
     assert!(changed.touches(&pod, volume));
     api.fail(true);
     assert_eq!(objects.service_account_token(&pod, projection).await.unwrap(), first);

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::super::Amounts;
-use super::{asks, pod};
+use super::{pod, with_requests};
 
 fn show(amounts: &Amounts) -> String {
     let parts: Vec<_> = amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect();
@@ -9,20 +9,20 @@ fn show(amounts: &Amounts) -> String {
 }
 
 #[test]
-fn amounts_are_thousandths_of_a_cpu_and_units_of_all_else() {
+fn admission_amounts_are_millicores_and_whole_units() {
     let all = json!({
         "cpu": "1500m", "memory": "1Ki", "ephemeral-storage": "1k", "hugepages-2Mi": "2Mi",
         "example.com/gpu": "3", "storage": "1Gi", "requests.example.com/x": "1",
         "kubernetes.io/batteries": "1", "nonsense": "4",
     });
     assert_eq!(
-        show(&Amounts::of_pod(&asks(all))),
+        show(&Amounts::of_pod(&with_requests(all))),
         "cpu=1500 memory=1024 ephemeral-storage=1000 example.com/gpu=3 hugepages-2Mi=2097152 kubernetes.io/batteries=1"
     );
 }
 
 #[test]
-fn sidecars_init_containers_overhead_and_the_pods_own_requests_are_added_up() {
+fn admission_sums_sidecars_init_containers_overhead_and_pod_level_requests() {
     let container = |requests: Value| json!({"name": "c", "resources": {"requests": requests}});
     let sidecar = json!({
         "name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}},
@@ -67,9 +67,9 @@ fn sidecars_init_containers_overhead_and_the_pods_own_requests_are_added_up() {
 }
 
 #[test]
-fn a_pod_that_is_resized_holds_the_most_of_what_it_wants_was_given_and_has() {
+fn resize_reserves_the_maximum_of_requested_allocated_and_actual() {
     let resized = |wanted: &str, actual: &str, allocated: &str, reason: &str| {
-        let mut pod = asks(json!({"cpu": wanted}));
+        let mut pod = with_requests(json!({"cpu": wanted}));
         pod.status = serde_json::from_value(json!({
             "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
             "containerStatuses": [{

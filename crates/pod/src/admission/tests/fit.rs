@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::{asks, decide_on, ledger, node, node_with, pod, refusal, with_priority};
+use super::{decide_on, ledger, node, node_with, pod, refusal, with_priority, with_requests};
 
 fn lack(resource: &str, requested: i64, used: i64, capacity: i64) -> Option<(String, String)> {
     let message = format!(
@@ -12,9 +12,9 @@ fn lack(resource: &str, requested: i64, used: i64, capacity: i64) -> Option<(Str
 }
 
 #[test]
-fn amounts_that_are_not_left_are_refused_by_name() {
+fn admission_rejects_insufficient_resources_by_name() {
     let node = node_with(json!({}), json!([]));
-    let there = ledger(&[asks(json!({
+    let there = ledger(&[with_requests(json!({
         "cpu": "3", "memory": "6Gi", "ephemeral-storage": "60Gi", "hugepages-2Mi": "62Mi",
         "example.com/gpu": "1", "example.com/unknown": "5",
     }))]);
@@ -31,27 +31,31 @@ fn amounts_that_are_not_left_are_refused_by_name() {
         (json!({"hugepages-2Mi": "4Mi"}), lack("hugepages-2Mi", 4 << 20, 62 << 20, 64 << 20)),
         (json!({"hugepages-1Gi": "1Gi"}), lack("hugepages-1Gi", GI, 0, 0)),
         (json!({"example.com/gpu": "2"}), lack("example.com/gpu", 2, 1, 2)),
-        // What the node has never heard of is somebody else's to count.
+        // Extended resources that the node does not list are not counted.
         (json!({"example.com/unknown": "100"}), None),
         (json!({"kubernetes.io/unknown": "1"}), lack("kubernetes.io/unknown", 1, 0, 0)),
         (json!({"cpu": "0"}), None),
     ] {
-        assert_eq!(refusal(&asks(requests.clone()), &node, &there), expected, "{requests}");
+        assert_eq!(
+            refusal(&with_requests(requests.clone()), &node, &there),
+            expected,
+            "{requests}"
+        );
     }
 }
 
 #[test]
-fn a_node_is_full_by_number_first() {
+fn admission_rejects_by_number_of_pods_first() {
     let node = node_with(json!({}), json!([]));
     let nine = vec![pod(json!({})); 9];
     assert_eq!(refusal(&pod(json!({})), &node, &ledger(&nine)), None);
     let ten = vec![pod(json!({})); 10];
     let expected = lack("pods", 1, 10, 10);
-    assert_eq!(refusal(&asks(json!({"cpu": "9"})), &node, &ledger(&ten)), expected);
+    assert_eq!(refusal(&with_requests(json!({"cpu": "9"})), &node, &ledger(&ten)), expected);
 }
 
 #[test]
-fn what_is_released_can_be_had_again() {
+fn admission_release_frees_resources() {
     let node = node_with(json!({}), json!([]));
     let mut ledger = Ledger::default();
     let port = json!({"containers": [{
@@ -67,41 +71,41 @@ fn what_is_released_can_be_had_again() {
 }
 
 #[test]
-fn amounts_are_the_nodes_own_and_what_others_add() {
-    let told = |allocatable: Value| {
+fn admission_uses_own_allocatable_and_extended_resources_of_the_node() {
+    let reported = |allocatable: Value| {
         node(json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}))
     };
     let own = node_with(json!({}), json!([]));
-    let decide = |pod: &Pod, told: &k8s_openapi::api::core::v1::Node| {
-        let view = NodeView::new(told, &own);
+    let decide = |pod: &Pod, reported: &k8s_openapi::api::core::v1::Node| {
+        let view = NodeView::new(reported, &own);
         let (ledger, pressure) = (Ledger::default(), NodePressure::default());
-        let abilities = &super::abilities();
+        let capabilities = &super::capabilities();
         match decide(
             pod,
-            &AdmissionContext { abilities, node: &view, ledger: &ledger, pressure },
+            &AdmissionContext { capabilities, node: &view, ledger: &ledger, pressure },
             |_| Ok(()),
         ) {
             Decision::Admit { .. } => None,
-            Decision::Refuse { verdict, .. } => Some(verdict.reason),
+            Decision::Reject { verdict, .. } => Some(verdict.reason),
         }
     };
-    // Nothing is told yet.
-    assert_eq!(decide(&asks(json!({"cpu": "4"})), &told(json!({}))), None);
-    // It was larger once, or smaller; and somebody has added something.
+    // The object has no amounts yet.
+    assert_eq!(decide(&with_requests(json!({"cpu": "4"})), &reported(json!({}))), None);
+    // The amounts in the object are out of date, and an extended resource was added.
     for cpu in ["1", "64"] {
-        let told = told(json!({"cpu": cpu, "pods": "1", "example.com/added": "1"}));
-        assert_eq!(decide(&asks(json!({"cpu": "4"})), &told), None);
-        let more = asks(json!({"cpu": "4001m"}));
-        assert_eq!(decide(&more, &told).as_deref(), Some("OutOfcpu"));
-        let added = asks(json!({"example.com/added": "2"}));
-        assert_eq!(decide(&added, &told).as_deref(), Some("OutOfexample.com/added"));
+        let reported = reported(json!({"cpu": cpu, "pods": "1", "example.com/added": "1"}));
+        assert_eq!(decide(&with_requests(json!({"cpu": "4"})), &reported), None);
+        let more = with_requests(json!({"cpu": "4001m"}));
+        assert_eq!(decide(&more, &reported).as_deref(), Some("OutOfcpu"));
+        let added = with_requests(json!({"example.com/added": "2"}));
+        assert_eq!(decide(&added, &reported).as_deref(), Some("OutOfexample.com/added"));
     }
-    let empty = told(json!({}));
+    let empty = reported(json!({}));
     assert_eq!(refusal(&pod(json!({})), &empty, &Ledger::default()), lack("pods", 1, 0, 0));
 }
 
 #[test]
-fn ports_of_the_node_are_taken_by_address_and_protocol() {
+fn host_ports_conflict_by_address_and_protocol() {
     let wants = |ports: Value| pod(json!({"containers": [{"name": "c", "ports": ports}]}));
     let one = |ip: &str, protocol: &str, port: i32| {
         wants(json!([{"containerPort": 1, "hostIP": ip, "protocol": protocol, "hostPort": port}]))
@@ -136,7 +140,7 @@ fn ports_of_the_node_are_taken_by_address_and_protocol() {
 }
 
 #[test]
-fn a_port_that_two_share_is_taken_until_both_are_gone() {
+fn host_port_of_two_pods_is_in_use_until_both_are_gone() {
     let wants = pod(json!({"containers": [{
         "name": "c", "ports": [{"containerPort": 1, "hostPort": 80}],
     }]}));
@@ -151,28 +155,28 @@ fn a_port_that_two_share_is_taken_until_both_are_gone() {
 }
 
 #[test]
-fn a_resize_is_refused_by_what_others_hold() {
+fn resize_is_rejected_if_other_pods_hold_the_resources() {
     let node = node_with(json!({}), json!([]));
     let view = NodeView::new(&node, &node);
-    let mut ledger = ledger(&[asks(json!({"cpu": "2"}))]);
-    let ticket = ledger.enter(Reservation::new(&asks(json!({"cpu": "1"}))));
+    let mut ledger = ledger(&[with_requests(json!({"cpu": "2"}))]);
+    let ticket = ledger.enter(Reservation::new(&with_requests(json!({"cpu": "1"}))));
     let before = ledger.release(ticket).unwrap();
     let refused = |pod: &Pod, ledger: &Ledger| {
         let terms = AdmissionContext {
-            abilities: &super::abilities(),
+            capabilities: &super::capabilities(),
             node: &view,
             ledger,
             pressure: NodePressure::default(),
         };
-        refuses_resize(pod, &terms).map(|verdict| verdict.reason)
+        check_resize(pod, &terms).map(|verdict| verdict.reason)
     };
-    assert_eq!(refused(&asks(json!({"cpu": "3"})), &ledger).as_deref(), Some("OutOfcpu"));
-    assert_eq!(refused(&asks(json!({"cpu": "2"})), &ledger), None);
+    assert_eq!(refused(&with_requests(json!({"cpu": "3"})), &ledger).as_deref(), Some("OutOfcpu"));
+    assert_eq!(refused(&with_requests(json!({"cpu": "2"})), &ledger), None);
     ledger.put(ticket, before);
     assert_eq!(ledger.total().get("cpu"), 3000);
 }
 
-/// A pod of some size, of any importance.
+/// A pod of any size and priority.
 fn any_pod() -> impl Strategy<Value = Pod> {
     let priority = prop_oneof![4 => Just(0), 1 => Just(2_000_000_000)];
     (0i64..3000, 0i64..4096, 0i32..4, priority, any::<bool>()).prop_map(
@@ -189,19 +193,18 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 }
 
 proptest! {
-    /// Whatever comes and goes, what is promised is never more than there is, and what is free
-    /// again is all.
+    /// Reservations never exceed the node's allocatable, and released ones are free again.
     #[test]
-    fn no_more_is_given_than_there_is(pods in prop::collection::vec((any_pod(), any::<bool>()), 1..40)) {
+    fn admission_never_exceeds_allocatable(pods in prop::collection::vec((any_pod(), any::<bool>()), 1..40)) {
         let node = node_with(json!({}), json!([]));
         let mut ledger = Ledger::default();
         let mut there: Vec<Ticket> = Vec::new();
         for (pod, goes) in &pods {
             if let Decision::Admit { victims, waits, .. } = decide_on(pod, &node, &ledger, NodePressure::default()) {
                 prop_assert!(victims.is_empty() || waits);
-                victims.iter().for_each(|ticket| ledger.leave(*ticket));
+                victims.iter().for_each(|ticket| ledger.preempt(*ticket));
                 there.push(ledger.enter(Reservation::new(pod)));
-                let later = ledger.in_use_later();
+                let later = ledger.in_use_after_preemption();
                 prop_assert!(later.amounts.get("cpu") <= 4000 && later.pods <= 10);
                 prop_assert!(later.amounts.get("memory") <= 8 << 30);
                 if !waits {
@@ -214,7 +217,7 @@ proptest! {
         }
         there.into_iter().for_each(|ticket| { ledger.release(ticket); });
         prop_assert_eq!(ledger.total(), &Amounts::default());
-        let later = ledger.in_use_later();
+        let later = ledger.in_use_after_preemption();
         prop_assert_eq!((later.amounts.as_ref(), later.pods), (&Amounts::default(), 0));
     }
 }

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod abilities;
 mod amounts;
+mod capabilities;
 mod fit;
 mod placement;
 mod preemption;
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn abilities() -> Abilities {
-    Abilities {
+fn capabilities() -> NodeCapabilities {
+    NodeCapabilities {
         sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
         app_armor: false,
         supplemental_groups_policy: false,
@@ -48,7 +48,7 @@ fn pod(spec: Value) -> Pod {
 }
 
 /// A pod whose only container requests that.
-fn asks(requests: Value) -> Pod {
+fn with_requests(requests: Value) -> Pod {
     pod(json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}))
 }
 
@@ -69,7 +69,7 @@ fn decide_on(pod: &Pod, node: &Node, ledger: &Ledger, pressure: NodePressure) ->
     let view = NodeView::new(node, node);
     decide(
         pod,
-        &AdmissionContext { abilities: &abilities(), node: &view, ledger, pressure },
+        &AdmissionContext { capabilities: &capabilities(), node: &view, ledger, pressure },
         |_| Ok(()),
     )
 }
@@ -78,7 +78,7 @@ fn decide_on(pod: &Pod, node: &Node, ledger: &Ledger, pressure: NodePressure) ->
 fn refusal(pod: &Pod, node: &Node, ledger: &Ledger) -> Option<(String, String)> {
     match decide_on(pod, node, ledger, NodePressure::default()) {
         Decision::Admit { .. } => None,
-        Decision::Refuse { verdict, .. } => {
+        Decision::Reject { verdict, .. } => {
             assert_eq!((verdict.phase.as_str(), &verdict.disruption), ("Failed", &None));
             Some((verdict.reason, verdict.message))
         }
@@ -94,7 +94,7 @@ fn ledger(pods: &[Pod]) -> Ledger {
 }
 
 #[test]
-fn who_was_taken_in_comes_first_and_then_who_is_older() {
+fn admission_order_is_by_earlier_admission_then_age() {
     let pod = |name: &str, created: &str, status: Value| -> Pod {
         let metadata = json!({"name": name, "creationTimestamp": created});
         serde_json::from_value(json!({"metadata": metadata, "status": status})).unwrap()
@@ -107,13 +107,13 @@ fn who_was_taken_in_comes_first_and_then_who_is_older() {
         pod("over", "2026-01-01T12:00:00Z", over),
         pod("known", "2026-01-03T00:00:00Z", started),
     ];
-    pods.sort_by_cached_key(turn);
+    pods.sort_by_cached_key(admission_order);
     let names: Vec<_> = pods.iter().map(crate::spec::name).collect();
     assert_eq!(names, ["known", "new-old", "over", "new-young"]);
 }
 
 #[test]
-fn refusals_are_counted_by_few_reasons() {
+fn admission_rejections_are_counted_by_few_reasons() {
     for (reason, expected) in [
         ("OutOfcpu", "OutOfcpu"),
         ("OutOfexample.com/gpu", "OutOfExtendedResources"),

@@ -23,7 +23,7 @@ fn field(operator: &str, values: Value) -> Value {
 }
 
 #[test]
-fn a_pod_chooses_its_node_by_labels_and_name() {
+fn node_affinity_matches_labels_and_name() {
     let node = node_with(json!({"disk": "ssd", "cores": "8"}), json!([]));
     for (pod, fits) in [
         (pod(json!({"nodeSelector": {"disk": "ssd"}})), true),
@@ -55,7 +55,7 @@ fn a_pod_chooses_its_node_by_labels_and_name() {
         (affinity(field("NotIn", json!(["m"]))), true),
         (affinity(field("NotIn", json!(["n"]))), false),
         (affinity(field("Exists", json!([]))), false),
-        // Terms are alternatives, and an empty one is none.
+        // Terms are alternatives, and an empty one matches nothing.
         (affinity(json!({})), false),
         (affinity_of(json!([])), false),
         (affinity_of(json!([{}, expression("disk", "Exists", json!([]))])), true),
@@ -66,7 +66,7 @@ fn a_pod_chooses_its_node_by_labels_and_name() {
             ])),
             true,
         ),
-        // What one term requires, it requires together.
+        // Requirements of one term are all required.
         (
             affinity(json!({
                 "matchExpressions": expression("disk", "Exists", json!([]))["matchExpressions"],
@@ -85,7 +85,7 @@ fn a_pod_chooses_its_node_by_labels_and_name() {
 }
 
 #[test]
-fn a_pod_of_another_node_is_refused() {
+fn node_name_of_another_node_is_rejected() {
     let node = node_with(json!({}), json!([]));
     assert_eq!(refusal(&pod(json!({"nodeName": "n"})), &node, &Ledger::default()), None);
     let message = "Predicate NodeName failed: node(s) didn't match the requested node name";
@@ -96,7 +96,7 @@ fn a_pod_of_another_node_is_refused() {
 }
 
 #[test]
-fn only_taints_that_do_not_let_run_keep_pods_out() {
+fn taints_with_no_execute_reject_pods() {
     let taint = |effect: &str| json!([{"key": "k", "value": "5", "effect": effect}]);
     let tolerating = |toleration: Value| pod(json!({"tolerations": [toleration]}));
     let message =
@@ -126,13 +126,13 @@ fn only_taints_that_do_not_let_run_keep_pods_out() {
     // With the gate, numbers are compared.
     let node = node_with(json!({}), taint("NoExecute"));
     let view = NodeView::new(&node, &node);
-    let able = Abilities { toleration_comparisons: true, ..super::abilities() };
+    let able = NodeCapabilities { toleration_comparisons: true, ..super::capabilities() };
     for (operator, value, fits) in
         [("Gt", "4", true), ("Gt", "5", false), ("Lt", "6", true), ("Lt", "06", false)]
     {
         let pod = tolerating(json!({"key": "k", "operator": operator, "value": value}));
         let terms = AdmissionContext {
-            abilities: &able,
+            capabilities: &able,
             node: &view,
             ledger: &Ledger::default(),
             pressure: NodePressure::default(),
@@ -143,7 +143,7 @@ fn only_taints_that_do_not_let_run_keep_pods_out() {
 }
 
 #[test]
-fn labels_are_asked_for_anew_if_nothing_else_is_wrong() {
+fn admission_marks_rejections_by_labels_only() {
     let node = node_with(json!({}), json!([]));
     for (spec, expected) in [
         (json!({"nodeSelector": {"a": "b"}}), true),
@@ -152,7 +152,7 @@ fn labels_are_asked_for_anew_if_nothing_else_is_wrong() {
     ] {
         let ledger = Ledger::default();
         match decide_on(&pod(spec.clone()), &node, &ledger, NodePressure::default()) {
-            Decision::Refuse { by_labels, .. } => assert_eq!(by_labels, expected, "{spec}"),
+            Decision::Reject { by_labels, .. } => assert_eq!(by_labels, expected, "{spec}"),
             Decision::Admit { .. } => panic!("{spec} is taken in"),
         }
     }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::{asks, decide_on, made_static, node_with, pod, refusal, with_priority};
+use super::{decide_on, made_static, node_with, pod, refusal, with_priority, with_requests};
 
 const CRITICAL: i32 = 2_000_000_000;
 
@@ -19,7 +19,7 @@ fn full(pods: &[Pod]) -> (Ledger, Vec<Ticket>) {
     (ledger, tickets)
 }
 
-/// Places in `pods` of those that have to end for `new`.
+/// Indexes in `pods` of the victims for `new`.
 fn victims(new: &Pod, pods: &[Pod]) -> Result<Vec<usize>, String> {
     let (ledger, tickets) = full(pods);
     let node = node_with(json!({}), json!([]));
@@ -29,20 +29,20 @@ fn victims(new: &Pod, pods: &[Pod]) -> Result<Vec<usize>, String> {
             let place = |ticket| tickets.iter().position(|known| known == ticket).unwrap();
             Ok(victims.iter().map(place).collect())
         }
-        Decision::Refuse { verdict, .. } => Err(format!("{}: {}", verdict.reason, verdict.message)),
+        Decision::Reject { verdict, .. } => Err(format!("{}: {}", verdict.reason, verdict.message)),
     }
 }
 
 fn cpu(amount: &str) -> Pod {
-    asks(json!({"cpu": amount}))
+    with_requests(json!({"cpu": amount}))
 }
 
 #[test]
-fn the_fewest_and_the_least_guaranteed_make_way() {
+fn preemption_chooses_the_fewest_and_least_guaranteed() {
     let critical = |amount: &str| with_priority(cpu(amount), CRITICAL);
     let sure = |amount: &str| guaranteed(json!({"cpu": amount, "memory": "1Mi"}));
     for (new, there, expected) in [
-        // There is room.
+        // It fits.
         (critical("1"), vec![cpu("3")], vec![]),
         // One that is enough, and not the larger one.
         (critical("1"), vec![cpu("1500m"), cpu("1"), cpu("1500m")], vec![1]),
@@ -50,14 +50,14 @@ fn the_fewest_and_the_least_guaranteed_make_way() {
         (critical("2"), vec![cpu("1"), cpu("1"), cpu("2")], vec![2]),
         // Of equals, the youngest.
         (critical("1"), vec![cpu("2"), cpu("1"), cpu("1")], vec![2]),
-        // Nobody is enough alone.
+        // No single pod is enough.
         (critical("3500m"), vec![cpu("2"), cpu("1"), cpu("1")], vec![0, 2, 1]),
         // Guaranteed pods go last.
         (critical("1"), vec![sure("2"), cpu("2")], vec![1]),
         (critical("3"), vec![sure("2"), cpu("2")], vec![1, 0]),
-        // Critical pods stay.
+        // Critical pods are not preempted.
         (critical("1"), vec![critical("2"), cpu("2")], vec![1]),
-        // A more important one takes the place of a critical one.
+        // A pod of higher priority preempts a critical one.
         (with_priority(cpu("2"), CRITICAL + 1000), vec![critical("4")], vec![0]),
         (made_static(cpu("2")), vec![cpu("4")], vec![0]),
     ] {
@@ -68,11 +68,11 @@ fn the_fewest_and_the_least_guaranteed_make_way() {
 }
 
 #[test]
-fn critical_pods_that_cannot_come_in_say_why() {
+fn preemption_failure_gives_the_reason() {
     let none = "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: ";
-    let critical = |amounts: Value| with_priority(asks(amounts), CRITICAL);
+    let critical = |amounts: Value| with_priority(with_requests(amounts), CRITICAL);
     let there = [critical(json!({"cpu": "3"})), cpu("1")];
-    // An equal is never the victim.
+    // A pod of equal priority is never a victim.
     assert_eq!(
         victims(&critical(json!({"cpu": "2"})), &there),
         Err(format!("{none}[(res: cpu, q: 1000), ]"))
@@ -82,25 +82,25 @@ fn critical_pods_that_cannot_come_in_say_why() {
         victims(&critical(json!({"cpu": "5", "memory": "9Gi"})), &[]),
         Err(format!("{none}[(res: cpu, q: 1000), (res: memory, q: 1073741824), ]"))
     );
-    // Only amounts give way.
+    // Preemption frees resources only.
     let mut elsewhere = critical(json!({"cpu": "4"}));
     elsewhere.spec.as_mut().unwrap().node_name = Some("m".to_owned());
     let refused =
         "NodeName: Predicate NodeName failed: node(s) didn't match the requested node name";
     assert_eq!(victims(&elsewhere, &[cpu("4")]), Err(refused.to_owned()));
-    // Nobody makes way for what is not let in.
+    // No preemption for a pod that is rejected anyway.
     let mut guarded = critical(json!({"cpu": "4"}));
     let profile = json!({"appArmorProfile": {"type": "RuntimeDefault"}});
     guarded.spec.as_mut().unwrap().security_context = serde_json::from_value(profile).unwrap();
     let refused = "AppArmor: Cannot enforce AppArmor: AppArmor is not enabled on the host";
     assert_eq!(victims(&guarded, &[cpu("4")]), Err(refused.to_owned()));
-    // Importance alone is not enough.
+    // Priority below critical does not preempt for amounts.
     let error = victims(&with_priority(cpu("4"), CRITICAL - 1), &[cpu("4")]).unwrap_err();
     assert!(error.starts_with("OutOfcpu"), "{error}");
 }
 
 #[test]
-fn what_others_leave_is_waited_for_and_not_taken_twice() {
+fn preemption_waits_for_earlier_victims() {
     let node = node_with(json!({}), json!([]));
     let (mut ledger, tickets) = full(&[cpu("3"), cpu("1")]);
     let critical = |amount: &str| with_priority(cpu(amount), CRITICAL);
@@ -109,28 +109,36 @@ fn what_others_leave_is_waited_for_and_not_taken_twice() {
     let first = decide(&critical("2"), &ledger);
     assert_eq!(
         first,
-        Decision::Admit { victims: vec![tickets[0]], waits: true, lacking: Some("cpu".to_owned()) }
+        Decision::Admit {
+            victims: vec![tickets[0]],
+            waits: true,
+            insufficient: Some("cpu".to_owned())
+        }
     );
-    ledger.leave(tickets[0]);
-    ledger.leave(tickets[0]);
+    ledger.preempt(tickets[0]);
+    ledger.preempt(tickets[0]);
     ledger.enter(Reservation::new(&critical("2")));
-    // The rest of what the victim leaves is enough for another one.
+    // The rest of what the victim frees is enough for another one.
     assert_eq!(
         decide(&critical("1"), &ledger),
-        Decision::Admit { victims: vec![], waits: true, lacking: None }
+        Decision::Admit { victims: vec![], waits: true, insufficient: None }
     );
     ledger.enter(Reservation::new(&critical("1")));
     // The next one needs another victim.
     let next = decide(&critical("1"), &ledger);
     assert_eq!(
         next,
-        Decision::Admit { victims: vec![tickets[1]], waits: true, lacking: Some("cpu".to_owned()) }
+        Decision::Admit {
+            victims: vec![tickets[1]],
+            waits: true,
+            insufficient: Some("cpu".to_owned())
+        }
     );
-    // For all others, who leaves is still there.
+    // For pods that are not critical, the victim still counts.
     assert!(refusal(&cpu("1m"), &node, &ledger).is_some());
-    assert_eq!(ledger.leavers().collect::<Vec<_>>(), [tickets[0]]);
+    assert_eq!(ledger.victims().collect::<Vec<_>>(), [tickets[0]]);
     ledger.release(tickets[0]);
-    assert_eq!((ledger.leavers().count(), ledger.total().get("cpu")), (0, 4000));
+    assert_eq!((ledger.victims().count(), ledger.total().get("cpu")), (0, 4000));
 }
 
 /// Pods of one resource, any class, some of them critical.
@@ -140,9 +148,9 @@ fn crowd() -> impl Strategy<Value = Vec<Pod>> {
         let amount = json!({"cpu": format!("{milli}m")});
         let pod = match class {
             0 => guaranteed(json!({"cpu": format!("{milli}m"), "memory": "1Ki"})),
-            // Best effort, but for what its sandbox costs.
+            // Best effort, but for its overhead.
             1 => pod(json!({"overhead": amount})),
-            _ => asks(amount),
+            _ => with_requests(amount),
         };
         with_priority(pod, priority)
     });
@@ -150,10 +158,10 @@ fn crowd() -> impl Strategy<Value = Vec<Pod>> {
 }
 
 proptest! {
-    /// Victims are enough; each of them is needed; none of them is as critical as the new pod.
+    /// Victims are sufficient; each of them is needed; none of them is as critical as the new pod.
     #[test]
-    fn victims_are_enough_and_not_too_many(there in crowd(), wanted in 1i64..5000) {
-        let new = with_priority(asks(json!({"cpu": format!("{wanted}m")})), CRITICAL);
+    fn preemption_victims_are_sufficient_and_needed(there in crowd(), wanted in 1i64..5000) {
+        let new = with_priority(with_requests(json!({"cpu": format!("{wanted}m")})), CRITICAL);
         let sum = |pods: &mut dyn Iterator<Item = &Pod>| -> i64 {
             pods.map(|pod| Amounts::of_pod(pod).get("cpu")).sum()
         };
@@ -171,17 +179,17 @@ proptest! {
             }
             Err(_) => {
                 let most = sum(&mut there.iter().filter(|pod| !spec::is_critical(pod)));
-                prop_assert!(most < need, "others could make way");
+                prop_assert!(most < need, "others could be preempted");
             }
         }
     }
 
-    /// With several resources, too, victims are enough.
+    /// With several resources, too, victims are sufficient.
     #[test]
-    fn victims_are_enough_of_all(sizes in prop::collection::vec((1i64..1000, 1i64..2048), 1..9)) {
+    fn preemption_victims_are_sufficient_for_all_resources(sizes in prop::collection::vec((1i64..1000, 1i64..2048), 1..9)) {
         let amounts = |cpu, memory| json!({"cpu": format!("{cpu}m"), "memory": format!("{memory}Mi")});
-        let there: Vec<Pod> = sizes.iter().map(|(cpu, memory)| asks(amounts(*cpu, *memory))).collect();
-        let new = with_priority(asks(amounts(3500, 7000)), CRITICAL);
+        let there: Vec<Pod> = sizes.iter().map(|(cpu, memory)| with_requests(amounts(*cpu, *memory))).collect();
+        let new = with_priority(with_requests(amounts(3500, 7000)), CRITICAL);
         let chosen = victims(&new, &there).unwrap();
         let mut rest = Ledger::default();
         let staying = there.iter().enumerate().filter(|(at, _)| !chosen.contains(at));
@@ -189,7 +197,7 @@ proptest! {
         let node = node_with(json!({}), json!([]));
         prop_assert_eq!(
             decide_on(&new, &node, &rest, NodePressure::default()),
-            Decision::Admit { victims: vec![], waits: false, lacking: None }
+            Decision::Admit { victims: vec![], waits: false, insufficient: None }
         );
     }
 }

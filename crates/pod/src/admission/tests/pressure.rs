@@ -1,13 +1,13 @@
 use serde_json::json;
 
 use super::super::*;
-use super::{asks, decide_on, made_static, node_with, pod, with_priority};
+use super::{decide_on, made_static, node_with, pod, with_priority, with_requests};
 
 #[test]
-fn pods_that_come_under_pressure() {
+fn admission_under_node_pressure() {
     let pressure = |memory, disk, pid| NodePressure { memory, disk, pid };
     let best_effort = pod(json!({}));
-    let burstable = asks(json!({"memory": "1Mi"}));
+    let burstable = with_requests(json!({"memory": "1Mi"}));
     let tolerating = pod(json!({"tolerations": [
         {"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"},
     ]}));
@@ -27,12 +27,12 @@ fn pods_that_come_under_pressure() {
         (pressure(true, true, true), &critical, None),
         (pressure(true, true, true), &manifest, None),
     ] {
-        let told = match decide_on(pod, &node, &Ledger::default(), pressure) {
+        let reported = match decide_on(pod, &node, &Ledger::default(), pressure) {
             Decision::Admit { .. } => None,
-            Decision::Refuse { verdict, .. } => Some((verdict.reason, verdict.message)),
+            Decision::Reject { verdict, .. } => Some((verdict.reason, verdict.message)),
         };
         let expected = names
             .map(|names| ("Evicted".to_owned(), format!("The node had condition: [{names}]. ")));
-        assert_eq!(told, expected, "{pressure:?} {:?}", pod.spec);
+        assert_eq!(reported, expected, "{pressure:?} {:?}", pod.spec);
     }
 }

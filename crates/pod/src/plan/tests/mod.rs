@@ -99,8 +99,8 @@ fn inputs<'a>(
     backoff: &'a Backoff<BackoffKey>,
     now: Timestamp,
 ) -> Inputs<'a> {
-    static NOBODY: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
-    let (starting, actuated) = (&*NOBODY, <&PodResources>::default());
+    static NONE: LazyLock<HashSet<String>> = LazyLock::new(HashSet::new);
+    let (starting, actuated) = (&*NONE, <&PodResources>::default());
     Inputs { probes, starting, backoff, actuated, now, gates: Gates::default() }
 }
 
@@ -112,7 +112,7 @@ fn no_delays() -> Backoff<BackoffKey> {
     Backoff::new(RESTART_BASE, RESTART_MAX)
 }
 
-/// The plan in short: `stop`, `sandbox N`, `kill c`, `start c N`, `resize c`, `wait c`.
+/// The plan in short form: `stop`, `sandbox N`, `kill c`, `start c N`, `resize c`, `wait c`.
 fn steps(pod: &Pod, observed: &ObservedPod) -> Vec<String> {
     short(&planned(pod, observed, &no_delays(), at(20)))
 }
@@ -134,7 +134,7 @@ fn short(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn a_new_pod_gets_a_sandbox_and_then_its_containers() {
+fn plan_creates_the_sandbox_and_then_the_containers() {
     let pod = pod("Always", &["a", "b"]);
     assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
     let seen = observed(vec![sandbox(0, true)], vec![]);
@@ -147,7 +147,7 @@ fn a_new_pod_gets_a_sandbox_and_then_its_containers() {
 }
 
 #[test]
-fn restart_policies() {
+fn plan_follows_restart_policies() {
     for (policy, exit_code, expected) in [
         ("Always", 0, vec!["start a 1"]),
         ("Always", 1, vec!["start a 1"]),
@@ -162,19 +162,19 @@ fn restart_policies() {
 }
 
 #[test]
-fn what_may_run_unseen_is_stopped_before_it_starts_again() {
+fn plan_kills_containers_of_unknown_state_before_a_restart() {
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, State::Unknown)]);
     assert_eq!(steps(&pod("Never", &["a"]), &seen), ["kill a", "start a 1"]);
 }
 
 #[test]
-fn a_container_that_never_ran_is_still_to_run_after_its_sandbox_was_lost() {
+fn plan_starts_containers_that_never_ran_after_a_lost_sandbox() {
     let seen = observed(vec![sandbox(0, false)], vec![run("a", 0, 0, State::Created)]);
     assert_eq!(steps(&pod("Never", &["a"]), &seen), ["sandbox 1"]);
 }
 
 #[test]
-fn what_was_made_and_never_started_does_not_count_as_a_run() {
+fn plan_does_not_count_created_containers_as_runs() {
     for count in [0, 3] {
         let made = run("a", 0, count, State::Created);
         let seen = observed(vec![sandbox(0, true)], vec![made]);
@@ -183,7 +183,7 @@ fn what_was_made_and_never_started_does_not_count_as_a_run() {
 }
 
 #[test]
-fn counts_of_the_runtime_cannot_overflow() {
+fn plan_restart_count_cannot_overflow() {
     let seen = observed(vec![sandbox(u32::MAX, false)], vec![]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["sandbox 4294967295"]);
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, u32::MAX, exited(1))]);
@@ -191,7 +191,7 @@ fn counts_of_the_runtime_cannot_overflow() {
 }
 
 #[test]
-fn one_container_that_still_runs_keeps_the_pod() {
+fn plan_keeps_the_pod_while_a_container_runs() {
     let seen = observed(
         vec![sandbox(0, true)],
         vec![run("a", 0, 0, exited(0)), run("b", 0, 0, running())],
@@ -200,7 +200,7 @@ fn one_container_that_still_runs_keeps_the_pod() {
 }
 
 #[test]
-fn a_container_that_fails_again_waits_longer() {
+fn plan_backs_off_repeated_failures() {
     let pod = pod("Always", &["a"]);
     let key = backoff_key(&pod.spec.as_ref().unwrap().containers[0]);
     let mut delays = no_delays();
@@ -228,7 +228,7 @@ fn init_containers_run_one_after_the_other() {
 }
 
 #[test]
-fn a_failed_init_container_of_a_pod_that_never_restarts_ends_it() {
+fn init_container_failure_ends_a_pod_with_restart_policy_never() {
     let seen = observed(vec![sandbox(0, true)], vec![run("i", 0, 0, exited(1))]);
     assert_eq!(steps(&pod("Never", &["init:i", "a"]), &seen), ["stop"]);
     let seen = observed(vec![sandbox(0, false)], vec![run("i", 0, 0, exited(1))]);
@@ -236,7 +236,7 @@ fn a_failed_init_container_of_a_pod_that_never_restarts_ends_it() {
 }
 
 #[test]
-fn an_init_container_whose_end_is_not_known_runs_again_if_it_may() {
+fn init_container_of_unknown_state_is_restarted_by_policy() {
     let seen = observed(vec![sandbox(0, true)], vec![run("i", 0, 0, State::Unknown)]);
     for (policy, expected) in [
         ("Always", vec!["kill i", "start i 1"]),
@@ -248,7 +248,7 @@ fn an_init_container_whose_end_is_not_known_runs_again_if_it_may() {
 }
 
 #[test]
-fn an_init_container_that_ran_out_of_memory_has_not_succeeded() {
+fn init_container_that_was_oom_killed_is_restarted() {
     let mut killed = run("i", 0, 0, exited(0));
     if let State::Exited { reason, .. } = &mut killed.state {
         "OOMKilled".clone_into(reason);
@@ -258,7 +258,7 @@ fn an_init_container_that_ran_out_of_memory_has_not_succeeded() {
 }
 
 #[test]
-fn sidecars_are_started_again_whatever_the_pod_is_at() {
+fn plan_restarts_sidecars_in_every_phase() {
     let pod = pod("Never", &["sidecar:s", "init:i", "sidecar:t", "a"]);
     let with =
         |runs: Vec<observed::Container>| steps(&pod, &observed(vec![sandbox(0, true)], runs));
@@ -266,25 +266,25 @@ fn sidecars_are_started_again_whatever_the_pod_is_at() {
     let done = |name| run(name, 0, 0, exited(0));
     // While a later init container runs.
     assert_eq!(with(vec![done("s"), up("i")]), ["start s 1"]);
-    // The runtime may have forgotten it.
+    // The runtime may have removed it.
     assert_eq!(with(vec![up("i")]), ["start s new"]);
     assert_eq!(with(vec![done("i")]), ["start s new", "start t new"]);
     // The next one waits for the last one only.
     assert_eq!(with(vec![done("s"), done("i"), up("t")]), ["start s 1", "start a new"]);
     assert_eq!(with(vec![up("s"), done("i"), done("t")]), ["start t 1"]);
     assert_eq!(with(vec![done("t"), up("a")]), ["start s new", "start t 1"]);
-    // It may run, so it is stopped first.
+    // It may be running, so it is killed first.
     let unknown = run("t", 0, 0, State::Unknown);
     assert_eq!(with(vec![up("s"), unknown, up("a")]), ["kill t", "start t 1"]);
     assert_eq!(with(vec![up("s"), up("t"), done("a")]), ["stop"]);
 }
 
 #[test]
-fn what_runs_in_an_earlier_sandbox_is_stopped_first() {
+fn plan_kills_containers_of_earlier_sandboxes_first() {
     let seen = observed(vec![sandbox(1, true), sandbox(0, false)], vec![run("a", 0, 0, running())]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["kill a", "start a 1"]);
 
-    // Also the run of an init container whose turn comes because the one before it is done.
+    // Also the run of an init container that may start because the one before it is done.
     let seen = observed(
         vec![sandbox(1, true), sandbox(0, false)],
         vec![run("j", 0, 0, running()), run("i", 1, 0, exited(0))],
@@ -294,7 +294,7 @@ fn what_runs_in_an_earlier_sandbox_is_stopped_first() {
 }
 
 #[test]
-fn guests_start_once() {
+fn plan_starts_ephemeral_containers_once() {
     let mut pod = pod("Never", &["init:i", "a"]);
     pod.spec.as_mut().unwrap().ephemeral_containers =
         serde_json::from_value(json!([{"name": "e", "image": "i"}, {"name": "f", "image": "i"}]))
@@ -312,16 +312,16 @@ fn guests_start_once() {
     assert_eq!(steps(&pod, &over), ["stop"], "they do not keep a pod alive");
     assert_eq!(steps(&pod, &observed(vec![], vec![])), ["sandbox 0"]);
 
-    let told = json!({"ephemeralContainerStatuses": [{
+    let status = json!({"ephemeralContainerStatuses": [{
         "name": "e", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
         "containerID": "containerd://gone",
     }]});
-    pod.status = serde_json::from_value(told).unwrap();
+    pod.status = serde_json::from_value(status).unwrap();
     assert_eq!(steps(&pod, &with(vec![up("i")])), ["start f new"], "the runtime forgot e");
 }
 
 #[test]
-fn sidecars_start_in_order_and_do_not_keep_a_pod_alive() {
+fn plan_starts_sidecars_in_order() {
     let pod = pod("Never", &["sidecar:s", "init:i", "a"]);
     let with = |containers| observed(vec![sandbox(0, true)], containers);
     assert_eq!(steps(&pod, &with(vec![])), ["start s new"]);
@@ -337,17 +337,17 @@ fn sidecars_start_in_order_and_do_not_keep_a_pod_alive() {
 }
 
 #[test]
-fn a_changed_spec_replaces_its_container_alone() {
+fn plan_replaces_only_the_container_whose_spec_changed() {
     let mut changed = run("a", 0, 3, running());
     changed.hash = Some(1);
     let seen = observed(vec![sandbox(0, true)], vec![changed, run("b", 0, 0, running())]);
     assert_eq!(steps(&pod("Always", &["a", "b"]), &seen), ["kill a", "start a 4"]);
-    // Whatever the policy: a start that came after the kill was seen would find the pod over.
+    // Whatever the policy: a start planned after the kill was observed would find the pod finished.
     assert_eq!(steps(&pod("OnFailure", &["a", "b"]), &seen), ["kill a", "start a 4"]);
 }
 
 #[test]
-fn a_container_of_unknown_origin_is_left_alone() {
+fn plan_ignores_containers_that_are_not_in_the_spec() {
     let mut foreign = run("a", 0, 0, running());
     foreign.hash = None;
     let seen = observed(vec![sandbox(0, true)], vec![foreign]);
@@ -355,14 +355,14 @@ fn a_container_of_unknown_origin_is_left_alone() {
 }
 
 #[test]
-fn a_lost_sandbox_is_made_again_if_there_is_work_left() {
+fn plan_recreates_a_lost_sandbox_if_containers_are_left_to_run() {
     let lost = |state| observed(vec![sandbox(2, false)], vec![run("a", 2, 0, state)]);
     assert_eq!(steps(&pod("Always", &["a"]), &lost(exited(0))), ["sandbox 3"]);
     assert_eq!(steps(&pod("OnFailure", &["a"]), &lost(exited(137))), ["sandbox 3"]);
     assert_eq!(steps(&pod("OnFailure", &["a"]), &lost(exited(0))), ["stop"]);
     assert_eq!(steps(&pod("Never", &["a"]), &lost(exited(137))), ["stop"]);
     assert_eq!(steps(&pod("Never", &["a"]), &lost(running())), ["stop"]);
-    // A pod that never restarts does not begin anew because some of it has yet to run.
+    // A pod that never restarts does not start again because some containers have yet to run.
     assert_eq!(steps(&pod("Never", &["a", "b"]), &lost(exited(0))), ["stop"]);
     assert_eq!(steps(&pod("OnFailure", &["a", "b"]), &lost(exited(0))), ["sandbox 3"]);
     assert_eq!(steps(&pod("Never", &["a"]), &lost(State::Created)), ["sandbox 3"]);
@@ -370,14 +370,14 @@ fn a_lost_sandbox_is_made_again_if_there_is_work_left() {
     assert_eq!(steps(&pod("Never", &["init:i", "a"]), &initialized), ["stop"]);
     assert_eq!(steps(&pod("OnFailure", &["init:i", "a"]), &initialized), ["sandbox 3"]);
     let two = observed(vec![sandbox(1, true), sandbox(0, true)], vec![]);
-    assert_eq!(steps(&pod("Always", &["a"]), &two), ["sandbox 2"], "only one may stand");
+    assert_eq!(steps(&pod("Always", &["a"]), &two), ["sandbox 2"], "only one sandbox may be ready");
     let mut unreachable = sandbox(0, true);
     unreachable.ips.clear();
     assert_eq!(steps(&pod("Always", &["a"]), &observed(vec![unreachable], vec![])), ["sandbox 1"]);
 }
 
 #[test]
-fn a_container_restarts_in_the_new_sandbox_with_its_count() {
+fn plan_keeps_the_restart_count_in_a_new_sandbox() {
     let seen = observed(vec![sandbox(1, true), sandbox(0, false)], vec![run("a", 0, 4, exited(0))]);
     assert_eq!(steps(&pod("Always", &["a"]), &seen), ["start a 5"]);
 }
@@ -418,7 +418,7 @@ fn any_observation() -> impl Strategy<Value = ObservedPod> {
     )
 }
 
-/// What the runtime would show once a plan has been carried out, with every start a success.
+/// What the runtime shows after the execution of a plan in which every start succeeds.
 fn carried_out(plan: &Plan, mut seen: ObservedPod) -> ObservedPod {
     match plan.sandbox {
         SandboxStep::Keep => {}
@@ -447,9 +447,9 @@ fn carried_out(plan: &Plan, mut seen: ObservedPod) -> ObservedPod {
 
 proptest! {
     #[test]
-    fn carrying_plans_out_comes_to_rest(pod in any_pod(), seen in any_observation()) {
+    fn plan_converges_when_executed(pod in any_pod(), seen in any_observation()) {
         let mut seen = seen;
-        // Init containers that run are taken to succeed, so that the pod gets on.
+        // Running init containers succeed here, so that the pod makes progress.
         for _ in 0..30 {
             let next = planned(&pod, &seen, &no_delays(), at(20));
             if next.sandbox == SandboxStep::Stop && !seen.is_active() {
@@ -474,24 +474,24 @@ proptest! {
     }
 
     #[test]
-    fn what_runs_as_it_should_is_never_touched(pod in any_pod(), seen in any_observation()) {
+    fn plan_never_kills_healthy_containers(pod in any_pod(), seen in any_observation()) {
         let next = planned(&pod, &seen, &no_delays(), at(20));
         let here = seen.sandboxes.first().map(|sandbox| sandbox.id.clone());
         for kill in &next.kill {
-            // Every hash fits, and no probe fails.
+            // Every hash matches, and no probe fails.
             let run = seen.containers.iter().find(|run| run.id == kill.id).unwrap();
             prop_assert!(run.state == State::Unknown || Some(&run.sandbox_id) != here.as_ref());
         }
     }
 
     #[test]
-    fn what_is_killed_and_started_is_the_pods_own(
+    fn plan_kills_and_starts_containers_of_the_pod_only(
         pod in any_pod(),
         seen in any_observation(),
         failing in "[ijstabc][0-2]",
     ) {
         let mut probes = ProbeResults::default();
-        probes.set(&failing, crate::probes::ProbeKind::Liveness, crate::probes::Finding::Failure);
+        probes.set(&failing, crate::probes::ProbeKind::Liveness, crate::probes::ProbeResult::Failure);
         let mut pod = pod;
         let probe = || Some(k8s_openapi::api::core::v1::Probe::default());
         let spec = pod.spec.as_mut().unwrap();
@@ -511,7 +511,7 @@ proptest! {
     }
 
     #[test]
-    fn no_container_runs_twice_at_once(pod in any_pod(), seen in any_observation()) {
+    fn plan_never_runs_a_container_twice_at_once(pod in any_pod(), seen in any_observation()) {
         let next = planned(&pod, &seen, &no_delays(), at(20));
         let mut started = std::collections::HashSet::new();
         for start in &next.start {

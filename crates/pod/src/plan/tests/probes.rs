@@ -1,9 +1,9 @@
-//! Probes that fail, and sidecars that are waited for.
+//! Failed probes, and sidecars that others wait for.
 
 use super::*;
-use crate::probes::{Finding, ProbeKind};
-use Finding::{Failure, Success, Unknown};
+use crate::probes::{ProbeKind, ProbeResult};
 use ProbeKind::{Liveness, Startup};
+use ProbeResult::{Failure, Success, Unknown};
 
 /// A pod with the containers `a` and `b`; `a` (a sidecar if so named) has all probes.
 fn probed(policy: &str, sidecar: bool) -> Pod {
@@ -30,10 +30,10 @@ fn probed(policy: &str, sidecar: bool) -> Pod {
     .unwrap()
 }
 
-fn found(findings: &[(ProbeKind, Finding)]) -> ProbeResults {
+fn found(results: &[(ProbeKind, ProbeResult)]) -> ProbeResults {
     let mut probes = ProbeResults::default();
-    for (kind, finding) in findings {
-        probes.set("a0", *kind, *finding);
+    for (kind, result) in results {
+        probes.set("a0", *kind, *result);
     }
     probes
 }
@@ -48,10 +48,10 @@ fn both_run() -> ObservedPod {
 }
 
 #[test]
-fn a_container_that_fails_its_probe_is_replaced_as_its_policy_says() {
+fn probe_failure_restarts_by_restart_policy() {
     let live = [(Startup, Success), (Liveness, Failure)];
     let start = [(Startup, Failure)];
-    for (policy, findings, expected, message, grace) in [
+    for (policy, results, expected, message, grace) in [
         (
             "Always",
             &live[..],
@@ -76,7 +76,7 @@ fn a_container_that_fails_its_probe_is_replaced_as_its_policy_says() {
         ),
         ("Never", &start[..], vec!["kill a"], "startup probe", None),
     ] {
-        let plan = plan_with(&probed(policy, false), &both_run(), &found(findings));
+        let plan = plan_with(&probed(policy, false), &both_run(), &found(results));
         assert_eq!(short(&plan), expected, "{policy}");
         assert_eq!(plan.kill[0].message, format!("Container a failed {message}"));
         assert_eq!(plan.kill[0].grace, grace.map(Duration::from_secs));
@@ -84,7 +84,7 @@ fn a_container_that_fails_its_probe_is_replaced_as_its_policy_says() {
 }
 
 #[test]
-fn a_failed_probe_ends_the_pod_if_nothing_is_left() {
+fn probe_failure_ends_the_pod_if_nothing_is_left_to_run() {
     let pod = probed("Never", false);
     let runs = vec![run("a", 0, 0, running()), run("b", 0, 0, exited(0))];
     let seen = observed(vec![sandbox(0, true)], runs);
@@ -92,7 +92,7 @@ fn a_failed_probe_ends_the_pod_if_nothing_is_left() {
 }
 
 #[test]
-fn a_policy_of_its_own_outweighs_the_pods() {
+fn probe_failure_follows_the_container_restart_policy() {
     for (pods, own, expected) in [
         ("Always", "Never", vec!["kill a"]),
         ("Never", "OnFailure", vec!["kill a", "start a 1"]),
@@ -106,47 +106,47 @@ fn a_policy_of_its_own_outweighs_the_pods() {
 }
 
 #[test]
-fn other_findings_are_no_reason_to_stop_anything() {
-    for finding in [
+fn probe_results_other_than_failure_kill_nothing() {
+    for result in [
         (ProbeKind::Readiness, Failure),
         (Liveness, Unknown),
         (Liveness, Success),
         (Startup, Unknown),
     ] {
-        let plan = plan_with(&probed("Always", false), &both_run(), &found(&[finding]));
-        assert!(plan.is_idle(), "{finding:?}");
+        let plan = plan_with(&probed("Always", false), &both_run(), &found(&[result]));
+        assert!(plan.is_idle(), "{result:?}");
     }
 }
 
 #[test]
-fn a_probe_that_the_container_does_not_have_has_no_say() {
+fn probe_results_without_a_probe_are_ignored() {
     let plain = pod("Always", &["a", "b"]);
     assert!(plan_with(&plain, &both_run(), &found(&[(Liveness, Failure)])).is_idle());
 }
 
 #[test]
-fn what_comes_after_a_sidecar_waits_until_it_is_started() {
+fn plan_waits_for_startup_probes_of_sidecars() {
     let pod = probed("Never", true);
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, running())]);
-    for (findings, expected) in [
+    for (results, expected) in [
         (&[][..], vec![]),
         (&[(Startup, Unknown)][..], vec![]),
         (&[(Startup, Failure)][..], vec!["kill a", "start a 1"]),
         (&[(Startup, Success)][..], vec!["start b new"]),
-        // Whether it is alive has no say in that.
+        // Liveness does not matter for that.
         (&[(Startup, Success), (Liveness, Unknown)][..], vec!["start b new"]),
         (
             &[(Startup, Success), (Liveness, Failure)][..],
             vec!["kill a", "start a 1", "start b new"],
         ),
     ] {
-        let plan = plan_with(&pod, &seen, &found(findings));
-        assert_eq!(short(&plan), expected, "{findings:?}");
+        let plan = plan_with(&pod, &seen, &found(results));
+        assert_eq!(short(&plan), expected, "{results:?}");
     }
 }
 
 #[test]
-fn what_comes_after_a_sidecar_waits_for_its_hook_too() {
+fn plan_waits_for_post_start_hooks_of_sidecars() {
     let pod = pod("Always", &["sidecar:a", "b"]);
     let seen = observed(vec![sandbox(0, true)], vec![run("a", 0, 0, running())]);
     let starting = HashSet::from(["a".to_owned()]);
@@ -158,13 +158,13 @@ fn what_comes_after_a_sidecar_waits_for_its_hook_too() {
 }
 
 #[test]
-fn a_sidecar_that_fails_after_the_init_phase_is_replaced_alone() {
+fn probe_failure_of_a_sidecar_restarts_it_alone() {
     let pod = probed("Never", true);
-    for (findings, message) in [
+    for (results, message) in [
         (&[(Startup, Success), (Liveness, Failure)][..], "Init container a failed liveness probe"),
         (&[(Startup, Failure)][..], "Init container a failed startup probe"),
     ] {
-        let plan = plan_with(&pod, &both_run(), &found(findings));
+        let plan = plan_with(&pod, &both_run(), &found(results));
         assert_eq!(short(&plan), ["kill a", "start a 1"]);
         assert_eq!(plan.kill[0].message, message);
     }
@@ -175,7 +175,7 @@ fn a_sidecar_that_fails_after_the_init_phase_is_replaced_alone() {
 }
 
 #[test]
-fn what_is_replaced_waits_as_its_last_end_says() {
+fn plan_backs_off_replaced_containers() {
     let pod = probed("Always", false);
     let key = backoff_key(&pod.spec.as_ref().unwrap().containers[0]);
     let mut backoff = no_delays();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A pod of which each container has all start again when it ends with 42.
+/// A pod whose containers all restart when one exits with 42.
 fn pod_of(kinds: &[(&str, &str)]) -> Pod {
     let (mut init, mut regular) = (Vec::new(), Vec::new());
     for (kind, name) in kinds {
@@ -31,7 +31,7 @@ fn resets(pod: &Pod, seen: &ObservedPod) -> Vec<String> {
 }
 
 #[test]
-fn all_are_removed_and_who_asked_for_it_last() {
+fn reset_removes_the_exited_container_last() {
     let pod = pod_of(&[("init", "i"), ("sidecar", "s"), ("regular", "a"), ("regular", "b")]);
     let seen = |ends: &str| {
         let state = |name: &str| if name == ends { exited(42) } else { running() };
@@ -46,24 +46,24 @@ fn all_are_removed_and_who_asked_for_it_last() {
 }
 
 #[test]
-fn after_it_the_pod_starts_from_the_first_init_container() {
+fn reset_starts_again_with_the_first_init_container() {
     let pod = pod_of(&[("init", "i"), ("regular", "a")]);
     assert_eq!(steps(&pod, &observed(vec![sandbox(0, true)], vec![])), ["start i new"]);
 }
 
 #[test]
-fn only_the_end_that_the_rule_names_asks_for_it() {
+fn reset_requires_a_matching_exit_code() {
     let pod = pod_of(&[("regular", "a"), ("regular", "b")]);
     let runs = vec![run("a", 0, 0, exited(41)), run("b", 0, 0, running())];
     assert!(steps(&pod, &observed(vec![sandbox(0, true)], runs)).is_empty());
-    // One that has been followed by another run is history.
+    // An earlier exit that was followed by another run does not count.
     let runs =
         vec![run("a", 0, 1, running()), run("a", 0, 0, exited(42)), run("b", 0, 0, running())];
     assert!(steps(&pod, &observed(vec![sandbox(0, true)], runs)).is_empty());
 }
 
 #[test]
-fn it_comes_before_a_new_sandbox() {
+fn reset_comes_before_a_new_sandbox() {
     let pod = pod_of(&[("regular", "a"), ("regular", "b")]);
     let runs = vec![run("a", 0, 0, exited(42)), run("b", 0, 0, exited(0))];
     let lost = observed(vec![sandbox(0, false)], runs);

@@ -1,4 +1,4 @@
-//! Containers that are given other resources as they run.
+//! In-place resize of running containers.
 
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ fn resized(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn what_differs_is_resized_in_place() {
+fn resize_plan_changes_resources_in_place() {
     let names = ["a", "b"];
     let before = with(&names, "100m", "64Mi");
     let seen = all_run(&names);
@@ -51,7 +51,7 @@ fn what_differs_is_resized_in_place() {
 }
 
 #[test]
-fn those_that_get_less_come_first() {
+fn resize_plan_decreases_before_increases() {
     let names = ["a", "b"];
     let before = with(&names, "100m", "64Mi");
     let mut pod = with(&names, "200m", "64Mi");
@@ -62,7 +62,7 @@ fn those_that_get_less_come_first() {
 }
 
 #[test]
-fn a_policy_asks_for_a_restart_when_its_resource_moves() {
+fn resize_policy_restarts_the_container() {
     let restart =
         |resource| json!([{"resourceName": resource, "restartPolicy": "RestartContainer"}]);
     let before = with(&["c"], "100m", "64Mi");
@@ -86,7 +86,7 @@ fn a_policy_asks_for_a_restart_when_its_resource_moves() {
 }
 
 #[test]
-fn sidecars_and_init_containers_are_resized_too() {
+fn resize_of_sidecars_and_init_containers() {
     let names = ["sidecar:s", "init:i", "c"];
     let before = with(&names, "100m", "64Mi");
     let mut pod = with(&names, "200m", "64Mi");
@@ -98,14 +98,14 @@ fn sidecars_and_init_containers_are_resized_too() {
     assert_eq!(short(&plan), ["resize s", "resize i"]);
     let without = Gates { resize_init_containers: false, ..Gates::default() };
     assert_eq!(resized(&plan_of(&pod, &before, &started, without)), ["s"]);
-    // An init container does not do its work twice.
+    // An init container is not restarted, for it would do its work twice.
     policy(&mut pod, json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]));
     let plan = plan_of(&pod, &before, &started, Gates::default());
     assert_eq!(short(&plan), ["kill s", "start s 1", "resize i"]);
 }
 
 #[test]
-fn only_what_runs_as_it_should_is_resized() {
+fn resize_applies_to_healthy_running_containers_only() {
     let before = with(&["c"], "100m", "64Mi");
     let pod = with(&["c"], "200m", "64Mi");
     for state in [State::Created, exited(1), State::Unknown] {
@@ -117,15 +117,15 @@ fn only_what_runs_as_it_should_is_resized() {
     let seen = observed(vec![sandbox(0, true)], vec![changed]);
     let plan = plan_of(&pod, &before, &seen, Gates::default());
     assert_eq!(short(&plan), ["kill c", "start c 1"]);
-    // What nothing is known of is left alone.
+    // Containers without actuated resources are left alone.
     let backoff = no_delays();
     assert!(planned(&pod, &all_run(&["c"]), &backoff, at(20)).is_idle());
 }
 
 proptest! {
-    /// A resize is planned exactly where something is stale, and is all that is planned.
+    /// A resize is planned if and only if something is stale, and nothing else is planned.
     #[test]
-    fn a_plan_ends_what_is_stale(
+    fn resize_plan_covers_exactly_what_is_stale(
         before in (1u32..4, 1u32..4), after in (1u32..4, 1u32..4), runs in any::<[bool; 2]>(),
     ) {
         let names = ["a", "b"];

@@ -1,4 +1,4 @@
-//! Restart policies and rules of single containers.
+//! Restart policies and rules of containers.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ fn planned_at(pod: &Pod, exit_code: i32, gates: Gates) -> Vec<String> {
 }
 
 #[test]
-fn the_first_rule_that_matches_decides_before_the_policies() {
+fn restart_rules_take_precedence_over_policies() {
     let on = Gates::default();
     for (pods, own, rules, exit_code, starts) in [
         ("Always", "Never", json!(null), 1, false),
@@ -60,7 +60,7 @@ fn the_first_rule_that_matches_decides_before_the_policies() {
 }
 
 #[test]
-fn init_containers_have_rules_too() {
+fn restart_rules_apply_to_init_containers() {
     let on = Gates::default();
     for (pods, own, rules, exit_code, expected) in [
         ("Never", json!("OnFailure"), json!(null), 1, "start x 1"),
@@ -69,7 +69,7 @@ fn init_containers_have_rules_too() {
         ("Never", json!(null), json!(null), 1, "stop"),
         ("Never", json!("Never"), rule("In", &[42], "Restart"), 42, "start x 1"),
         ("Never", json!("Never"), rule("In", &[42], "Restart"), 41, "stop"),
-        // What has succeeded has done its work.
+        // An init container that succeeded is not restarted.
         ("Never", json!("Never"), rule("In", &[0], "Restart"), 0, "start b new"),
         ("Always", json!(null), json!(null), 0, "start b new"),
     ] {
@@ -79,7 +79,7 @@ fn init_containers_have_rules_too() {
 }
 
 #[test]
-fn without_their_gate_rules_have_no_say() {
+fn restart_rules_need_their_feature_gate() {
     let off = Gates { container_restart_rules: false, ..Gates::default() };
     let pod = with_rules("Never", "regular", json!("Always"), rule("In", &[1], "Restart"));
     assert!(planned_at(&pod, 1, off).is_empty());

@@ -69,7 +69,7 @@ fn host() -> Vec<String> {
     vec!["192.0.2.1".to_owned()]
 }
 
-fn tell(
+fn status_of(
     pod: &Pod,
     observed: &ObservedPod,
     previous: &PodStatus,
@@ -98,9 +98,9 @@ fn condition<'a>(status: &'a PodStatus, type_: &str) -> (&'a str, &'a str) {
 }
 
 #[test]
-fn a_pod_from_nothing_to_running() {
+fn status_from_pending_to_running() {
     let pod = one_container("Always");
-    let nothing = tell(&pod, &ObservedPod::default(), &PodStatus::default(), &[]);
+    let nothing = status_of(&pod, &ObservedPod::default(), &PodStatus::default(), &[]);
     assert_eq!(phase(&nothing), "Pending");
     assert_eq!(condition(&nothing, "PodReadyToStartContainers"), ("False", ""));
     assert_eq!(condition(&nothing, "Initialized"), ("True", ""));
@@ -112,7 +112,7 @@ fn a_pod_from_nothing_to_running() {
     assert_eq!(nothing.start_time, Some(Time(at(100))));
     assert_eq!(nothing.pod_ip, None);
 
-    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &nothing, &[]);
+    let ran = status_of(&pod, &seen(vec![run("c", 0, running())]), &nothing, &[]);
     assert_eq!(phase(&ran), "Running");
     assert_eq!(condition(&ran, "Ready"), ("True", ""));
     assert_eq!(ran.pod_ip.as_deref(), Some("10.0.0.9"));
@@ -122,11 +122,11 @@ fn a_pod_from_nothing_to_running() {
     let container = &ran.container_statuses.as_ref().unwrap()[0];
     assert_eq!(container.container_id.as_deref(), Some("containerd://c0"));
     assert!(container.ready && container.started == Some(true));
-    assert_eq!(ran.start_time, nothing.start_time, "a start is told once");
+    assert_eq!(ran.start_time, nothing.start_time, "a start is reported once");
 }
 
 #[test]
-fn ends_by_restart_policy() {
+fn status_phase_of_exited_containers_by_restart_policy() {
     for (policy, exit_code, expected) in [
         ("Always", 0, "Running"),
         ("Always", 1, "Running"),
@@ -135,7 +135,7 @@ fn ends_by_restart_policy() {
         ("Never", 0, "Succeeded"),
         ("Never", 1, "Failed"),
     ] {
-        let status = tell(
+        let status = status_of(
             &one_container(policy),
             &seen(vec![run("c", 0, exited(exit_code))]),
             &PodStatus::default(),
@@ -146,31 +146,31 @@ fn ends_by_restart_policy() {
 }
 
 #[test]
-fn an_end_is_never_taken_back() {
+fn status_final_phase_is_never_taken_back() {
     let pod = one_container("Never");
-    let failed = tell(&pod, &seen(vec![run("c", 0, exited(1))]), &PodStatus::default(), &[]);
-    let later = tell(&pod, &seen(vec![run("c", 1, running())]), &failed, &[]);
+    let failed = status_of(&pod, &seen(vec![run("c", 0, exited(1))]), &PodStatus::default(), &[]);
+    let later = status_of(&pod, &seen(vec![run("c", 1, running())]), &failed, &[]);
     assert_eq!(phase(&later), "Failed");
-    let forgotten = tell(&pod, &ObservedPod::default(), &failed, &[]);
+    let forgotten = status_of(&pod, &ObservedPod::default(), &failed, &[]);
     assert_eq!(phase(&forgotten), "Failed");
     let container = &forgotten.container_statuses.as_ref().unwrap()[0];
     assert_eq!(container.state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 1);
 }
 
 #[test]
-fn an_end_that_others_told_is_kept() {
+fn status_final_phase_set_by_others_is_kept() {
     let mut pod = one_container("Never");
-    let told = json!({"phase": "Failed", "reason": "NodeLost", "message": "gone"});
-    pod.status = serde_json::from_value(told).unwrap();
+    let reported = json!({"phase": "Failed", "reason": "NodeLost", "message": "gone"});
+    pod.status = serde_json::from_value(reported).unwrap();
     let ran = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
     for state in [running(), exited(0)] {
-        let status = tell(&pod, &seen(vec![run("c", 0, state)]), &ran, &[]);
+        let status = status_of(&pod, &seen(vec![run("c", 0, state)]), &ran, &[]);
         assert_eq!((phase(&status), status.reason.as_deref()), ("Failed", Some("NodeLost")));
     }
 }
 
 #[test]
-fn an_end_is_told_once_nothing_runs_any_more() {
+fn status_final_phase_is_reported_once_nothing_runs() {
     let pod = pod(json!({
         "restartPolicy": "Never",
         "initContainers": [
@@ -181,14 +181,15 @@ fn an_end_is_told_once_nothing_runs_any_more() {
     }));
     let before = PodStatus { phase: Some("Pending".into()), ..PodStatus::default() };
     let still =
-        tell(&pod, &seen(vec![run("s", 0, running()), run("i", 0, exited(1))]), &before, &[]);
+        status_of(&pod, &seen(vec![run("s", 0, running()), run("i", 0, exited(1))]), &before, &[]);
     assert_eq!(phase(&still), "Pending", "the sidecar is still there");
-    let over = tell(&pod, &seen(vec![run("s", 0, exited(0)), run("i", 0, exited(1))]), &still, &[]);
+    let over =
+        status_of(&pod, &seen(vec![run("s", 0, exited(0)), run("i", 0, exited(1))]), &still, &[]);
     assert_eq!(phase(&over), "Failed");
 }
 
 #[test]
-fn a_pod_that_ends_before_it_ran_has_failed() {
+fn status_of_a_pod_deleted_before_it_ran_is_failed() {
     let context = Context { terminal: true, ..Context::default() };
     let end =
         |pod: &Pod| status(pod, &ObservedPod::default(), &PodStatus::default(), &context, at(1));
@@ -209,10 +210,10 @@ fn a_pod_that_ends_before_it_ran_has_failed() {
 }
 
 #[test]
-fn a_crash_loop_waits_and_shows_how_it_ended() {
+fn status_reports_crash_loop_with_last_termination() {
     let pod = one_container("Always");
     let runs = vec![run("c", 1, exited(1)), run("c", 0, exited(2))];
-    let status = tell(&pod, &seen(runs), &PodStatus::default(), &[("c", "CrashLoopBackOff")]);
+    let status = status_of(&pod, &seen(runs), &PodStatus::default(), &[("c", "CrashLoopBackOff")]);
     assert_eq!(phase(&status), "Running");
     let container = &status.container_statuses.as_ref().unwrap()[0];
     assert_eq!(container.restart_count, 1);
@@ -223,24 +224,24 @@ fn a_crash_loop_waits_and_shows_how_it_ended() {
 }
 
 #[test]
-fn a_restarted_container_keeps_its_last_end() {
+fn status_keeps_the_last_termination_of_a_restarted_container() {
     let pod = one_container("Always");
     let runs = vec![run("c", 1, running()), run("c", 0, exited(3))];
-    let status = tell(&pod, &seen(runs), &PodStatus::default(), &[]);
+    let status = status_of(&pod, &seen(runs), &PodStatus::default(), &[]);
     let last = |status: &PodStatus| {
         let container = &status.container_statuses.as_ref().unwrap()[0];
         container.last_state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code
     };
     assert_eq!(last(&status), 3);
-    let forgotten = tell(&pod, &seen(vec![run("c", 1, running())]), &status, &[]);
+    let forgotten = status_of(&pod, &seen(vec![run("c", 1, running())]), &status, &[]);
     assert_eq!(last(&forgotten), 3, "the runtime may forget the run, the status does not");
 }
 
 #[test]
-fn a_running_container_that_the_runtime_lost_counts_as_ended() {
+fn status_reports_a_lost_running_container_as_terminated() {
     let pod = one_container("Always");
-    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
-    let lost = tell(&pod, &seen(vec![]), &ran, &[]);
+    let ran = status_of(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
+    let lost = status_of(&pod, &seen(vec![]), &ran, &[]);
     assert_eq!(phase(&lost), "Running", "not back to Pending");
     let container = &lost.container_statuses.as_ref().unwrap()[0];
     assert_eq!(container.restart_count, 1);
@@ -249,51 +250,51 @@ fn a_running_container_that_the_runtime_lost_counts_as_ended() {
 }
 
 #[test]
-fn init_containers_hold_the_pod_in_pending() {
+fn status_phase_is_pending_during_init() {
     let pod = pod(json!({
         "initContainers": [{"name": "i", "image": "b"}],
         "containers": [{"name": "c", "image": "b"}],
     }));
-    let status = tell(&pod, &seen(vec![run("i", 0, running())]), &PodStatus::default(), &[]);
+    let status = status_of(&pod, &seen(vec![run("i", 0, running())]), &PodStatus::default(), &[]);
     assert_eq!(phase(&status), "Pending");
     assert_eq!(condition(&status, "Initialized"), ("False", "ContainersNotInitialized"));
     let waiting = &status.container_statuses.as_ref().unwrap()[0].state.as_ref().unwrap().waiting;
     assert_eq!(waiting.as_ref().unwrap().reason.as_deref(), Some("PodInitializing"));
-    let done = tell(&pod, &seen(vec![run("i", 0, exited(0))]), &status, &[]);
+    let done = status_of(&pod, &seen(vec![run("i", 0, exited(0))]), &status, &[]);
     assert_eq!(condition(&done, "Initialized"), ("True", ""));
     assert!(done.init_container_statuses.as_ref().unwrap()[0].ready);
 }
 
 #[test]
-fn transition_times_move_only_with_the_status() {
+fn conditions_change_transition_times_with_the_status_only() {
     let pod = one_container("Always");
     let observed = seen(vec![run("c", 0, running())]);
-    let first = tell(&pod, &observed, &PodStatus::default(), &[]);
+    let first = status_of(&pod, &observed, &PodStatus::default(), &[]);
     let context = Context { host_ips: &host(), runtime: "containerd", ..Context::default() };
     let second = status(&pod, &observed, &first, &context, at(500));
     assert_eq!(first, second, "nothing changed, so nothing is to be written");
 }
 
 #[test]
-fn a_gate_that_nobody_opened_keeps_the_pod_unready() {
+fn readiness_gate_keeps_the_pod_unready() {
     let mut gated = one_container("Always");
     let gate = json!([{"conditionType": "example.com/gate"}]);
     gated.spec.as_mut().unwrap().readiness_gates = serde_json::from_value(gate).unwrap();
     let observed = seen(vec![run("c", 0, running())]);
-    let shut = tell(&gated, &observed, &PodStatus::default(), &[]);
+    let shut = status_of(&gated, &observed, &PodStatus::default(), &[]);
     assert_eq!(condition(&shut, "Ready"), ("False", "ReadinessGatesNotReady"));
     assert_eq!(condition(&shut, "ContainersReady"), ("True", ""));
     let open = json!({"conditions": [{"type": "example.com/gate", "status": "True"}]});
     gated.status = serde_json::from_value(open).unwrap();
-    let open = tell(&gated, &observed, &shut, &[]);
+    let open = status_of(&gated, &observed, &shut, &[]);
     assert_eq!(condition(&open, "Ready"), ("True", ""));
     assert_eq!(condition(&open, "example.com/gate"), ("True", ""), "others' conditions stay");
 }
 
 #[test]
-fn a_verdict_is_told_once_nothing_runs_and_its_conditions_before() {
+fn status_reports_an_eviction_once_nothing_runs() {
     let pod = one_container("Always");
-    let ran = tell(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
+    let ran = status_of(&pod, &seen(vec![run("c", 0, running())]), &PodStatus::default(), &[]);
     let verdict =
         Verdict { disruption: Some("low on memory".into()), ..Verdict::failed("Evicted", "full") };
     let context = Context { verdict: Some(verdict), ..Context::default() };
@@ -319,7 +320,7 @@ fn any_state() -> impl Strategy<Value = State> {
     ]
 }
 
-/// A pod with two init containers (one a sidecar), two regular ones and a guest.
+/// A pod with two init containers (one a sidecar), two regular and one ephemeral container.
 fn crowded(policy: &str) -> Pod {
     pod(json!({
         "restartPolicy": policy,
@@ -340,7 +341,7 @@ fn any_runs() -> impl Strategy<Value = Vec<Container>> {
 
 proptest! {
     #[test]
-    fn an_end_is_an_end_and_every_container_has_one_status(
+    fn status_final_phase_is_kept_and_each_container_has_one_status(
         policy in "(Always|OnFailure|Never)",
         steps in prop::collection::vec((any_runs(), any::<bool>(), any::<bool>()), 1..5),
     ) {
@@ -350,32 +351,32 @@ proptest! {
         for (runs, terminal, decided) in steps {
             let verdict = decided.then(|| verdict.clone());
             let context = Context { terminal, verdict, ..Context::default() };
-            let told = status(&pod, &seen(runs.clone()), &previous, &context, at(9));
+            let reported = status(&pod, &seen(runs.clone()), &previous, &context, at(9));
             if is_final(previous.phase.as_deref().unwrap_or_default()) {
-                prop_assert_eq!(&told.phase, &previous.phase);
-                prop_assert_eq!(&told.reason, &previous.reason);
-            } else if is_final(phase(&told)) {
+                prop_assert_eq!(&reported.phase, &previous.phase);
+                prop_assert_eq!(&reported.reason, &previous.reason);
+            } else if is_final(phase(&reported)) {
                 prop_assert!(terminal || !runs.iter().any(Container::may_run));
             }
-            prop_assert!(!terminal || is_final(phase(&told)));
+            prop_assert!(!terminal || is_final(phase(&reported)));
             let names = |list: &Option<Vec<_>>| -> Vec<String> {
                 let list: &[k8s_openapi::api::core::v1::ContainerStatus] = list.as_deref().unwrap();
                 list.iter().map(|status| status.name.clone()).collect()
             };
-            prop_assert_eq!(names(&told.init_container_statuses), ["i", "s"]);
-            prop_assert_eq!(names(&told.container_statuses), ["c", "d"]);
-            prop_assert_eq!(names(&told.ephemeral_container_statuses), ["e"]);
-            let ready = condition(&told, "Ready").0 == "True";
-            // An init container that has not ended beside others that run is no life's: then the
-            // phase goes by the one, and readiness by the others.
+            prop_assert_eq!(names(&reported.init_container_statuses), ["i", "s"]);
+            prop_assert_eq!(names(&reported.container_statuses), ["c", "d"]);
+            prop_assert_eq!(names(&reported.ephemeral_container_statuses), ["e"]);
+            let ready = condition(&reported, "Ready").0 == "True";
+            // An init container that has not exited beside running regular ones cannot be: the
+            // phase follows the one then, and readiness the others.
             let initializing = runs.iter().any(|run| run.name == "i" && run.exit_code().is_none());
-            prop_assert!(!ready || phase(&told) == "Running" || initializing);
-            previous = told;
+            prop_assert!(!ready || phase(&reported) == "Running" || initializing);
+            previous = reported;
         }
     }
 
     #[test]
-    fn telling_twice_changes_nothing(
+    fn status_is_idempotent(
         policy in "(Always|OnFailure|Never)",
         runs in prop::collection::vec(("[ic]", 0u32..3, any_state()), 0..4),
         sandboxes in 0usize..2,
@@ -387,8 +388,8 @@ proptest! {
         }));
         let mut observed = seen(runs.into_iter().map(|(name, count, state)| run(&name, count, state)).collect());
         observed.sandboxes.truncate(sandboxes);
-        let first = tell(&pod, &observed, &PodStatus::default(), &[]);
-        let second = tell(&pod, &observed, &first, &[]);
+        let first = status_of(&pod, &observed, &PodStatus::default(), &[]);
+        let second = status_of(&pod, &observed, &first, &[]);
         prop_assert_eq!(first, second);
     }
 }

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::*;
 
-/// What a container's status shows, in short:
-/// `r` runs, `n` runs and is not started, `0` and `1` ended with that code, `w` waits for its first
-/// run, `a0` and `a1` wait to run again, `u` shows nothing, `-` has no status.
+/// A container's status in short form: `r` runs, `n` runs and is not started, `0` and `1` exited
+/// with that code, `w` waits for its first run, `a0` and `a1` wait for a restart, `u` has no state,
+/// `-` has no status.
 fn shown(name: &str, what: &str) -> Option<ContainerStatus> {
     let end = |code: &str| json!({"terminated": {"exitCode": code.parse::<i32>().unwrap()}});
     let (state, last) = match what {
@@ -31,8 +31,8 @@ fn shown(name: &str, what: &str) -> Option<ContainerStatus> {
     Some(serde_json::from_value(status).unwrap())
 }
 
-/// A pod whose containers show that: `i=`, `j=` are init containers, `s=`, `t=` sidecars, and all
-/// others regular ones.
+/// The phase of a pod with those container statuses: `i=`, `j=` are init containers, `s=`, `t=`
+/// sidecars, and all others regular ones.
 fn phase_of(policy: &str, shows: &str, terminal: bool, initialized: bool) -> &'static str {
     let (mut init, mut regular, mut statuses) = (vec![], vec![], vec![]);
     for (name, what) in shows.split(' ').map(|part| part.split_once('=').unwrap()) {
@@ -58,7 +58,7 @@ fn check(cases: &[(&str, &str, &str)]) {
 }
 
 #[test]
-fn of_regular_containers() {
+fn phase_of_regular_containers() {
     check(&[
         ("Always", "a=- b=-", "Pending"),
         ("Always", "a=w b=w", "Pending"),
@@ -84,7 +84,7 @@ fn of_regular_containers() {
 }
 
 #[test]
-fn of_init_containers() {
+fn phase_of_init_containers() {
     check(&[
         ("Always", "i=- a=-", "Pending"),
         ("Always", "i=r a=w", "Pending"),
@@ -105,7 +105,7 @@ fn of_init_containers() {
 }
 
 #[test]
-fn of_sidecars() {
+fn phase_of_sidecars() {
     check(&[
         ("Always", "s=- a=-", "Pending"),
         ("Always", "s=r a=-", "Pending"),
@@ -115,7 +115,7 @@ fn of_sidecars() {
         ("Always", "s=a1 a=r", "Running"),
         ("Always", "s=w a=r", "Pending"),
         ("Always", "s=u a=r", "Pending"),
-        // A sidecar that ends is started again, and holds the pod until it is stopped for good.
+        // A sidecar that exits is restarted, and holds the pod until it is stopped for good.
         ("Never", "s=r a=0", "Running"),
         ("Never", "s=1 a=0", "Succeeded"),
         ("Never", "s=0 a=1", "Failed"),
@@ -131,12 +131,12 @@ fn of_sidecars() {
 }
 
 #[test]
-fn of_pods_that_are_over() {
+fn phase_of_terminated_pods() {
     for (policy, shows, expected) in [
         ("Always", "a=0 b=0", "Succeeded"),
         ("Always", "a=0 b=1", "Failed"),
         ("OnFailure", "a=0 b=1", "Failed"),
-        // It was to run again, so it has not done its work.
+        // It was to be restarted, so it has not succeeded.
         ("Always", "a=0 b=a0", "Failed"),
         ("Never", "s=1 a=0", "Succeeded"),
     ] {
@@ -145,7 +145,7 @@ fn of_pods_that_are_over() {
 }
 
 #[test]
-fn a_static_pod_is_over_only_by_its_policy() {
+fn phase_of_static_pods_is_final_only_by_restart_policy() {
     let mut pod = one_container("Always");
     pod.metadata.annotations =
         Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
@@ -156,14 +156,15 @@ fn a_static_pod_is_over_only_by_its_policy() {
 }
 
 #[test]
-fn rules_decide_who_runs_again() {
+fn phase_follows_restart_rules() {
     let mut pod = one_container("Never");
     let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
     let container = &mut pod.spec.as_mut().unwrap().containers[0];
     container.restart_policy = Some("Never".to_owned());
     container.restart_policy_rules = serde_json::from_value(rules).unwrap();
     for (code, expected) in [(42, "Running"), (1, "Failed"), (0, "Succeeded")] {
-        let told = tell(&pod, &seen(vec![run("c", 0, exited(code))]), &PodStatus::default(), &[]);
-        assert_eq!(phase(&told), expected, "{code}");
+        let reported =
+            status_of(&pod, &seen(vec![run("c", 0, exited(code))]), &PodStatus::default(), &[]);
+        assert_eq!(phase(&reported), expected, "{code}");
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of a pod that is given other resources as it runs.
+//! The status of a pod during an in-place resize.
 
 use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
 
@@ -17,7 +17,12 @@ fn in_force(pod: &Pod) -> PodResources {
     PodResources::in_force(pod.spec.as_ref().unwrap(), Gates::default())
 }
 
-fn told_with(pod: &Pod, run: Container, previous: &PodStatus, context: &Context<'_>) -> PodStatus {
+fn status_with(
+    pod: &Pod,
+    run: Container,
+    previous: &PodStatus,
+    context: &Context<'_>,
+) -> PodStatus {
     status(pod, &seen(vec![run]), previous, context, at(100))
 }
 
@@ -37,7 +42,7 @@ fn show(of: &ResourceRequirements) -> String {
 }
 
 #[test]
-fn what_is_in_force_is_told_beside_what_was_given() {
+fn status_reports_actuated_and_allocated_resources() {
     let (before, after) = (sized("100m", "64Mi"), sized("200m", "128Mi"));
     let actuated = in_force(&before);
     let enforced = |cpu_request, cpu_limit, memory_limit| {
@@ -47,50 +52,50 @@ fn what_is_in_force_is_told_beside_what_was_given() {
     for (enforced, expected) in [
         (None, "100m 64Mi / 100m 64Mi"),
         (enforced(Some(100), Some(100), mib(64)), "100m 64Mi / 100m 64Mi"),
-        // In the middle: the runtime is ahead of what was noted.
+        // During the actuation: the runtime is ahead of the checkpoint.
         (enforced(Some(200), Some(200), mib(64)), "200m 64Mi / 200m 64Mi"),
         (enforced(Some(150), Some(2500), mib(1 << 10)), "150m 64Mi / 2500m 1Gi"),
     ] {
         let run = Container { resources: enforced, ..run("c", 0, running()) };
         let context = Context { actuated: &actuated, ..Context::default() };
-        let told = told_with(&after, run, &PodStatus::default(), &context);
-        let (resources, allocated) = resources(&told);
+        let reported = status_with(&after, run, &PodStatus::default(), &context);
+        let (resources, allocated) = resources(&reported);
         assert_eq!((show(&resources).as_str(), allocated.as_str()), (expected, "200m 128Mi"));
     }
-    // What does not run has what it was given.
+    // A container that does not run has its allocated resources.
     let context = Context { actuated: &actuated, ..Context::default() };
-    let told = told_with(&after, run("c", 0, exited(0)), &PodStatus::default(), &context);
-    assert_eq!(show(&resources(&told).0), "200m 128Mi / 200m 128Mi");
+    let reported = status_with(&after, run("c", 0, exited(0)), &PodStatus::default(), &context);
+    assert_eq!(show(&resources(&reported).0), "200m 128Mi / 200m 128Mi");
 }
 
 #[test]
-fn what_the_kernel_does_not_tell_apart_is_told_as_it_was_asked_for() {
+fn status_reports_requested_resources_below_kernel_precision() {
     let pod = sized("1m", "64Mi");
     let actuated = in_force(&pod);
     let enforced =
         Enforced { cpu_request: Some(2), cpu_limit: Some(10), memory_limit: Some(64 << 20) };
     let run = Container { resources: Some(enforced), ..run("c", 0, running()) };
     let context = Context { actuated: &actuated, ..Context::default() };
-    let told = told_with(&pod, run, &PodStatus::default(), &context);
-    assert_eq!(show(&resources(&told).0), "1m 64Mi / 1m 64Mi");
+    let reported = status_with(&pod, run, &PodStatus::default(), &context);
+    assert_eq!(show(&resources(&reported).0), "1m 64Mi / 1m 64Mi");
 }
 
 #[test]
-fn what_a_runtime_leaves_out_stays_as_it_was_told() {
+fn status_keeps_resources_that_the_runtime_does_not_report() {
     let (before, after) = (sized("100m", "64Mi"), sized("200m", "128Mi"));
     let actuated = in_force(&after);
     let silent = Container { resources: Some(Enforced::default()), ..run("c", 0, running()) };
     let none = PodResources::default();
     let context = Context { actuated: &none, runtime: "r", ..Context::default() };
-    let previous = told_with(&before, run("c", 0, running()), &PodStatus::default(), &context);
+    let previous = status_with(&before, run("c", 0, running()), &PodStatus::default(), &context);
     assert_eq!(show(&resources(&previous).0), "100m 64Mi / 100m 64Mi");
     let context = Context { actuated: &actuated, runtime: "r", ..Context::default() };
-    let told = told_with(&after, silent.clone(), &previous, &context);
-    assert_eq!(show(&resources(&told).0), "100m 128Mi / 100m 64Mi");
-    // Another run is another matter.
+    let reported = status_with(&after, silent.clone(), &previous, &context);
+    assert_eq!(show(&resources(&reported).0), "100m 128Mi / 100m 64Mi");
+    // The last status of another run does not count.
     let other = Container { id: "other".to_owned(), ..silent };
-    let told = told_with(&after, other, &previous, &context);
-    assert_eq!(show(&resources(&told).0), "200m 128Mi / 200m 128Mi");
+    let reported = status_with(&after, other, &previous, &context);
+    assert_eq!(show(&resources(&reported).0), "200m 128Mi / 200m 128Mi");
 }
 
 fn resize_condition(status: &PodStatus, type_: &str) -> Option<PodCondition> {
@@ -98,13 +103,14 @@ fn resize_condition(status: &PodStatus, type_: &str) -> Option<PodCondition> {
 }
 
 #[test]
-fn a_resize_is_told_until_it_is_done() {
+fn resize_conditions_are_reported_until_it_is_done() {
     let pod = sized("100m", "64Mi");
-    let pending = Pending { infeasible: false, message: "no room".to_owned(), generation: Some(4) };
+    let pending =
+        Pending { infeasible: false, message: "insufficient cpu".to_owned(), generation: Some(4) };
     let infeasible = Pending { infeasible: true, ..pending.clone() };
     let begun = InProgress { generation: Some(3), error: None };
     let failed = InProgress { error: Some("it failed".to_owned()), ..begun.clone() };
-    let tell = |previous: &PodStatus, pending, resizing, seconds| {
+    let status_of = |previous: &PodStatus, pending, resizing, seconds| {
         let context = Context { pending, resizing, ..Context::default() };
         status(&pod, &seen(vec![run("c", 0, running())]), previous, &context, at(seconds))
     };
@@ -118,31 +124,31 @@ fn a_resize_is_told_until_it_is_done() {
     };
     let some = |text: &str| Some(text.to_owned());
 
-    let first = tell(&PodStatus::default(), Some(&pending), Some(&begun), 10);
+    let first = status_of(&PodStatus::default(), Some(&pending), Some(&begun), 10);
     assert_eq!(
         say(&first, "PodResizePending"),
-        Some((some("Deferred"), some("no room"), 4, 10, 10))
+        Some((some("Deferred"), some("insufficient cpu"), 4, 10, 10))
     );
     assert_eq!(say(&first, "PodResizeInProgress"), Some((None, None, 3, 10, 10)));
-    assert_eq!(tell(&first, Some(&pending), Some(&begun), 20), first, "no news is not told");
-    let second = tell(&first, Some(&infeasible), Some(&failed), 30);
+    assert_eq!(status_of(&first, Some(&pending), Some(&begun), 20), first, "nothing has changed");
+    let second = status_of(&first, Some(&infeasible), Some(&failed), 30);
     assert_eq!(
         say(&second, "PodResizePending"),
-        Some((some("Infeasible"), some("no room"), 4, 30, 30))
+        Some((some("Infeasible"), some("insufficient cpu"), 4, 30, 30))
     );
     assert_eq!(
         say(&second, "PodResizeInProgress"),
         Some((some("Error"), some("it failed"), 3, 30, 30))
     );
     let other = InProgress { error: Some("another".to_owned()), ..begun.clone() };
-    let third = tell(&second, None, Some(&other), 40);
+    let third = status_of(&second, None, Some(&other), 40);
     assert_eq!(
         say(&third, "PodResizeInProgress"),
         Some((some("Error"), some("another"), 3, 30, 40)),
-        "the moment is that of the reason"
+        "the transition time is that of the reason"
     );
     assert_eq!(resize_condition(&third, "PodResizePending"), None);
-    let done = tell(&third, None, None, 50);
+    let done = status_of(&third, None, None, 50);
     assert_eq!(resize_condition(&done, "PodResizeInProgress"), None);
 
     let context = Context { pending: Some(&pending), resizing: Some(&begun), ..Context::default() };
@@ -155,17 +161,17 @@ fn a_resize_is_told_until_it_is_done() {
 }
 
 #[test]
-fn the_pod_as_a_whole_has_what_it_had_until_its_resize_is_done() {
+fn status_resources_of_the_pod_change_when_the_resize_is_done() {
     let (before, after) = (sized("100m", "64Mi"), sized("200m", "128Mi"));
-    let tell = |pod: &Pod, previous: &PodStatus, resizing| {
+    let status_of = |pod: &Pod, previous: &PodStatus, resizing| {
         let context = Context { resizing, ..Context::default() };
-        let told = told_with(pod, run("c", 0, running()), previous, &context);
-        let allocated = told.allocated_resources.as_ref().unwrap()["cpu"].0.clone();
-        (show(told.resources.as_ref().unwrap()), allocated, told)
+        let reported = status_with(pod, run("c", 0, running()), previous, &context);
+        let allocated = reported.allocated_resources.as_ref().unwrap()["cpu"].0.clone();
+        (show(reported.resources.as_ref().unwrap()), allocated, reported)
     };
-    let (_, _, first) = tell(&before, &PodStatus::default(), None);
+    let (_, _, first) = status_of(&before, &PodStatus::default(), None);
     let begun = InProgress { generation: None, error: None };
-    let (resources, allocated, second) = tell(&after, &first, Some(&begun));
+    let (resources, allocated, second) = status_of(&after, &first, Some(&begun));
     assert_eq!((resources.as_str(), allocated.as_str()), ("100m 64Mi / 100m 64Mi", "200m"));
-    assert_eq!(tell(&after, &second, None).0, "200m 128Mi / 200m 128Mi");
+    assert_eq!(status_of(&after, &second, None).0, "200m 128Mi / 200m 128Mi");
 }

@@ -1,5 +1,5 @@
-//! What the apiserver would have filled in for a pod that never passes it. Upstream's UID of a
-//! static pod is a hash over these too, so none may be missing, and none too many.
+//! API defaults for static pods, which the apiserver does not see. Upstream's UID of a static pod
+//! is a hash that includes them, so they must be exactly upstream's.
 
 mod pod_level;
 
@@ -13,7 +13,7 @@ const GRACE_SECONDS: i64 = 30;
 const MODE: i32 = 0o644;
 const TOKEN_SECONDS: i64 = 3600;
 
-/// Fill in what a manifest leaves out.
+/// Set the defaults of a pod.
 pub(super) fn apply(pod: &mut Pod) {
     let Some(spec) = &mut pod.spec else { return };
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
@@ -30,21 +30,21 @@ pub(super) fn apply(pod: &mut Pod) {
     containers(spec);
 }
 
-/// A text that is not given is this.
+/// Set a default string.
 fn default(field: &mut Option<String>, text: &str) {
     if field.as_deref().unwrap_or_default().is_empty() {
         *field = Some(text.to_owned());
     }
 }
 
-/// So is a number that is not given.
+/// Set a default number.
 fn default_number(field: &mut Option<i32>, number: i32) {
     if field.unwrap_or_default() == 0 {
         *field = Some(number);
     }
 }
 
-/// A limit without a request asks for as much as it allows.
+/// Requests default to the limits.
 fn requests_follow_limits(resources: &mut ResourceRequirements) {
     let Some(limits) = &resources.limits else { return };
     let requests = resources.requests.get_or_insert_default();
@@ -74,7 +74,7 @@ fn containers(spec: &mut PodSpec) {
     }
 }
 
-/// A port of the node's own network is the node's port.
+/// On the host's network, host ports default to the container ports.
 fn host_ports(container: &mut Container) {
     for port in container.ports.iter_mut().flatten() {
         default_number(&mut port.host_port, port.container_port);
@@ -107,7 +107,7 @@ fn container(container: &mut Container) {
     }
 }
 
-/// An image that may change under its name is looked for each time.
+/// Images with the tag `latest` default to `Always`.
 fn pull_policy(image: &str) -> &'static str {
     let (name, digest) = image.split_once('@').map_or((image, None), |(n, d)| (n, Some(d)));
     let tag = name.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
@@ -174,7 +174,7 @@ fn volume(volume: &mut Volume) {
     network_disk(volume);
 }
 
-/// Disks that no node mounts by itself any more have defaults still.
+/// Defaults of network volumes that are no longer supported in-tree.
 fn network_disk(volume: &mut Volume) {
     if let Some(disk) = &mut volume.iscsi {
         default(&mut disk.iscsi_interface, "default");

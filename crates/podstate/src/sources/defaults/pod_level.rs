@@ -1,4 +1,4 @@
-//! Resources of a pod as a whole: what is left out follows from its containers, or from its limits.
+//! Defaults of pod-level resources, from those of the containers or from the limits.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ pub(super) fn apply(spec: &mut PodSpec) {
     if is_empty(&own.limits) && is_empty(&own.requests) {
         return;
     }
-    let asked = own.requests.clone().unwrap_or_default();
+    let own_requests = own.requests.clone().unwrap_or_default();
     for (name, quantity) in limits {
-        if is_huge_page(&name) && !asked.contains_key(&name) {
+        if is_huge_page(&name) && !own_requests.contains_key(&name) {
             own.limits.get_or_insert_default().entry(name).or_insert(quantity);
         }
     }
@@ -38,8 +38,8 @@ fn is_native(resource: &str) -> bool {
     matches!(resource, "cpu" | "memory")
 }
 
-/// What the containers need at most at any time: all that run together, or one that initialises
-/// beside the sidecars before it.
+/// The maximum that containers need at one time: all that run together, or an init container with
+/// the sidecars before it.
 fn aggregate(pod: &PodSpec, list: fn(&Container) -> Option<&List>) -> List {
     let mut together = List::new();
     pod.containers.iter().for_each(|container| add(&mut together, list(container)));

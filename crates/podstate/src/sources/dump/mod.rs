@@ -1,13 +1,14 @@
-//! The name that upstream gives to a static pod whose manifest has no UID: a hash of the whole pod
-//! as Go's kubelet prints it. It must be upstream's to the bit, or every static pod, a control plane
-//! among them, is restarted when a node changes hands.
+//! The UID of a static pod whose manifest has none: a hash of the whole pod as the Go kubelet
+//! prints it. It must be exactly upstream's, or every static pod, the control plane included, is
+//! restarted when a node changes from one kubelet to the other.
 //!
 //! The printer (crate `godump`) walks the pod's JSON along a table of Go's internal types
 //! (`types.txt`); what conversion from v1 changes is done to the JSON before that.
 //!
-//! Current limitations: three things are not printed as there, and give a UID that is stable but not
-//! upstream's. Moments (`creationTimestamp` and the like), for Go prints its view of the machine's
-//! time zone with them; `fieldsV1`; and pod-level requests that are a sum over containers.
+//! Current limitations: three fields are not printed as upstream does it, and give a UID that is
+//! stable but not upstream's. Times (`creationTimestamp` and the like), for Go prints its data on
+//! the machine's time zone with them; `fieldsV1`; and pod-level requests that are a sum over
+//! containers.
 
 use std::fmt::{self, Write};
 
@@ -15,11 +16,11 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_godump::{Fnv128a, Types, print};
 use serde_json::{Value, json};
 
-/// The UID of a static pod with defaults applied, and nothing yet that names its node. `origin`
-/// tells where it comes from, as upstream words it.
+/// The UID of a static pod with defaults applied and without the node's name. `origin` is its
+/// source in upstream's format.
 pub(super) fn uid(pod: &Pod, origin: fmt::Arguments<'_>) -> String {
     let mut hasher = Fnv128a::default();
-    // Read when a manifest changes and dropped after, for that is rare.
+    // Parsed for each changed manifest and dropped again, as that is rare.
     let types = Types::parse(include_str!("types.txt"));
     // Writing to a hasher cannot fail.
     let _ = print(&types, "*core.Pod", &internal(pod), &mut hasher);
@@ -27,7 +28,7 @@ pub(super) fn uid(pod: &Pod, origin: fmt::Arguments<'_>) -> String {
     format!("{:032x}", hasher.finish())
 }
 
-/// Annotations by which init containers were once declared.
+/// Annotations by which init containers were declared in early versions.
 const INIT_ANNOTATIONS: [&str; 4] = [
     "pod.beta.kubernetes.io/init-containers",
     "pod.alpha.kubernetes.io/init-containers",
@@ -35,7 +36,7 @@ const INIT_ANNOTATIONS: [&str; 4] = [
     "pod.alpha.kubernetes.io/init-container-statuses",
 ];
 
-/// The pod in the shape that it has inside upstream, which differs from v1 in a few fields.
+/// The pod in upstream's internal form, which differs from v1 in a few fields.
 fn internal(pod: &Pod) -> Value {
     let mut pod = serde_json::to_value(pod).unwrap_or_default();
     if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {

@@ -11,24 +11,24 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// What the URL answers with, and the headers of the last look.
+/// The response of the URL, and the headers of the last request.
 #[derive(Clone, Default)]
-struct Answer(Arc<Mutex<(u16, String, HeaderMap)>>);
+struct Response(Arc<Mutex<(u16, String, HeaderMap)>>);
 
-impl Answer {
+impl Response {
     fn set(&self, status: u16, text: &str) {
-        let mut answer = self.0.lock().unwrap();
-        (answer.0, answer.1) = (status, text.to_owned());
+        let mut response = self.0.lock().unwrap();
+        (response.0, response.1) = (status, text.to_owned());
     }
 }
 
-async fn serve(answer: Answer) -> String {
+async fn serve(response: Response) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let pods = get(async move |headers: HeaderMap| {
-        let mut answer = answer.0.lock().unwrap();
-        answer.2 = headers;
-        (StatusCode::from_u16(answer.0).unwrap(), answer.1.clone()).into_response()
+        let mut response = response.0.lock().unwrap();
+        response.2 = headers;
+        (StatusCode::from_u16(response.0).unwrap(), response.1.clone()).into_response()
     });
     let moved = get(async || Redirect::permanent("pods?a=b"));
     let router = Router::new().route("/x/pods", pods).route("/x/moved", moved);
@@ -42,7 +42,7 @@ fn pod(name: &str) -> String {
     )
 }
 
-async fn told(updates: &mut mpsc::Receiver<(Source, Update)>) -> Vec<String> {
+async fn snapshot(updates: &mut mpsc::Receiver<(Source, Update)>) -> Vec<String> {
     let update = timeout(Duration::from_secs(10), updates.recv()).await.expect("in time");
     match update.expect("an update") {
         (Source::Http, Update::Snapshot(pods)) => pods
@@ -57,64 +57,65 @@ async fn told(updates: &mut mpsc::Receiver<(Source, Update)>) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_url_tells_a_pod_or_a_list_and_what_goes_wrong_changes_nothing() {
-    let answer = Answer::default();
-    answer.set(200, &pod("one"));
-    let url = serve(answer.clone()).await;
-    let complaints = Arc::new(Mutex::new(Vec::new()));
-    let heard = complaints.clone();
-    let complain: Complain =
-        Arc::new(move |_, reason| heard.lock().unwrap().push(reason.to_owned()));
+async fn http_source_reads_pods_and_lists_and_keeps_them_on_errors() {
+    let response = Response::default();
+    response.set(200, &pod("one"));
+    let url = serve(response.clone()).await;
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let received = reports.clone();
+    let report: ReportInvalid =
+        Arc::new(move |_, reason| received.lock().unwrap().push(reason.to_owned()));
     let (sender, mut updates) = mpsc::channel(8);
     let header = BTreeMap::from([("x-token".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
     let period = Duration::from_millis(20);
-    let polling = poll_url(url, header, "node".to_owned(), period, complain, sender);
+    let polling = poll_url(url, header, "node".to_owned(), period, report, sender);
     let polling = tokio::spawn(polling);
-    assert_eq!(told(&mut updates).await, ["http/one-node"]);
+    assert_eq!(snapshot(&mut updates).await, ["http/one-node"]);
     {
-        let seen = answer.0.lock().unwrap();
+        let seen = response.0.lock().unwrap();
         let tokens: Vec<_> = seen.2.get_all("x-token").iter().collect();
         assert_eq!(tokens, ["a", "b"]);
     }
-    let complained = async |text: &str| {
+    let reported = async |text: &str| {
         let waited = timeout(Duration::from_secs(10), async {
-            while !complaints.lock().unwrap().iter().any(|said| said.contains(text)) {
+            while !reports.lock().unwrap().iter().any(|report| report.contains(text)) {
                 tokio::time::sleep(period).await;
             }
         });
-        waited.await.unwrap_or_else(|_| panic!("{text}: {:?}", complaints.lock().unwrap()));
+        waited.await.unwrap_or_else(|_| panic!("{text}: {:?}", reports.lock().unwrap()));
     };
-    answer.set(500, "");
+    response.set(500, "");
     tokio::time::sleep(period * 3).await;
-    answer.set(200, "");
-    complained("there is nothing in it").await;
-    answer.set(200, ": {");
-    complained("is not a manifest").await;
-    answer.set(200, &pod("Wrong"));
-    complained("metadata.name: \"Wrong\"").await;
-    answer.set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{}, {{}}]}}", pod("two")));
-    // Finding 13: an item that gives no pod hid the others.
-    complained("items[1].metadata.name: required").await;
-    assert_eq!(told(&mut updates).await, ["http/two-node"]);
+    response.set(200, "");
+    reported("it is empty").await;
+    response.set(200, ": {");
+    reported("is not a manifest").await;
+    response.set(200, &pod("Wrong"));
+    reported("metadata.name: \"Wrong\"").await;
+    response.set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{}, {{}}]}}", pod("two")));
+    // Finding 13: an invalid item hid the others.
+    reported("items[1].metadata.name: required").await;
+    assert_eq!(snapshot(&mut updates).await, ["http/two-node"]);
     let bad = "{metadata: {name: two}, spec: {containers: 7}}";
-    answer.set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{bad}, {}]}}", pod("four")));
-    complained("items[0].spec.containers").await;
-    assert_eq!(told(&mut updates).await, ["http/two-node", "http/four-node"]);
+    response
+        .set(200, &format!("{{apiVersion: v1, kind: PodList, items: [{bad}, {}]}}", pod("four")));
+    reported("items[0].spec.containers").await;
+    assert_eq!(snapshot(&mut updates).await, ["http/two-node", "http/four-node"]);
     let list = format!(
         "{{apiVersion: v1, kind: PodList, items: [{0}, {0}, {1}]}}",
         pod("two"),
         pod("three")
     );
-    answer.set(200, &list);
-    assert_eq!(told(&mut updates).await, ["http/two-node", "http/three-node"]);
-    complained("items[1].metadata.name: another").await;
-    answer.set(200, "{apiVersion: v1, kind: PodList}");
-    assert_eq!(told(&mut updates).await, Vec::<String>::new());
+    response.set(200, &list);
+    assert_eq!(snapshot(&mut updates).await, ["http/two-node", "http/three-node"]);
+    reported("items[1].metadata.name: another").await;
+    response.set(200, "{apiVersion: v1, kind: PodList}");
+    assert_eq!(snapshot(&mut updates).await, Vec::<String>::new());
     polling.abort();
 }
 
 #[test]
-fn a_page_may_be_elsewhere() {
+fn http_source_resolves_redirects() {
     let from: Uri = "https://a.example:8443/x/y?q".parse().unwrap();
     for (to, expected) in [
         ("/z", "https://a.example:8443/z"),
@@ -125,6 +126,6 @@ fn a_page_may_be_elsewhere() {
     }
     for wrong in ["ftp://a/b", "/only/a/path", ""] {
         let server = parse(wrong).and_then(|url| server(&url));
-        assert!(server.unwrap_err().to_string().contains("no URL of http"), "{wrong}");
+        assert!(server.unwrap_err().to_string().contains("not an http"), "{wrong}");
     }
 }

@@ -5,11 +5,11 @@ use super::*;
 const GOOD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - {name: c, image: busybox}\n";
 
 fn parsed(text: &str) -> Result<Pod, Error> {
-    pod(text.as_bytes(), Place::File(Path::new("/manifests/web.yaml")), "Node1")
+    pod(text.as_bytes(), Origin::File(Path::new("/manifests/web.yaml")), "Node1")
 }
 
 #[test]
-fn a_manifest_becomes_a_static_pod_of_this_node() {
+fn manifest_becomes_a_static_pod_of_this_node() {
     let pod = parsed(GOOD).expect("good");
     assert_eq!(spec::name(&pod), "web-node1");
     assert_eq!(spec::namespace(&pod), "default");
@@ -22,13 +22,13 @@ fn a_manifest_becomes_a_static_pod_of_this_node() {
 }
 
 #[test]
-fn json_is_yaml() {
+fn manifest_in_json_is_accepted() {
     let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"i:1"}]}}"#;
     assert!(parsed(json).is_ok());
 }
 
 #[test]
-fn bad_manifests_name_field_and_reason() {
+fn manifest_errors_name_field_and_reason() {
     for (text, expected) in [
         (": {", "is not a manifest"),
         ("apiVersion: v1\nkind: Service\nmetadata: {name: web}", "kind"),
@@ -60,7 +60,7 @@ fn bad_manifests_name_field_and_reason() {
 }
 
 #[test]
-fn a_uid_that_leads_elsewhere_is_refused() {
+fn manifest_rejects_uids_that_are_paths() {
     for uid in ["..", "../../x", "a/b"] {
         let text = GOOD.replace("{name: web}", &format!("{{name: web, uid: {uid}}}"));
         let error = parsed(&text).expect_err(uid).to_string();
@@ -69,7 +69,7 @@ fn a_uid_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn references_to_objects_of_the_apiserver_are_refused() {
+fn manifest_rejects_references_to_api_objects() {
     let with = |container: &str, pod: &str| {
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{containers: [{{name: c, image: i{container}}}]{pod}}}"
@@ -94,7 +94,7 @@ fn references_to_objects_of_the_apiserver_are_refused() {
 }
 
 #[test]
-fn an_alias_bomb_is_refused_and_does_not_grow() {
+fn manifest_rejects_alias_bombs() {
     let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
     for level in 1..12 {
         let refs = vec![format!("*a{}", level - 1); 9].join(",");

@@ -38,7 +38,7 @@ fn ready_ones_and_terminating_ones_where_there_are_no_others() {
 }
 
 #[test]
-fn hints_keep_traffic_near_when_all_have_them_and_one_is_for_us() {
+fn topology_hints_apply_when_all_have_them_and_one_matches() {
     let table: [(&[&str], &[u8]); 9] = [
         (&["10.0.0.1 zone=zone-a", "10.0.0.2 zone=zone-b"], &[1]),
         (&["10.0.0.1 zone=zone-a", "10.0.0.2"], &[1, 2]),
@@ -79,7 +79,7 @@ fn the_policy_local() {
 }
 
 #[test]
-fn a_node_without_a_zone_uses_all() {
+fn topology_hints_need_a_zone_of_the_node() {
     let endpoints = ["10.0.0.1 zone=zone-a", "10.0.0.2 zone=zone-b"];
     let (mut tracker, _) = one(json!({"clusterIP": "10.96.0.1"}), &endpoints);
     assert!(!tracker.set_zone(Some("zone-a")));

@@ -90,7 +90,7 @@ fn affinity_is_within_bounds() {
 }
 
 #[test]
-fn what_cannot_stand_in_a_rule_is_left_out_and_told() {
+fn render_invalid_values_are_left_out_with_a_warning() {
     let table = [
         (json!({"clusterIP": "010.96.0.1"}), "InvalidAddress", false),
         (json!({"clusterIP": "127.0.0.1"}), "InvalidAddress", false),
@@ -146,9 +146,9 @@ fn what_cannot_stand_in_a_rule_is_left_out_and_told() {
     }
 }
 
-/// A range that cannot be read lets nobody in, rather than everybody.
+/// An invalid source range allows nobody, rather than everybody.
 #[test]
-fn a_source_range_at_fault_does_not_open_a_load_balancer() {
+fn load_balancer_invalid_source_range_allows_nobody() {
     for (ranges, expected) in [
         (json!(["010.0.0.0/8"]), &["0.0.0.0/32"][..]),
         (json!(["x", "192.0.2.0/24"]), &["0.0.0.0/32", "192.0.2.0/24"]),
@@ -164,7 +164,7 @@ fn a_source_range_at_fault_does_not_open_a_load_balancer() {
 }
 
 #[test]
-fn names_that_would_break_a_rule() {
+fn render_names_are_escaped() {
     let mut tracker = tracker(Family::V4);
     for bad in ["ns/a\"b", "ns/a b", "n\ns/a", &format!("ns/{}", "x".repeat(64)), "/a", "ns/"] {
         tracker.apply_service(&service(bad, json!({"clusterIP": "10.96.0.1"})));
@@ -175,14 +175,14 @@ fn names_that_would_break_a_rule() {
 }
 
 #[test]
-fn one_warning_an_object_and_only_when_it_changed() {
+fn warnings_one_per_object_and_change() {
     let mut tracker = tracker(Family::V4);
     let bad = service("ns/svc", json!({"clusterIP": "10.96.0.1", "externalIPs": ["x", "y", "z"]}));
     assert!(tracker.apply_service(&bad));
     assert!(!tracker.apply_service(&bad));
     let warnings = tracker.take_changes().warnings;
     assert_eq!(warnings.len(), 1);
-    assert_eq!(warnings[0].message, "externalIP \"x\" is no usable IP address (and 2 more)");
+    assert_eq!(warnings[0].message, "externalIP \"x\" is not a usable IP address (and 2 more)");
     assert!(!tracker.apply_service(&bad));
     assert!(tracker.take_changes().warnings.is_empty());
     // and there is an end to them
@@ -194,7 +194,7 @@ fn one_warning_an_object_and_only_when_it_changed() {
 
 /// CVE-2021-25737: endpoints at loopback and link-local addresses are the node's own.
 #[test]
-fn endpoints_that_traffic_must_not_be_led_to() {
+fn tracker_rejects_special_endpoint_addresses() {
     let bad = [
         "127.0.0.1",
         "169.254.169.254",
@@ -241,7 +241,7 @@ fn ports_of_slices() {
 }
 
 #[test]
-fn more_endpoints_than_can_be_used() {
+fn tracker_endpoints_above_the_limit() {
     let mut tracker = tracker(Family::V4);
     tracker.apply_service(&service("ns/svc", json!({"clusterIP": "10.96.0.1"})));
     let all: Vec<String> = (0..10_050).map(|i| format!("10.0.{}.{}", i / 256, i % 256)).collect();
@@ -277,7 +277,7 @@ fn ranges_of_addresses() {
         assert_eq!(show(bad), None, "{bad}");
     }
     let error = "10.0.0.0/33".parse::<Cidr>().unwrap_err();
-    assert_eq!(error.to_string(), "\"10.0.0.0/33\" is no CIDR such as 10.0.0.0/8 or fd00::/64");
+    assert_eq!(error.to_string(), "\"10.0.0.0/33\" is not a CIDR such as 10.0.0.0/8 or fd00::/64");
     let range: Cidr = "10.96.0.0/12".parse().unwrap();
     let holds = |ip: &str| range.contains(ip.parse().unwrap());
     assert!(holds("10.96.0.0") && holds("10.111.255.255"));

@@ -1,4 +1,4 @@
-//! What changes from one look to the next.
+//! Changes between syncs.
 
 use serde_json::json;
 
@@ -41,7 +41,7 @@ fn before_and_after() {
 }
 
 #[test]
-fn endpoints_of_no_service_wait_for_it() {
+fn tracker_endpoints_before_their_service() {
     let mut tracker = tracker(Family::V4);
     assert!(!tracker.apply_slice(&slice("ns/svc", "a", &["10.0.0.1"], json!({}))));
     assert!(!tracker.apply_slice(&slice("ns/svc", "b", &["10.0.0.2"], json!({}))));
@@ -53,7 +53,7 @@ fn endpoints_of_no_service_wait_for_it() {
 }
 
 #[test]
-fn there_and_back_is_no_change() {
+fn tracker_reverted_change_is_no_change() {
     let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
     assert!(tracker.apply_slice(&slice("ns1/svc1", "a", &["10.0.0.2"], json!({}))));
     assert!(tracker.apply_slice(&slice("ns1/svc1", "a", &["10.0.0.1"], json!({}))));
@@ -62,7 +62,7 @@ fn there_and_back_is_no_change() {
 }
 
 #[test]
-fn slices_are_merged_and_the_living_count_more() {
+fn tracker_slices_are_merged_and_serving_endpoints_win() {
     let (mut tracker, _) = one(plain(), &["10.0.0.2", "10.0.0.1 terminating"]);
     tracker.apply_slice(&slice(
         "ns1/svc1",
@@ -85,7 +85,7 @@ fn slices_are_merged_and_the_living_count_more() {
 }
 
 #[test]
-fn slices_may_come_first_stay_longer_and_move() {
+fn tracker_slices_may_precede_outlive_and_change_service() {
     let mut tracker = tracker(Family::V4);
     tracker.apply_slice(&slice("ns/a", "x", &["10.0.0.1"], json!({})));
     assert!(tracker.take_changes().services.is_empty());
@@ -132,7 +132,7 @@ fn labels_that_say_keep_off() {
 }
 
 #[test]
-fn slices_of_the_other_family_are_not_ours() {
+fn tracker_ignores_slices_of_the_other_family() {
     let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
     assert!(!tracker.apply_slice(&slice("ns1/svc1", "six", &["fd00::1"], json!({}))));
     assert!(!tracker.apply_slice(&slice(
@@ -145,7 +145,7 @@ fn slices_of_the_other_family_are_not_ours() {
 }
 
 #[test]
-fn a_list_tells_what_is_gone() {
+fn tracker_relist_removes_missing_objects() {
     let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
     tracker.apply_service(&service("ns/gone", json!({"clusterIP": "10.96.0.2"})));
     tracker.apply_slice(&slice("ns1/svc1", "b", &["10.0.0.2"], json!({})));
@@ -166,7 +166,7 @@ fn a_list_tells_what_is_gone() {
 }
 
 #[test]
-fn endpoints_where_there_are_no_slices() {
+fn tracker_endpoints_without_slices() {
     let mut tracker = tracker(Family::V4);
     tracker.apply_service(&service(
         "ns/svc",
@@ -195,7 +195,7 @@ fn endpoints_where_there_are_no_slices() {
 }
 
 #[test]
-fn the_oldest_trigger_counts() {
+fn tracker_oldest_trigger_is_kept() {
     let (mut tracker, changes) = one(plain(), &["10.0.0.1"]);
     assert!(changes.triggers.is_empty());
     let at = |endpoint: &str, time: &str| {
@@ -220,7 +220,7 @@ fn the_oldest_trigger_counts() {
 }
 
 #[test]
-fn udp_is_told_with_all_that_serves() {
+fn conntrack_udp_ports_have_all_serving_endpoints() {
     let mut tracker = tracker(Family::V4);
     let dns = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"],
         "ingress": [{"ip": "198.51.100.2"}], "internalTrafficPolicy": "Local",
@@ -277,7 +277,7 @@ fn health_checks_count_local_addresses() {
 }
 
 #[test]
-fn many_endpoints_change_everything() {
+fn render_large_endpoint_change_is_a_full_sync() {
     let many: Vec<String> = (0..1000).map(|i| format!("10.0.{}.{}", i / 250, i % 250)).collect();
     let mut many: Vec<&str> = many.iter().map(String::as_str).collect();
     let (mut tracker, changes) = one(plain(), &many);
@@ -316,7 +316,7 @@ fn the_rules_of_one_service_are_bounded() {
     assert_eq!(changes.warnings.len(), 1);
 }
 
-/// Finding 14: each port of a service looked at each port of each slice, and a slice may name each
+/// Finding 14: each port of a service was compared with each port of each slice, and a slice may name each
 /// endpoint with thousands of ports.
 #[test]
 fn the_endpoints_of_one_service_are_bounded() {
@@ -338,7 +338,7 @@ fn the_endpoints_of_one_service_are_bounded() {
     assert_eq!(tracker.state().endpoints(), 110_000);
 }
 
-/// Finding 14: of many slices that are gone at once, each was looked for among all.
+/// Finding 14: of many slices deleted at once, each was searched for among all.
 #[test]
 fn many_slices_of_one_service_come_and_go() {
     let mut tracker = tracker(Family::V4);
@@ -360,7 +360,7 @@ fn many_slices_of_one_service_come_and_go() {
 
 /// Finding 13: an object that cannot be decoded stays as it was.
 #[test]
-fn what_cannot_be_decoded_is_kept() {
+fn tracker_undecodable_object_keeps_the_last() {
     let (mut tracker, _) = one(plain(), &["10.0.0.1"]);
     tracker.begin_list_services();
     tracker.begin_list_slices();
@@ -374,10 +374,10 @@ fn what_cannot_be_decoded_is_kept() {
     assert!(!tracker.end_list_slices());
 }
 
-/// CVE-2020-8554: `externalIPs` lead traffic for any address to a service; the gate
+/// CVE-2020-8554: `externalIPs` redirect traffic for any address to a service; the gate
 /// AllowServiceExternalIPs switches them off.
 #[test]
-fn external_ips_are_left_out_where_they_are_switched_off() {
+fn external_ips_can_be_disabled() {
     let spec = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1",
         "externalIPs": ["198.51.100.1"], "ingress": [{"ip": "198.51.100.2"}]});
     for used in [true, false] {

@@ -19,7 +19,7 @@ macro_rules! assert_chain {
 }
 
 #[test]
-fn names_of_chains_are_upstreams() {
+fn render_chain_names_are_upstreams() {
     let port = |name: &str, protocol: &str| {
         let hash = Hash::of(&[name, protocol]);
         ChainName::of_port(Kind::Cluster, hash).to_string()
@@ -66,7 +66,7 @@ fn a_cluster_ip() {
 }
 
 #[test]
-fn what_is_always_there() {
+fn rules_that_are_always_there() {
     let kernel = synced(tracker(Family::V4).state(), &settings());
     assert_chain!(
         kernel,
@@ -155,7 +155,7 @@ fn settings_change_what_is_always_there() {
 }
 
 #[test]
-fn detectors_of_local_traffic() {
+fn local_traffic_detectors() {
     let (tracker, _) = one(json!({"clusterIP": "172.30.0.41"}), &["10.180.0.1"]);
     let first = |settings: &Settings| {
         synced(tracker.state(), settings).chain("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")[0].clone()
@@ -172,7 +172,7 @@ fn detectors_of_local_traffic() {
 }
 
 #[test]
-fn balance_is_even_and_clients_stay() {
+fn userspace_balance_is_even_with_affinity() {
     let spec = json!({"clusterIP": "172.30.0.41", "sessionAffinity": "ClientIP",
         "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}}});
     let (tracker, _) = one(spec, &["10.180.0.1", "10.180.0.10", "10.180.0.2"]);

@@ -1,4 +1,4 @@
-//! Stands for the kernel: takes what `iptables-restore --noflush` would, refuses what it would.
+//! A model of the kernel: accepts and rejects what `iptables-restore --noflush` would.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

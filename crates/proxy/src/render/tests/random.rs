@@ -1,4 +1,4 @@
-//! Random clusters: rules lead packets where the model says, and partial syncs end where full ones
+//! Random clusters: rules forward packets as the model says, and partial syncs end in the state of full ones
 //! do.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::model::{Endpoint, Family, Policy, PortView, Protocol, State, Tracker}
 
 use super::super::{LocalDetector, Settings, Stale, partial};
 use super::kernel::Kernel;
-use super::walker::{Fate, Packet, walk};
+use super::walker::{Packet, Verdict, walk};
 use super::{full_sync, settings, synced};
 
 /// One thing that happens in a cluster of up to four services.
@@ -113,8 +113,8 @@ fn happen(tracker: &mut Tracker, event: &Event) {
     }
 }
 
-/// What the model says of a packet, without a look at rules.
-fn expected(state: &State, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Fate> {
+/// The model's verdict on a packet, without rules.
+fn expected(state: &State, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Verdict> {
     for port in state.services().flat_map(|service| service.ports()) {
         let spec = port.spec;
         if port.port.protocol != packet.protocol {
@@ -126,12 +126,12 @@ fn expected(state: &State, settings: &Settings, packet: &Packet<'_>) -> BTreeSet
         if at_port && packet.to == spec.cluster_ip {
             return internal(&port, settings, packet);
         } else if balanced && port.has_endpoints() && !may_use(&port, settings, packet.from) {
-            return BTreeSet::from([Fate::Dropped]);
+            return BTreeSet::from([Verdict::Dropped]);
         } else if balanced || at_node || (at_port && spec.external_ips.contains(&packet.to)) {
             return external(&port, settings, packet);
         }
     }
-    BTreeSet::from([Fate::Passes])
+    BTreeSet::from([Verdict::Passes])
 }
 
 fn may_use(port: &PortView<'_>, settings: &Settings, from: IpAddr) -> bool {
@@ -150,15 +150,15 @@ fn is_pod(settings: &Settings, packet: &Packet<'_>) -> Option<bool> {
     }
 }
 
-fn internal(port: &PortView<'_>, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Fate> {
+fn internal(port: &PortView<'_>, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Verdict> {
     let masqueraded = settings.masquerade_all || is_pod(settings, packet) == Some(false);
     to_any(port, port.spec.internal_policy, masqueraded, packet)
 }
 
-fn external(port: &PortView<'_>, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Fate> {
+fn external(port: &PortView<'_>, settings: &Settings, packet: &Packet<'_>) -> BTreeSet<Verdict> {
     if !port.has_endpoints() && packet.input.is_none() {
-        // as upstream: KUBE-EXTERNAL-SERVICES is not asked for what the node itself sends
-        BTreeSet::from([Fate::Passes])
+        // as upstream: KUBE-EXTERNAL-SERVICES does not apply to the node's own traffic
+        BTreeSet::from([Verdict::Passes])
     } else if port.spec.external_policy == Policy::Cluster {
         to_any(port, Policy::Cluster, true, packet)
     } else if is_pod(settings, packet) == Some(true) {
@@ -175,16 +175,16 @@ fn to_any(
     policy: Policy,
     masqueraded: bool,
     packet: &Packet<'_>,
-) -> BTreeSet<Fate> {
+) -> BTreeSet<Verdict> {
     if !port.has_endpoints() {
-        return BTreeSet::from([Fate::Rejected]);
+        return BTreeSet::from([Verdict::Rejected]);
     }
-    let fate = |endpoint: &Endpoint| Fate::Led {
+    let fate = |endpoint: &Endpoint| Verdict::Forwarded {
         to: endpoint.address.to_string(),
         masqueraded: masqueraded || endpoint.address.ip == packet.from,
     };
-    let fates: BTreeSet<_> = port.endpoints_for(policy).map(fate).collect();
-    if fates.is_empty() { BTreeSet::from([Fate::Dropped]) } else { fates }
+    let verdicts: BTreeSet<_> = port.endpoints_for(policy).map(fate).collect();
+    if verdicts.is_empty() { BTreeSet::from([Verdict::Dropped]) } else { verdicts }
 }
 
 fn check_packets(kernel: &Kernel, state: &State, settings: &Settings) -> Result<(), TestCaseError> {
@@ -231,7 +231,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn rules_lead_where_the_model_says(events in events(), settings in any_settings()) {
+    fn rules_forward_as_the_model(events in events(), settings in any_settings()) {
         let mut tracker = tracker(Family::V4);
         events.iter().for_each(|event| happen(&mut tracker, event));
         tracker.take_changes();
@@ -240,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn partial_syncs_end_where_a_full_one_does(events in events(), settings in any_settings()) {
+    fn partial_syncs_end_in_the_state_of_a_full_sync(events in events(), settings in any_settings()) {
         let mut tracker = tracker(Family::V4);
         let mut kernel = synced(tracker.state(), &settings);
         let mut stale = Stale::default();
@@ -270,7 +270,7 @@ proptest! {
     }
 
     #[test]
-    fn a_full_sync_mends_anything(before in events(), after in events()) {
+    fn full_sync_repairs_any_state(before in events(), after in events()) {
         let mut old = tracker(Family::V4);
         before.iter().for_each(|event| happen(&mut old, event));
         old.take_changes();

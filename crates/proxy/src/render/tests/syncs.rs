@@ -25,14 +25,14 @@ fn three() -> Tracker {
 }
 
 #[test]
-fn nothing_is_written_when_nothing_differs() {
+fn render_no_change_writes_nothing() {
     let tracker = three();
     let mut kernel = synced(tracker.state(), &settings());
     assert_eq!(full_sync(&mut kernel, tracker.state(), &settings()).0, 0);
 }
 
 #[test]
-fn what_others_changed_is_put_right() {
+fn sync_restores_rules_changed_by_others() {
     let tracker = three();
     let right = synced(tracker.state(), &settings());
     let svc = right.chains("nat").find(|(name, _)| name.starts_with("KUBE-SVC")).unwrap();
@@ -56,7 +56,7 @@ fn what_others_changed_is_put_right() {
 }
 
 #[test]
-fn what_is_not_ours_stays() {
+fn render_keeps_foreign_rules() {
     let mut kernel = Kernel::default();
     let others = "*nat\n:KUBE-HAIRPIN - [0:0]\n-A PREROUTING -j KUBE-HAIRPIN\n-A KUBE-HAIRPIN -j RETURN\n:DOCKER - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\nCOMMIT\n";
     kernel.restore(others).unwrap();
@@ -80,7 +80,7 @@ fn clean(kernel: &mut Kernel) {
 }
 
 #[test]
-fn the_switch_is_the_last_transaction() {
+fn render_jumps_are_the_last_transaction() {
     let mut tracker = tracker(Family::V4);
     for i in 0..400 {
         let full_name = format!("ns/svc{i}");
@@ -126,7 +126,7 @@ fn follow(kernel: &mut Kernel, tracker: &Tracker, changes: &Changes) -> Vec<Stri
 }
 
 #[test]
-fn one_more_service_is_one_small_transaction() {
+fn render_added_service_is_a_small_transaction() {
     let mut tracker = three();
     let mut kernel = synced(tracker.state(), &settings());
     tracker.apply_service(&service("ns/new", json!({"clusterIP": "10.96.0.9"})));
@@ -151,7 +151,7 @@ fn one_more_service_is_one_small_transaction() {
 }
 
 #[test]
-fn one_more_endpoint_writes_its_chain_and_the_services() {
+fn render_added_endpoint_writes_two_chains() {
     let (mut tracker, _) = one(json!({"clusterIP": "10.96.0.1"}), &["10.244.1.1", "10.244.1.2"]);
     let mut kernel = synced(tracker.state(), &settings());
     let endpoints = ["10.244.1.1", "10.244.1.2", "10.244.1.3"];
@@ -165,7 +165,7 @@ fn one_more_endpoint_writes_its_chain_and_the_services() {
 }
 
 #[test]
-fn a_service_that_goes_takes_its_chains_along() {
+fn render_deleted_service_removes_its_chains() {
     let mut tracker = three();
     let mut kernel = synced(tracker.state(), &settings());
     assert!(tracker.delete_service(&name("ns/svc2")));
@@ -184,7 +184,7 @@ fn a_service_that_goes_takes_its_chains_along() {
 }
 
 #[test]
-fn many_removals_write_the_shared_chains_anew() {
+fn render_many_removals_rewrite_shared_chains() {
     let mut tracker = tracker(Family::V4);
     for i in 1..80 {
         tracker.apply_service(&service(
@@ -206,7 +206,7 @@ fn many_removals_write_the_shared_chains_anew() {
 }
 
 #[test]
-fn a_chain_that_is_used_again_is_not_stale() {
+fn render_reused_chain_is_not_stale() {
     let (mut tracker, _) = one(json!({"clusterIP": "10.96.0.1"}), &["10.244.1.1", "10.244.1.2"]);
     let mut stale = Stale::default();
     tracker.apply_slice(&slice("ns1/svc1", "a", &["10.244.1.1"], json!({})));
@@ -220,7 +220,7 @@ fn a_chain_that_is_used_again_is_not_stale() {
 }
 
 #[test]
-fn nothing_of_ours_is_nothing_to_clean() {
+fn cleanup_without_rules_of_ours_does_nothing() {
     assert!(cleanup(&Existing::read(Kernel::default().save().lines())).is_empty());
     let garbage = [
         "-A KUBE-SERVICES",

@@ -24,11 +24,11 @@ pub(super) struct Packet<'a> {
 
 /// What becomes of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
-    /// Goes where it wants to.
+pub(super) enum Verdict {
+    /// Passes unchanged.
     Passes,
     /// Goes to an endpoint, with the node as its source or with its own.
-    Led {
+    Forwarded {
         to: String,
         masqueraded: bool,
     },
@@ -47,7 +47,7 @@ enum End {
 }
 
 /// What may become of a packet.
-pub(super) fn walk(kernel: &Kernel, packet: &Packet<'_>) -> BTreeSet<Fate> {
+pub(super) fn walk(kernel: &Kernel, packet: &Packet<'_>) -> BTreeSet<Verdict> {
     let (nat, filter) = match packet.input {
         Some(_) if packet.is_local(packet.to) => ("PREROUTING", "INPUT"),
         Some(_) => ("PREROUTING", "FORWARD"),
@@ -55,14 +55,14 @@ pub(super) fn walk(kernel: &Kernel, packet: &Packet<'_>) -> BTreeSet<Fate> {
     };
     let ends = chain(kernel, "nat", nat, packet, false);
     let fate = |end| match end {
-        End::Dnat(to, marked) => BTreeSet::from([Fate::Led { to, masqueraded: marked }]),
+        End::Dnat(to, marked) => BTreeSet::from([Verdict::Forwarded { to, masqueraded: marked }]),
         // it was not redirected: the filter sees its own destination
         End::Returned(marked) => {
             let ends = chain(kernel, "filter", filter, packet, marked).into_iter();
             ends.map(|end| match end {
-                End::Returned(_) | End::Accept => Fate::Passes,
-                End::Reject => Fate::Rejected,
-                End::Drop => Fate::Dropped,
+                End::Returned(_) | End::Accept => Verdict::Passes,
+                End::Reject => Verdict::Rejected,
+                End::Drop => Verdict::Dropped,
                 End::Dnat(..) => panic!("DNAT in filter"),
             })
             .collect()

@@ -10,14 +10,14 @@ use crate::model::fixture::one;
 
 use super::super::{LocalDetector, Settings};
 use super::kernel::Kernel;
-use super::walker::{Fate, Packet, walk};
+use super::walker::{Packet, Verdict, walk};
 use super::{addresses, settings, synced};
 
 const FAR: &str = "203.0.113.9";
 const POD: &str = "10.244.0.7";
 const NODE_IP: &str = "192.168.0.2";
 
-fn fates(kernel: &Kernel, from: &str, to: &str, port: u16) -> BTreeSet<Fate> {
+fn verdicts(kernel: &Kernel, from: &str, to: &str, port: u16) -> BTreeSet<Verdict> {
     let node: [IpAddr; 1] = [NODE_IP.parse().unwrap()];
     let from: IpAddr = from.parse().unwrap();
     let packet = Packet {
@@ -32,11 +32,11 @@ fn fates(kernel: &Kernel, from: &str, to: &str, port: u16) -> BTreeSet<Fate> {
     walk(kernel, &packet)
 }
 
-fn led(to: &[&str], masqueraded: bool) -> BTreeSet<Fate> {
-    to.iter().map(|to| Fate::Led { to: (*to).to_owned(), masqueraded }).collect()
+fn forwarded(to: &[&str], masqueraded: bool) -> BTreeSet<Verdict> {
+    to.iter().map(|to| Verdict::Forwarded { to: (*to).to_owned(), masqueraded }).collect()
 }
 
-fn one_of(fate: Fate) -> BTreeSet<Fate> {
+fn one_of(fate: Verdict) -> BTreeSet<Verdict> {
     BTreeSet::from([fate])
 }
 
@@ -55,52 +55,71 @@ fn balancer(policy: &str) -> Value {
 fn cluster_ip() {
     let kernel = kernel(json!({}), &["10.244.0.7 local", "10.244.1.8"]);
     let both = ["10.244.0.7:80", "10.244.1.8:80"];
-    assert_eq!(fates(&kernel, FAR, "10.96.0.1", 80), led(&both, true));
-    assert_eq!(fates(&kernel, NODE_IP, "10.96.0.1", 80), led(&both, true));
-    assert_eq!(fates(&kernel, "10.244.0.9", "10.96.0.1", 80), led(&both, false));
+    assert_eq!(verdicts(&kernel, FAR, "10.96.0.1", 80), forwarded(&both, true));
+    assert_eq!(verdicts(&kernel, NODE_IP, "10.96.0.1", 80), forwarded(&both, true));
+    assert_eq!(verdicts(&kernel, "10.244.0.9", "10.96.0.1", 80), forwarded(&both, false));
     // a pod that reaches itself answers through the node
-    let mut hairpin = led(&["10.244.1.8:80"], false);
-    hairpin.extend(led(&["10.244.0.7:80"], true));
-    assert_eq!(fates(&kernel, POD, "10.96.0.1", 80), hairpin);
-    assert_eq!(fates(&kernel, POD, "10.96.0.1", 81), one_of(Fate::Passes));
-    assert_eq!(fates(&kernel, POD, "10.96.0.2", 80), one_of(Fate::Passes));
+    let mut hairpin = forwarded(&["10.244.1.8:80"], false);
+    hairpin.extend(forwarded(&["10.244.0.7:80"], true));
+    assert_eq!(verdicts(&kernel, POD, "10.96.0.1", 80), hairpin);
+    assert_eq!(verdicts(&kernel, POD, "10.96.0.1", 81), one_of(Verdict::Passes));
+    assert_eq!(verdicts(&kernel, POD, "10.96.0.2", 80), one_of(Verdict::Passes));
 }
 
 #[test]
 fn internal_policy_local() {
     let spec = json!({"internalTrafficPolicy": "Local"});
     let some = kernel(spec.clone(), &["10.244.0.7 local", "10.244.1.8"]);
-    assert_eq!(fates(&some, "10.244.0.9", "10.96.0.1", 80), led(&["10.244.0.7:80"], false));
+    assert_eq!(
+        verdicts(&some, "10.244.0.9", "10.96.0.1", 80),
+        forwarded(&["10.244.0.7:80"], false)
+    );
     let elsewhere = kernel(spec.clone(), &["10.244.1.8"]);
-    assert_eq!(fates(&elsewhere, POD, "10.96.0.1", 80), one_of(Fate::Dropped));
+    assert_eq!(verdicts(&elsewhere, POD, "10.96.0.1", 80), one_of(Verdict::Dropped));
     let none = kernel(spec, &["10.244.1.8 unready"]);
-    assert_eq!(fates(&none, POD, "10.96.0.1", 80), one_of(Fate::Rejected));
+    assert_eq!(verdicts(&none, POD, "10.96.0.1", 80), one_of(Verdict::Rejected));
 }
 
 #[test]
-fn outside_with_the_policy_cluster() {
+fn external_traffic_policy_cluster() {
     let kernel = kernel(balancer("Cluster"), &["10.244.1.8"]);
     for (to, port) in
         [("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080), ("127.0.0.1", 30080)]
     {
-        assert_eq!(fates(&kernel, FAR, to, port), led(&["10.244.1.8:80"], true), "{to}:{port}");
+        assert_eq!(
+            verdicts(&kernel, FAR, to, port),
+            forwarded(&["10.244.1.8:80"], true),
+            "{to}:{port}"
+        );
     }
     // the load balancer has it: it is not ours
-    assert_eq!(fates(&kernel, FAR, "198.51.100.3", 80), one_of(Fate::Passes));
-    assert_eq!(fates(&kernel, FAR, "192.168.0.3", 30080), one_of(Fate::Passes));
+    assert_eq!(verdicts(&kernel, FAR, "198.51.100.3", 80), one_of(Verdict::Passes));
+    assert_eq!(verdicts(&kernel, FAR, "192.168.0.3", 30080), one_of(Verdict::Passes));
 }
 
 #[test]
-fn outside_with_the_policy_local() {
+fn external_traffic_policy_local() {
     let some = kernel(balancer("Local"), &["10.244.0.7 local", "10.244.1.8"]);
     let none = kernel(balancer("Local"), &["10.244.1.8"]);
     for (to, port) in [("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080)] {
         // the source is kept
-        assert_eq!(fates(&some, FAR, to, port), led(&["10.244.0.7:80"], false), "{to}:{port}");
-        assert_eq!(fates(&none, FAR, to, port), one_of(Fate::Dropped), "{to}:{port}");
+        assert_eq!(
+            verdicts(&some, FAR, to, port),
+            forwarded(&["10.244.0.7:80"], false),
+            "{to}:{port}"
+        );
+        assert_eq!(verdicts(&none, FAR, to, port), one_of(Verdict::Dropped), "{to}:{port}");
         // the node and its pods reach all
-        assert_eq!(fates(&none, NODE_IP, to, port), led(&["10.244.1.8:80"], true), "{to}:{port}");
-        assert_eq!(fates(&none, POD, to, port), led(&["10.244.1.8:80"], false), "{to}:{port}");
+        assert_eq!(
+            verdicts(&none, NODE_IP, to, port),
+            forwarded(&["10.244.1.8:80"], true),
+            "{to}:{port}"
+        );
+        assert_eq!(
+            verdicts(&none, POD, to, port),
+            forwarded(&["10.244.1.8:80"], false),
+            "{to}:{port}"
+        );
     }
 }
 
@@ -110,7 +129,7 @@ fn nobody_there() {
     for (to, port) in
         [("10.96.0.1", 80), ("198.51.100.1", 80), ("198.51.100.2", 80), (NODE_IP, 30080)]
     {
-        assert_eq!(fates(&kernel, FAR, to, port), one_of(Fate::Rejected), "{to}:{port}");
+        assert_eq!(verdicts(&kernel, FAR, to, port), one_of(Verdict::Rejected), "{to}:{port}");
     }
 }
 
@@ -119,10 +138,13 @@ fn source_ranges() {
     let mut spec = balancer("Cluster");
     spec["loadBalancerSourceRanges"] = json!(["203.0.113.0/28"]);
     let kernel = kernel(spec, &["10.244.1.8"]);
-    assert_eq!(fates(&kernel, FAR, "198.51.100.2", 80), led(&["10.244.1.8:80"], true));
-    assert_eq!(fates(&kernel, "203.0.113.77", "198.51.100.2", 80), one_of(Fate::Dropped));
+    assert_eq!(verdicts(&kernel, FAR, "198.51.100.2", 80), forwarded(&["10.244.1.8:80"], true));
+    assert_eq!(verdicts(&kernel, "203.0.113.77", "198.51.100.2", 80), one_of(Verdict::Dropped));
     // only load balancers' addresses are guarded
-    assert_eq!(fates(&kernel, "203.0.113.77", NODE_IP, 30080), led(&["10.244.1.8:80"], true));
+    assert_eq!(
+        verdicts(&kernel, "203.0.113.77", NODE_IP, 30080),
+        forwarded(&["10.244.1.8:80"], true)
+    );
 }
 
 #[test]
@@ -132,43 +154,46 @@ fn node_ports_at_some_addresses() {
     let (tracker, _) = one(spec, &["10.244.1.8"]);
     let other = Settings { node_ports: addresses(&["10.9.9.9"]), ..settings() };
     let kernel = synced(tracker.state(), &other);
-    assert_eq!(fates(&kernel, FAR, NODE_IP, 30080), one_of(Fate::Passes));
+    assert_eq!(verdicts(&kernel, FAR, NODE_IP, 30080), one_of(Verdict::Passes));
     let closed = Settings { localhost_node_ports: false, ..settings() };
     let kernel = synced(tracker.state(), &closed);
-    assert_eq!(fates(&kernel, "127.0.0.1", "127.0.0.1", 30080), one_of(Fate::Passes));
-    assert_eq!(fates(&kernel, FAR, NODE_IP, 30080), led(&["10.244.1.8:80"], true));
+    assert_eq!(verdicts(&kernel, "127.0.0.1", "127.0.0.1", 30080), one_of(Verdict::Passes));
+    assert_eq!(verdicts(&kernel, FAR, NODE_IP, 30080), forwarded(&["10.244.1.8:80"], true));
 }
 
 /// CVE-2020-8558.
 #[test]
-fn localhost_is_guarded() {
+fn rules_guard_localhost() {
     let kernel = kernel(json!({}), &[]);
-    assert_eq!(fates(&kernel, FAR, "127.0.0.1", 22), one_of(Fate::Dropped));
-    assert_eq!(fates(&kernel, "127.0.0.1", "127.0.0.1", 22), one_of(Fate::Passes));
+    assert_eq!(verdicts(&kernel, FAR, "127.0.0.1", 22), one_of(Verdict::Dropped));
+    assert_eq!(verdicts(&kernel, "127.0.0.1", "127.0.0.1", 22), one_of(Verdict::Passes));
 }
 
 #[test]
-fn no_detector_masquerades_no_cluster_ip() {
+fn rules_without_detector_do_not_masquerade_cluster_ips() {
     let (tracker, _) = one(json!({"clusterIP": "10.96.0.1"}), &["10.244.1.8"]);
     let with =
-        |settings: &Settings| fates(&synced(tracker.state(), settings), FAR, "10.96.0.1", 80);
+        |settings: &Settings| verdicts(&synced(tracker.state(), settings), FAR, "10.96.0.1", 80);
     let none = Settings { detector: LocalDetector::None, ..settings() };
-    assert_eq!(with(&none), led(&["10.244.1.8:80"], false));
-    assert_eq!(with(&Settings { masquerade_all: true, ..none }), led(&["10.244.1.8:80"], true));
+    assert_eq!(with(&none), forwarded(&["10.244.1.8:80"], false));
+    assert_eq!(
+        with(&Settings { masquerade_all: true, ..none }),
+        forwarded(&["10.244.1.8:80"], true)
+    );
     let bridge =
         |name: &str| Settings { detector: LocalDetector::Bridge(name.into()), ..settings() };
-    assert_eq!(with(&bridge("eth0")), led(&["10.244.1.8:80"], false));
-    assert_eq!(with(&bridge("cbr0")), led(&["10.244.1.8:80"], true));
+    assert_eq!(with(&bridge("eth0")), forwarded(&["10.244.1.8:80"], false));
+    assert_eq!(with(&bridge("cbr0")), forwarded(&["10.244.1.8:80"], true));
     let prefix = |name: &str| Settings {
         detector: LocalDetector::InterfacePrefix(name.into()),
         ..settings()
     };
-    assert_eq!(with(&prefix("eth")), led(&["10.244.1.8:80"], false));
-    assert_eq!(with(&prefix("veth")), led(&["10.244.1.8:80"], true));
+    assert_eq!(with(&prefix("eth")), forwarded(&["10.244.1.8:80"], false));
+    assert_eq!(with(&prefix("veth")), forwarded(&["10.244.1.8:80"], true));
 }
 
 #[test]
-fn a_client_stays_with_its_endpoint() {
+fn session_affinity_keeps_the_endpoint() {
     let spec = json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"});
     let (tracker, _) = one(spec, &["10.244.1.7", "10.244.1.8", "10.244.1.9"]);
     let kernel = synced(tracker.state(), &settings());
@@ -187,6 +212,6 @@ fn a_client_stays_with_its_endpoint() {
         node: &[],
         remembered: Some(chain),
     };
-    assert_eq!(walk(&kernel, &packet), led(&["10.244.1.8:80"], false));
+    assert_eq!(walk(&kernel, &packet), forwarded(&["10.244.1.8:80"], false));
     assert_eq!(walk(&kernel, &Packet { remembered: None, ..packet }).len(), 3);
 }

@@ -23,8 +23,8 @@ fn limits(milli_cpu: i128, memory: Max, pids: Max) -> Limits {
 }
 
 #[test]
-fn shares_weights_and_quota_follow_the_kernels_bounds() {
-    for (milli, expected, weighs) in [
+fn cgroup_limits_cpu_shares_weights_and_quota() {
+    for (milli, expected, expected_weight) in [
         (0, 2, 1),
         (1, 2, 1),
         (100, 102, 4),
@@ -33,7 +33,7 @@ fn shares_weights_and_quota_follow_the_kernels_bounds() {
         (500_000, 262_144, 10_000),
         (i128::MAX, 262_144, 10_000),
     ] {
-        assert_eq!((shares(milli), weight(shares(milli))), (expected, weighs), "{milli}m");
+        assert_eq!((shares(milli), weight(shares(milli))), (expected, expected_weight), "{milli}m");
     }
     for (milli, expected) in [(0, 0), (5, 1000), (10, 1000), (500, 50_000), (2000, 200_000)] {
         assert_eq!(quota(milli, 100_000), expected, "{milli}m");
@@ -42,7 +42,7 @@ fn shares_weights_and_quota_follow_the_kernels_bounds() {
 }
 
 #[test]
-fn each_version_has_files_of_its_own() {
+fn cgroup_limits_files_by_version() {
     let limited = limits(1500, Max::At(64 * MIB), Max::At(100));
     assert_eq!(
         texts(&limited, false),
@@ -85,7 +85,7 @@ fn each_version_has_files_of_its_own() {
 }
 
 #[test]
-fn systemd_has_properties_of_its_own() {
+fn cgroup_limits_systemd_properties() {
     let show = |limits: &Limits, unified| -> Vec<String> {
         let properties = limits.properties(unified).into_iter();
         properties
@@ -127,22 +127,22 @@ fn systemd_has_properties_of_its_own() {
 }
 
 #[test]
-fn systemd_rounds_cpu_time_up_to_hundredths() {
-    for (milli, period, each_second, quota) in [
+fn cgroup_limits_systemd_cpu_quota_rounding() {
+    for (milli, period, per_second, quota) in [
         (1500, 100, 1_500_000, 150_000),
         (15, 100, 20_000, 2000),
         (10, 100, 10_000, 1000),
         (333, 10, 340_000, 3400),
     ] {
         let cpu = CpuMax::new(milli, Duration::from_millis(period));
-        assert_eq!(cpu.each_second(), Some(each_second), "{milli}m in {period}ms");
+        assert_eq!(cpu.per_second(), Some(per_second), "{milli}m in {period}ms");
         assert_eq!(cpu.rounded().quota, Some(quota), "{milli}m in {period}ms");
     }
     assert_eq!(CpuMax::new(0, Duration::from_millis(100)).rounded().quota, None);
 }
 
 #[test]
-fn cpus_become_bits() {
+fn cgroup_limits_cpuset_bits() {
     for (list, expected) in [
         ("0", Some(vec![1])),
         ("0-3,8", Some(vec![0b1111, 1])),
@@ -159,14 +159,14 @@ fn cpus_become_bits() {
 
 proptest! {
     #[test]
-    fn what_is_rounded_is_never_less(milli in 1i128..1_000_000, period in 1u64..1000) {
+    fn cgroup_limits_rounding_is_never_less(milli in 1i128..1_000_000, period in 1u64..1000) {
         let cpu = CpuMax::new(milli, Duration::from_millis(period));
         prop_assert!(cpu.rounded().quota >= cpu.quota);
         prop_assert_eq!(cpu.rounded().rounded(), cpu.rounded());
     }
 
     #[test]
-    fn more_cpu_never_weighs_less(a in 0i128..10_000_000, b in 0i128..10_000_000) {
+    fn cgroup_limits_cpu_weight_is_monotonic(a in 0i128..10_000_000, b in 0i128..10_000_000) {
         let (less, more) = (a.min(b), a.max(b));
         prop_assert!(shares(less) <= shares(more));
         prop_assert!(weight(shares(less)) <= weight(shares(more)));

@@ -1,4 +1,4 @@
-//! The kernel's files as text, read into one buffer.
+//! Reads kernel files as text into one buffer.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,9 +7,9 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::group::File;
 
-/// Enough for nearly all of them.
-const ROOM: usize = 4096;
-/// No file of the kernel's about one cgroup or process is longer; what is beyond is not read.
+/// Initial buffer size.
+const INITIAL_BUFFER: usize = 4096;
+/// Maximum size of a file; longer ones are truncated.
 const MOST: usize = 1 << 20;
 
 /// Reads files one after the other.
@@ -27,51 +27,51 @@ impl Reader {
     }
 
     /// The text of a file of a controller.
-    pub(super) fn whole(&mut self, file: &File<'_>) -> io::Result<&str> {
+    pub(super) fn read_all(&mut self, file: &File<'_>) -> io::Result<&str> {
         self.of(file, false)
     }
 
-    /// The text of a file of a controller, which the kernel gives in one piece: what comes is all
-    /// that there is unless it fills the buffer, so nobody has to ask for the end.
-    pub(super) fn piece(&mut self, file: &File<'_>) -> io::Result<&str> {
+    /// The text of a file of a controller that the kernel returns in a single read: complete unless
+    /// it fills the buffer.
+    pub(super) fn single_read(&mut self, file: &File<'_>) -> io::Result<&str> {
         self.of(file, true)
     }
 
-    /// The number that a file of a controller holds, and nothing else.
+    /// The number in a file of a controller.
     pub(super) fn number(&mut self, file: &File<'_>) -> io::Result<u64> {
-        number(self.piece(file)?).map_err(|error| named(&file.to_string(), error))
+        number(self.single_read(file)?).map_err(|error| named(&file.to_string(), error))
     }
 
-    /// What is in an open file now, as far as it is one piece.
-    pub(super) fn now(&mut self, file: &OwnedFd) -> io::Result<&str> {
-        let length = rustix::io::pread(file, self.room(), 0)?;
-        self.said(length)
+    /// The current content of an open file, with a single read.
+    pub(super) fn reread(&mut self, file: &OwnedFd) -> io::Result<&str> {
+        let length = rustix::io::pread(file, self.buffer_mut(), 0)?;
+        self.as_text(length)
     }
 
-    fn of(&mut self, file: &File<'_>, piece: bool) -> io::Result<&str> {
+    fn of(&mut self, file: &File<'_>, single_read: bool) -> io::Result<&str> {
         let opened = file.open()?;
-        self.read(&opened, piece).map_err(|error| named(&file.to_string(), error))
+        self.read(&opened, single_read).map_err(|error| named(&file.to_string(), error))
     }
 
-    fn read(&mut self, file: &OwnedFd, piece: bool) -> io::Result<&str> {
-        let length = self.fill(file, piece)?;
-        self.said(length)
+    fn read(&mut self, file: &OwnedFd, single_read: bool) -> io::Result<&str> {
+        let length = self.fill(file, single_read)?;
+        self.as_text(length)
     }
 
-    fn said(&self, length: usize) -> io::Result<&str> {
+    fn as_text(&self, length: usize) -> io::Result<&str> {
         let text = std::str::from_utf8(self.buffer.get(..length).unwrap_or_default());
         text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    fn room(&mut self) -> &mut [u8] {
+    fn buffer_mut(&mut self) -> &mut [u8] {
         if self.buffer.is_empty() {
-            self.buffer.resize(ROOM, 0);
+            self.buffer.resize(INITIAL_BUFFER, 0);
         }
         &mut self.buffer
     }
 
-    fn fill(&mut self, file: &OwnedFd, piece: bool) -> io::Result<usize> {
-        self.room();
+    fn fill(&mut self, file: &OwnedFd, single_read: bool) -> io::Result<usize> {
+        self.buffer_mut();
         let mut length = 0;
         loop {
             if length == self.buffer.len() {
@@ -84,24 +84,24 @@ impl Reader {
                 0 => return Ok(length),
                 more => length += more,
             }
-            if piece && length < self.buffer.len() {
+            if single_read && length < self.buffer.len() {
                 return Ok(length);
             }
         }
     }
 }
 
-/// The number that a text is.
+/// Parses a number.
 pub(super) fn number(text: &str) -> io::Result<u64> {
-    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "no number"))
+    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "invalid number"))
 }
 
-/// The error with the file that it is about.
+/// Adds the file name to an error.
 pub(super) fn named(file: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{file}: {error}"))
 }
 
-/// The lines `key value` of a text.
+/// Parses lines `key value`.
 pub(super) fn pairs(text: &str) -> impl Iterator<Item = (&str, u64)> {
     text.lines().filter_map(|line| {
         let (key, value) = line.split_once(' ')?;

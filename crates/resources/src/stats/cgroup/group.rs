@@ -1,4 +1,4 @@
-//! One cgroup by its path, the same in all hierarchies.
+//! A cgroup by its path, the same in all hierarchies.
 
 use std::fmt;
 use std::io;
@@ -14,20 +14,20 @@ use super::{Controller, Hierarchies};
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// One cgroup in all hierarchies. Whether it is there is seen when it is read.
+/// A cgroup in all hierarchies, which need not exist.
 #[derive(Clone)]
 pub(in crate::stats) struct Cgroup {
     base: Arc<Base>,
-    /// From the base down, with a slash before each part; empty: it is the base.
+    /// The path below the base, with leading slashes; empty: the base itself.
     below: String,
 }
 
-/// The cgroup from which the files of those below are opened.
+/// The cgroup relative to which files of its descendants are opened.
 struct Base {
     hierarchies: Hierarchies,
-    /// From the hierarchies' roots down, with a slash before each part; empty: the root.
+    /// The absolute path; empty for the root.
     path: String,
-    /// Its directories, opened by the first who needs them, in the order of [`Controller::ALL`].
+    /// Its directories, opened on demand, in the order of [`Controller::ALL`].
     directories: [OnceLock<Option<OwnedFd>>; 5],
 }
 
@@ -51,8 +51,8 @@ pub(super) struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// The directory to open it from, and its path from there.
-    pub(super) fn place(self) -> io::Result<(&'a OwnedFd, String)> {
+    /// The base directory, and the path relative to it.
+    pub(super) fn location(self) -> io::Result<(&'a OwnedFd, String)> {
         let path = match self.cgroup.below.strip_prefix('/') {
             Some(below) => format!("{below}/{}", self.name),
             None => self.name.to_owned(),
@@ -60,9 +60,9 @@ impl<'a> File<'a> {
         Ok((self.cgroup.base.directory(self.controller)?, path))
     }
 
-    /// The error names the file.
+    /// Opens it; errors name the file.
     pub(super) fn open(self) -> io::Result<OwnedFd> {
-        let (base, path) = self.place()?;
+        let (base, path) = self.location()?;
         let opened = openat(base, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         opened.map_err(|error| named(&self.to_string(), error.into()))
     }
@@ -90,12 +90,12 @@ impl Cgroup {
         Self::new(hierarchies, Path::new(""))
     }
 
-    /// A cgroup right below, whose files are opened from the same directories.
+    /// A child, whose files are opened relative to the same directories.
     pub(in crate::stats) fn child(&self, name: &str) -> Self {
         Self { base: self.base.clone(), below: format!("{}/{name}", self.below) }
     }
 
-    /// From the hierarchies' roots down; a slash for the root.
+    /// The absolute path.
     pub(in crate::stats) fn path(&self) -> String {
         if self.is_root() { "/".to_owned() } else { format!("{}{}", self.base.path, self.below) }
     }
@@ -113,23 +113,23 @@ impl Cgroup {
         File { cgroup: self, controller, name }
     }
 
-    /// Where a file of a controller is.
+    /// The path of a file of a controller.
     pub(in crate::stats) fn path_of(&self, controller: Controller, name: &str) -> String {
         self.file(controller, name).to_string()
     }
 
-    /// What `look` finds in the first hierarchy that has the cgroup: its processes, the cgroups below
-    /// and its age are the same in all of them.
-    fn anywhere<T>(&self, mut look: impl FnMut(Controller) -> io::Result<T>) -> io::Result<T> {
+    /// The result of `read` for the first hierarchy that has the cgroup: its processes, children
+    /// and age are the same in all of them.
+    fn anywhere<T>(&self, mut read: impl FnMut(Controller) -> io::Result<T>) -> io::Result<T> {
         let mut hierarchies = self.base.hierarchies.each().iter();
-        let first = look(*hierarchies.next().unwrap_or(&Controller::Memory));
-        first.or_else(|error| hierarchies.find_map(|other| look(*other).ok()).ok_or(error))
+        let first = read(*hierarchies.next().unwrap_or(&Controller::Memory));
+        first.or_else(|error| hierarchies.find_map(|other| read(*other).ok()).ok_or(error))
     }
 
-    /// The ids of the processes right in it, as far as they are not of another namespace.
+    /// The PIDs of its processes, except those of other namespaces.
     pub(in crate::stats) fn processes(&self, reader: &mut Reader) -> Vec<u32> {
         let found = self.anywhere(|controller| {
-            let text = reader.whole(&self.file(controller, "cgroup.procs"))?;
+            let text = reader.read_all(&self.file(controller, "cgroup.procs"))?;
             // 0 is a process of another namespace.
             let pids = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0);
             Ok(pids.collect())
@@ -137,10 +137,10 @@ impl Cgroup {
         found.unwrap_or_default()
     }
 
-    /// The names of the cgroups right below, in order.
+    /// The sorted names of its children.
     pub(in crate::stats) fn children(&self) -> Vec<String> {
         let entries = self.anywhere(|controller| {
-            let (base, path) = self.file(controller, ".").place()?;
+            let (base, path) = self.file(controller, ".").location()?;
             Ok(Dir::new(openat(base, path, DIRECTORY, Mode::empty())?)?)
         });
         let name = |entry: rustix::fs::DirEntry| {
@@ -154,9 +154,8 @@ impl Cgroup {
         names
     }
 
-    /// When it was made, as well as that can be told: a file that nobody writes is as old as its
-    /// cgroup, or as the kernel's memory of it. The directory itself changes with what is below. The
-    /// error names the cgroup that is not there.
+    /// Its approximate creation time: the age of a file that is never written. The mtime of the
+    /// directory changes with its children. An error if the cgroup does not exist.
     pub(in crate::stats) fn created(&self) -> io::Result<Option<Timestamp>> {
         let name = match (self.is_unified(), self.is_root()) {
             (false, _) => "cgroup.clone_children",
@@ -166,7 +165,7 @@ impl Cgroup {
         };
         let found = self.anywhere(|controller| {
             let file = self.file(controller, name);
-            let (base, path) = file.place()?;
+            let (base, path) = file.location()?;
             statat(base, path, AtFlags::empty())
                 .map_err(|error| named(&file.to_string(), error.into()))
         });

@@ -1,8 +1,8 @@
-//! What the cgroups of the kernel tell, v1 (a hierarchy for each controller) and v2.
+//! Stats of cgroups, v1 and v2.
 //!
-//! Files of the cgroups below one are opened from that one's directories: to open those of each, which
-//! are five on v1 with few files in each that anybody asks for, costs as much as to read them, and to
-//! walk from the root costs half of that.
+//! Files of descendants are opened relative to the directories of a base cgroup: opening the five
+//! directories of each cgroup (v1) would cost as much as reading the files, and absolute paths half
+//! of that.
 
 mod files;
 mod group;
@@ -26,7 +26,7 @@ pub(super) use watch::Watch;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The controllers that tell something.
+/// The controllers with stats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Controller {
     Memory,
@@ -50,7 +50,7 @@ impl Controller {
     }
 }
 
-/// Where the controllers are. Cheap to clone.
+/// The mount points of controllers. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Hierarchies {
     unified: bool,
@@ -89,21 +89,21 @@ impl Hierarchies {
 }
 
 impl Cgroup {
-    /// What eviction ranks by. A controller that is not there tells nothing.
-    pub(super) fn figures(&self, reader: &mut Reader) -> CgroupUsage {
+    /// The usage that eviction ranks by. Values of missing controllers are `None`.
+    pub(super) fn usage(&self, reader: &mut Reader) -> CgroupUsage {
         let memory = self.memory(reader, false).ok();
         CgroupUsage {
             cpu: self.cpu(reader).ok().map(|cpu| cpu.total),
             memory: memory.map(|memory| memory.memory),
-            // On v1 what is swapped out is known only where the kernel was told to count it.
+            // On v1 swap accounting is optional.
             swap: memory.and_then(|memory| memory.swap).filter(|_| self.is_unified()),
             tasks: self.tasks(reader).map(|tasks| tasks.current),
         }
     }
 }
 
-/// The id of the container that a cgroup belongs to: runtimes name a scope of systemd after
-/// themselves and the container, and a directory of cgroupfs after the container alone.
+/// The container ID of a cgroup: systemd scopes are named `<runtime>-<id>.scope`, cgroupfs
+/// directories `<id>`.
 pub(super) fn container_id(name: &str) -> &str {
     let stem = name.strip_suffix(".scope").unwrap_or(name);
     stem.rsplit('-').next().unwrap_or(stem)
@@ -119,7 +119,7 @@ pub(super) fn pod_uid(name: &str) -> Option<String> {
     uid.map(|uid| uid.replace('-', "_"))
 }
 
-/// Whether a cgroup holds the pods of a class.
+/// Whether a cgroup is that of a QoS class.
 pub(super) fn is_level(name: &str) -> bool {
     let part = name.strip_suffix(".slice").unwrap_or(name);
     part.ends_with("burstable") || part.ends_with("besteffort")

@@ -1,4 +1,4 @@
-//! The files of one cgroup, read and understood.
+//! Parses the files of a cgroup.
 
 use std::io;
 
@@ -13,13 +13,13 @@ use super::types::{
 };
 use super::{Cgroup, Controller};
 
-/// Limits from here on are none: v1 knows no other word for it, and rounds it to pages.
+/// Limits from here on are unlimited: v1 has no other value for it, and rounds it to pages.
 const UNLIMITED: u64 = 1 << 62;
 /// Nanoseconds in a tick of v1's user and system times (`USER_HZ` is 100 wherever Linux runs).
 const TICK: u64 = 10_000_000;
 
 impl Cgroup {
-    /// All that there is to know at that detail.
+    /// Reads the stats at that detail.
     pub(in crate::stats) fn read(&self, detail: Detail, reader: &mut Reader) -> Reading {
         let mut reading = Reading {
             at: Timestamp::now(),
@@ -42,16 +42,16 @@ impl Cgroup {
         reading
     }
 
-    /// CPU time. On v1, its parts are in other files: [`Self::split_times`].
+    /// CPU time. On v1, user and system times are in other files: [`Self::split_times`].
     pub(in crate::stats) fn cpu(&self, reader: &mut Reader) -> io::Result<Cpu> {
         let file = self.cpu_file();
         match self.is_unified() {
-            true => Ok(cpu_v2(reader.piece(&file)?)),
+            true => Ok(cpu_v2(reader.single_read(&file)?)),
             false => Ok(Cpu { total: reader.number(&file)?, ..Cpu::default() }),
         }
     }
 
-    /// The file that tells of CPU time.
+    /// The file of CPU time.
     pub(super) fn cpu_file(&self) -> File<'_> {
         match self.is_unified() {
             true => self.file(Controller::Cpu, "cpu.stat"),
@@ -63,7 +63,7 @@ impl Cgroup {
         if self.is_unified() {
             return;
         }
-        let parts = reader.piece(&self.file(Controller::CpuAcct, "cpuacct.stat"));
+        let parts = reader.single_read(&self.file(Controller::CpuAcct, "cpuacct.stat"));
         for (key, ticks) in pairs(parts.unwrap_or_default()) {
             match key {
                 "user" => cpu.user = ticks.saturating_mul(TICK),
@@ -71,13 +71,13 @@ impl Cgroup {
                 _ => {}
             }
         }
-        let quota = reader.piece(&self.file(Controller::Cpu, "cpu.stat"));
+        let quota = reader.single_read(&self.file(Controller::Cpu, "cpu.stat"));
         for (key, value) in pairs(quota.unwrap_or_default()) {
             throttle(&mut cpu.throttling, key, value, value);
         }
     }
 
-    /// Memory; with `all`, also what takes a file more.
+    /// Memory; with `all`, also values that need more files.
     pub(in crate::stats) fn memory(&self, reader: &mut Reader, all: bool) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
         let usage = match self.is_unified() && self.is_root() {
@@ -112,20 +112,20 @@ impl Cgroup {
         Ok(memory)
     }
 
-    /// Bytes of memory in use, of pages of files too.
+    /// Memory usage in bytes, including the page cache.
     pub(in crate::stats) fn memory_usage(&self, reader: &mut Reader) -> io::Result<u64> {
         reader.number(&self.memory_file())
     }
 
-    /// What changes though its processes do nothing, as the kernel takes memory from them: of so much in
-    /// use, which the root of v2 does not tell.
+    /// The values that change while processes are idle, as the kernel reclaims memory. `usage` is
+    /// not available for the root of v2.
     pub(in crate::stats) fn memory_in_use(
         &self,
         usage: Option<u64>,
         reader: &mut Reader,
     ) -> io::Result<MemoryUse> {
         let file = |name| self.file(Controller::Memory, name);
-        let text = reader.piece(&file("memory.stat"))?;
+        let text = reader.single_read(&file("memory.stat"))?;
         let mut memory = match self.is_unified() {
             true => stat_v2(text),
             false => stat_v1(text),
@@ -133,7 +133,7 @@ impl Cgroup {
         if self.is_unified() && !self.is_root() {
             memory.swap = reader.number(&file("memory.swap.current")).ok();
         }
-        // What v1 says of its root.
+        // As v1's root.
         let both = memory.memory.rss.saturating_add(memory.cache);
         memory.memory.usage = usage.unwrap_or(both);
         let inactive = memory.inactive_file;
@@ -141,7 +141,7 @@ impl Cgroup {
         Ok(memory)
     }
 
-    /// The file about bytes of memory in use, of pages of files too. The root of v2 has none.
+    /// The file of memory usage. The root of v2 has none.
     pub(super) fn memory_file(&self) -> File<'_> {
         let name = if self.is_unified() { "memory.current" } else { "memory.usage_in_bytes" };
         self.file(Controller::Memory, name)
@@ -153,15 +153,15 @@ impl Cgroup {
         Some(Tasks { current, max: reader.number(&file("pids.max")).ok() })
     }
 
-    /// What tasks wait for.
+    /// Pressure stall information.
     pub(in crate::stats) fn pressure(&self, reader: &mut Reader) -> Pressure {
         let mut of = |resource: &str| {
             let text = match (self.is_unified(), self.is_root()) {
                 (true, _) => {
                     let name = format!("{resource}.pressure");
-                    reader.piece(&self.file(Controller::Memory, &name))
+                    reader.single_read(&self.file(Controller::Memory, &name))
                 }
-                // v1 knows it of the machine alone
+                // v1 has it for the machine only
                 (false, true) => reader.text(CWD, &format!("/proc/pressure/{resource}")),
                 (false, false) => return None,
             };
@@ -170,16 +170,16 @@ impl Cgroup {
         Pressure { cpu: of("cpu"), memory: of("memory"), io: of("io") }
     }
 
-    /// Reads and writes, by device.
+    /// I/O by device.
     pub(in crate::stats) fn io(&self, reader: &mut Reader) -> Vec<DeviceIo> {
         let mut found = Vec::new();
         let file = |name| self.file(Controller::BlkIo, name);
         if self.is_unified() {
-            io_v2(reader.piece(&file("io.stat")).unwrap_or_default(), &mut found);
+            io_v2(reader.single_read(&file("io.stat")).unwrap_or_default(), &mut found);
             return found;
         }
         let mut add = |name: &'static str, of: fn(&mut DeviceIo) -> &mut [Option<u64>; 6]| {
-            io_v1(reader.piece(&file(name)).unwrap_or_default(), &mut found, of);
+            io_v1(reader.single_read(&file(name)).unwrap_or_default(), &mut found, of);
         };
         add("blkio.throttle.io_service_bytes_recursive", |io| &mut io.bytes);
         add("blkio.throttle.io_serviced_recursive", |io| &mut io.requests);
@@ -196,7 +196,7 @@ impl Cgroup {
                 shares: reader.number(&file("cpu.shares")).ok(),
             };
         }
-        let max = reader.piece(&file("cpu.max")).unwrap_or_default();
+        let max = reader.single_read(&file("cpu.max")).unwrap_or_default();
         let (quota, period) = max.trim().split_once(' ').unwrap_or_default();
         let (quota, period) = (quota.parse().ok(), period.parse().ok());
         let weight = reader.number(&file("cpu.weight")).ok();
@@ -208,12 +208,12 @@ impl Cgroup {
 
     fn oom_kills(&self, reader: &mut Reader) -> Option<u64> {
         let name = if self.is_unified() { "memory.events" } else { "memory.oom_control" };
-        let text = reader.piece(&self.file(Controller::Memory, name)).ok()?;
+        let text = reader.single_read(&self.file(Controller::Memory, name)).ok()?;
         pairs(text).find(|(key, _)| *key == "oom_kill").map(|(_, count)| count)
     }
 }
 
-/// Lines of `cpu.stat` about a quota; times are in nanoseconds on v1 and were made so on v2.
+/// Lines of `cpu.stat` about throttling; times in nanoseconds.
 fn throttle(throttling: &mut Option<Throttling>, key: &str, value: u64, nanoseconds: u64) {
     let known = throttling.get_or_insert_default();
     match key {
@@ -256,7 +256,7 @@ fn stat_v2(text: &str) -> MemoryUse {
             _ => {}
         }
     }
-    // v2 counts those below always.
+    // v2 always includes descendants.
     memory.own_faults = memory.faults;
     memory
 }

@@ -17,7 +17,7 @@ fn group(dir: &Path, unified: bool, files: &[(&str, &str)]) -> Cgroup {
 }
 
 fn figures(group: &Cgroup) -> CgroupUsage {
-    group.figures(&mut Reader::default())
+    group.usage(&mut Reader::default())
 }
 
 fn memory(group: &Cgroup) -> io::Result<Memory> {
@@ -89,7 +89,7 @@ const V2: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn both_versions_tell_the_same() {
+fn cgroup_v1_and_v2_stats_agree() {
     let expected = Memory { usage: 1000, working_set: 700, rss: 400, limit: Some(4096) };
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (v1, v2) = (group(one.path(), false, V1), group(two.path(), true, V2));
@@ -108,7 +108,7 @@ fn both_versions_tell_the_same() {
 }
 
 #[test]
-fn everything_is_read_of_both_versions() {
+fn cgroup_stats_of_both_versions() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let read = |group: &Cgroup, detail| {
         let reading = group.read(detail, &mut Reader::default());
@@ -173,7 +173,7 @@ fn everything_is_read_of_both_versions() {
 }
 
 #[test]
-fn a_cpu_without_limits_has_none() {
+fn cgroup_cpu_without_limit() {
     let dir = tempfile::tempdir().unwrap();
     let read = |files: &[(&str, &str)], unified| {
         let group = group(dir.path(), unified, files);
@@ -189,7 +189,7 @@ fn a_cpu_without_limits_has_none() {
 }
 
 #[test]
-fn cgroups_are_known_by_the_names_that_runtimes_and_drivers_give() {
+fn cgroup_names_of_runtimes_and_drivers() {
     for (name, id) in
         [("0a1b", "0a1b"), ("cri-containerd-2c3d.scope", "2c3d"), ("crio-4e5f.scope", "4e5f")]
     {
@@ -212,7 +212,7 @@ fn cgroups_are_known_by_the_names_that_runtimes_and_drivers_give() {
 }
 
 #[test]
-fn cgroups_below_are_found() {
+fn cgroup_children_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["b", "a"] {
         fs::create_dir(dir.path().join(name)).unwrap();
@@ -228,7 +228,7 @@ fn cgroups_below_are_found() {
 }
 
 #[test]
-fn a_cgroup_that_a_hierarchy_lacks_is_found_in_the_others() {
+fn cgroup_missing_in_one_hierarchy() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [memory, others] = dirs.each_ref().map(|dir| dir.path().to_str().unwrap().to_owned());
     for (file, text) in [
@@ -253,7 +253,7 @@ fn a_cgroup_that_a_hierarchy_lacks_is_found_in_the_others() {
 }
 
 #[test]
-fn a_file_that_is_longer_than_the_buffer_is_read_whole() {
+fn cgroup_file_longer_than_the_buffer() {
     let dir = tempfile::tempdir().unwrap();
     let lines = |count: u64| (0..count).map(|n| format!("8:{n} rbytes={n}\n")).collect::<String>();
     for count in [0, 1, 300, 3000] {
@@ -265,7 +265,7 @@ fn a_file_that_is_longer_than_the_buffer_is_read_whole() {
 }
 
 #[test]
-fn files_that_stay_open_tell_what_they_did_and_nothing_of_a_cgroup_that_is_gone() {
+fn cgroup_open_files_of_live_and_removed_cgroups() {
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let name = format!("longshore-watch-{}", std::process::id());
     let group = Cgroup::new(&Hierarchies::find(unified), name.as_ref());
@@ -276,9 +276,9 @@ fn files_that_stay_open_tell_what_they_did_and_nothing_of_a_cgroup_that_is_gone(
     dirs.iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
     let mut reader = Reader::default();
     let watched = Watch::open(&group).and_then(|watch| {
-        let told = (watch.cpu(&mut reader)?, watch.memory(&mut reader)?);
+        let watched_values = (watch.cpu(&mut reader)?, watch.memory(&mut reader)?);
         let now = (group.cpu(&mut reader)?.total, group.memory_usage(&mut reader)?);
-        Ok((watch, told == now))
+        Ok((watch, watched_values == now))
     });
     dirs.iter().filter(|dir| dir.exists()).for_each(|dir| fs::remove_dir(dir).unwrap());
     let (watch, same) = watched.unwrap();

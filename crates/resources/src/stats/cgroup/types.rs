@@ -1,20 +1,20 @@
-//! What one cgroup uses, may use and waits for.
+//! Types of cgroup stats.
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_pod::usage::Memory;
 
-/// How much of a cgroup is read. Each has all of those before it.
+/// How much of a cgroup is read. Each level includes the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
     /// CPU time, memory and swap.
     Usage,
-    /// Also what tasks wait for, how many processes there are, and the network.
+    /// Also pressure, process counts, and the network.
     Load,
-    /// Also I/O, limits, throttling, threads and what processes hold open.
+    /// Also I/O, limits, throttling, threads and open descriptors.
     Everything,
 }
 
-/// One cgroup at one moment. What its kernel does not tell is `None`.
+/// A sample of a cgroup. Unavailable values are `None`.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     /// When it was read.
@@ -25,94 +25,94 @@ pub struct Reading {
     pub memory: Option<MemoryUse>,
     /// Processes and threads.
     pub tasks: Option<Tasks>,
-    /// What tasks wait for; v2, and the machine as a whole.
+    /// Pressure stall information; for v2, and the root.
     pub pressure: Pressure,
-    /// Reads and writes, by device.
+    /// I/O by device.
     pub io: Vec<DeviceIo>,
     /// Limits on CPU time.
     pub limits: Limits,
-    /// Processes that ran out of memory and were killed.
+    /// OOM kills.
     pub oom_kills: Option<u64>,
 }
 
-/// CPU time since the cgroup was made, in nanoseconds.
+/// CPU time since the cgroup was created, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// All of it.
+    /// Total.
     pub total: u64,
     /// In user space.
     pub user: u64,
     /// In the kernel.
     pub system: u64,
-    /// How often a quota held it up.
+    /// Throttling by the quota.
     pub throttling: Option<Throttling>,
 }
 
-/// What a CPU quota has done. Times are in nanoseconds.
+/// Throttling by a CPU quota. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttling {
-    /// Periods in which tasks wanted to run.
+    /// Number of periods.
     pub periods: u64,
-    /// Periods in which the quota was used up.
+    /// Throttled periods.
     pub throttled: u64,
-    /// How long tasks were held up.
+    /// Throttled time.
     pub throttled_time: u64,
-    /// Periods in which more than the quota was used.
+    /// Periods with bursts.
     pub bursts: u64,
-    /// How much more.
+    /// Burst time.
     pub burst_time: u64,
 }
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// What eviction looks at.
+    /// The values for eviction.
     pub memory: Memory,
-    /// Pages of files.
+    /// Page cache.
     pub cache: u64,
-    /// Pages of files that are mapped.
+    /// Mapped files.
     pub mapped_file: u64,
-    /// Pages of files that were used lately.
+    /// Active page cache.
     pub active_file: u64,
-    /// Pages of files that were not.
+    /// Inactive page cache.
     pub inactive_file: u64,
-    /// What the kernel keeps for it.
+    /// Kernel memory.
     pub kernel: Option<u64>,
-    /// In swap.
+    /// Swap usage.
     pub swap: Option<u64>,
-    /// Swap that it may take; `None`: all there is, or not known.
+    /// Swap limit; `None`: unlimited or unknown.
     pub swap_limit: Option<u64>,
-    /// The most that it ever used.
+    /// Peak usage.
     pub peak: Option<u64>,
-    /// How often it ran into its limit; v1.
+    /// Number of times the limit was hit; v1.
     pub failures: u64,
-    /// What is kept for it.
+    /// Reserved memory.
     pub reserved: u64,
-    /// Page faults of its own processes.
+    /// Page faults without children.
     pub own_faults: Faults,
-    /// Page faults, cgroups below included.
+    /// Page faults including children.
     pub faults: Faults,
 }
 
-/// Page faults since the cgroup was made.
+/// Page faults since the cgroup was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// All, as the kernel counts them.
+    /// All page faults.
     pub minor: u64,
-    /// Those that had to wait for a disk.
+    /// Major page faults.
     pub major: u64,
 }
 
-/// Processes and threads of a cgroup and those below.
+/// Processes and threads of a cgroup and its children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tasks {
     /// How many there are.
     pub current: u64,
-    /// How many there may be.
+    /// The limit.
     pub max: Option<u64>,
 }
 
-/// How long tasks waited for CPU, memory and I/O.
+/// Pressure stall information (PSI).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
     /// For a CPU.
@@ -124,7 +124,7 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Whether nothing has waited lately: averages sink by themselves when nothing waits any more.
+    /// Whether all averages are zero: otherwise they decay by themselves.
     pub(in crate::stats) fn is_calm(&self) -> bool {
         let stalls = [&self.cpu, &self.memory, &self.io].into_iter().flatten();
         let averages = |stall: &Stall| [stall.avg10, stall.avg60, stall.avg300];
@@ -135,9 +135,9 @@ impl Pressure {
 /// Pressure stall information of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {
-    /// While some tasks waited.
+    /// Some tasks stalled.
     pub some: Stall,
-    /// While all did.
+    /// All tasks stalled.
     pub full: Stall,
 }
 
@@ -154,7 +154,7 @@ pub struct Stall {
     pub total: u64,
 }
 
-/// What [`DeviceIo`] counts, in its order: the kernel's words.
+/// The operations of [`DeviceIo`], in order, by the kernel's names.
 pub const OPERATIONS: [&str; 6] = ["Async", "Discard", "Read", "Sync", "Total", "Write"];
 
 /// Reads and writes of a cgroup on a device, by [`OPERATIONS`].
@@ -197,6 +197,6 @@ pub struct Limits {
     pub quota: Option<u64>,
     /// Microseconds of a period.
     pub period: Option<u64>,
-    /// The share among those beside it, on the scale of v1.
+    /// CPU shares, on the scale of v1.
     pub shares: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! The two files that tell whether something happens in a cgroup, kept open: to find and open one costs
-//! ten times as much as to read it.
+//! Two open files that show activity in a cgroup: opening a file costs ten times as much as reading
+//! it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use super::Cgroup;
 use super::files::{Reader, number};
 use super::reading::cpu_v2;
 
-/// The files of one cgroup. They keep nothing alive: of a cgroup that is gone, nothing can be read.
+/// The files of a cgroup. They do not keep it alive: reads fail after its removal.
 #[derive(Debug)]
 pub(in crate::stats) struct Watch {
     unified: bool,
@@ -24,12 +24,12 @@ impl Watch {
 
     /// CPU time in nanoseconds.
     pub(in crate::stats) fn cpu(&self, reader: &mut Reader) -> io::Result<u64> {
-        let text = reader.now(&self.cpu)?;
+        let text = reader.reread(&self.cpu)?;
         if self.unified { Ok(cpu_v2(text).total) } else { number(text) }
     }
 
-    /// Bytes of memory in use, of pages of files too.
+    /// Memory usage in bytes, including the page cache.
     pub(in crate::stats) fn memory(&self, reader: &mut Reader) -> io::Result<u64> {
-        number(reader.now(&self.memory)?)
+        number(reader.reread(&self.memory)?)
     }
 }

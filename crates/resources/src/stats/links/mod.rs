@@ -1,6 +1,6 @@
-//! What the machine's network devices have carried, all by one question to the kernel. A sandbox's
-//! device has its other end among them, as a rule, and what went into the one came out of the other:
-//! to read the sandbox's own table costs thirty times as much.
+//! Counters of the host's network devices, by one netlink request. The peer of a sandbox's veth
+//! device is usually among them and has the same counters mirrored: reading the sandbox's own table
+//! costs thirty times as much.
 
 mod kernel;
 #[cfg(test)]
@@ -11,50 +11,48 @@ use std::io;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernel::{Carried, Kernel};
+use kernel::{Counters, Kernel};
 
 use super::cgroup::Detail;
 use super::process::Interface;
 
-/// So long, a sandbox that has lost no packets is taken to lose none: its other end does not tell.
-const AGE: Duration = Duration::from_secs(60);
+/// How long a sandbox without errors and drops is assumed to stay so: its peer does not count them.
+const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// The other end of a sandbox's device.
+/// The host-side peer of a sandbox's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// It has not been found yet.
+pub(super) enum Peer {
+    /// Not found yet.
     Unknown,
-    /// There is none on the machine, or there are several.
-    Elsewhere,
-    /// A device of the machine.
-    Here(Here),
+    /// None on the host, or several.
+    NotOnHost,
+    /// A device of the host.
+    Host(HostPeer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Here {
+pub(super) struct HostPeer {
     index: u32,
-    /// What it had carried when the sandbox's table was read, or just before.
-    carried: Carried,
-    /// When that was.
+    /// Its counters when the sandbox's table was read, or just before.
+    counters: Counters,
+    /// The time of that.
     read: Instant,
-    /// Whether the sandbox had lost nothing since its table was read before.
+    /// Whether the sandbox had no new errors and drops since the previous read of its table.
     lossless: bool,
 }
 
-/// All devices of the machine.
+/// All devices of the host.
 #[derive(Default)]
 pub(super) struct Links {
     /// By their index.
-    carried: HashMap<u32, Carried>,
-    /// Those whose other end is in another network namespace, by the kernel's id of that; `None`:
-    /// several are.
-    others: OnceLock<HashMap<i32, Option<u32>>>,
+    counters: HashMap<u32, Counters>,
+    /// Devices whose peer is in another network namespace, by the ID of that; `None` if several.
+    cross_namespace_devices: OnceLock<HashMap<i32, Option<u32>>>,
     kernel: Mutex<Option<Kernel>>,
 }
 
 impl Links {
-    /// In the network namespace of the calling thread. What cannot be found out leaves every end
-    /// unknown.
+    /// Reads the network namespace of the calling thread. On errors every peer stays unknown.
     pub(super) fn at(detail: Detail) -> Self {
         if detail < Detail::Load {
             return Self::default();
@@ -65,82 +63,95 @@ impl Links {
 
     fn read() -> io::Result<Self> {
         let mut kernel = Kernel::open()?;
-        let carried = kernel.carried()?;
-        Ok(Self { carried, others: OnceLock::new(), kernel: Mutex::new(Some(kernel)) })
+        let counters = kernel.counters()?;
+        Ok(Self {
+            counters,
+            cross_namespace_devices: OnceLock::new(),
+            kernel: Mutex::new(Some(kernel)),
+        })
     }
 
-    /// Brings up to date what a sandbox sees, if its other end can tell. If not, its table has to be
+    /// Updates a sandbox's interface from its peer, if possible. Otherwise its table has to be
     /// read.
-    pub(super) fn renew(&self, end: &End, seen: &mut [Interface]) -> bool {
-        let (End::Here(here), [seen]) = (end, seen) else { return false };
-        let Some(now) = self.carried.get(&here.index) else { return false };
-        let still = *now == here.carried;
-        if !still && here.lossless && here.read.elapsed() < AGE {
-            mirror(now, seen);
+    pub(super) fn update_from_peer(&self, peer: &Peer, interfaces: &mut [Interface]) -> bool {
+        let (Peer::Host(host_peer), [interfaces]) = (peer, interfaces) else { return false };
+        let Some(now) = self.counters.get(&host_peer.index) else { return false };
+        let unchanged = *now == host_peer.counters;
+        if !unchanged && host_peer.lossless && host_peer.read.elapsed() < MAX_AGE {
+            mirror(now, interfaces);
             return true;
         }
-        still
+        unchanged
     }
 
-    /// The other end of what a process has just been found to see, and saw before. At first the proof
-    /// is that the two have carried the same; what goes through meanwhile leaves it for the next time.
-    pub(super) fn end(&self, end: &End, pid: u32, before: &[Interface], seen: &[Interface]) -> End {
-        let [seen] = seen else { return End::Unknown };
-        let lossless = matches!(before, [before] if lost(before) == lost(seen));
-        let here = |index| {
-            let carried = *self.carried.get(&index)?;
-            Some(Here { index, carried, read: Instant::now(), lossless })
+    /// The peer of a process's interface, given its current and previous tables. It is accepted
+    /// when the counters match; with traffic in between, it is retried next time.
+    pub(super) fn peer(
+        &self,
+        peer: &Peer,
+        pid: u32,
+        before: &[Interface],
+        interfaces: &[Interface],
+    ) -> Peer {
+        let [interfaces] = interfaces else { return Peer::Unknown };
+        let lossless =
+            matches!(before, [before] if loss_counters(before) == loss_counters(interfaces));
+        let host_peer = |index| {
+            let counters = *self.counters.get(&index)?;
+            Some(HostPeer { index, counters, read: Instant::now(), lossless })
         };
-        let known = match end {
-            End::Elsewhere => return End::Elsewhere,
-            End::Here(known) => here(known.index),
-            End::Unknown => None,
+        let known = match peer {
+            Peer::NotOnHost => return Peer::NotOnHost,
+            Peer::Host(known) => host_peer(known.index),
+            Peer::Unknown => None,
         };
         if let Some(known) = known {
-            return End::Here(known);
+            return Peer::Host(known);
         }
-        match self.other_end(pid).map(|index| index.map(here)) {
-            Ok(None) => End::Elsewhere,
-            Ok(Some(Some(here))) if is_mirror(&here.carried, seen) => End::Here(here),
-            Ok(_) => End::Unknown,
+        match self.find_peer(pid).map(|index| index.map(host_peer)) {
+            Ok(None) => Peer::NotOnHost,
+            Ok(Some(Some(host_peer))) if is_mirror(&host_peer.counters, interfaces) => {
+                Peer::Host(host_peer)
+            }
+            Ok(_) => Peer::Unknown,
             Err(error) => {
-                tracing::trace!(pid, %error, "the other end of a device is not found");
-                End::Unknown
+                tracing::trace!(pid, %error, "failed to find the peer of a network device");
+                Peer::Unknown
             }
         }
     }
 
-    /// The only device of the machine with an end in the network namespace of a process.
-    fn other_end(&self, pid: u32) -> io::Result<Option<u32>> {
+    /// The only device of the host with a peer in the network namespace of a process.
+    fn find_peer(&self, pid: u32) -> io::Result<Option<u32>> {
         // No code panics while it holds the lock.
         let mut kernel = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
         let kernel = kernel.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let Some(id) = kernel.namespace(pid)? else { return Ok(None) };
-        let others = match self.others.get() {
-            Some(others) => others,
+        let cross_namespace_devices = match self.cross_namespace_devices.get() {
+            Some(cross_namespace_devices) => cross_namespace_devices,
             None => {
-                let others = kernel.others()?;
-                self.others.get_or_init(|| others)
+                let cross_namespace_devices = kernel.cross_namespace_devices()?;
+                self.cross_namespace_devices.get_or_init(|| cross_namespace_devices)
             }
         };
-        Ok(others.get(&id).copied().flatten())
+        Ok(cross_namespace_devices.get(&id).copied().flatten())
     }
 }
 
-/// What one end has received the other has sent.
-fn mirror(carried: &Carried, other: &mut Interface) {
+/// One end has received what the other has sent.
+fn mirror(counters: &Counters, other: &mut Interface) {
     let Interface { received, sent, .. } = other;
-    [sent.packets, received.packets, sent.bytes, received.bytes, ..] = *carried;
+    [sent.packets, received.packets, sent.bytes, received.bytes, ..] = *counters;
 }
 
-fn is_mirror(carried: &Carried, other: &Interface) -> bool {
+fn is_mirror(counters: &Counters, other: &Interface) -> bool {
     let mut mirrored = other.clone();
-    mirror(carried, &mut mirrored);
+    mirror(counters, &mut mirrored);
     mirrored == *other
 }
 
-/// What an end tells of itself alone.
-fn lost(end: &Interface) -> [u64; 4] {
-    let Interface { received, sent, .. } = end;
+/// Counters that are not mirrored by the peer.
+fn loss_counters(peer: &Interface) -> [u64; 4] {
+    let Interface { received, sent, .. } = peer;
     [received.errors, received.dropped, sent.errors, sent.dropped]
 }

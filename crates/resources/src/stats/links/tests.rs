@@ -34,13 +34,13 @@ impl Sandbox {
         proc.network(Some(self.0.id()), &mut Reader::default())
     }
 
-    /// A device for it, whose other end has this name and this address.
-    fn add(&self, name: &str, here: &str, address: &str) {
+    /// Adds a veth pair; the host end has this name and address.
+    fn add(&self, name: &str, host_peer: &str, address: &str) {
         let pid = self.0.id();
-        ip(&format!("link add {here} type veth peer name {name} netns {pid}"));
+        ip(&format!("link add {host_peer} type veth peer name {name} netns {pid}"));
         // Else the kernel sends what IPv6 needs whenever it likes.
-        ip(&format!("link set {here} up addrgenmode none"));
-        ip(&format!("address add {address}/30 dev {here}"));
+        ip(&format!("link set {host_peer} up addrgenmode none"));
+        ip(&format!("address add {address}/30 dev {host_peer}"));
         let script = format!("ip link set {name} up addrgenmode none");
         let target = pid.to_string();
         let args = ["--target", &target, "--net", "sh", "-c", &script];
@@ -55,30 +55,30 @@ impl Drop for Sandbox {
 }
 
 struct Known {
-    end: End,
+    peer: Peer,
     table: Vec<Interface>,
 }
 
 impl Known {
     fn of(sandbox: &Sandbox) -> Self {
-        Self { end: End::Unknown, table: Vec::new() }.read(sandbox)
+        Self { peer: Peer::Unknown, table: Vec::new() }.read(sandbox)
     }
 
     fn read(&self, sandbox: &Sandbox) -> Self {
         let (links, table) = (Links::read().unwrap(), sandbox.table());
-        let end = links.end(&self.end, sandbox.0.id(), &self.table, &table);
-        Self { end, table }
+        let peer = links.peer(&self.peer, sandbox.0.id(), &self.table, &table);
+        Self { peer, table }
     }
 
-    /// What it sees now, as far as its other end can tell.
-    fn renewed(&self, links: &Links) -> Option<Vec<Interface>> {
+    /// Its current table, if the peer can provide it.
+    fn refreshed(&self, links: &Links) -> Option<Vec<Interface>> {
         let mut table = self.table.clone();
-        links.renew(&self.end, &mut table).then_some(table)
+        links.update_from_peer(&self.peer, &mut table).then_some(table)
     }
 
-    fn here(&self) -> Here {
-        let End::Here(here) = self.end else { panic!("{:?} {:?}", self.end, self.table) };
-        here
+    fn host_peer(&self) -> HostPeer {
+        let Peer::Host(host_peer) = self.peer else { panic!("{:?} {:?}", self.peer, self.table) };
+        host_peer
     }
 }
 
@@ -87,71 +87,71 @@ fn now() -> Links {
 }
 
 #[test]
-fn what_goes_through_a_sandboxes_device_shows_at_its_other_end() {
+fn veth_counters_are_read_from_the_host_end() {
     let work = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let (sandbox, other) = (Sandbox::start(), Sandbox::start());
         other.add("eth0", "veth1", "192.0.2.5");
-        assert_eq!(Known::of(&sandbox).end, End::Unknown, "it sees nothing yet");
+        assert_eq!(Known::of(&sandbox).peer, Peer::Unknown, "it sees nothing yet");
         sandbox.add("eth0", "veth0", "192.0.2.1");
         let first = Known::of(&sandbox);
-        assert!(!first.here().lossless, "it was not looked at before");
-        assert_eq!(first.renewed(&now()), Some(sandbox.table()));
-        assert_eq!(first.renewed(&Links::at(Detail::Usage)), None, "nobody has looked");
+        assert!(!first.host_peer().lossless, "it was not looked at before");
+        assert_eq!(first.refreshed(&now()), Some(sandbox.table()));
+        assert_eq!(first.refreshed(&Links::at(Detail::Usage)), None, "nobody has looked");
 
-        // Nobody has that address, which has to be asked for.
+        // Nobody has that address, so there are ARP requests.
         let send = |to: &str| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"packet", to);
         send("192.0.2.6:9").unwrap();
-        assert_eq!(first.renewed(&now()), Some(first.table.clone()), "it went elsewhere");
+        assert_eq!(first.refreshed(&now()), Some(first.table.clone()), "it went elsewhere");
         send("192.0.2.2:9").unwrap();
-        assert_eq!(first.renewed(&now()), None, "who knows whether it loses packets");
+        assert_eq!(first.refreshed(&now()), None, "who knows whether it loses packets");
         let second = first.read(&sandbox);
-        assert!(second.here().lossless);
+        assert!(second.host_peer().lossless);
         assert!(second.table[0].received.packets > first.table[0].received.packets);
         send("192.0.2.2:9").unwrap();
         std::thread::sleep(Duration::from_millis(1100)); // it is asked for three times
         send("192.0.2.2:9").unwrap();
         // The kernel may ask between two looks.
-        let told = (0..50).find_map(|_| {
+        let consistent = (0..50).find_map(|_| {
             let (links, table) = (now(), sandbox.table());
-            (second.renewed(&links)? == table).then_some((links, table))
+            (second.refreshed(&links)? == table).then_some((links, table))
         });
-        let (links, table) = told.unwrap();
+        let (links, table) = consistent.unwrap();
         assert_ne!(table, second.table);
-        if let Some(read) = Instant::now().checked_sub(AGE) {
-            let old = Here { read, ..second.here() };
-            let old = Known { end: End::Here(old), table: second.table.clone() };
-            assert_eq!(old.renewed(&links), None, "it may have lost some since");
+        if let Some(read) = Instant::now().checked_sub(MAX_AGE) {
+            let old = HostPeer { read, ..second.host_peer() };
+            let old = Known { peer: Peer::Host(old), table: second.table.clone() };
+            assert_eq!(old.refreshed(&links), None, "it may have lost some since");
         }
 
         let seen = |change: fn(&mut Interface)| {
             let mut table = table.clone();
             change(&mut table[0]);
-            links.end(&End::Unknown, sandbox.0.id(), &second.table, &table)
+            links.peer(&Peer::Unknown, sandbox.0.id(), &second.table, &table)
         };
         let unproven = seen(|one| one.received.packets += 1);
-        assert_eq!(unproven, End::Unknown, "it may be another's");
+        assert_eq!(unproven, Peer::Unknown, "it may be another's");
         let lossy = seen(|one| one.received.dropped += 1);
-        assert!(matches!(lossy, End::Here(here) if !here.lossless), "{lossy:?}");
+        assert!(matches!(lossy, Peer::Host(host_peer) if !host_peer.lossless), "{lossy:?}");
 
         sandbox.add("eth1", "veth2", "192.0.2.9");
         let both = second.read(&sandbox);
-        assert_eq!((both.end, both.table.len()), (End::Unknown, 2), "it sees two");
-        assert_eq!(both.renewed(&now()), None);
-        let several = now().end(&End::Unknown, sandbox.0.id(), &[], &table);
-        assert_eq!(several, End::Elsewhere);
+        assert_eq!((both.peer, both.table.len()), (Peer::Unknown, 2), "it sees two");
+        assert_eq!(both.refreshed(&now()), None);
+        let several = now().peer(&Peer::Unknown, sandbox.0.id(), &[], &table);
+        assert_eq!(several, Peer::NotOnHost);
         ip("link delete veth0");
-        assert_eq!(second.renewed(&now()), None, "it is gone");
-        let gone = now().end(&End::Unknown, u32::MAX >> 1, &[], &table);
-        assert_eq!(gone, End::Unknown, "there is no such process");
+        assert_eq!(second.refreshed(&now()), None, "it is gone");
+        let gone = now().peer(&Peer::Unknown, u32::MAX >> 1, &[], &table);
+        assert_eq!(gone, Peer::Unknown, "there is no such process");
     };
     std::thread::spawn(work).join().unwrap();
 }
 
 #[test]
-fn devices_of_this_machine_are_known() {
+fn network_devices_of_this_machine() {
     let links = Links::at(Detail::Load);
-    assert!(links.carried.contains_key(&1), "lo");
-    let here = links.other_end(std::process::id()).unwrap();
-    assert_eq!(here, None, "the machine's own processes are at no other end");
+    assert!(links.counters.contains_key(&1), "lo");
+    let host_peer = links.find_peer(std::process::id()).unwrap();
+    assert_eq!(host_peer, None, "the machine's own processes are at no other end");
 }

@@ -54,7 +54,7 @@ async fn health() -> (u16, Arc<Mutex<String>>) {
 }
 
 #[tokio::test]
-async fn services_are_healthy_or_say_what_they_are() {
+async fn grpc_probe_results() {
     let (port, seen) = health().await;
     assert_eq!(probe(json!({"grpc": {"port": port}})).await.unwrap(), Outcome::Success);
     assert_eq!(*seen.lock().unwrap(), "/grpc.health.v1.Health/Check kube-probe/1.36");
@@ -72,13 +72,13 @@ async fn services_are_healthy_or_say_what_they_are() {
         ("slow", Some("timeout: health rpc did not complete within 1s".to_owned())),
     ] {
         let expected = expected.map_or(Outcome::Success, Outcome::Failure);
-        let asked = json!({"grpc": {"port": port, "service": service}});
-        assert_eq!(probe(asked).await.unwrap(), expected, "{service}");
+        let probe_spec = json!({"grpc": {"port": port, "service": service}});
+        assert_eq!(probe(probe_spec).await.unwrap(), expected, "{service}");
     }
 }
 
 #[tokio::test]
-async fn without_a_server_the_time_runs_out() {
+async fn grpc_probe_timeout_without_a_server() {
     let silent = listen(|stream| async move {
         let _open = stream;
         std::future::pending::<()>().await;
@@ -98,7 +98,7 @@ async fn without_a_server_the_time_runs_out() {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_in_time_is_found() {
+async fn grpc_probe_waits_for_a_late_server() {
     let (port, _) = health().await;
     let late = closed_port().await;
     tokio::spawn(async move {
@@ -111,6 +111,6 @@ async fn a_server_that_comes_in_time_is_found() {
             });
         }
     });
-    let asked = json!({"grpc": {"port": late}, "timeoutSeconds": 5});
-    assert_eq!(probe(asked).await.unwrap(), Outcome::Success);
+    let probe_spec = json!({"grpc": {"port": late}, "timeoutSeconds": 5});
+    assert_eq!(probe(probe_spec).await.unwrap(), Outcome::Success);
 }

@@ -12,7 +12,7 @@ fn ok() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whatever_a_server_answers_will_do() {
+async fn hook_accepts_any_response() {
     let (port, requests) = raw(|_| b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n".to_vec()).await;
     assert_eq!(hook(json!({"httpGet": {"port": port, "path": "/bye"}})).await.unwrap(), None);
     let request = requests.lock().unwrap().pop().unwrap();
@@ -23,11 +23,11 @@ async fn whatever_a_server_answers_will_do() {
 }
 
 #[tokio::test]
-async fn failures_name_hook_container_and_pod() {
+async fn hook_errors_name_hook_container_and_pod() {
     let port = closed_port().await;
     let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
     let of = "for Container \"c\" in Pod \"p_ns(u)\" failed - error:";
-    for (asked, expected) in [
+    for (hook_spec, expected) in [
         (
             json!({"httpGet": {"port": port, "path": "/x"}}),
             format!("HTTP lifecycle hook (/x) {of} Get \"http://127.0.0.1:{port}/x\": {refused}"),
@@ -36,9 +36,9 @@ async fn failures_name_hook_container_and_pod() {
             json!({"tcpSocket": {"port": port}}),
             format!("TCP lifecycle hook (127.0.0.1) {of} {refused}"),
         ),
-        (json!({}), "Cannot run handler: invalid handler: it asks for nothing".to_owned()),
+        (json!({}), "Cannot run handler: invalid handler: no action is set".to_owned()),
     ] {
-        assert_eq!(hook(asked).await.unwrap_err().to_string(), expected);
+        assert_eq!(hook(hook_spec).await.unwrap_err().to_string(), expected);
     }
     let error = hook(json!({"exec": {"command": ["a", "b"]}})).await.unwrap_err().to_string();
     let expected =
@@ -48,25 +48,25 @@ async fn failures_name_hook_container_and_pod() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_asked_without_it() {
+async fn hook_falls_back_from_https_to_http() {
     let (port, requests) = raw(|request| match request.starts_with("GET") {
         true => ok(),
         false => b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
     })
     .await;
-    let asked = json!({"httpGet": {"port": port, "scheme": "HTTPS", "httpHeaders": [
+    let hook_spec = json!({"httpGet": {"port": port, "scheme": "HTTPS", "httpHeaders": [
         {"name": "Authorization", "value": "secret"}, {"name": "X", "value": "y"}
     ]}});
-    let told = format!(
+    let message = format!(
         "request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, retry with HTTP succeeded"
     );
-    assert_eq!(hook(asked).await.unwrap(), Some(Fallback(told)));
+    assert_eq!(hook(hook_spec).await.unwrap(), Some(Fallback(message)));
     let request = requests.lock().unwrap().pop().unwrap();
     assert!(request.contains("X: y\r\n") && !request.contains("secret"), "{request}");
 }
 
 #[tokio::test]
-async fn a_sleep_takes_its_time() {
+async fn hook_sleep() {
     let start = Instant::now();
     assert_eq!(hook(json!({"sleep": {"seconds": 1}})).await.unwrap(), None);
     assert!(start.elapsed() >= Duration::from_secs(1));

@@ -14,7 +14,7 @@ fn answer(status: u16, headers: &str, body: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn the_status_decides() {
+async fn http_probe_status_codes() {
     let (port, _) = raw(|request| {
         let status = request.split(['/', ' ']).nth(2).unwrap().parse().unwrap();
         answer(status, "", "said")
@@ -28,21 +28,21 @@ async fn the_status_decides() {
         (299, Outcome::Success),
         (300, warning()),
         (399, warning()),
-        // A redirect to nowhere.
+        // A redirect without target.
         (302, warning()),
         (400, failed(400)),
         (404, failed(404)),
         (500, failed(500)),
         (503, failed(503)),
     ] {
-        let asked = json!({"httpGet": {"port": port, "path": format!("/{status}")}});
-        assert_eq!(probe(asked).await.unwrap(), expected, "{status}");
+        let probe_spec = json!({"httpGet": {"port": port, "path": format!("/{status}")}});
+        assert_eq!(probe(probe_spec).await.unwrap(), expected, "{status}");
     }
 }
 
 /// Finding 13: a header map panics beyond 24,576 names.
 #[tokio::test]
-async fn headers_are_bounded() {
+async fn http_probe_headers_are_limited() {
     let (port, requests) = raw(|_| answer(200, "", "")).await;
     let named = |count: usize| {
         let header = |index| json!({"name": format!("X-{index}"), "value": "v"});
@@ -59,14 +59,14 @@ async fn headers_are_bounded() {
         let error = hook(json!({"httpGet": get(headers)})).await.unwrap_err().to_string();
         assert!(error.contains("too many headers: "), "{error}");
     }
-    // A path that no request can have is not silently another one.
+    // A path that no request can have is not silently replaced.
     let path = format!("/{}", "x".repeat(100_000));
     let message = failure(json!({"httpGet": {"port": port, "path": path}})).await;
     assert!(message.contains("invalid URL: "), "{}", &message[message.len() - 100..]);
 }
 
 #[tokio::test]
-async fn headers_are_upstreams_unless_the_author_says_otherwise() {
+async fn http_probe_headers_equal_upstream() {
     let (port, requests) = raw(|_| answer(200, "", "")).await;
     let default_host = format!("Host: 127.0.0.1:{port}");
     let header = |name: &str, value: &str| json!({"name": name, "value": value});
@@ -98,8 +98,9 @@ async fn headers_are_upstreams_unless_the_author_says_otherwise() {
             vec!["Content-Length"],
         ),
     ] {
-        let asked = json!({"httpGet": {"port": port, "path": "/p?q=1", "httpHeaders": headers}});
-        assert_eq!(probe(asked).await.unwrap(), Outcome::Success);
+        let probe_spec =
+            json!({"httpGet": {"port": port, "path": "/p?q=1", "httpHeaders": headers}});
+        assert_eq!(probe(probe_spec).await.unwrap(), Outcome::Success);
         let request = requests.lock().unwrap().pop().unwrap();
         assert!(request.starts_with("GET /p?q=1 HTTP/1.1\r\n"), "{request}");
         let lines: Vec<&str> = request.lines().collect();
@@ -110,14 +111,14 @@ async fn headers_are_upstreams_unless_the_author_says_otherwise() {
             assert!(!request.contains(text), "{text:?} in {request}");
         }
     }
-    let asked = json!({"httpGet": {"port": port, "httpHeaders": [header("a b", "")]}});
+    let probe_spec = json!({"httpGet": {"port": port, "httpHeaders": [header("a b", "")]}});
     let refused =
         format!("Get \"http://127.0.0.1:{port}\": net/http: invalid header field name \"a b\"");
-    assert_eq!(failure(asked).await, refused);
+    assert_eq!(failure(probe_spec).await, refused);
 }
 
 #[tokio::test]
-async fn redirects_are_followed_on_the_same_host() {
+async fn http_probe_follows_redirects_on_the_same_host() {
     let (port, requests) = raw(|request| {
         let path = request.split(' ').nth(1).unwrap();
         let to = |location: &str| answer(302, &format!("Location: {location}\r\n"), "moved");
@@ -132,75 +133,75 @@ async fn redirects_are_followed_on_the_same_host() {
         }
     })
     .await;
-    let ask = |path: &str| {
+    let probe_of = |path: &str| {
         json!({"httpGet": {"port": port, "path": path, "httpHeaders": [
             {"name": "Host", "value": "named.example"}
         ]}})
     };
-    assert_eq!(probe(ask("/")).await.unwrap(), Outcome::Success);
+    assert_eq!(probe(probe_of("/")).await.unwrap(), Outcome::Success);
     let last = requests.lock().unwrap().pop().unwrap();
     assert!(last.contains("Host: named.example\r\n"), "{last}");
     assert!(last.contains(&format!("Referer: http://127.0.0.1:{port}/\r\n")), "{last}");
-    assert_eq!(failure(ask("/bad")).await, "HTTP probe failed with statuscode: 500");
+    assert_eq!(failure(probe_of("/bad")).await, "HTTP probe failed with statuscode: 500");
     let warning = "Probe terminated redirects, Response body: moved".to_owned();
-    assert_eq!(probe(ask("/away")).await.unwrap(), Outcome::Warning(warning));
+    assert_eq!(probe(probe_of("/away")).await.unwrap(), Outcome::Warning(warning));
     requests.lock().unwrap().clear();
-    assert_eq!(failure(ask("/loop")).await, "Get \"/loop\": stopped after 10 redirects");
+    assert_eq!(failure(probe_of("/loop")).await, "Get \"/loop\": stopped after 10 redirects");
     assert_eq!(requests.lock().unwrap().len(), 10);
-    let broken = failure(ask("/broken")).await;
+    let broken = failure(probe_of("/broken")).await;
     assert!(broken.ends_with("failed to parse Location header \"http://[::1\""), "{broken}");
 }
 
 #[tokio::test]
-async fn whatever_certificate_a_server_has_is_taken() {
+async fn http_probe_accepts_any_certificate() {
     for (protocols, version) in [
         (&[][..], "HTTP/1.1 /x"),
         (&["http/1.1"], "HTTP/1.1 /x"),
         (&["h2"], "HTTP/2.0 https://host/x"),
     ] {
         let port = tls(protocols).await;
-        let asked = json!({"httpGet": {"port": port, "scheme": "HTTPS", "path": "/x",
+        let probe_spec = json!({"httpGet": {"port": port, "scheme": "HTTPS", "path": "/x",
             "httpHeaders": [{"name": "Host", "value": "host"}]}});
         let said = format!("Probe terminated redirects, Response body: {version}");
-        assert_eq!(probe(asked).await.unwrap(), Outcome::Warning(said));
+        assert_eq!(probe(probe_spec).await.unwrap(), Outcome::Warning(said));
     }
 }
 
 #[tokio::test]
-async fn failures_read_as_upstreams() {
+async fn http_probe_errors_equal_upstream() {
     let get = |port: u16, what: &str| format!("Get \"http://127.0.0.1:{port}/\": {what}");
-    let ask = |port: u16| json!({"httpGet": {"port": port, "path": "/"}});
+    let probe_of = |port: u16| json!({"httpGet": {"port": port, "path": "/"}});
     let port = closed_port().await;
     let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-    assert_eq!(failure(ask(port)).await, get(port, &refused));
+    assert_eq!(failure(probe_of(port)).await, get(port, &refused));
 
     let (port, _) = raw(|_| Vec::new()).await;
-    assert_eq!(failure(ask(port)).await, get(port, "EOF"));
+    assert_eq!(failure(probe_of(port)).await, get(port, "EOF"));
 
     let (port, _) = raw(|_| b"SSH-2.0-x\r\n".to_vec()).await;
     let broken =
         "net/http: HTTP/1.x transport connection broken: malformed HTTP response \"SSH-2\"";
-    assert_eq!(failure(ask(port)).await, get(port, broken));
+    assert_eq!(failure(probe_of(port)).await, get(port, broken));
 
     let (port, _) = raw(|_| answer(200, "", "")).await;
-    let asked = json!({"httpGet": {"port": port, "scheme": "HTTPS"}});
+    let probe_spec = json!({"httpGet": {"port": port, "scheme": "HTTPS"}});
     let plain = "http: server gave HTTP response to HTTPS client";
-    assert_eq!(failure(asked).await, format!("Get \"https://127.0.0.1:{port}\": {plain}"));
+    assert_eq!(failure(probe_spec).await, format!("Get \"https://127.0.0.1:{port}\": {plain}"));
 
-    let asked = json!({"httpGet": {"port": port, "scheme": "ftp"}});
+    let probe_spec = json!({"httpGet": {"port": port, "scheme": "ftp"}});
     let scheme = "unsupported protocol scheme \"ftp\"";
-    assert_eq!(failure(asked).await, format!("Get \"ftp://127.0.0.1:{port}\": {scheme}"));
+    assert_eq!(failure(probe_spec).await, format!("Get \"ftp://127.0.0.1:{port}\": {scheme}"));
 
     let port = listen(|stream| async move {
         stream.set_zero_linger().unwrap();
     })
     .await;
-    let reset = failure(ask(port)).await;
+    let reset = failure(probe_of(port)).await;
     assert!(reset.ends_with("connection reset by peer"), "{reset}");
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_is_left_in_time() {
+async fn http_probe_timeout() {
     let port = listen(|mut stream| async move {
         read_head(&mut stream).await;
         std::future::pending::<()>().await;
@@ -217,16 +218,16 @@ async fn a_server_that_hangs_is_left_in_time() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_shows_nothing() {
+async fn http_probe_interrupted_response_has_no_result() {
     let (port, requests) =
         raw(|_| b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf".to_vec()).await;
     let error = probe(json!({"httpGet": {"port": port}})).await.unwrap_err();
     assert_eq!((error.state(), error.to_string().as_str()), ("failure", "unexpected EOF"));
-    assert_eq!(requests.lock().unwrap().len(), 3, "it is asked again");
+    assert_eq!(requests.lock().unwrap().len(), 3, "it is probe_spec again");
 }
 
 #[tokio::test]
-async fn of_a_long_answer_the_beginning_is_enough() {
+async fn http_probe_truncates_long_bodies() {
     let port = listen(|mut stream| async move {
         read_head(&mut stream).await;
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;

@@ -14,23 +14,23 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// A server that says, byte for byte, what `answer` makes of each request, and hangs up.
+/// A server that sends the bytes that `answer` returns for each request, and closes.
 pub(super) async fn raw(
     answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static,
 ) -> (u16, Arc<Mutex<Vec<String>>>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
-    let heard = requests.clone();
+    let received = requests.clone();
     let answer = Arc::new(answer);
     let port = listen(move |stream| {
-        let (answer, heard) = (answer.clone(), heard.clone());
+        let (answer, received) = (answer.clone(), received.clone());
         async move {
             let mut stream = stream;
             let request = read_head(&mut stream).await;
             let said = answer(&request);
-            heard.lock().unwrap().push(request);
+            received.lock().unwrap().push(request);
             let _ = stream.write_all(&said).await;
             let _ = stream.shutdown().await;
-            // What is not read would make the end a reset.
+            // Unread data would turn the close into a reset.
             let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         }
     })
@@ -38,7 +38,7 @@ pub(super) async fn raw(
     (port, requests)
 }
 
-/// A server behind TLS that speaks these protocols and tells what it was asked.
+/// A TLS server that offers these protocols and sends back the request.
 pub(super) async fn tls(protocols: &[&str]) -> u16 {
     let certified = rcgen::generate_simple_self_signed(["elsewhere".to_owned()]).unwrap();
     let key = certified.signing_key.serialize_der().try_into().unwrap();
@@ -64,7 +64,7 @@ pub(super) async fn tls(protocols: &[&str]) -> u16 {
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     let service = service_fn(|request: Request<Incoming>| async move {
         let said = format!("{:?} {}", request.version(), request.uri());
-        // A redirect elsewhere is the answer whose body is told.
+        // The body of a redirect to another host is reported.
         let response = Response::builder().status(302).header("location", "http://elsewhere/");
         Ok::<_, Infallible>(response.body(said).unwrap())
     });
@@ -72,7 +72,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// A server that does with each connection what `handle` says.
+/// A server that handles each connection with `handle`.
 pub(super) async fn listen<F>(handle: impl Fn(TcpStream) -> F + Send + 'static) -> u16
 where
     F: Future<Output = ()> + Send + 'static,
@@ -87,7 +87,7 @@ where
     port
 }
 
-/// What a client says up to the empty line, or the first letter of what is no text.
+/// What a client sends up to the empty line, or its first byte if it is not text.
 pub(super) async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,19 +1,19 @@
-//! Who may use an image that the node pulled.
+//! Which pods may use an image that the node pulled.
 
 use serde::{Deserialize, Serialize};
 
 use crate::images::credentials::SecretLogin;
 
-/// So many logins of an image are remembered when they are only seen, not used.
-const MOST_LOGINS: usize = 100;
+/// The maximum number of credentials of an image that are recorded when they are only seen.
+const MAX_LOGINS: usize = 100;
 
-/// Who may use an image.
+/// Which pods may use an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(in crate::images) struct Access {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     kubernetes_secrets: Vec<SecretLogin>,
-    /// Written by credential providers, and kept for them.
+    /// Written by credential providers, and kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     kubernetes_service_accounts: Vec<serde_json::Value>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -21,7 +21,7 @@ pub(in crate::images) struct Access {
 }
 
 impl Access {
-    /// That of all pods, or of those with a secret.
+    /// Access for all pods, or for those with a credential.
     pub(in crate::images) fn of(secret: Option<SecretLogin>) -> Self {
         Self {
             node_pods_accessible: secret.is_none(),
@@ -30,13 +30,13 @@ impl Access {
         }
     }
 
-    /// Whether a pod with one of these logins may use the image, and if so the login that is not
-    /// remembered yet in that form.
-    pub(super) fn admits<'a>(&self, logins: &'a [SecretLogin]) -> Option<Option<&'a SecretLogin>> {
+    /// Whether a pod with one of these credentials may use the image, and if so the credential that
+    /// is not recorded yet in that form.
+    pub(super) fn allows<'a>(&self, logins: &'a [SecretLogin]) -> Option<Option<&'a SecretLogin>> {
         if self.node_pods_accessible {
             return Some(None);
         }
-        let few = self.kubernetes_secrets.len() < MOST_LOGINS;
+        let few = self.kubernetes_secrets.len() < MAX_LOGINS;
         for login in logins {
             for known in &self.kubernetes_secrets {
                 let same_hash = !known.hash.is_empty() && known.hash == login.hash;
@@ -44,7 +44,7 @@ impl Access {
                     == (&login.uid, &login.namespace, &login.name);
                 match (same_hash, same_secret) {
                     (true, same) => return Some(Some(login).filter(|_| !same && few)),
-                    // Its content has changed since; it is the owner's to change.
+                    // The secret has changed since; it is recorded again.
                     (false, true) if few => return Some(Some(login)),
                     (false, _) => {}
                 }
@@ -53,7 +53,7 @@ impl Access {
         None
     }
 
-    /// Add what else is known. Tells whether that is news.
+    /// Add other access. Returns whether anything has changed.
     pub(super) fn merge(&mut self, new: Access) -> bool {
         if self.node_pods_accessible {
             return false;

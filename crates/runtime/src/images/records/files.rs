@@ -1,4 +1,4 @@
-//! The files of records: each is known by the digest of what it is about.
+//! Files of records: their names are digests of their subject.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -12,12 +12,12 @@ use tracing::warn;
 
 use crate::images::credentials::hex;
 
-/// The file of what is known by this text.
+/// The name of the file for a subject.
 pub(super) fn file_name(text: &str) -> String {
     format!("sha256-{}", hex(&Sha256::digest(text)))
 }
 
-/// A file that is there and holds no record.
+/// A file that exists and contains no valid record.
 pub(super) struct Unreadable;
 
 pub(super) fn read<T: DeserializeOwned>(dir: &Path, text: &str) -> Result<Option<T>, Unreadable> {
@@ -26,7 +26,7 @@ pub(super) fn read<T: DeserializeOwned>(dir: &Path, text: &str) -> Result<Option
 
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Unreadable> {
     let unreadable = |error: &dyn std::fmt::Display| {
-        warn!(path = %path.display(), %error, "record of a pull cannot be read");
+        warn!(path = %path.display(), %error, "cannot read image pull record");
         Unreadable
     };
     match std::fs::read(path) {
@@ -56,7 +56,7 @@ pub(super) fn remove(dir: &Path, text: &str) {
     let path = dir.join(file_name(text));
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            warn!(path = %path.display(), %error, "record of a pull stays");
+            warn!(path = %path.display(), %error, "cannot remove image pull record");
         }
         _ => {}
     }

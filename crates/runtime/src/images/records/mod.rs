@@ -1,5 +1,5 @@
-//! What the node remembers of its pulls, so that a private image is for those pods alone that could
-//! pull it themselves. The files are the Go kubelet's: `image_manager/pulling` and `…/pulled`.
+//! Records of image pulls, so that a private image can be used only by pods that could pull it
+//! themselves. The files are the Go kubelet's: `image_manager/pulling` and `…/pulled`.
 
 mod access;
 mod files;
@@ -21,23 +21,23 @@ use files::{Unreadable, all, read, remove, write};
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
-/// For which images that are there a pod must show that it could pull them.
+/// For which present images a pod must prove that it can pull them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verification {
-    /// For none; and nothing is remembered.
+    /// For none, and nothing is recorded.
     Off,
     /// For none.
     Never,
     /// For those that the node pulled.
     Pulled,
-    /// For all but those of these names; one that ends in `/*` covers all that begin like it.
+    /// For all but those of these names; one that ends in `/*` is a prefix.
     AllBut(Vec<String>),
     /// For all.
     All,
 }
 
 impl Verification {
-    fn asks(&self, image: &str, pulled: bool) -> bool {
+    fn applies_to(&self, image: &str, pulled: bool) -> bool {
         match self {
             Self::Off | Self::Never => false,
             Self::Pulled => pulled,
@@ -53,31 +53,31 @@ impl Verification {
     }
 }
 
-/// Whether a pod may use an image that is there, and why.
+/// Whether a pod may use an image that is present, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Check {
-    /// Nobody asks.
+    /// Verification is off.
     Off,
-    /// Such images are everybody's.
+    /// The policy allows it.
     ByPolicy,
-    /// It, or anybody, could pull it before.
+    /// The records allow it.
     ByRecord,
-    /// It may not, before it has pulled it.
-    Refused,
+    /// The pod must pull it first.
+    MustAuthenticate,
 }
 
 impl Check {
-    pub(super) fn admits(self) -> bool {
-        self != Self::Refused
+    pub(super) fn is_allowed(self) -> bool {
+        self != Self::MustAuthenticate
     }
 
-    /// What upstream counts it under; `None`: it does not.
+    /// The label in upstream's metric; `None` if it is not counted.
     pub(super) fn label(self) -> Option<&'static str> {
         match self {
             Self::Off => None,
             Self::ByPolicy => Some("credentialPolicyAllowed"),
             Self::ByRecord => Some("credentialRecordFound"),
-            Self::Refused => Some("mustAuthenticate"),
+            Self::MustAuthenticate => Some("mustAuthenticate"),
         }
     }
 }
@@ -114,36 +114,36 @@ impl Pulled {
     }
 }
 
-/// The records below the daemon's directory.
+/// The records in the daemon's directory.
 pub(super) struct Records {
     verification: Verification,
     pulling: PathBuf,
     pulled: PathBuf,
-    /// How many pulls of an image are under way. Held while files are read and written.
-    under_way: Mutex<HashMap<String, usize>>,
+    /// Number of pulls in progress by image. Locked while files are read and written.
+    in_progress: Mutex<HashMap<String, usize>>,
 }
 
 impl Records {
     pub(super) fn new(verification: Verification, root_dir: &Path) -> Self {
         let dir = root_dir.join("image_manager");
         let (pulling, pulled) = (dir.join("pulling"), dir.join("pulled"));
-        Self { verification, pulling, pulled, under_way: Mutex::default() }
+        Self { verification, pulling, pulled, in_progress: Mutex::default() }
     }
 
-    /// Whether nothing is kept, and images that are there are for all.
+    /// Whether nothing is recorded, and present images are for all pods.
     pub(super) fn is_off(&self) -> bool {
         self.verification == Verification::Off
     }
 
-    /// Whether a pod with these logins may use an image that is there as it is.
-    pub(super) async fn admits(
+    /// Whether a pod with these credentials may use an image that is present.
+    pub(super) async fn check(
         &self,
         image: &str,
         image_ref: &str,
         logins: impl AsyncFnOnce() -> Vec<SecretLogin>,
     ) -> Check {
         let record = {
-            let under_way = self.lock();
+            let in_progress = self.lock();
             if self.is_off() {
                 return Check::Off;
             }
@@ -152,45 +152,45 @@ impl Records {
                 Ok(intent) => intent.is_some_and(|intent| intent.image == image),
                 Err(Unreadable) => true,
             };
-            let pulled = record.is_some() || under_way.contains_key(image) || intended();
-            if !self.verification.asks(image, pulled) {
+            let pulled = record.is_some() || in_progress.contains_key(image) || intended();
+            if !self.verification.applies_to(image, pulled) {
                 return Check::ByPolicy;
             }
             record
         };
-        let Ok(name) = Name::parse(image) else { return Check::Refused };
+        let Ok(name) = Name::parse(image) else { return Check::MustAuthenticate };
         let access =
             record.and_then(|mut record| record.credential_mapping.remove(name.repository));
-        let Some(access) = access else { return Check::Refused };
+        let Some(access) = access else { return Check::MustAuthenticate };
         let logins = if access.node_pods_accessible { Vec::new() } else { logins().await };
-        match access.admits(&logins) {
-            None => Check::Refused,
-            Some(news) => {
-                if let Some(login) = news {
-                    self.remember(image, image_ref, Some(Access::of(Some(login.clone()))));
+        match access.allows(&logins) {
+            None => Check::MustAuthenticate,
+            Some(unrecorded) => {
+                if let Some(login) = unrecorded {
+                    self.record_access(image, image_ref, Some(Access::of(Some(login.clone()))));
                 }
                 Check::ByRecord
             }
         }
     }
 
-    /// Note that an image is about to be pulled, until the answer is dropped or told how it went.
-    pub(super) fn intend<'a>(&'a self, image: &'a str) -> io::Result<Intention<'a>> {
+    /// Record the intent to pull an image, until the guard is dropped or the result is recorded.
+    pub(super) fn record_intent<'a>(&'a self, image: &'a str) -> io::Result<PullInProgress<'a>> {
         if !self.is_off() {
-            let mut under_way = self.lock();
+            let mut in_progress = self.lock();
             let intent = Intent {
                 kind: "ImagePullIntent".to_owned(),
                 api_version: API_VERSION.to_owned(),
                 image: image.to_owned(),
             };
             write(&self.pulling, image, &intent)?;
-            *under_way.entry(image.to_owned()).or_default() += 1;
+            *in_progress.entry(image.to_owned()).or_default() += 1;
         }
-        Ok(Intention { records: self, image })
+        Ok(PullInProgress { records: self, image })
     }
 
-    /// Make what an earlier daemon left behind fit what there is: an image whose pull was not seen
-    /// to its end counts as pulled by nobody known, and of images that are gone nothing is kept.
+    /// Clean up after the last run of the daemon: an image whose pull was interrupted is recorded
+    /// as pulled without credentials, and records of removed images are deleted.
     pub(super) fn recover(&self, images: &[Image]) {
         if self.is_off() {
             return;
@@ -201,7 +201,7 @@ impl Records {
                     || image.repo_digests.contains(&intent.image)
             };
             if let Some(image) = images.iter().find(is_its) {
-                self.remember(&intent.image, &image.id, None);
+                self.record_access(&intent.image, &image.id, None);
                 remove(&self.pulling, &intent.image);
             }
         }
@@ -212,23 +212,23 @@ impl Records {
         }
     }
 
-    /// Keep nothing of an image that was removed, but for what was written from `since` on: the
-    /// image was pulled again then.
+    /// Remove the record of an image that was removed, unless it was written at `since` or later:
+    /// the image was pulled again then.
     pub(super) fn forget(&self, image_ref: &str, since: Timestamp) {
         if self.is_off() {
             return;
         }
         let _guard = self.lock();
         let written = self.pulled_record(image_ref).map(|record| record.last_updated_time);
-        // Times in records are whole seconds.
+        // Times in records are in whole seconds.
         let is_older = |at: &Timestamp| at.as_second() < since.as_second();
         if written.is_some_and(|at| at.as_ref().is_none_or(is_older)) {
             remove(&self.pulled, image_ref);
         }
     }
 
-    /// What is written of an image. A file that cannot be read says that it was pulled, and no
-    /// more: a private image must not be anybody's because of it.
+    /// The record of an image. An invalid file counts as a pull without credentials: a private
+    /// image must not become accessible because of it.
     fn pulled_record(&self, image_ref: &str) -> Option<Pulled> {
         let record = match read::<Pulled>(&self.pulled, image_ref) {
             Ok(record) => record?,
@@ -237,8 +237,8 @@ impl Records {
         Some(record).filter(|record| record.image_ref == image_ref)
     }
 
-    /// Write down who may use an image; nobody known for `None`.
-    fn remember(&self, image: &str, image_ref: &str, access: Option<Access>) {
+    /// Record the access to an image; `None` if it is not known.
+    fn record_access(&self, image: &str, image_ref: &str, access: Option<Access>) {
         let _guard = self.lock();
         let Ok(name) = Name::parse(image) else { return };
         let known = self.pulled_record(image_ref);
@@ -255,40 +255,40 @@ impl Records {
         let now = Timestamp::from_second(Timestamp::now().as_second());
         record.last_updated_time = now.ok();
         if let Err(error) = write(&self.pulled, image_ref, &record) {
-            warn!(image, %error, "the pull of an image is not recorded");
+            warn!(image, %error, "cannot record image pull");
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A pull that is under way.
-pub(super) struct Intention<'a> {
+/// A pull in progress.
+pub(super) struct PullInProgress<'a> {
     records: &'a Records,
     image: &'a str,
 }
 
-impl Intention<'_> {
-    /// It came to its end, and these may use the image.
+impl PullInProgress<'_> {
+    /// Record a successful pull, and who may use the image.
     pub(super) fn pulled(self, image_ref: &str, access: Access) {
         if !self.records.is_off() {
-            self.records.remember(self.image, image_ref, Some(access));
+            self.records.record_access(self.image, image_ref, Some(access));
         }
     }
 }
 
-impl Drop for Intention<'_> {
+impl Drop for PullInProgress<'_> {
     fn drop(&mut self) {
         if self.records.is_off() {
             return;
         }
-        let mut under_way = self.records.lock();
-        let Some(count) = under_way.get_mut(self.image) else { return };
+        let mut in_progress = self.records.lock();
+        let Some(count) = in_progress.get_mut(self.image) else { return };
         *count -= 1;
         if *count == 0 {
-            under_way.remove(self.image);
+            in_progress.remove(self.image);
             remove(&self.records.pulling, self.image);
         }
     }

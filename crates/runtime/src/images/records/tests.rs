@@ -13,34 +13,34 @@ fn login(name: &str, hash: &str) -> SecretLogin {
     }
 }
 
-async fn admits(records: &Records, logins: &[SecretLogin]) -> bool {
-    records.admits(IMAGE, REF, async || logins.to_vec()).await.admits()
+async fn allows(records: &Records, logins: &[SecretLogin]) -> bool {
+    records.check(IMAGE, REF, async || logins.to_vec()).await.is_allowed()
 }
 
 #[tokio::test]
-async fn a_private_image_is_for_those_who_could_pull_it() {
+async fn image_pull_records_limit_private_images() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
-    assert!(admits(&records, &[]).await, "somebody put it there");
-    let intention = records.intend(IMAGE).unwrap();
-    assert!(!admits(&records, &[]).await, "it is being pulled");
+    assert!(allows(&records, &[]).await, "it was not pulled by the node");
+    let intention = records.record_intent(IMAGE).unwrap();
+    assert!(!allows(&records, &[]).await, "it is being pulled");
     intention.pulled(REF, Access::of(Some(login("a", "1"))));
 
-    assert!(!admits(&records, &[]).await);
-    assert!(!admits(&records, &[login("b", "2")]).await);
-    assert!(admits(&records, &[login("b", "2"), login("a", "1")]).await);
-    assert!(admits(&records, &[login("b", "1")]).await, "the same login in another secret");
-    assert!(admits(&records, &[login("b", "3")]).await, "which is known from now on");
-    assert!(!admits(&records, &[login("c", "")]).await);
+    assert!(!allows(&records, &[]).await);
+    assert!(!allows(&records, &[login("b", "2")]).await);
+    assert!(allows(&records, &[login("b", "2"), login("a", "1")]).await);
+    assert!(allows(&records, &[login("b", "1")]).await, "the same login in another secret");
+    assert!(allows(&records, &[login("b", "3")]).await, "which is known from now on");
+    assert!(!allows(&records, &[login("c", "")]).await);
     let again = Records::new(Verification::Pulled, dir.path());
-    assert!(admits(&again, &[login("b", "3")]).await && !admits(&again, &[]).await);
+    assert!(allows(&again, &[login("b", "3")]).await && !allows(&again, &[]).await);
 
-    again.intend(IMAGE).unwrap().pulled(REF, Access::of(None));
-    assert!(admits(&again, &[]).await, "it was pulled without a login");
+    again.record_intent(IMAGE).unwrap().pulled(REF, Access::of(None));
+    assert!(allows(&again, &[]).await, "it was pulled without a login");
 }
 
 #[tokio::test]
-async fn whom_to_ask_is_a_matter_of_policy() {
+async fn image_verification_policies() {
     let allowed = |names: &[&str]| {
         Verification::AllBut(names.iter().map(|name| (*name).to_owned()).collect())
     };
@@ -55,22 +55,23 @@ async fn whom_to_ask_is_a_matter_of_policy() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::new(policy.clone(), dir.path());
-        assert_eq!(admits(&records, &[]).await, before, "{policy:?}");
-        records.intend(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
-        assert_eq!(admits(&records, &[]).await, after, "{policy:?}");
+        assert_eq!(allows(&records, &[]).await, before, "{policy:?}");
+        records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
+        assert_eq!(allows(&records, &[]).await, after, "{policy:?}");
     }
 }
 
 #[tokio::test]
-async fn files_are_the_go_kubelets() {
+async fn image_pull_records_equal_the_go_kubelets() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
     let pulling = dir.path().join("image_manager/pulling");
     let pulled = dir.path().join("image_manager/pulled");
-    // The name and the content of a file in the Go kubelet's own tests.
+    // Name and content of a file in the Go kubelet's own tests.
     let name = "sha256-aef2af226629a35d5f3ef0fdbb29fdbebf038d0acd8850590e8c48e1e283aa56";
     let image = "docker.io/testing/test:latest";
-    let (first, second) = (records.intend(image).unwrap(), records.intend(image).unwrap());
+    let (first, second) =
+        (records.record_intent(image).unwrap(), records.record_intent(image).unwrap());
     let intent = std::fs::read_to_string(pulling.join(name)).unwrap();
     assert_eq!(
         intent.trim_end(),
@@ -95,37 +96,37 @@ async fn files_are_the_go_kubelets() {
 }
 
 #[tokio::test]
-async fn of_a_removed_image_nothing_is_kept_unless_it_was_pulled_again() {
+async fn image_pull_records_of_removed_images_are_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
-    records.intend(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
+    records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
     let hour = k8s_openapi::jiff::SignedDuration::from_hours(1);
     records.forget(REF, Timestamp::now() - hour);
-    assert!(!admits(&records, &[]).await, "the removal is older than the pull");
+    assert!(!allows(&records, &[]).await, "the removal is older than the pull");
     records.forget(REF, Timestamp::now() + hour);
-    assert!(admits(&records, &[]).await, "nobody pulled what is there now");
+    assert!(allows(&records, &[]).await, "the present image has no record");
     records.forget("sha256:other", Timestamp::now());
 }
 
 #[tokio::test]
-async fn what_an_earlier_daemon_left_is_made_to_fit() {
+async fn image_pull_records_are_recovered() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
-    records.intend("gone:1").unwrap().pulled("sha256:gone", Access::of(None));
+    records.record_intent("gone:1").unwrap().pulled("sha256:gone", Access::of(None));
     // A daemon that is killed drops nothing.
-    std::mem::forget(records.intend(IMAGE).unwrap());
-    std::mem::forget(records.intend("unfinished:1").unwrap());
+    std::mem::forget(records.record_intent(IMAGE).unwrap());
+    std::mem::forget(records.record_intent("unfinished:1").unwrap());
     let records = Records::new(Verification::Pulled, dir.path());
     let image = Image { id: REF.to_owned(), repo_tags: vec![IMAGE.to_owned()], ..Image::default() };
     records.recover(&[image]);
-    assert!(!admits(&records, &[]).await, "it was pulled, by nobody known");
+    assert!(!allows(&records, &[]).await, "it was pulled, without a known credential");
     assert_eq!(all::<Pulled>(&records.pulled).len(), 1);
     let intents = all::<Intent>(&records.pulling);
     assert_eq!(intents.len(), 1);
     assert_eq!(intents[0].image, "unfinished:1");
-    // Nobody gets to a private image by a file that is broken.
-    records.intend(IMAGE).unwrap().pulled(REF, Access::of(None));
-    assert!(admits(&records, &[]).await);
+    // An invalid file does not give access to a private image.
+    records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(None));
+    assert!(allows(&records, &[]).await);
     std::fs::write(records.pulled.join(file_name(REF)), "{").unwrap();
-    assert!(!admits(&records, &[]).await);
+    assert!(!allows(&records, &[]).await);
 }

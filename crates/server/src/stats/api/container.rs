@@ -1,4 +1,4 @@
-//! What a cgroup uses, as cAdvisor tells it.
+//! Container info, in the format of cAdvisor.
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_resources::stats::{
@@ -6,12 +6,12 @@ use longshore_resources::stats::{
 };
 use serde_json::{Value, json};
 
-/// The namespace of containers that a runtime runs.
+/// The namespace of the runtime's containers.
 const NAMESPACE: &str = "containerd";
-/// What stands for no limit.
+/// No limit.
 const UNLIMITED: u64 = u64::MAX;
 
-/// A cgroup, and what is known of it beside its figures.
+/// A cgroup and its metadata.
 pub(super) struct Entry<'a> {
     pub(super) group: &'a Group,
     /// Its container or sandbox.
@@ -28,7 +28,7 @@ pub(super) struct Run<'a> {
     image: &'a str,
 }
 
-/// All cgroups, the machine's first.
+/// All cgroups, the root first.
 pub(super) fn entries<'a>(snapshot: &'a Snapshot, sandbox_image: &'a str) -> Vec<Entry<'a>> {
     let plain = |group: &'a Group| Entry { group, run: None, pod: None, created: group.created };
     let mut entries = vec![plain(&snapshot.node)];
@@ -61,7 +61,7 @@ impl Entry<'_> {
         self.group.path == path
     }
 
-    /// Whether it is anywhere in the cgroup of that path.
+    /// Whether it is a descendant of the cgroup of that path.
     pub(super) fn is_below(&self, path: &str) -> bool {
         let rest = self.group.path.strip_prefix(path.trim_end_matches('/'));
         rest.is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
@@ -242,7 +242,7 @@ fn network(interfaces: &[Interface]) -> Value {
             "tx_dropped": interface.sent.dropped,
         })
     };
-    // The first stands for all where but one is looked at.
+    // The first interface is used by clients that support only one.
     let mut network = interfaces.first().map_or_else(|| json!({}), one);
     network["interfaces"] = interfaces.iter().map(one).collect();
     network

@@ -1,4 +1,4 @@
-//! What the machine has.
+//! Machine info, in the format of cAdvisor.
 
 use std::collections::BTreeMap;
 
@@ -80,14 +80,14 @@ fn number(path: &str) -> u64 {
     text(path).parse().unwrap_or(0)
 }
 
-/// The one in brackets of a list such as `none [mq-deadline]`.
+/// The selected one of a list such as `none [mq-deadline]`.
 fn scheduler(disk: &str) -> String {
     let known = text(&format!("/sys/block/{disk}/queue/scheduler"));
     let chosen = known.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     chosen.map_or("none", |(chosen, _)| chosen).to_owned()
 }
 
-/// The fastest that a CPU runs, in kHz; 0 if that is not known.
+/// The maximum CPU frequency in kHz; 0 if unknown.
 fn frequency() -> u64 {
     match number("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq") {
         0 => {
@@ -101,7 +101,7 @@ fn frequency() -> u64 {
     }
 }
 
-/// Network devices of hardware: pods' own are not the machine's.
+/// Physical network devices, without those of pods.
 fn network_devices() -> Vec<Value> {
     const OTHERS: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
     let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();

@@ -1,9 +1,8 @@
-//! The interface of cAdvisor, versions 1.0 to 1.3, as the first kubelets had it: what the machine
-//! has (`machine`), and what cgroups use (`containers`, those below too as `subcontainers`, those
-//! of containers alone as `docker`).
+//! The cAdvisor API, versions 1.0 to 1.3: `machine`, `containers` (cgroups), `subcontainers` (with
+//! descendants) and `docker` (containers of the runtime).
 //!
-//! Current limitations: of a cgroup there is its newest figures alone, whatever number is asked
-//! for, as nothing is measured while nobody asks; no events.
+//! Current limitations: only the latest stats are returned, whatever number is requested, as
+//! nothing is collected without requests; no events.
 
 mod container;
 mod machine;
@@ -24,8 +23,8 @@ use super::{StatsEndpoints, json};
 
 const VERSIONS: [&str; 4] = ["v1.0", "v1.1", "v1.2", "v1.3"];
 
-/// Requests of upstream's own clients carry a body, which says how much of the past they want.
-pub(super) fn routes(figures: StatsEndpoints) -> Router {
+/// Upstream's clients send POST requests with the number of samples, which is ignored.
+pub(super) fn routes(endpoints: StatsEndpoints) -> Router {
     Router::new()
         .route("/healthz", get(async || "ok"))
         .route("/api", get(versions))
@@ -33,7 +32,7 @@ pub(super) fn routes(figures: StatsEndpoints) -> Router {
         .route("/api/{version}/{kind}", get(root).post(root))
         .route("/api/{version}/{kind}/", get(root).post(root))
         .route("/api/{version}/{kind}/{*name}", get(named).post(named))
-        .with_state(figures)
+        .with_state(endpoints)
 }
 
 async fn versions() -> String {
@@ -48,7 +47,7 @@ async fn root(
 }
 
 async fn named(
-    State(figures): State<StatsEndpoints>,
+    State(endpoints): State<StatsEndpoints>,
     Path((version, kind, name)): Path<(String, String, String)>,
 ) -> Result<Response, Refusal> {
     let not_found = |text: String| Refusal(StatusCode::NOT_FOUND, text);
@@ -56,8 +55,8 @@ async fn named(
         return Err(not_found(format!("unsupported API version {version:?}")));
     }
     if kind == "machine" {
-        let file_systems = figures.snapshot(Detail::Everything).await?;
-        return json(&machine::machine(&figures.shared.facts, &file_systems.devices));
+        let file_systems = endpoints.snapshot(Detail::Everything).await?;
+        return json(&machine::machine(&endpoints.shared.facts, &file_systems.devices));
     }
     let of: fn(&Snapshot, &str, &str) -> Option<Value> = match kind.as_str() {
         "containers" => container,
@@ -65,10 +64,10 @@ async fn named(
         "docker" => docker,
         _ => return Err(not_found(format!("unknown request type {kind:?}"))),
     };
-    let snapshot: Arc<Snapshot> = figures.snapshot(Detail::Everything).await?;
-    let image = figures.shared.facts.sandbox_image().await;
-    let told = of(&snapshot, image, &name);
-    json(&told.ok_or_else(|| not_found(format!("unknown container {name:?}")))?)
+    let snapshot: Arc<Snapshot> = endpoints.snapshot(Detail::Everything).await?;
+    let image = endpoints.shared.facts.sandbox_image().await;
+    let info = of(&snapshot, image, &name);
+    json(&info.ok_or_else(|| not_found(format!("unknown container {name:?}")))?)
 }
 
 fn path(name: &str) -> String {
@@ -89,7 +88,7 @@ fn subcontainers(snapshot: &Snapshot, image: &str, name: &str) -> Option<Value> 
     (!infos.is_empty()).then_some(Value::Array(infos))
 }
 
-/// All containers that a runtime runs, or the one of that id.
+/// All containers of the runtime, or the one with that ID.
 fn docker(snapshot: &Snapshot, image: &str, name: &str) -> Option<Value> {
     let (entries, id) = (entries(snapshot, image), name.trim_matches('/'));
     let is_it =
@@ -110,9 +109,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
-        /// Finding 1: whatever the figures and names, and whatever is asked for.
+        /// Finding 1: extreme stats and names, and any request.
         #[test]
-        fn extremes_of_snapshots_are_told(
+        fn extremes_of_stats_api(
             snapshot in any_snapshot(),
             image in name(),
             asked in prop_oneof![Just(String::new()), Just("kubepods/pod0".to_owned()), name()],
@@ -122,8 +121,8 @@ mod tests {
             let runs = all.as_ref().and_then(Value::as_object).map(Map::len);
             prop_assert!(runs.is_some_and(|runs| runs < groups));
             prop_assert!(subcontainers(&snapshot, &image, "").is_some());
-            for told in [container, subcontainers, docker].map(|of| of(&snapshot, &image, &asked)) {
-                prop_assert!(told.is_none_or(|told| told.to_string().len() <= 1 << 20));
+            for info in [container, subcontainers, docker].map(|of| of(&snapshot, &image, &asked)) {
+                prop_assert!(info.is_none_or(|info| info.to_string().len() <= 1 << 20));
             }
         }
     }

@@ -1,22 +1,22 @@
-//! CPU time, quotas, and what is waited for.
+//! Metrics of CPU time, quotas and pressure.
 
 use longshore_resources::stats::{Limits, Pressure, Stalls};
 
 use super::family::{Family, Subject, Values, counter, gauge, setting};
 
-/// States of tasks that upstream tells of.
+/// Task states, as upstream's.
 const STATES: [&str; 5] = ["iowaiting", "running", "sleeping", "stopped", "uninterruptible"];
 
 type Resource = fn(&Pressure) -> Option<Stalls>;
 
-/// Time in which some tasks waited. The kernel counts microseconds.
+/// Time with some tasks stalled. The kernel counts microseconds.
 fn waiting(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: Resource) {
     if let Some(stalls) = of(&subject.reading().pressure) {
         values.add(stalls.some.total as f64 / 1e6);
     }
 }
 
-/// Time in which all tasks did.
+/// Time with all tasks stalled.
 fn stalled(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: Resource) {
     if let Some(stalls) = of(&subject.reading().pressure) {
         values.add(stalls.full.total as f64 / 1e6);
@@ -74,7 +74,7 @@ pub(super) static FAMILIES: &[Family] = &[
         "Total time duration the container has been bursted.",
         |subject, values| subject.quota(values, |quota| quota.burst_time as f64 / 1e9),
     ),
-    // Upstream's reader of loads is always off, so these are always 0 there, too.
+    // Always 0 upstream, too, as its load reader is disabled.
     gauge(
         "container_cpu_load_average_10s",
         "Value of container cpu load average over the last 10 seconds.",

@@ -1,5 +1,4 @@
-//! Reads and writes of cgroups by device; of the machine, also its file systems and what its
-//! devices do.
+//! Metrics of I/O by device; for the root also file systems and device statistics.
 
 use longshore_resources::stats::{Activity, DeviceIo, Disk, OPERATIONS};
 
@@ -8,7 +7,7 @@ use super::family::{Family, Subject, Values, counter, gauge};
 fn by_device(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(&DeviceIo) -> u64) {
     for io in &subject.reading().io {
         let device = subject.snapshot.devices.name(io.device);
-        // Without a name, several would be one series.
+        // Without a name, series would be duplicates.
         if !device.is_empty() {
             values.add_of(&[("device", device)], of(io) as f64);
         }
@@ -25,12 +24,12 @@ fn by_disk(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(&Disk) -> 
     }
 }
 
-/// What a disk's device does.
+/// An I/O statistic of a disk.
 fn activity(disk: &Disk, of: fn(&Activity) -> u64) -> Option<f64> {
     disk.activity.as_ref().map(|activity| of(activity) as f64)
 }
 
-/// How long; the kernel counts milliseconds.
+/// A time in seconds; the kernel counts milliseconds.
 fn seconds(disk: &Disk, of: fn(&Activity) -> u64) -> Option<f64> {
     Some(activity(disk, of)? / 1e3)
 }

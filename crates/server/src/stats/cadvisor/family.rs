@@ -1,42 +1,42 @@
-//! A family of figures of cgroups as data: its name, and how it is told of one.
+//! Metric families of cgroups: their names and collect functions.
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Moment, Samples};
+use longshore_metrics::{Kind, Labels, SampleTime, Samples};
 use longshore_resources::stats::{Cpu, Group, MemoryUse, Reading, Snapshot, Throttling};
 
-/// Writes what there is to tell of a cgroup.
-type Tell = fn(&Subject<'_>, &mut Values<'_, '_>);
+/// Collects the samples of a cgroup.
+type Collect = fn(&Subject<'_>, &mut Values<'_, '_>);
 
-/// A family.
+/// A metric family.
 pub(super) struct Family {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: Kind,
-    /// Whether its samples tell the moment at which they were read.
+    /// Whether its samples have timestamps.
     pub(super) timed: bool,
-    pub(super) tell: Tell,
+    pub(super) collect: Collect,
 }
 
-/// What only grows.
-pub(super) const fn counter(name: &'static str, help: &'static str, tell: Tell) -> Family {
-    Family { name, help, kind: Kind::Counter, timed: true, tell }
+/// A counter.
+pub(super) const fn counter(name: &'static str, help: &'static str, collect: Collect) -> Family {
+    Family { name, help, kind: Kind::Counter, timed: true, collect }
 }
 
-/// What goes up and down.
-pub(super) const fn gauge(name: &'static str, help: &'static str, tell: Tell) -> Family {
-    Family { name, help, kind: Kind::Gauge, timed: true, tell }
+/// A gauge.
+pub(super) const fn gauge(name: &'static str, help: &'static str, collect: Collect) -> Family {
+    Family { name, help, kind: Kind::Gauge, timed: true, collect }
 }
 
-/// What a cgroup was made with.
-pub(super) const fn setting(name: &'static str, help: &'static str, tell: Tell) -> Family {
-    Family { name, help, kind: Kind::Gauge, timed: false, tell }
+/// A gauge of a setting, without timestamps.
+pub(super) const fn setting(name: &'static str, help: &'static str, collect: Collect) -> Family {
+    Family { name, help, kind: Kind::Gauge, timed: false, collect }
 }
 
-/// A cgroup that is told of.
+/// A cgroup.
 pub(super) struct Subject<'a> {
     pub(super) group: &'a Group,
     pub(super) snapshot: &'a Snapshot,
-    /// When it was made.
+    /// Its creation time.
     pub(super) started: Option<Timestamp>,
     pub(super) is_node: bool,
 }
@@ -52,7 +52,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Of a quota, if there is one.
+    /// Adds a throttling value, if there is a quota.
     pub(super) fn quota(&self, values: &mut Values<'_, '_>, of: fn(&Throttling) -> f64) {
         let throttling = self.reading().cpu.and_then(|cpu| cpu.throttling);
         if let Some(throttling) = throttling.filter(|_| self.reading().limits.quota.is_some()) {
@@ -71,14 +71,14 @@ impl Subject<'_> {
 pub(super) struct Values<'a, 'b> {
     samples: &'a mut Samples<'b>,
     labels: &'a Labels,
-    at: Option<&'a Moment>,
+    at: Option<&'a SampleTime>,
 }
 
 impl<'a, 'b> Values<'a, 'b> {
     pub(super) fn new(
         samples: &'a mut Samples<'b>,
         labels: &'a Labels,
-        at: Option<&'a Moment>,
+        at: Option<&'a SampleTime>,
     ) -> Self {
         Self { samples, labels, at }
     }
@@ -91,7 +91,7 @@ impl<'a, 'b> Values<'a, 'b> {
         }
     }
 
-    /// One of several samples that these labels tell apart.
+    /// One of several samples with more labels.
     pub(super) fn add_of(&mut self, more: &[(&str, &str)], value: f64) {
         self.samples.add_of(self.labels, more, value, self.at);
     }

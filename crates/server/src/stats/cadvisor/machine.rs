@@ -1,7 +1,7 @@
-//! Figures of the machine that hardly change.
+//! Metrics of the machine.
 
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Moment, Text};
+use longshore_metrics::{Kind, Labels, SampleTime, Text};
 
 use crate::stats::facts::Facts;
 
@@ -26,11 +26,11 @@ pub(super) fn families(facts: &Facts, text: &mut Text) {
         ("machine_id", &machine.machine_id),
         ("system_uuid", &machine.system_uuid),
     ]);
-    let now = Moment::of_millis(Timestamp::now().as_millisecond());
+    let now = SampleTime::of_millis(Timestamp::now().as_millisecond());
     let mut gauge = |name: &str, help: &str, value: f64| {
         text.family(name, help, Kind::Gauge).add_at(&labels, value, &now);
     };
-    // Books and drawers are levels of one architecture's topology, and 0 on all others.
+    // Books and drawers exist on s390x only.
     gauge("machine_cpu_books", "Number of CPU books.", 0.0);
     gauge("machine_cpu_cores", "Number of logical CPU cores.", machine.cpus as f64);
     gauge("machine_cpu_drawers", "Number of CPU drawers.", 0.0);

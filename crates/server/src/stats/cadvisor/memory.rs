@@ -73,7 +73,7 @@ pub(super) static FAMILIES: &[Family] = &[
         "Count of out of memory events observed for the container",
         |subject, values| values.add(subject.reading().oom_kills.unwrap_or(0) as f64),
     ),
-    // 0 is no limit; the machine's is what it has.
+    // 0 is no limit; the root's limit is the machine's memory.
     setting(
         "container_spec_memory_limit_bytes",
         "Memory limit for the container.",

@@ -1,6 +1,4 @@
-//! `/metrics/cadvisor`: figures of all cgroups by the names that cAdvisor gave them, and of the
-//! machine. The page of a full node has some megabytes, so it is written in pieces as the scraper
-//! reads.
+//! `/metrics/cadvisor`: cAdvisor's metrics of all cgroups and the machine. The page of a full node has some megabytes, so it is written in pieces as the scraper reads.
 
 mod cpu;
 mod disk;
@@ -18,13 +16,13 @@ use std::sync::{Arc, LazyLock};
 use axum::body::{Body, Bytes};
 use futures::stream;
 use k8s_openapi::jiff::Timestamp;
-use longshore_metrics::{Kind, Labels, Moment, Text};
+use longshore_metrics::{Kind, Labels, SampleTime, Text};
 use longshore_resources::stats::{Detail, Group, PodGroup, Run, Snapshot};
 
 use self::family::{Family, Subject, Values};
 use super::StatsEndpoints;
 
-/// All families of cgroups, by name.
+/// All metric families of cgroups, by name.
 static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
     let all =
         [cpu::FAMILIES, disk::FAMILIES, memory::FAMILIES, network::FAMILIES, process::FAMILIES];
@@ -33,13 +31,12 @@ static FAMILIES: LazyLock<Vec<&'static Family>> = LazyLock::new(|| {
     all
 });
 
-/// A piece of the page has so many bytes, and a few lines more: memory for larger ones would be taken
-/// from the kernel and given back each time.
+/// Minimum size of a piece: larger ones would be allocated from the kernel and returned each time.
 const PIECE: usize = 56 << 10;
-/// What a piece fits into, lest it be copied as it grows.
-const ROOM: usize = 64 << 10;
+/// Buffer capacity of a piece, to avoid reallocation.
+const PIECE_CAPACITY: usize = 64 << 10;
 
-/// What there is on the page, in order.
+/// The parts of the page, in order.
 #[derive(Clone, Copy)]
 enum Part {
     /// `cadvisor_version_info`
@@ -66,32 +63,38 @@ fn parts() -> Vec<Part> {
     parts
 }
 
-/// The page, as it is read.
-pub(super) async fn page(figures: &StatsEndpoints) -> Body {
-    let snapshot = figures.snapshot(Detail::Everything).await;
-    let snapshot = snapshot.inspect_err(|error| tracing::warn!(%error, "no figures of cgroups"));
-    let image = figures.shared.facts.sandbox_image().await;
+/// The page as a stream.
+pub(super) async fn page(endpoints: &StatsEndpoints) -> Body {
+    let snapshot = endpoints.snapshot(Detail::Everything).await;
+    let snapshot =
+        snapshot.inspect_err(|error| tracing::warn!(%error, "failed to collect cgroup stats"));
+    let image = endpoints.shared.facts.sandbox_image().await;
     let view = snapshot.ok().map(|snapshot| View::new(snapshot, image));
-    let pieces =
-        Pieces { view, figures: figures.clone(), parts: parts(), part: 0, told: Told::default() };
+    let pieces = Pieces {
+        view,
+        endpoints: endpoints.clone(),
+        parts: parts(),
+        part: 0,
+        progress: Progress::default(),
+    };
     Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)))
 }
 
-/// The page in pieces, each written when the one before has been taken.
+/// Iterates over the pieces of the page.
 struct Pieces {
-    /// `None` if nothing could be read.
+    /// `None` if the snapshot failed.
     view: Option<View>,
-    figures: StatsEndpoints,
+    endpoints: StatsEndpoints,
     parts: Vec<Part>,
-    /// The part that is next...
+    /// The next part...
     part: usize,
-    /// ...and how far it has been told, if it is a family of cgroups.
-    told: Told,
+    /// ...and its progress, if it is a family of cgroups.
+    progress: Progress,
 }
 
-/// How far a family has been told.
+/// The progress of a family.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct Progress {
     subjects: usize,
     begun: bool,
 }
@@ -100,16 +103,16 @@ impl Iterator for Pieces {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
-        let mut text = Text::with_capacity(ROOM);
+        let mut text = Text::with_capacity(PIECE_CAPACITY);
         while text.len() < PIECE
             && let Some(part) = self.parts.get(self.part)
         {
             if let (Part::Cgroups(family), Some(view)) = (part, &self.view) {
-                self.told = view.write(family, self.told, &mut text);
-                if self.told.subjects < view.subjects.len() {
+                self.progress = view.write(family, self.progress, &mut text);
+                if self.progress.subjects < view.subjects.len() {
                     continue;
                 }
-                self.told = Told::default();
+                self.progress = Progress::default();
             } else {
                 self.write(*part, &mut text);
             }
@@ -120,9 +123,9 @@ impl Iterator for Pieces {
 }
 
 impl Pieces {
-    /// What is not about cgroups.
+    /// Writes parts that are not about cgroups.
     fn write(&self, part: Part, text: &mut Text) {
-        let facts = &self.figures.shared.facts;
+        let facts = &self.endpoints.shared.facts;
         match part {
             Part::Version => machine::version(facts, text),
             Part::Cgroups(_) => {}
@@ -136,23 +139,23 @@ impl Pieces {
     }
 }
 
-/// A snapshot, and how its cgroups are labelled.
+/// A snapshot with the labels of its cgroups.
 struct View {
     snapshot: Arc<Snapshot>,
     subjects: Vec<Labelled>,
 }
 
 struct Labelled {
-    place: Place,
+    cgroup: CgroupRef,
     labels: Labels,
-    /// When it was read.
-    at: Moment,
+    /// The time of the sample.
+    at: SampleTime,
     started: Option<Timestamp>,
 }
 
-/// Where in a snapshot a cgroup is.
+/// A reference to a cgroup in a snapshot.
 #[derive(Clone, Copy)]
-enum Place {
+enum CgroupRef {
     Node,
     Level(usize),
     System(usize),
@@ -161,7 +164,7 @@ enum Place {
     Container(usize, usize),
 }
 
-impl Place {
+impl CgroupRef {
     fn of(self, snapshot: &Snapshot) -> Option<&Group> {
         let run = |runs: fn(&PodGroup) -> &Vec<Run>, pod: usize, run: usize| {
             snapshot.pods.get(pod).and_then(|pod| runs(pod).get(run)).map(|run| &run.group)
@@ -177,7 +180,7 @@ impl Place {
     }
 }
 
-/// What upstream's labels are made of; what a cgroup does not have is empty.
+/// The label values; empty if not applicable.
 #[derive(Default)]
 struct Names<'a> {
     container: &'a str,
@@ -203,31 +206,33 @@ impl Names<'_> {
 impl View {
     fn new(snapshot: Arc<Snapshot>, sandbox_image: &str) -> Self {
         let mut subjects = Vec::with_capacity(snapshot.groups().count());
-        let mut add = |place: Place, names: Names<'_>, started: Option<Timestamp>| {
+        let mut add = |cgroup: CgroupRef, names: Names<'_>, started: Option<Timestamp>| {
             let is_listed = |group: &Group| {
-                let places = subjects.iter().map(|listed: &Labelled| listed.place);
-                places.filter_map(|place| place.of(&snapshot)).any(|one| one.path == group.path)
+                let listed_cgroups = subjects.iter().map(|listed: &Labelled| listed.cgroup);
+                listed_cgroups
+                    .filter_map(|cgroup| cgroup.of(&snapshot))
+                    .any(|one| one.path == group.path)
             };
-            // A daemon may run in a cgroup that is listed already.
-            if let Some(group) = place.of(&snapshot)
-                && !(matches!(place, Place::System(_)) && is_listed(group))
+            // A daemon's cgroup may be listed already.
+            if let Some(group) = cgroup.of(&snapshot)
+                && !(matches!(cgroup, CgroupRef::System(_)) && is_listed(group))
             {
                 let labels = names.labels(&group.path);
-                let at = Moment::of_millis(group.reading.at.as_millisecond());
-                subjects.push(Labelled { place, labels, at, started: started.or(group.created) });
+                let at = SampleTime::of_millis(group.reading.at.as_millisecond());
+                subjects.push(Labelled { cgroup, labels, at, started: started.or(group.created) });
             }
         };
-        add(Place::Node, Names::default(), None);
-        (0..snapshot.levels.len()).for_each(|at| add(Place::Level(at), Names::default(), None));
+        add(CgroupRef::Node, Names::default(), None);
+        (0..snapshot.levels.len()).for_each(|at| add(CgroupRef::Level(at), Names::default(), None));
         for (at, pod) in snapshot.pods.iter().enumerate() {
             let (namespace, name) = (pod.pod.namespace.as_str(), pod.pod.name.as_str());
             let of_pod = || Names { namespace, pod: name, ..Names::default() };
             let made = pod.pod.sandboxes.last().map(|sandbox| sandbox.created_at);
-            add(Place::Pod(at), of_pod(), made);
+            add(CgroupRef::Pod(at), of_pod(), made);
             for (index, run) in pod.sandboxes.iter().enumerate() {
                 let Some(sandbox) = pod.sandbox(run) else { continue };
                 let names = Names { image: sandbox_image, name: &sandbox.id, ..of_pod() };
-                add(Place::Sandbox(at, index), names, Some(sandbox.created_at));
+                add(CgroupRef::Sandbox(at, index), names, Some(sandbox.created_at));
             }
             for (index, run) in pod.containers.iter().enumerate() {
                 let Some(container) = pod.container(run) else { continue };
@@ -237,32 +242,34 @@ impl View {
                     name: &container.id,
                     ..of_pod()
                 };
-                add(Place::Container(at, index), names, Some(container.created_at));
+                add(CgroupRef::Container(at, index), names, Some(container.created_at));
             }
         }
-        (0..snapshot.system.len()).for_each(|at| add(Place::System(at), Names::default(), None));
+        (0..snapshot.system.len())
+            .for_each(|at| add(CgroupRef::System(at), Names::default(), None));
         Self { snapshot, subjects }
     }
 
-    /// Go on with a family until the text is a piece, or it is told of all.
-    fn write(&self, family: &Family, told: Told, text: &mut Text) -> Told {
-        let mut samples = text.family(family.name, family.help, family.kind).continued(told.begun);
-        let mut next = told.subjects;
+    /// Continues a family until the piece is complete, or the family is.
+    fn write(&self, family: &Family, progress: Progress, text: &mut Text) -> Progress {
+        let mut samples =
+            text.family(family.name, family.help, family.kind).continued(progress.begun);
+        let mut next = progress.subjects;
         while samples.written() < PIECE
             && let Some(labelled) = self.subjects.get(next)
         {
             next += 1;
-            let Some(group) = labelled.place.of(&self.snapshot) else { continue };
+            let Some(group) = labelled.cgroup.of(&self.snapshot) else { continue };
             let subject = Subject {
                 group,
                 snapshot: &self.snapshot,
                 started: labelled.started,
-                is_node: matches!(labelled.place, Place::Node),
+                is_node: matches!(labelled.cgroup, CgroupRef::Node),
             };
             let at = family.timed.then_some(&labelled.at);
             let mut values = Values::new(&mut samples, &labelled.labels, at);
-            (family.tell)(&subject, &mut values);
+            (family.collect)(&subject, &mut values);
         }
-        Told { subjects: next, begun: samples.begun() }
+        Progress { subjects: next, begun: samples.begun() }
     }
 }

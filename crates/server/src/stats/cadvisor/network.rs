@@ -1,4 +1,4 @@
-//! What network devices carry: of pods (by their sandboxes) and of the machine.
+//! Metrics of network devices, of pods (by their sandboxes) and of the machine.
 
 use longshore_resources::stats::Interface;
 

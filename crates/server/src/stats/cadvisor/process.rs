@@ -1,10 +1,10 @@
-//! Processes, and since when there is a cgroup.
+//! Metrics of processes and start times.
 
-use longshore_resources::stats::Open;
+use longshore_resources::stats::OpenFileCount;
 
 use super::family::{Family, Subject, Values, gauge, setting};
 
-fn open(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(Open) -> u64) {
+fn open(subject: &Subject<'_>, values: &mut Values<'_, '_>, of: fn(OpenFileCount) -> u64) {
     if let Some(open) = subject.group.processes.open {
         values.add(of(open) as f64);
     }
@@ -16,7 +16,7 @@ pub(super) static FAMILIES: &[Family] = &[
         "Last time a container was seen by the exporter",
         |subject, values| values.add(subject.reading().at.as_second() as f64),
     ),
-    // -1: it has none of its own.
+    // -1: no health check.
     gauge("container_health_state", "The result of the container's health check", |_, values| {
         values.add(-1.0)
     }),
@@ -65,7 +65,7 @@ pub(super) static FAMILIES: &[Family] = &[
         "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
         |subject, values| {
             let processes = &subject.group.processes;
-            // Of containers and sandboxes: what has processes of its own.
+            // For containers and sandboxes, which have processes.
             if let (Some(_), Some(_)) = (processes.first, processes.open) {
                 let limit = processes.file_limit.map_or(-1.0, |limit| limit as f64);
                 values.add_of(&[("ulimit", "max_open_files")], limit);

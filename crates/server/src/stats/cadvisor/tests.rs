@@ -12,11 +12,11 @@ fn parsed(snapshot: Snapshot) -> (String, Parsed) {
     let view = View::new(Arc::new(snapshot), "registry/pause:\"1\"\\");
     let mut page = String::new();
     for family in FAMILIES.iter() {
-        let mut told = Told::default();
-        while told.subjects < view.subjects.len() {
+        let mut progress = Progress::default();
+        while progress.subjects < view.subjects.len() {
             let mut text = Text::new();
-            told = view.write(family, told, &mut text);
-            assert!(text.len() <= ROOM, "{}", family.name);
+            progress = view.write(family, progress, &mut text);
+            assert!(text.len() <= PIECE_CAPACITY, "{}", family.name);
             page += &text.finish();
         }
     }
@@ -25,18 +25,18 @@ fn parsed(snapshot: Snapshot) -> (String, Parsed) {
 }
 
 #[test]
-fn a_large_page_has_several_pieces() {
+fn cadvisor_metrics_large_page_is_chunked() {
     let pods = (0..300).map(|at| {
         let (name, id) = (format!("pod-{at}"), format!("{at:064}"));
         pod(&name, &at.to_string(), AT - 9, vec![container(&id, "c", AT)])
     });
     let (text, page) = parsed(snapshot(pods.collect()));
-    assert!(text.len() > 3 * ROOM);
+    assert!(text.len() > 3 * PIECE_CAPACITY);
     assert_eq!(page.families["container_tasks_state"].samples.len(), 5 * (3 + 3 * 300));
 }
 
 #[test]
-fn all_cgroups_are_told_with_the_labels_of_upstream() {
+fn cadvisor_metrics_labels_match_upstream() {
     let (_, page) = parsed(snapshot(vec![pod("a", "1", AT - 9, vec![container("c1", "c", AT)])]));
     let id = |id: &'static str, container: &'static str, image: &'static str, name, of_pod| {
         let (namespace, pod) = if of_pod { ("ns", "a") } else { ("", "") };
@@ -69,7 +69,7 @@ fn all_cgroups_are_told_with_the_labels_of_upstream() {
 }
 
 #[test]
-fn figures_have_their_units_and_labels() {
+fn cadvisor_metrics_units_and_labels() {
     let (_, page) = parsed(snapshot(vec![pod("a", "1", AT - 9, vec![container("c1", "c", AT)])]));
     let of = [("id", "/kubepods/pod1/c1")];
     for (name, value) in [
@@ -110,7 +110,7 @@ fn figures_have_their_units_and_labels() {
 }
 
 #[test]
-fn families_come_in_order_and_each_once() {
+fn cadvisor_metrics_families_are_ordered_and_unique() {
     let mut names = vec!["cadvisor_version_info"];
     for part in parts() {
         match part {
@@ -132,7 +132,7 @@ fn families_come_in_order_and_each_once() {
 }
 
 #[test]
-fn a_cgroup_that_is_listed_twice_is_told_once() {
+fn cadvisor_metrics_have_no_duplicate_cgroups() {
     let mut twice = snapshot(Vec::new());
     twice.system.push((
         "runtime",
@@ -145,21 +145,21 @@ fn a_cgroup_that_is_listed_twice_is_told_once() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 8))]
 
-    /// Finding 1: whatever the figures and names, the page can be read.
+    /// Finding 1: with extreme stats and names, the page can be parsed.
     #[test]
-    fn extremes_of_cgroups_make_a_page(snapshot in any_snapshot(), image in text()) {
+    fn extremes_of_cadvisor_metrics(snapshot in any_snapshot(), image in text()) {
         let groups = snapshot.groups().count();
         let image = &image[..image.floor_char_boundary(300)];
         let view = View::new(Arc::new(snapshot), image);
         prop_assert_eq!(view.subjects.len(), groups);
         let mut page = String::new();
         for family in FAMILIES.iter() {
-            let mut told = Told::default();
-            while told.subjects < view.subjects.len() {
+            let mut progress = Progress::default();
+            while progress.subjects < view.subjects.len() {
                 let mut text = Text::new();
-                let before = told.subjects;
-                told = view.write(family, told, &mut text);
-                prop_assert!(told.subjects > before);
+                let before = progress.subjects;
+                progress = view.write(family, progress, &mut text);
+                prop_assert!(progress.subjects > before);
                 prop_assert!(text.len() <= PIECE + (32 << 10), "{}", family.name);
                 page += &text.finish();
             }

@@ -1,4 +1,4 @@
-//! Figures of the daemon's own as the schema has them.
+//! Converts stats to the types of the summary.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -11,7 +11,7 @@ use super::types::{
     SwapStats, Usage,
 };
 
-/// The device that a pod is reached by, as network plug-ins name it.
+/// The default network interface of pods.
 const DEFAULT_INTERFACE: &str = "eth0";
 
 pub(super) fn usage(group: &Group) -> Usage {
@@ -71,7 +71,7 @@ pub(super) fn network(group: &Group) -> NetworkStats {
     }
 }
 
-/// A part of a file system.
+/// Stats of a part of a file system.
 pub(super) fn file_system(on: &FileSystem, used: Option<Space>, at: Timestamp) -> FsStats {
     FsStats {
         time: Time(at),
@@ -84,13 +84,13 @@ pub(super) fn file_system(on: &FileSystem, used: Option<Space>, at: Timestamp) -
     }
 }
 
-/// A file system as a whole.
+/// Stats of a whole file system.
 pub(super) fn whole(on: &FileSystem, at: Timestamp) -> FsStats {
     let inodes = on.inodes.saturating_sub(on.inodes_free);
     file_system(on, Some(Space { bytes: on.used, inodes }), at)
 }
 
-/// What is used, as far as it is known.
+/// The used space, if known.
 pub(super) fn used(stats: &FsStats) -> Space {
     let (bytes, inodes) = (stats.used_bytes.unwrap_or(0), stats.inodes_used.unwrap_or(0));
     Space { bytes, inodes }

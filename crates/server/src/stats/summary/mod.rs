@@ -21,52 +21,52 @@ use self::types::{
     ClaimReference, ContainerStats, FsStats, NodeStats, PodReference, PodStats, ProcessStats,
     RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
 };
-use super::volumes::{Reading, Told};
-use super::{FRESH, StatsEndpoints};
+use super::volumes::{Reading, VolumeSample};
+use super::{CHANGED_MAX_AGE, StatsEndpoints};
 
-/// CPU and memory alone.
-pub(super) async fn brief(figures: &StatsEndpoints) -> Result<Summary, Error> {
-    let snapshot = figures.snapshot(Detail::Usage).await?;
-    let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
+/// CPU and memory only.
+pub(super) async fn cpu_and_memory(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
+    let snapshot = endpoints.snapshot(Detail::Usage).await?;
+    let pods = snapshot.latest_pods().filter(|pod| !pod.containers.is_empty());
     let pods = pods.map(|pod| {
-        // The snapshot may be a fuller one.
+        // The snapshot may have more detail.
         let of_pod = of_pod(pod, &Storage::default());
         PodStats { network: None, process_stats: None, ..of_pod }
     });
     let pods = pods.collect();
-    Ok(Summary { node: of_node(figures, &snapshot), pods })
+    Ok(Summary { node: of_node(endpoints, &snapshot), pods })
 }
 
 /// Everything.
-pub(super) async fn full(figures: &StatsEndpoints) -> Result<Summary, Error> {
-    let shared = &figures.shared;
+pub(super) async fn full(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
+    let shared = &endpoints.shared;
     let pods = shared.desired.pods();
     let file_systems = async {
-        shared.stats.ask_runtime(shared.disks).await;
-        shared.stats.file_systems(FRESH).await
+        shared.stats.refresh_runtime_storage(shared.disks).await;
+        shared.stats.file_systems(CHANGED_MAX_AGE).await
     };
-    let (snapshot, file_systems, (disks, layers), lasting) = tokio::join!(
-        figures.snapshot(Detail::Load),
+    let (snapshot, file_systems, (disks, layers), persistent_volumes) = tokio::join!(
+        endpoints.snapshot(Detail::Load),
         file_systems,
         shared.stats.storage(&pods, shared.disks),
-        figures.lasting(&pods),
+        endpoints.persistent_volumes(&pods),
     );
     let snapshot = snapshot?;
     let file_systems = file_systems
-        .inspect_err(|error| tracing::debug!(%error, "a summary without file systems"))
+        .inspect_err(|error| tracing::debug!(%error, "failed to read file systems for the summary"))
         .ok();
     let specs = pods.iter().map(|pod| (spec::uid(pod), pod)).collect();
     let storage = Storage {
         file_systems: file_systems.as_deref(),
         disks,
-        lasting,
+        persistent_volumes,
         layers,
         specs,
-        volumes: shared.tells_volumes,
+        volumes: shared.reports_volumes,
     };
-    let pods = snapshot.living().filter(|pod| !pod.containers.is_empty());
+    let pods = snapshot.latest_pods().filter(|pod| !pod.containers.is_empty());
     let pods = pods.map(|pod| of_pod(pod, &storage)).collect();
-    let mut node = of_node(figures, &snapshot);
+    let mut node = of_node(endpoints, &snapshot);
     let (now, machine) = (time(snapshot.node.reading.at), &snapshot.machine);
     node.start_time = time(shared.facts.booted);
     node.network = Some(network(&snapshot.node)).filter(|network| !network.interfaces.is_empty());
@@ -77,17 +77,17 @@ pub(super) async fn full(figures: &StatsEndpoints) -> Result<Summary, Error> {
     Ok(Summary { node, pods })
 }
 
-/// What is known of disks.
+/// Disk usage.
 #[derive(Default)]
 struct Storage<'a> {
     file_systems: Option<&'a FileSystems>,
     disks: HashMap<String, Arc<PodDisk>>,
-    /// Volumes that outlive their pods, by the UID of one.
-    lasting: HashMap<String, Vec<Told>>,
+    /// Persistent volumes, by the UID of their pod.
+    persistent_volumes: HashMap<String, Vec<VolumeSample>>,
     layers: Option<Arc<Layers>>,
     /// Pods by UID.
     specs: HashMap<&'a str, &'a Arc<k8s_openapi::api::core::v1::Pod>>,
-    /// Whether volumes are told of.
+    /// Whether volume stats are reported.
     volumes: bool,
 }
 
@@ -95,8 +95,8 @@ fn time(at: Timestamp) -> Time {
     Time(at)
 }
 
-fn of_node(figures: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
-    let facts = &figures.shared.facts;
+fn of_node(endpoints: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
+    let facts = &endpoints.shared.facts;
     let machine = &snapshot.machine;
     let mut usage = convert::usage(&snapshot.node);
     if let Some(memory) = &mut usage.memory {
@@ -122,7 +122,7 @@ fn of_node(figures: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
     });
     let pods = snapshot.levels.first().map(|group| system("pods", group, created(group)));
     NodeStats {
-        node_name: figures.shared.node_name.clone(),
+        node_name: endpoints.shared.node_name.clone(),
         system_containers: daemons.chain(pods).collect(),
         start_time: time(facts.booted),
         usage,
@@ -161,8 +161,9 @@ fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
     let running = pod.sandboxes.iter().chain(&pod.containers);
     let processes: u64 = running.map(|run| run.group.processes.count).sum();
     let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
-    let lasting = storage.lasting.get(&pod.pod.uid).into_iter().flatten();
-    let lasting = lasting.map(|told| of_lasting(&pod.pod.namespace, told));
+    let persistent_volumes = storage.persistent_volumes.get(&pod.pod.uid).into_iter().flatten();
+    let persistent_volumes =
+        persistent_volumes.map(|sample| of_persistent_volume(&pod.pod.namespace, sample));
     PodStats {
         pod_ref: PodReference {
             name: pod.pod.name.clone(),
@@ -174,7 +175,7 @@ fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
         network: sandbox
             .map(|run| network(&run.group))
             .filter(|network| !network.interfaces.is_empty()),
-        volumes: own.into_iter().chain(lasting).collect(),
+        volumes: own.into_iter().chain(persistent_volumes).collect(),
         ephemeral_storage: ephemeral_storage(pod, disk, &containers, storage),
         process_stats: Some(ProcessStats { process_count: processes })
             .filter(|stats| stats.process_count > 0),
@@ -202,30 +203,30 @@ fn volumes(disk: &PodDisk) -> Vec<VolumeStats> {
     disk.volumes.iter().map(one).collect()
 }
 
-fn of_lasting(namespace: &str, told: &Told) -> VolumeStats {
-    let (volume, Reading { at, filling }) = (&told.volume, &*told.reading);
+fn of_persistent_volume(namespace: &str, sample: &VolumeSample) -> VolumeStats {
+    let (volume, Reading { at, stats }) = (&sample.volume, &*sample.reading);
     let claim = volume.claim.as_ref();
     VolumeStats {
         fs: FsStats {
             time: time(*at),
-            available_bytes: Some(filling.available),
-            capacity_bytes: Some(filling.capacity),
-            used_bytes: Some(filling.used),
-            inodes_free: Some(filling.inodes_free),
-            inodes: Some(filling.inodes),
-            inodes_used: Some(filling.inodes_used),
+            available_bytes: Some(stats.available),
+            capacity_bytes: Some(stats.capacity),
+            used_bytes: Some(stats.used),
+            inodes_free: Some(stats.inodes_free),
+            inodes: Some(stats.inodes),
+            inodes_used: Some(stats.inodes_used),
         },
         name: volume.name.clone(),
         pvc_ref: claim
             .map(|name| ClaimReference { name: name.clone(), namespace: namespace.to_owned() }),
-        volume_health_stats: filling
+        volume_health_stats: stats
             .condition
             .as_ref()
             .map(|condition| VolumeHealthStats { abnormal: condition.abnormal }),
     }
 }
 
-/// All of the node's storage that goes with the pod.
+/// The pod's ephemeral storage.
 fn ephemeral_storage(
     pod: &PodGroup,
     disk: Option<&Arc<PodDisk>>,
@@ -264,7 +265,7 @@ mod tests {
     use longshore_volumes::{Condition, PersistentMount, VolumeStats};
 
     #[test]
-    fn a_pod_is_told_with_all_that_is_known_of_it() {
+    fn summary_has_all_pod_stats() {
         let on = |device| FileSystem {
             device,
             capacity: 1000,
@@ -307,13 +308,13 @@ mod tests {
         let storage = Storage {
             file_systems: Some(&file_systems),
             disks: [("1".to_owned(), Arc::new(disk))].into(),
-            lasting: HashMap::new(),
+            persistent_volumes: HashMap::new(),
             layers: Some(Arc::new(layers)),
             specs: [("1", &spec)].into(),
             volumes: true,
         };
         let known = pod("a", "1", AT - 9, vec![container("c1", "c", AT - 5)]);
-        let told = serde_json::to_value(of_pod(&known, &storage)).unwrap();
+        let sample = serde_json::to_value(of_pod(&known, &storage)).unwrap();
         let psi = json!({"total": 2_500_000, "avg10": 1.5, "avg60": 0.5, "avg300": 0.1});
         let psi = json!({"full": psi, "some": psi});
         let now = "2023-11-14T22:13:20Z";
@@ -321,10 +322,10 @@ mod tests {
             "time": now, "usageNanoCores": 250_000_000, "usageCoreNanoSeconds": 2_500_000_000_u64,
             "psi": psi,
         });
-        assert_eq!(told["cpu"], cpu);
-        assert_eq!(told["podRef"], json!({"name": "a", "namespace": "ns", "uid": "1"}));
-        assert_eq!(told["startTime"], "2023-11-14T22:13:11Z");
-        let container = &told["containers"][0];
+        assert_eq!(sample["cpu"], cpu);
+        assert_eq!(sample["podRef"], json!({"name": "a", "namespace": "ns", "uid": "1"}));
+        assert_eq!(sample["startTime"], "2023-11-14T22:13:11Z");
+        let container = &sample["containers"][0];
         assert_eq!((&container["name"], &container["cpu"]), (&json!("c"), &cpu));
         let memory = json!({
             "time": now, "availableBytes": 8000, "usageBytes": 3000, "workingSetBytes": 2000,
@@ -340,24 +341,24 @@ mod tests {
             })
         };
         assert_eq!((&container["rootfs"], &container["logs"]), (&part(3, 1), &part(7, 1)));
-        // What lies in memory is not the disk's.
-        assert_eq!(told["ephemeral-storage"], part(1 + 3 + 7 + 10, 4));
-        assert_eq!(told["volume"][1]["name"], "v");
-        assert_eq!(told["volume"][1]["usedBytes"], 10);
-        assert_eq!(told["process_stats"], json!({"process_count": 4}));
-        let network = &told["network"];
+        // Volumes in memory are not counted.
+        assert_eq!(sample["ephemeral-storage"], part(1 + 3 + 7 + 10, 4));
+        assert_eq!(sample["volume"][1]["name"], "v");
+        assert_eq!(sample["volume"][1]["usedBytes"], 10);
+        assert_eq!(sample["process_stats"], json!({"process_count": 4}));
+        let network = &sample["network"];
         assert_eq!((&network["name"], &network["rxBytes"]), (&json!("eth0"), &json!(100)));
         assert_eq!(network["interfaces"].as_array().unwrap().len(), 2);
     }
 
     #[test]
-    fn what_is_not_known_is_left_out() {
+    fn summary_omits_unknown_values() {
         let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);
-        let told = serde_json::to_value(of_pod(&known, &Storage::default())).unwrap();
-        let container = &told["containers"][0];
+        let sample = serde_json::to_value(of_pod(&known, &Storage::default())).unwrap();
+        let container = &sample["containers"][0];
         for (value, key) in [
-            (&told, "volume"),
-            (&told, "ephemeral-storage"),
+            (&sample, "volume"),
+            (&sample, "ephemeral-storage"),
             (container, "rootfs"),
             (container, "logs"),
         ] {
@@ -368,10 +369,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 2))]
 
-        /// Finding 1: whatever the kernel, the runtime and drivers of volumes say, it is told as
-        /// JSON with all that JSON can say.
+        /// Finding 1: extreme stats of the kernel, the runtime and volume drivers are serialized as
+        /// valid JSON.
         #[test]
-        fn extremes_of_snapshots_make_a_summary(
+        fn extremes_of_summary_stats(
             snapshot in any_snapshot(),
             (node, images) in (any_file_system(), any_file_system()),
             sizes in prop::collection::vec(amount(), 8),
@@ -389,7 +390,7 @@ mod tests {
                 logs: [("c".to_owned(), space(3)), (volume.clone(), space(3))].into(),
                 own: space(4),
             };
-            let filling = VolumeStats {
+            let stats = VolumeStats {
                 capacity: sizes[0],
                 available: sizes[1],
                 used: sizes[2],
@@ -398,9 +399,9 @@ mod tests {
                 inodes_used: sizes[5],
                 condition: Some(Condition { abnormal: true, message }),
             };
-            let lasting = || Told {
+            let persistent_volumes = || VolumeSample {
                 volume: PersistentMount::of_claim(&volume, &volume),
-                reading: Arc::new(Reading { at, filling: filling.clone() }),
+                reading: Arc::new(Reading { at, stats: stats.clone() }),
             };
             let spec = json!({"metadata": {}, "spec": {
                 "containers": [], "volumes": [{"name": volume, "emptyDir": {}}],
@@ -410,16 +411,16 @@ mod tests {
             let storage = Storage {
                 file_systems: Some(&file_systems),
                 disks: [("0".to_owned(), Arc::new(disk))].into(),
-                lasting: [("0".to_owned(), vec![lasting()])].into(),
+                persistent_volumes: [("0".to_owned(), vec![persistent_volumes()])].into(),
                 layers: Some(Arc::new(layers)),
                 specs: [("0", &spec)].into(),
                 volumes: true,
             };
-            for pod in snapshot.living() {
-                let told = serde_json::to_vec(&of_pod(pod, &storage)).unwrap();
-                prop_assert!(told.len() <= 64 << 10);
-                let told: Value = serde_json::from_slice(&told).unwrap();
-                prop_assert_eq!(told["podRef"]["uid"].as_str(), Some(pod.pod.uid.as_str()));
+            for pod in snapshot.latest_pods() {
+                let sample = serde_json::to_vec(&of_pod(pod, &storage)).unwrap();
+                prop_assert!(sample.len() <= 64 << 10);
+                let sample: Value = serde_json::from_slice(&sample).unwrap();
+                prop_assert_eq!(sample["podRef"]["uid"].as_str(), Some(pod.pod.uid.as_str()));
             }
             serde_json::to_vec(&of_runtime(runtime)).unwrap();
             serde_json::to_vec(&convert::usage(&snapshot.node)).unwrap();

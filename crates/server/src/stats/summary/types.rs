@@ -1,11 +1,11 @@
-//! The schema of `stats/v1alpha1`, as JSON has it. What is not known is left out.
+//! The types of `stats/v1alpha1`. Unknown values are omitted.
 //!
 //! Source: `k8s.io/kubelet/pkg/apis/stats/v1alpha1` of Kubernetes 1.36.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
-/// The whole answer.
+/// The summary.
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     pub(super) node: NodeStats,
@@ -32,7 +32,7 @@ pub(super) struct NodeStats {
     pub(super) rlimit: Option<RlimitStats>,
 }
 
-/// What every cgroup has.
+/// Stats of any cgroup.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Usage {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +64,7 @@ pub(super) struct PodStats {
     pub(super) process_stats: Option<ProcessStats>,
 }
 
-/// Which pod.
+/// A reference to a pod.
 #[derive(Debug, Serialize)]
 pub(super) struct PodReference {
     pub(super) name: String,
@@ -72,7 +72,7 @@ pub(super) struct PodReference {
     pub(super) uid: String,
 }
 
-/// A container, or a daemon of the system.
+/// A container, or a system daemon.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ContainerStats {
@@ -86,7 +86,7 @@ pub(super) struct ContainerStats {
     pub(super) logs: Option<FsStats>,
 }
 
-/// CPU time: nanoseconds a second, and in all.
+/// CPU time: nanoseconds per second, and total.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CpuStats {
@@ -114,7 +114,7 @@ pub(super) struct MemoryStats {
     pub(super) psi: Option<PsiStats>,
 }
 
-/// What is waited for of disks.
+/// I/O pressure.
 #[derive(Debug, Serialize)]
 pub(super) struct IoStats {
     pub(super) time: Time,
@@ -129,8 +129,7 @@ pub(super) struct PsiStats {
     pub(super) some: PsiData,
 }
 
-/// `total` as the kernel tells it, in microseconds: so does upstream, whatever its documentation
-/// says; averages in percent.
+/// `total` in microseconds, as upstream in contrast to its documentation; averages in percent.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct PsiData {
     pub(super) total: u64,
@@ -150,7 +149,7 @@ pub(super) struct SwapStats {
     pub(super) swap_usage_bytes: Option<u64>,
 }
 
-/// The device that pods are reached by, if it is there, and all devices.
+/// The default network interface, if there is one, and all interfaces.
 #[derive(Debug, Serialize)]
 pub(super) struct NetworkStats {
     pub(super) time: Time,
@@ -175,7 +174,7 @@ pub(super) struct InterfaceStats {
     pub(super) tx_errors: Option<u64>,
 }
 
-/// A file system, and what somebody takes of it.
+/// A file system and its usage.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FsStats {
@@ -207,14 +206,14 @@ pub(super) struct VolumeStats {
     pub(super) volume_health_stats: Option<VolumeHealthStats>,
 }
 
-/// Which claim.
+/// A reference to a claim.
 #[derive(Debug, Serialize)]
 pub(super) struct ClaimReference {
     pub(super) name: String,
     pub(super) namespace: String,
 }
 
-/// What a volume's driver says of it.
+/// The volume condition.
 #[derive(Debug, Serialize)]
 pub(super) struct VolumeHealthStats {
     pub(super) abnormal: bool,
@@ -230,7 +229,7 @@ pub(super) struct RuntimeStats {
     pub(super) container_fs: Option<FsStats>,
 }
 
-/// Process ids.
+/// Process IDs.
 #[derive(Debug, Serialize)]
 pub(super) struct RlimitStats {
     pub(super) time: Time,

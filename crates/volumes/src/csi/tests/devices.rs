@@ -22,10 +22,10 @@ async fn world(capabilities: &[Type]) -> World {
 }
 
 #[tokio::test]
-async fn a_device_is_published_for_each_pod_and_taken_back() {
-    for able in [&[Type::StageUnstageVolume][..], &[]] {
-        let mut world = world(able).await;
-        let staged = !able.is_empty();
+async fn block_volume_is_published_per_pod_and_unpublished() {
+    for capabilities in [&[Type::StageUnstageVolume][..], &[]] {
+        let mut world = world(capabilities).await;
+        let staged = !capabilities.is_empty();
         let (one, two) = (user("u1", "pv"), user("u2", "pv"));
         let mounted = world.mount(&one).await.unwrap();
         let device = mounted["data"].device.clone().unwrap();
@@ -50,13 +50,13 @@ async fn a_device_is_published_for_each_pod_and_taken_back() {
         }
         let all = ["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"];
         let expected = if staged { &all[..] } else { &all[1..5] };
-        world.until_called(expected).await;
-        world.until_clean().await;
+        world.wait_calls(expected).await;
+        world.wait_clean().await;
     }
 }
 
 #[tokio::test]
-async fn a_device_that_fails_is_told_and_tried_again() {
+async fn block_volume_errors_are_reported_and_retried() {
     let world = world(&[Type::StageUnstageVolume]).await;
     let pod = user("u1", "pv");
     let fault = Fault::Error(Code::Internal, "no disk".to_owned());
@@ -75,11 +75,11 @@ async fn a_device_that_fails_is_told_and_tried_again() {
     assert!(world.remove(&pod).await.is_err());
     world.driver.release("NodeUnpublishVolume");
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_device_that_somebody_looks_at_is_taken_back_once_they_are_done() {
+async fn block_volume_held_open_is_unmapped_once_closed() {
     let world = world(&[]).await;
     let pod = user("u1", "pv");
     world.mount(&pod).await.unwrap();
@@ -91,5 +91,5 @@ async fn a_device_that_somebody_looks_at_is_taken_back_once_they_are_done() {
     assert!(!removing.is_finished());
     drop(looked_at);
     removing.await.unwrap().unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }

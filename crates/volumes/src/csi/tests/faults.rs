@@ -1,4 +1,4 @@
-//! Drivers that fail, hang and go away; daemons that are killed.
+//! Drivers that fail, hang or are unavailable; daemons that are killed.
 
 use std::fs;
 use std::time::Duration;
@@ -24,34 +24,34 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn what_a_driver_refuses_leaves_nothing_and_what_it_may_have_begun_stays_noted() {
+async fn csi_final_errors_clean_up_and_uncertain_ones_keep_vol_data() {
     let world = world().await;
     let pod = user("u1", "pv");
-    let notes = |path: &str| world.root.join("node").join(path).join("vol_data.json").exists();
+    let vol_data = |path: &str| world.root.join("node").join(path).join("vol_data.json").exists();
     let published = "pods/u1/volumes/kubernetes.io~csi/pv";
     for (method, operation) in
         [("NodeStageVolume", "MountVolume.MountDevice"), ("NodePublishVolume", "MountVolume.SetUp")]
     {
-        for (code, noted) in [(Code::Internal, false), (Code::Aborted, true)] {
+        for (code, kept) in [(Code::Internal, false), (Code::Aborted, true)] {
             world.driver.inject(method, failure(code));
             let error = world.mount(&pod).await.unwrap_err();
             let expected = format!(
                 "{operation} failed for volume \"pv\" : csi.example.com: {method}: rpc error: code = {code:?} desc = as you asked"
             );
             assert_eq!(error, expected);
-            // What is staged is known by the pod's note too, so that its end takes it back.
+            // The pod's vol_data.json is kept for staged volumes, so that teardown unstages them.
             let staged = method == "NodePublishVolume";
-            assert_eq!(notes(published), noted || staged, "{method} {code:?}");
+            assert_eq!(vol_data(published), kept || staged, "{method} {code:?}");
         }
         world.driver.release(method);
     }
     world.mount(&pod).await.unwrap();
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_pod_that_never_started_leaves_nothing_staged() {
+async fn csi_unstage_after_failed_pod_start() {
     for (method, code) in [
         ("NodePublishVolume", Code::Internal),
         ("NodePublishVolume", Code::DeadlineExceeded),
@@ -63,7 +63,7 @@ async fn a_pod_that_never_started_leaves_nothing_staged() {
         world.driver.inject(method, failure(code));
         world.mount(&pod).await.unwrap_err();
         world.remove(&pod).await.unwrap();
-        world.until_clean().await;
+        world.wait_clean().await;
         let uncertain = code != Code::Internal;
         let expected = usize::from(method == "NodePublishVolume" || uncertain);
         assert_eq!(world.driver.count("NodeUnstageVolume"), expected, "{method} {code:?}");
@@ -71,13 +71,13 @@ async fn a_pod_that_never_started_leaves_nothing_staged() {
 }
 
 #[tokio::test]
-async fn a_volume_is_taken_down_when_its_driver_is_back() {
+async fn csi_unpublish_waits_for_driver_to_return() {
     let mut world = world().await;
     let pod = user("u1", "pv");
     let path = world.mount(&pod).await.unwrap()["data"].path.clone();
     fs::write(path.join("file"), "kept").unwrap();
     world.driver.withdraw().unwrap();
-    world.until_registered(false).await;
+    world.wait_registered(false).await;
     let error = world.remove(&pod).await.unwrap_err();
     assert!(
         error.contains("csi.example.com not found in the list of registered CSI drivers"),
@@ -85,23 +85,23 @@ async fn a_volume_is_taken_down_when_its_driver_is_back() {
     );
     assert!(path.join("file").exists(), "nothing of it is touched meanwhile");
     world.driver.announce().unwrap();
-    world.until_registered(true).await;
+    world.wait_registered(true).await;
     world.driver.inject("NodeUnpublishVolume", failure(Code::Internal));
     assert!(world.remove(&pod).await.is_err());
     assert!(path.join("file").exists());
     world.driver.release("NodeUnpublishVolume");
-    // Nobody waits for what is tried again by itself.
+    // Unstaging is retried in the background.
     world.driver.inject("NodeUnstageVolume", failure(Code::Internal));
     world.remove(&pod).await.unwrap();
     until("it is tried to unstage it", || world.driver.count("NodeUnstageVolume") > 0).await;
     assert!(!world.root.join("node/pods/u1").exists());
     world.driver.release("NodeUnstageVolume");
-    world.until_clean().await;
+    world.wait_clean().await;
     assert!(world.root.join("driver/volumes/handle-of-pv/file").exists());
 }
 
 #[tokio::test]
-async fn a_volume_that_is_wanted_again_is_staged_again() {
+async fn csi_volume_is_restaged_after_failed_unstage() {
     let world = world().await;
     let (one, two) = (user("u1", "pv"), user("u2", "pv"));
     world.mount(&one).await.unwrap();
@@ -114,11 +114,11 @@ async fn a_volume_that_is_wanted_again_is_staged_again() {
     tokio::time::sleep(Duration::from_millis(1200)).await;
     assert_eq!(world.driver.count("NodeUnstageVolume"), 1, "it is in use");
     world.remove(&two).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_pod_that_never_got_a_volume_leaves_it_to_nobody() {
+async fn csi_unstage_ignores_pods_waiting_for_attach() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     world.volume("pv", json!({}));
     let attachment = attachment_name("handle-of-pv", DRIVER, "n1");
@@ -135,12 +135,12 @@ async fn a_pod_that_never_got_a_volume_leaves_it_to_nobody() {
     world.mount(&two).await.unwrap_err();
     world.remove(&one).await.unwrap();
     world.remove(&two).await.unwrap();
-    world.until_clean().await;
-    assert_eq!(world.driver.books().staged, [].into());
+    world.wait_clean().await;
+    assert_eq!(world.driver.volume_log().staged, [].into());
 }
 
 #[tokio::test]
-async fn what_several_claims_lead_to_is_unstaged_after_the_last_of_them() {
+async fn csi_volume_of_several_claims_is_unstaged_after_the_last() {
     let world = world().await;
     world.volume("twin", json!({"csi": {"volumeHandle": "handle-of-pv"}}));
     let claims = ["pv", "twin"]
@@ -148,13 +148,13 @@ async fn what_several_claims_lead_to_is_unstaged_after_the_last_of_them() {
     let pod = pod("u1", json!(claims), Value::Null);
     world.mount(&pod).await.unwrap();
     world.remove(&pod).await.unwrap();
-    world.until_called(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"]).await;
-    assert_eq!(world.driver.books().out_of_order, Vec::<String>::new());
-    world.until_clean().await;
+    world.wait_calls(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"]).await;
+    assert_eq!(world.driver.volume_log().out_of_order, Vec::<String>::new());
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_driver_is_asked_for_one_thing_at_a_time_of_each_volume() {
+async fn csi_calls_are_serialized_per_volume() {
     let policy = json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true});
     let world = World::start(CsiOptions::new(DRIVER), policy).await;
     let pod = pod("u1", json!([{"name": "scratch", "csi": {"driver": DRIVER}}]), Value::Null);
@@ -166,13 +166,13 @@ async fn a_driver_is_asked_for_one_thing_at_a_time_of_each_volume() {
     world.driver.release("NodePublishVolume");
     world.mount(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Publish"]);
-    assert_eq!(world.driver.books().out_of_order, Vec::<String>::new());
+    assert_eq!(world.driver.volume_log().out_of_order, Vec::<String>::new());
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_driver_that_hangs_holds_up_its_volume_alone() {
+async fn csi_hanging_call_blocks_only_its_volume() {
     let world = world().await;
     world.volume("other", json!({}));
     let (stuck, well) = (user("u1", "pv"), user("u2", "other"));
@@ -182,7 +182,7 @@ async fn a_driver_that_hangs_holds_up_its_volume_alone() {
         let volumes = world.volumes.clone();
         async move { volumes.mount(&well).await.map_err(|error| error.to_string()) }
     });
-    // Its own call hangs as well, but is made: nothing waits for the first.
+    // Its own call hangs as well, but it is not blocked by the first.
     until("the other is published", || world.driver.count("NodePublishVolume") == 2).await;
     world.driver.release("NodePublishVolume");
     other.await.unwrap().unwrap();
@@ -190,11 +190,11 @@ async fn a_driver_that_hangs_holds_up_its_volume_alone() {
     for pod in [stuck, user("u2", "other")] {
         world.remove(&pod).await.unwrap();
     }
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_daemon_that_comes_later_asks_nothing_of_what_stands() {
+async fn csi_restart_makes_no_calls_for_published_volumes() {
     let mut world = world().await;
     let pod = user("u1", "pv");
     world.mount(&pod).await.unwrap();
@@ -202,22 +202,22 @@ async fn a_daemon_that_comes_later_asks_nothing_of_what_stands() {
     recover(&world.volumes.inner).await;
     world.mount(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Stage", "Publish"]);
-    // As the Go kubelet leaves it: what is not known to be done is done again.
+    // As upstream leaves it: an unknown state is published again.
     let dir = world.root.join("node/pods/u1/volumes/kubernetes.io~csi/pv");
-    let notes = fs::read_to_string(dir.join("vol_data.json")).unwrap();
-    let mut notes: Value = serde_json::from_str(&notes).unwrap();
-    notes.as_object_mut().unwrap().remove("doneInBoot").unwrap();
-    fs::write(dir.join("vol_data.json"), notes.to_string()).unwrap();
+    let vol_data = fs::read_to_string(dir.join("vol_data.json")).unwrap();
+    let mut vol_data: Value = serde_json::from_str(&vol_data).unwrap();
+    vol_data.as_object_mut().unwrap().remove("doneInBoot").unwrap();
+    fs::write(dir.join("vol_data.json"), vol_data.to_string()).unwrap();
     world.restart();
     world.mount(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Stage", "Publish", "Publish"]);
     world.restart();
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn what_was_begun_before_a_kill_is_finished_or_taken_back() {
+async fn csi_crash_during_call_is_completed_or_undone() {
     for (method, fault) in [
         ("NodeStageVolume", Fault::Hang),
         ("NodeStageVolume", Fault::HangReply),
@@ -228,7 +228,7 @@ async fn what_was_begun_before_a_kill_is_finished_or_taken_back() {
             let mut world = world().await;
             let pod = user("u1", "pv");
             world.driver.inject(method, fault.clone());
-            // What runs in this runtime ends with it, as a process does that is killed.
+            // Tasks of this runtime are aborted with it, like a killed process.
             let daemon = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
             let (volumes, begun) = (world.volumes.clone(), pod.clone());
             daemon.spawn(async move { volumes.mount(&begun).await.map(drop) });
@@ -244,13 +244,13 @@ async fn what_was_begun_before_a_kill_is_finished_or_taken_back() {
                 fs::write(path, "").unwrap();
             }
             world.remove(&pod).await.unwrap();
-            world.until_clean().await;
+            world.wait_clean().await;
         }
     }
 }
 
 #[tokio::test]
-async fn what_was_made_before_a_kill_and_no_driver_was_asked_for_is_cleared() {
+async fn csi_restart_removes_directories_without_vol_data() {
     let mut world = world().await;
     world.volume("raw", json!({"volumeMode": "Block"}));
     let pods = [user("u1", "pv"), user("u2", "raw")];
@@ -291,11 +291,11 @@ async fn what_was_made_before_a_kill_and_no_driver_was_asked_for_is_cleared() {
         world.mount(pod).await.unwrap();
         world.remove(pod).await.unwrap();
     }
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_pod_that_begins_anew_keeps_what_an_earlier_end_of_it_forgets() {
+async fn csi_restarted_pod_keeps_volumes_in_use() {
     let world = world().await;
     world.volume("other", json!({}));
     let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
@@ -307,16 +307,16 @@ async fn a_pod_that_begins_anew_keeps_what_an_earlier_end_of_it_forgets() {
         in_use.users().values().filter(|uids| uids.contains("u1")).count()
     };
     assert_eq!(uses(), 2);
-    // Nobody waits for the end any more: one volume is taken down, and the other is being.
+    // The teardown is cancelled: one volume is torn down, the other is in progress.
     world.driver.inject_times("NodeUnpublishVolume", Fault::Hang, 1);
     assert!(timeout(Duration::from_millis(300), world.remove(&pod)).await.is_err());
     until("one is left", || uses() == 1).await;
     let (volumes, begun) = (world.volumes.clone(), pod.clone());
     let begun = tokio::spawn(async move { volumes.mount(&begun).await.map(drop) });
-    until("it is told to be in use again", || uses() == 2).await;
+    until("it is in volumesInUse again", || uses() == 2).await;
     world.driver.release("NodeUnpublishVolume");
     begun.await.unwrap().unwrap();
     assert_eq!(uses(), 2);
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }

@@ -1,4 +1,4 @@
-//! Volumes of kinds that drivers have taken over: as a driver's own, from the claim or the pod on.
+//! CSI migration of in-tree volumes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +9,8 @@ use longshore_testkit::csi::CsiOptions;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::super::notes::FILE;
 use super::super::paths::attachment_name;
+use super::super::vol_data::FILE;
 use super::world::{World, pod, unattached, user};
 
 const AWS: &str = "ebs.csi.aws.com";
@@ -18,7 +18,7 @@ const AZURE: &str = "disk.csi.azure.com";
 const SHARES: &str = "file.csi.azure.com";
 const VMWARE: &str = "csi.vsphere.vmware.com";
 
-/// A source in the place of that of the driver's own.
+/// A spec with another volume source.
 fn spec(source: Value) -> Value {
     let mut spec = json!({"csi": null});
     spec.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -31,13 +31,13 @@ fn inline(uid: &str, source: Value) -> Pod {
     pod(uid, json!([volume]), json!({"fsGroup": 4711}))
 }
 
-fn note(world: &World, volume: &str) -> BTreeMap<String, String> {
+fn vol_data(world: &World, volume: &str) -> BTreeMap<String, String> {
     let path = format!("node/pods/u1/volumes/kubernetes.io~csi/{volume}/{FILE}");
     serde_json::from_slice(&fs::read(world.root.join(&path)).unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn a_claim_on_one_is_served_by_the_driver() {
+async fn csi_migration_of_a_claim() {
     let world = World::start(CsiOptions::new(AWS), unattached()).await;
     let source = json!({"volumeID": "aws://a/vol-1", "fsType": "xfs", "partition": 2});
     world.volume("pv", spec(json!({"awsElasticBlockStore": source, "mountOptions": ["noatime"]})));
@@ -50,19 +50,19 @@ async fn a_claim_on_one_is_served_by_the_driver() {
     assert_eq!(stage.volume_context, [("partition".to_owned(), "2".to_owned())].into());
     let staged = world.root.join("node/plugins/kubernetes.io/csi").join(AWS);
     assert!(stage.staging_target_path.starts_with(staged.to_str().unwrap()), "{stage:?}");
-    let note = note(&world, "pv");
+    let vol_data = vol_data(&world, "pv");
     assert_eq!(
-        [&*note["driverName"], &*note["volumeHandle"], &*note["specVolID"]],
+        [&*vol_data["driverName"], &*vol_data["volumeHandle"], &*vol_data["specVolID"]],
         [AWS, "vol-1", "pv"]
     );
     assert!(world.root.join("driver/volumes/vol-1/file").exists());
     world.remove(&user).await.unwrap();
-    world.until_called(&["Stage", "Publish", "Unpublish", "Unstage"]).await;
-    world.until_clean().await;
+    world.wait_calls(&["Stage", "Publish", "Unpublish", "Unstage"]).await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn it_is_told_to_be_in_use_and_attached_under_the_drivers_name() {
+async fn csi_migration_volumes_in_use_have_the_drivers_name() {
     let world = World::start(CsiOptions::new(AWS), Value::Null).await;
     world.volume("pv", spec(json!({"awsElasticBlockStore": {"volumeID": "vol-1"}})));
     let claimed = user("u1", "pv");
@@ -79,11 +79,11 @@ async fn it_is_told_to_be_in_use_and_attached_under_the_drivers_name() {
     for pod in [&claimed, &described] {
         world.remove(pod).await.unwrap();
     }
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn one_that_a_pod_describes_is_staged_and_shared_by_its_handle() {
+async fn csi_migration_of_inline_volumes_shares_by_handle() {
     for (driver, source, name, handle) in [
         (AZURE, json!({"azureDisk": {"diskName": "d", "diskURI": "/s/d"}}), "/s/d", "/s/d"),
         (
@@ -99,8 +99,8 @@ async fn one_that_a_pod_describes_is_staged_and_shared_by_its_handle() {
         let dir = name.replace('/', "~");
         let path = format!("node/pods/u1/volumes/kubernetes.io~csi/{dir}/mount");
         assert_eq!((mounted.path, mounted.name), (world.root.join(&path), dir.clone()));
-        let note = note(&world, &dir);
-        assert_eq!([&*note["specVolID"], &*note["volumeHandle"]], [name, handle]);
+        let vol_data = vol_data(&world, &dir);
+        assert_eq!([&*vol_data["specVolID"], &*vol_data["volumeHandle"]], [name, handle]);
         world.restart();
         world.mount(&one).await.unwrap();
         world.mount(&two).await.unwrap();
@@ -111,14 +111,14 @@ async fn one_that_a_pod_describes_is_staged_and_shared_by_its_handle() {
         world.remove(&one).await.unwrap();
         world.remove(&two).await.unwrap();
         world
-            .until_called(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"])
+            .wait_calls(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"])
             .await;
-        world.until_clean().await;
+        world.wait_clean().await;
     }
 }
 
 #[tokio::test]
-async fn a_share_has_the_secret_of_its_namespace() {
+async fn csi_migration_azure_file_secret_namespace() {
     let world = World::start(CsiOptions::new(SHARES), unattached()).await;
     let source = json!({"azureFile": {"secretName": "acme", "shareName": "s", "readOnly": true}});
     let pod = inline("u1", source);
@@ -134,11 +134,11 @@ async fn a_share_has_the_secret_of_its_namespace() {
     let publish = &world.driver.publishes()[0];
     assert_eq!((publish.readonly, publish.volume_context["sharename"].as_str()), (true, "s"));
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn it_is_used_where_its_driver_can_reach_it() {
+async fn csi_migration_node_affinity_uses_driver_topology() {
     let world = World::start(CsiOptions::new(AWS), unattached()).await;
     let zone = |zone: &str| {
         json!([{"matchExpressions": [
@@ -165,5 +165,5 @@ async fn it_is_used_where_its_driver_can_reach_it() {
     for pod in [&far, &near] {
         world.remove(pod).await.unwrap();
     }
-    world.until_clean().await;
+    world.wait_clean().await;
 }

@@ -1,10 +1,10 @@
-//! Volumes of a driver of our own, on real mounts (as root), with an apiserver of a few lines.
+//! Volumes of a fake CSI driver, on real mounts (as root), with a fake apiserver.
 
 mod devices;
 mod faults;
-mod growth;
 mod migrated;
 mod mounts;
+mod online_expansion;
 mod pure;
 mod sequences;
 mod world;

@@ -1,4 +1,4 @@
-//! Volumes that are mounted: in order, shared, and as the cluster says of their driver.
+//! Mounted CSI volumes: order of calls, sharing, and settings of the CSIDriver.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ use super::world::{DRIVER, World, pod, unattached, until, user};
 use crate::Mounted;
 
 #[tokio::test]
-async fn a_volume_is_staged_once_and_published_to_each_pod() {
+async fn csi_volume_is_staged_once_and_published_to_each_pod() {
     let policy = json!({
         "attachRequired": false, "podInfoOnMount": true,
         "tokenRequests": [{"audience": "vault"}],
@@ -62,34 +62,34 @@ async fn a_volume_is_staged_once_and_published_to_each_pod() {
     let Some(AccessType::Mount(mount)) = capability.access_type else { panic!("no mount") };
     assert_eq!((mount.fs_type.as_str(), mount.mount_flags), ("xfs", vec!["noatime".to_owned()]));
     let context = |key: &str| publish.volume_context[&format!("csi.storage.k8s.io/{key}")].clone();
-    let told =
+    let reported =
         ["pod.name", "pod.namespace", "pod.uid", "serviceAccount.name", "ephemeral"].map(context);
-    assert_eq!(told, ["pod-u1", "ns", "u1", "robot", "false"]);
+    assert_eq!(reported, ["pod-u1", "ns", "u1", "robot", "false"]);
     let tokens: Value = serde_json::from_str(&context("serviceAccount.tokens")).unwrap();
     assert_eq!(tokens["vault"]["token"], "token-for-vault");
 
     world.remove(&one).await.unwrap();
     assert_eq!(world.calls()[3..], ["Unpublish"], "another pod has it still");
     world.remove(&two).await.unwrap();
-    world.until_called(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"]).await;
-    world.until_clean().await;
+    world.wait_calls(&["Stage", "Publish", "Publish", "Unpublish", "Unpublish", "Unstage"]).await;
+    world.wait_clean().await;
     assert!(world.root.join("driver/volumes/handle-of-pv/file").exists(), "data is the driver's");
 }
 
 #[tokio::test]
-async fn who_sees_to_the_group_is_the_drivers_and_the_clusters_to_say() {
+async fn csi_fs_group_policy_and_mount_group_capability() {
     let plain = [Type::StageUnstageVolume];
-    let able = [Type::StageUnstageVolume, Type::VolumeMountGroup];
-    for (policy, able, fs_type, modes, by_node, by_driver) in [
+    let capabilities = [Type::StageUnstageVolume, Type::VolumeMountGroup];
+    for (policy, capabilities, fs_type, modes, by_node, by_driver) in [
         ("None", &plain[..], "ext4", "ReadWriteOnce", false, ""),
         ("File", &plain[..], "", "ReadWriteMany", true, ""),
         ("ReadWriteOnceWithFSType", &plain[..], "ext4", "ReadWriteOnce", true, ""),
         ("ReadWriteOnceWithFSType", &plain[..], "ext4", "ReadWriteOncePod", true, ""),
         ("ReadWriteOnceWithFSType", &plain[..], "", "ReadWriteOnce", false, ""),
         ("ReadWriteOnceWithFSType", &plain[..], "ext4", "ReadWriteMany", false, ""),
-        ("File", &able[..], "ext4", "ReadWriteOnce", false, "4711"),
+        ("File", &capabilities[..], "ext4", "ReadWriteOnce", false, "4711"),
     ] {
-        let options = CsiOptions::new(DRIVER).with(able.iter().copied());
+        let options = CsiOptions::new(DRIVER).with(capabilities.iter().copied());
         let policy_object = json!({"attachRequired": false, "fsGroupPolicy": policy});
         let world = World::start(options, policy_object).await;
         world.volume("pv", json!({"accessModes": [modes], "csi": {"fsType": fs_type}}));
@@ -97,7 +97,7 @@ async fn who_sees_to_the_group_is_the_drivers_and_the_clusters_to_say() {
         let pod = pod("u1", json!([volume]), json!({"fsGroup": 4711}));
         let mounted = world.mount(&pod).await.unwrap();
         let gid = fs::metadata(&mounted["data"].path).unwrap().gid();
-        let case = format!("{policy} {able:?} {fs_type:?} {modes}");
+        let case = format!("{policy} {capabilities:?} {fs_type:?} {modes}");
         assert_eq!(gid == 4711, by_node, "{case}");
         let asked = [
             world.driver.stages()[0].volume_capability.clone(),
@@ -108,14 +108,14 @@ async fn who_sees_to_the_group_is_the_drivers_and_the_clusters_to_say() {
             assert_eq!(mount.volume_mount_group, by_driver, "{case}");
         }
         world.remove(&pod).await.unwrap();
-        world.until_clean().await;
+        world.wait_clean().await;
     }
 }
 
 #[tokio::test]
-async fn a_volume_of_one_pod_is_for_one_pod() {
-    let able = [Type::StageUnstageVolume, Type::SingleNodeMultiWriter];
-    let world = World::start(CsiOptions::new(DRIVER).with(able), unattached()).await;
+async fn csi_read_write_once_pod_admits_one_pod() {
+    let capabilities = [Type::StageUnstageVolume, Type::SingleNodeMultiWriter];
+    let world = World::start(CsiOptions::new(DRIVER).with(capabilities), unattached()).await;
     world.volume("pv", json!({"accessModes": ["ReadWriteOncePod"]}));
     let (one, two) = (user("u1", "pv"), user("u2", "pv"));
     world.mount(&one).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_volume_of_one_pod_is_for_one_pod() {
     world.remove(&one).await.unwrap();
     world.mount(&two).await.unwrap();
     world.remove(&two).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 trait UnwrapMode {
@@ -141,7 +141,7 @@ impl UnwrapMode for Option<longshore_csi::v1::VolumeCapability> {
 }
 
 #[tokio::test]
-async fn a_volume_of_the_pod_itself_needs_a_driver_for_that() {
+async fn csi_inline_volume_needs_ephemeral_lifecycle_mode() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     let volume = json!({"name": "scratch", "csi": {
         "driver": DRIVER, "readOnly": true, "volumeAttributes": {"size": "small"},
@@ -149,7 +149,7 @@ async fn a_volume_of_the_pod_itself_needs_a_driver_for_that() {
     let pod = pod("u1", json!([volume]), Value::Null);
     let error = world.mount(&pod).await.unwrap_err();
     assert!(error.contains("volume mode \"Ephemeral\" not supported by driver csi.example.com (no CSIDriver object)"), "{error}");
-    world.say(json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true}));
+    world.set_policy(json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true}));
     let mounted = world.mount(&pod).await.unwrap();
     assert!(mounted["scratch"].read_only);
     assert!(fs::write(mounted["scratch"].path.join("file"), "").is_err(), "it is read-only");
@@ -160,11 +160,11 @@ async fn a_volume_of_the_pod_itself_needs_a_driver_for_that() {
     assert_eq!(world.calls(), ["Publish"]);
     world.remove(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Publish", "Unpublish"]);
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_volume_is_attached_before_anything_else() {
+async fn csi_volume_waits_for_attachment() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     world.volume("pv", json!({}));
     let name = attachment_name("handle-of-pv", DRIVER, "n1");
@@ -178,7 +178,7 @@ async fn a_volume_is_attached_before_anything_else() {
     assert_eq!(world.calls(), Vec::<String>::new());
     let in_use = world.volumes.devices().in_use();
     let name = "kubernetes.io/csi/csi.example.com^handle-of-pv";
-    assert_eq!(in_use.borrow().attached(), [name], "told before it is attached");
+    assert_eq!(in_use.borrow().attached(), [name], "reported before it is attached");
     let status = |fields: Value| world.api.put(&path, json!({"spec": spec, "status": fields}));
     status(json!({"attached": false, "attachError": {"message": "no slot is free"}}));
     let error = world.mount(&pod).await.unwrap_err();
@@ -189,15 +189,15 @@ async fn a_volume_is_attached_before_anything_else() {
     assert_eq!(world.driver.stages()[0].publish_context, expected);
     assert_eq!(world.driver.publishes()[0].publish_context, expected);
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_volume_that_the_node_has_no_room_for_rejects_its_pod_in_the_end() {
+async fn csi_attach_limit_rejects_the_pod() {
     let policy = json!({"nodeAllocatableUpdatePeriodSeconds": 60});
     let mut world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     let inner = std::sync::Arc::get_mut(&mut world.volumes.inner).unwrap();
-    inner.csi.attach_patience = Duration::from_millis(500);
+    inner.csi.attach_timeout = Duration::from_millis(500);
     world.volume("pv", json!({}));
     let name = attachment_name("handle-of-pv", DRIVER, "n1");
     let full = json!({"attached": false, "attachError": {"message": "full", "errorCode": 8}});
@@ -211,18 +211,18 @@ async fn a_volume_that_the_node_has_no_room_for_rejects_its_pod_in_the_end() {
     let pod = user("u1", "pv");
     let error = world.volumes.mount(&pod).await.unwrap_err();
     assert_eq!(error.rejects(), None, "the driver does not ask for that: {error}");
-    world.say(policy);
+    world.set_policy(policy);
     let error = world.volumes.mount(&pod).await.unwrap_err();
     assert_eq!(error.rejects(), Some("VolumeAttachmentLimitExceeded"), "{error}");
     assert!(error.to_string().ends_with("volume attachment limit: full"), "{error}");
     let exhausted = world.exhausted();
     exhausted.notified().await;
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_driver_that_wants_it_publishes_anew() {
+async fn csi_requires_republish() {
     let policy = json!({"attachRequired": false, "requiresRepublish": true});
     let world = World::start(CsiOptions::new(DRIVER), policy).await;
     world.volume("pv", json!({}));
@@ -230,55 +230,55 @@ async fn a_driver_that_wants_it_publishes_anew() {
     let mounted = world.mount(&pod).await.unwrap();
     world.mount(&pod).await.unwrap();
     assert_eq!(world.calls(), ["Stage", "Publish", "Publish"]);
-    // What the pod has is not taken from it by a driver that fails.
+    // The mount is kept if republishing fails.
     let fault = Fault::Error(Code::Internal, "no".into());
     world.driver.inject("NodePublishVolume", fault);
     world.mount(&pod).await.unwrap();
     fs::write(mounted["data"].path.join("file"), "works").unwrap();
     assert!(world.root.join("driver/volumes/handle-of-pv/file").exists());
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn the_driver_tells_how_full_a_volume_is() {
+async fn csi_volume_stats_come_from_the_driver() {
     let world = World::start(CsiOptions::new(DRIVER), unattached()).await;
     world.volume("pv", json!({}));
     let pod = user("u1", "pv");
-    assert_eq!(world.volumes.lasting(&pod), [], "it is not there yet");
+    assert_eq!(world.volumes.persistent_mounts(&pod), [], "it is not there yet");
     world.mount(&pod).await.unwrap();
-    let lasting = world.volumes.lasting(&pod).pop().unwrap();
-    assert!(lasting.is_driven());
-    let known = world.volumes.filling(&lasting).await.unwrap();
+    let volume = world.volumes.persistent_mounts(&pod).pop().unwrap();
+    assert!(volume.is_csi());
+    let known = world.volumes.stats(&volume).await.unwrap();
     assert!(known.capacity >= known.available && known.capacity > 0, "{known:?}");
     assert!(known.inodes > 0 && known.condition.is_none(), "{known:?}");
     assert_eq!(world.driver.count("NodeGetVolumeStats"), 1);
     let fault = Fault::Error(Code::Internal, "no answer".into());
     world.driver.inject("NodeGetVolumeStats", fault);
-    let error = world.volumes.filling(&lasting).await.unwrap_err().to_string();
-    assert!(error.contains("no answer"), "its word is not replaced by another's: {error}");
+    let error = world.volumes.stats(&volume).await.unwrap_err().to_string();
+    assert!(error.contains("no answer"), "no fallback after an error: {error}");
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn where_the_driver_cannot_tell_the_file_system_does() {
+async fn csi_volume_stats_fall_back_to_statfs() {
     let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume]);
     let world = World::start(options, unattached()).await;
     world.volume("pv", json!({}));
     let pod = user("u1", "pv");
     world.mount(&pod).await.unwrap();
-    let lasting = world.volumes.lasting(&pod).pop().unwrap();
-    assert!(world.volumes.filling(&lasting).await.unwrap().capacity > 0);
+    let volume = world.volumes.persistent_mounts(&pod).pop().unwrap();
+    assert!(world.volumes.stats(&volume).await.unwrap().capacity > 0);
     assert_eq!(world.driver.count("NodeGetVolumeStats"), 0);
     world.remove(&pod).await.unwrap();
-    world.until_clean().await;
+    world.wait_clean().await;
 }
 
 #[tokio::test]
-async fn a_volume_that_was_made_larger_is_expanded() {
-    let able = [Type::StageUnstageVolume, Type::ExpandVolume];
-    let world = World::start(CsiOptions::new(DRIVER).with(able), unattached()).await;
+async fn csi_volume_is_expanded_on_mount() {
+    let capabilities = [Type::StageUnstageVolume, Type::ExpandVolume];
+    let world = World::start(CsiOptions::new(DRIVER).with(capabilities), unattached()).await;
     world.volume("pv", json!({"capacity": {"storage": "2Gi"}, "csi": {"fsType": "ext4"}}));
     let path = "/api/v1/namespaces/ns/persistentvolumeclaims/pv";
     let mut claim = world.api.get(path).unwrap();
@@ -313,5 +313,5 @@ async fn a_volume_that_was_made_larger_is_expanded() {
     assert_eq!(world.driver.count("NodeExpandVolume"), calls, "it is as large as it should be");
     world.remove(&pod).await.unwrap();
     until("it is unstaged", || world.driver.count("NodeUnstageVolume") == 1).await;
-    world.until_clean().await;
+    world.wait_clean().await;
 }

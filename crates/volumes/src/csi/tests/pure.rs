@@ -1,4 +1,4 @@
-//! Names, notes and rules, as plain values.
+//! Names, vol_data and policies, as plain values.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,14 +15,16 @@ use longshore_generators::{NUMBERS, TIMES, hostile, text};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::attach::{Judgement, judge};
+use super::super::attach::{AttachmentState, attachment_state};
 use super::super::context::expiration;
-use super::super::expand::{Account, Step, bytes, step};
-use super::super::notes::{FILE, Notes};
-use super::super::paths::{BlockPlace, Place, attachment_name, device_name, inline_handle};
+use super::super::expand::{StatusUpdate, Step, bytes, required_step};
+use super::super::paths::{
+    BlockVolumePaths, VolumePaths, attachment_name, device_name, inline_handle,
+};
 use super::super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::super::selinux::file_label;
-use super::super::stats::filling;
+use super::super::stats::from_response;
+use super::super::vol_data::{FILE, VolData};
 use crate::{Condition, VolumeStats};
 
 fn policy(spec: Value) -> Policy {
@@ -31,7 +33,7 @@ fn policy(spec: Value) -> Policy {
 }
 
 #[test]
-fn names_are_those_of_other_kubelets() {
+fn csi_names_and_paths_match_upstream() {
     assert_eq!(
         attachment_name("vol-1", "csi.example.com", "n1"),
         "csi-7f0cbc9a847afb6d66cd7c8a07cd6430de4c5dec35de8924cff09a5c92d56128"
@@ -42,15 +44,15 @@ fn names_are_those_of_other_kubelets() {
     );
     assert_eq!(device_name("csi.example.com", "vol-1"), "kubernetes.io/csi/csi.example.com^vol-1");
     let root = Path::new("/k");
-    let staged = Place::staged(root, "csi.example.com", "vol-1");
+    let staged = VolumePaths::staged(root, "csi.example.com", "vol-1");
     let hash = "d2e8363faaac7ae76def3b14091d8eb5755f6b92e9531627aeec833a8731cc49";
     let dir = format!("/k/plugins/kubernetes.io/csi/csi.example.com/{hash}");
     assert_eq!(staged.mount, Path::new(&dir).join("globalmount"));
     assert_eq!(
-        Place::of_pod(root, "u", "pv").mount,
+        VolumePaths::of_pod(root, "u", "pv").mount,
         Path::new("/k/pods/u/volumes/kubernetes.io~csi/pv/mount")
     );
-    let block = BlockPlace::new(root, "pv");
+    let block = BlockVolumePaths::new(root, "pv");
     let devices = Path::new("/k/plugins/kubernetes.io/csi/volumeDevices");
     assert_eq!(block.data, devices.join("pv/data"));
     assert_eq!(block.maps, devices.join("pv/dev"));
@@ -59,15 +61,15 @@ fn names_are_those_of_other_kubelets() {
 }
 
 #[test]
-fn notes_are_read_back_also_those_of_other_kubelets() {
+fn csi_vol_data_round_trip_and_upstream_files() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("volume");
-    assert_eq!(Notes::read(&dir).unwrap(), None);
-    let notes = Notes::new("d", "h").on_node("pv", "n1", "csi-1").in_mode(PERSISTENT);
-    notes.clone().done(true).write(&dir).unwrap();
-    let read = Notes::read(&dir).unwrap().unwrap();
+    assert_eq!(VolData::read(&dir).unwrap(), None);
+    let vol_data = VolData::new("d", "h").on_node("pv", "n1", "csi-1").in_mode(PERSISTENT);
+    vol_data.clone().done(true).write(&dir).unwrap();
+    let read = VolData::read(&dir).unwrap().unwrap();
     assert!(read.is_done() && !read.is_inline());
-    assert_eq!(read.clone().done(false), notes);
+    assert_eq!(read.clone().done(false), vol_data);
     assert_eq!(read.volume(&dir).unwrap(), ("d", "h"));
     let text: BTreeMap<String, String> =
         serde_json::from_slice(&fs::read(dir.join(FILE)).unwrap()).unwrap();
@@ -82,32 +84,32 @@ fn notes_are_read_back_also_those_of_other_kubelets() {
     let values = fields.map(|field| text[field].as_str());
     assert_eq!(values, ["pv", "h", "d", "n1", "csi-1", "Persistent"]);
 
-    // As the Go kubelet leaves it; and in an earlier boot of the machine.
+    // As upstream writes it; and from an earlier boot.
     fs::write(
         dir.join(FILE),
         "{\"driverName\":\"d\",\"volumeHandle\":\"h\",\"volumeLifecycleMode\":\"Ephemeral\"}\n",
     )
     .unwrap();
-    let read = Notes::read(&dir).unwrap().unwrap();
+    let read = VolData::read(&dir).unwrap().unwrap();
     assert!(!read.is_done() && read.is_inline());
     fs::write(dir.join(FILE), "{\"driverName\":\"d\",\"doneInBoot\":\"an earlier one\"}").unwrap();
-    let read = Notes::read(&dir).unwrap().unwrap();
+    let read = VolData::read(&dir).unwrap().unwrap();
     assert!(!read.is_done());
-    assert!(read.volume(&dir).unwrap_err().to_string().contains("names no driver and volume"));
+    assert!(read.volume(&dir).unwrap_err().to_string().contains("no driver name or volume handle"));
 
     for bad in ["", "[]", "{\"driverName\": 1}"] {
         fs::write(dir.join(FILE), bad).unwrap();
-        let error = Notes::read(&dir).unwrap_err().to_string();
+        let error = VolData::read(&dir).unwrap_err().to_string();
         assert!(error.contains(FILE), "{error}");
     }
     fs::write(dir.join("vol_data.tmp"), "half").unwrap();
-    Notes::remove(&dir).unwrap();
+    VolData::remove(&dir).unwrap();
     assert!(!dir.exists());
-    Notes::remove(&dir).unwrap();
+    VolData::remove(&dir).unwrap();
 }
 
 #[test]
-fn a_driver_makes_volumes_of_the_lives_that_it_names() {
+fn csi_driver_lifecycle_modes_are_checked() {
     let none = Policy::default();
     let silent = policy(json!({}));
     let both = policy(json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"]}));
@@ -143,9 +145,14 @@ fn a_driver_makes_volumes_of_the_lives_that_it_names() {
 }
 
 #[test]
-fn what_a_driver_does_not_say_is_as_upstream_has_it() {
+fn csi_driver_defaults_match_upstream() {
     let none = Policy::default();
-    assert!(none.attaches() && !none.tells_pod() && !none.republishes() && !none.mounts_labelled());
+    assert!(
+        none.attach_required()
+            && !none.pod_info_on_mount()
+            && !none.requires_republish()
+            && !none.se_linux_mount()
+    );
     assert!(none.tokens().is_empty() && !none.tokens_are_secret());
     assert_eq!(none.group(), GroupPolicy::ReadWriteOnceWithFsType);
     let all = policy(json!({
@@ -153,31 +160,36 @@ fn what_a_driver_does_not_say_is_as_upstream_has_it() {
         "seLinuxMount": true, "fsGroupPolicy": "File", "serviceAccountTokenInSecrets": true,
         "tokenRequests": [{"audience": "a"}],
     }));
-    assert!(!all.attaches() && all.tells_pod() && all.republishes() && all.mounts_labelled());
+    assert!(
+        !all.attach_required()
+            && all.pod_info_on_mount()
+            && all.requires_republish()
+            && all.se_linux_mount()
+    );
     assert!(all.tokens().len() == 1 && all.tokens_are_secret());
     assert_eq!(all.group(), GroupPolicy::File);
     assert_eq!(policy(json!({"fsGroupPolicy": "None"})).group(), GroupPolicy::None);
 }
 
 #[test]
-fn attachments_are_judged() {
-    let attached = Judgement::Attached([("path".to_owned(), "/dev/x".to_owned())].into());
+fn csi_attachment_state() {
+    let attached = AttachmentState::Attached([("path".to_owned(), "/dev/x".to_owned())].into());
     for (fields, expected) in [
-        (json!({}), Judgement::NotYet),
-        (json!({"status": {"attached": false}}), Judgement::NotYet),
-        (json!({"status": {"attached": true}}), Judgement::Attached(BTreeMap::new())),
+        (json!({}), AttachmentState::NotAttached),
+        (json!({"status": {"attached": false}}), AttachmentState::NotAttached),
+        (json!({"status": {"attached": true}}), AttachmentState::Attached(BTreeMap::new())),
         (json!({"status": {"attached": true, "attachmentMetadata": {"path": "/dev/x"}}}), attached),
         (
             json!({"status": {"attached": false, "attachError": {"message": "no slot"}}}),
-            Judgement::Failed { reason: "no slot".to_owned(), exhausted: false },
+            AttachmentState::Failed { reason: "no slot".to_owned(), exhausted: false },
         ),
         (
             json!({"status": {"attached": false, "attachError": {"message": "full", "errorCode": 8}}}),
-            Judgement::Failed { reason: "full".to_owned(), exhausted: true },
+            AttachmentState::Failed { reason: "full".to_owned(), exhausted: true },
         ),
         (
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"attached": true}}),
-            Judgement::Failed {
+            AttachmentState::Failed {
                 reason: "volume attachment is being deleted".to_owned(),
                 exhausted: false,
             },
@@ -189,15 +201,15 @@ fn attachments_are_judged() {
         });
         json_patch::merge(&mut object, &fields);
         let attachment: VolumeAttachment = serde_json::from_value(object).unwrap();
-        assert_eq!(judge(&attachment), expected, "{fields}");
+        assert_eq!(attachment_state(&attachment), expected, "{fields}");
     }
 }
 
 #[test]
-fn the_claim_says_whether_the_node_is_to_resize() {
-    let expand = |size: &str, accounted| Step::Expand {
+fn csi_expansion_required_step() {
+    let expand = |size: &str, updates_all| Step::Expand {
         size: Quantity(size.to_owned()),
-        account: if accounted { Account::Steps } else { Account::End },
+        status_update: if updates_all { StatusUpdate::Full } else { StatusUpdate::FinalOnly },
     };
     for (status, expected) in [
         (json!({"capacity": {"storage": "2Gi"}}), Step::None),
@@ -228,24 +240,24 @@ fn the_claim_says_whether_the_node_is_to_resize() {
         ),
     ] {
         let parsed: PersistentVolumeClaimStatus = serde_json::from_value(status.clone()).unwrap();
-        assert_eq!(step(&parsed, &Quantity("2Gi".to_owned()), None), expected, "{status}");
+        assert_eq!(required_step(&parsed, &Quantity("2Gi".to_owned()), None), expected, "{status}");
     }
-    // Another node has the volume too, and has told the claim.
-    let told: PersistentVolumeClaimStatus =
+    // Another node has the volume too, and has updated the claim.
+    let reported: PersistentVolumeClaimStatus =
         serde_json::from_value(json!({"capacity": {"storage": "2Gi"}})).unwrap();
     let capacity = Quantity("2Gi".to_owned());
-    for (here, account) in [("1Gi", Some(Account::Nothing)), ("2Gi", None)] {
-        let here = bytes(&Quantity(here.to_owned()));
-        let expected = match account {
-            Some(account) => Step::Expand { size: capacity.clone(), account },
+    for (node_size, status_update) in [("1Gi", Some(StatusUpdate::Nothing)), ("2Gi", None)] {
+        let node_size = bytes(&Quantity(node_size.to_owned()));
+        let expected = match status_update {
+            Some(status_update) => Step::Expand { size: capacity.clone(), status_update },
             None => Step::None,
         };
-        assert_eq!(step(&told, &capacity, Some(here)), expected);
+        assert_eq!(required_step(&reported, &capacity, Some(node_size)), expected);
     }
 }
 
 #[test]
-fn labels_of_files_have_the_level_that_is_asked_for() {
+fn selinux_file_label_has_the_requested_level() {
     let default = "system_u:object_r:container_file_t:s0";
     let options = |fields: Value| serde_json::from_value::<SELinuxOptions>(fields).unwrap();
     for (asked, label) in [
@@ -262,14 +274,14 @@ fn labels_of_files_have_the_level_that_is_asked_for() {
 }
 
 #[test]
-fn usage_is_read_by_its_unit() {
+fn csi_volume_stats_by_unit() {
     let usage = |unit: Unit, total, used, available| VolumeUsage {
         unit: unit.into(),
         total,
         used,
         available,
     };
-    let told = NodeGetVolumeStatsResponse {
+    let reported = NodeGetVolumeStatsResponse {
         usage: vec![
             usage(Unit::Unknown, 1, 1, 1),
             usage(Unit::Bytes, 100, 40, 60),
@@ -286,31 +298,31 @@ fn usage_is_read_by_its_unit() {
         inodes_used: 0,
         condition: None,
     };
-    assert_eq!(filling(&told, false), known);
+    assert_eq!(from_response(&reported, false), known);
     let condition = Some(Condition { abnormal: true, message: "slow".to_owned() });
-    assert_eq!(filling(&told, true), VolumeStats { condition, ..known });
+    assert_eq!(from_response(&reported, true), VolumeStats { condition, ..known });
     let silent = NodeGetVolumeStatsResponse::default();
-    assert_eq!(filling(&silent, false), VolumeStats::default());
+    assert_eq!(from_response(&silent, false), VolumeStats::default());
     let condition = Some(Condition::default());
-    assert_eq!(filling(&silent, true), VolumeStats { condition, ..VolumeStats::default() });
+    assert_eq!(from_response(&silent, true), VolumeStats { condition, ..VolumeStats::default() });
 }
 
 proptest! {
     #[test]
-    fn no_token_is_too_odd(token in ".*") {
+    fn token_expiration_accepts_any_text(token in ".*") {
         let _ = expiration(&token);
     }
 
     #[test]
-    fn volumes_are_told_apart(a in "[a-z/^]{1,8}", b in "[a-z/^]{1,8}") {
+    fn csi_staging_paths_are_unique(a in "[a-z/^]{1,8}", b in "[a-z/^]{1,8}") {
         let root = Path::new("/k");
-        let same = Place::staged(root, "d", &a).dir == Place::staged(root, "d", &b).dir;
+        let same = VolumePaths::staged(root, "d", &a).dir == VolumePaths::staged(root, "d", &b).dir;
         prop_assert_eq!(same, a == b);
     }
 }
 
 #[test]
-fn labels_are_asked_for_by_the_whole_pod_or_not_at_all() {
+fn selinux_options_must_agree_across_containers() {
     use super::super::selinux::options;
     let pod =
         |spec: Value| serde_json::from_value::<Pod>(json!({"metadata": {}, "spec": spec})).unwrap();
@@ -344,9 +356,9 @@ fn number() -> impl Strategy<Value = i64> {
 }
 
 proptest! {
-    /// Finding 1: what a driver says of a volume's file system.
+    /// Finding 1: volume stats of a driver.
     #[test]
-    fn extremes_of_usage_are_told_or_left_out(
+    fn extremes_of_csi_volume_stats(
         usage in prop::collection::vec((-1..4_i32, number(), number(), number()), 0..6),
         condition in prop::option::of((any::<bool>(), text())),
         knows_condition: bool,
@@ -359,18 +371,18 @@ proptest! {
         });
         let condition =
             condition.map(|(abnormal, message)| VolumeCondition { abnormal, message });
-        let told =
+        let reported =
             NodeGetVolumeStatsResponse { usage: usage.collect(), volume_condition: condition };
-        let found = filling(&told, knows_condition);
+        let found = from_response(&reported, knows_condition);
         let amounts = [found.capacity, found.available, found.used];
         let inodes = [found.inodes, found.inodes_free, found.inodes_used];
         prop_assert!(amounts.iter().chain(&inodes).all(|amount| *amount <= i64::MAX as u64));
         prop_assert_eq!(found.condition.is_some(), knows_condition);
     }
 
-    /// Finding 1: sizes that a claim and its volume have, and how far the claim says to have come.
+    /// Finding 1: sizes of a claim and its volume, and the state of its resize.
     #[test]
-    fn extremes_of_claims_are_grown_or_left(
+    fn extremes_of_csi_expansion_steps(
         status in hostile(json!({
             "phase": "Bound", "accessModes": ["ReadWriteOnce"],
             "capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
@@ -379,7 +391,7 @@ proptest! {
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         }), 4),
         capacity in text(),
-        here in prop::option::of(prop_oneof![any::<i128>(), number().prop_map(i128::from)]),
+        node_size in prop::option::of(prop_oneof![any::<i128>(), number().prop_map(i128::from)]),
     ) {
         let capacity = Quantity(capacity);
         let most = i128::from(i64::MAX) * 1000;
@@ -387,23 +399,23 @@ proptest! {
         let Ok(status) = serde_json::from_value::<PersistentVolumeClaimStatus>(status) else {
             return Ok(());
         };
-        let told = status.capacity.as_ref().and_then(|amounts| amounts.get("storage"));
-        let told = told.map_or(0, bytes);
-        match step(&status, &capacity, here) {
-            Step::Expand { size, account: Account::Nothing } => {
-                prop_assert!(here.is_some_and(|here| here < bytes(&size)));
+        let reported = status.capacity.as_ref().and_then(|amounts| amounts.get("storage"));
+        let reported = reported.map_or(0, bytes);
+        match required_step(&status, &capacity, node_size) {
+            Step::Expand { size, status_update: StatusUpdate::Nothing } => {
+                prop_assert!(node_size.is_some_and(|node_size| node_size < bytes(&size)));
             }
-            Step::Expand { size, account } => {
-                prop_assert!(told < bytes(&capacity));
-                prop_assert!(account == Account::Steps || size == capacity);
+            Step::Expand { size, status_update } => {
+                prop_assert!(reported < bytes(&capacity));
+                prop_assert!(status_update == StatusUpdate::Full || size == capacity);
             }
             Step::None => {}
         }
     }
 
-    /// Finding 1: what a driver's attacher says.
+    /// Finding 1: VolumeAttachments.
     #[test]
-    fn extremes_of_attachments_are_judged(object in hostile(json!({
+    fn extremes_of_csi_attachment_state(object in hostile(json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
         "metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0},
         "spec": {"attacher": "d", "nodeName": "n", "source": {"persistentVolumeName": "pv"}},
@@ -419,12 +431,12 @@ proptest! {
         let is_leaving = attachment.metadata.deletion_timestamp.is_some();
         let status = attachment.status.as_ref();
         let attached = !is_leaving && status.is_some_and(|status| status.attached);
-        prop_assert_eq!(matches!(judge(&attachment), Judgement::Attached(_)), attached);
+        prop_assert_eq!(matches!(attachment_state(&attachment), AttachmentState::Attached(_)), attached);
     }
 
-    /// Finding 1: when a token says that it ends.
+    /// Finding 1: expiration of tokens.
     #[test]
-    fn extremes_of_tokens_end_or_do_not_say(
+    fn extremes_of_token_expiration(
         claims in prop_oneof![
             hostile(json!({"exp": 1_700_000_000, "iat": 0, "aud": ["a"]}), 2),
             hostile(json!({"exp": 1.5}), 1),
@@ -442,9 +454,9 @@ proptest! {
         let _ = expiration(&first);
     }
 
-    /// Finding 1: what a CSIDriver asks of the node.
+    /// Finding 1: CSIDriver specs.
     #[test]
-    fn extremes_of_drivers_are_read(
+    fn extremes_of_csi_driver_specs(
         spec in hostile(json!({
             "attachRequired": true, "podInfoOnMount": true, "requiresRepublish": true,
             "seLinuxMount": true, "storageCapacity": true, "fsGroupPolicy": "File",
@@ -460,8 +472,8 @@ proptest! {
         prop_assert_eq!(policy.updates_allocatable(), seconds.is_some_and(|seconds| seconds > 0));
         prop_assert!(policy.tokens().len() <= 64);
         policy.group();
-        let _ = (policy.attaches(), policy.tells_pod(), policy.republishes());
-        let _ = (policy.mounts_labelled(), policy.tokens_are_secret());
+        let _ = (policy.attach_required(), policy.pod_info_on_mount(), policy.requires_republish());
+        let _ = (policy.se_linux_mount(), policy.tokens_are_secret());
         for mode in [PERSISTENT, EPHEMERAL] {
             if let Err(error) = policy.check(mode, &driver) {
                 prop_assert!(error.to_string().contains(mode));
@@ -469,44 +481,44 @@ proptest! {
         }
     }
 
-    /// Finding 1: a note as it may lie there, of which the set-up goes on or says why not.
+    /// Finding 1: the content of vol_data.json.
     #[test]
-    fn extremes_of_notes_are_read_or_refused(
-        note in prop_oneof![
+    fn extremes_of_csi_vol_data(
+        vol_data in prop_oneof![
             4 => hostile(json!({
                 "driverName": "d", "volumeHandle": "h", "volumeLifecycleMode": "Ephemeral",
                 "specVolID": "pv", "nodeName": "n", "attachmentID": "csi-1", "doneInBoot": "b",
-            }), 4).prop_map(|note| note.to_string().into_bytes()),
+            }), 4).prop_map(|vol_data| vol_data.to_string().into_bytes()),
             1 => text().prop_map(String::into_bytes),
             1 => prop::collection::vec(any::<u8>(), 0..64),
             1 => (1..2000_usize).prop_map(|depth| "[".repeat(depth).into_bytes()),
         ],
     ) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        fs::write(dir.path().join(FILE), &note).unwrap();
-        match Notes::read(dir.path()) {
+        fs::write(dir.path().join(FILE), &vol_data).unwrap();
+        match VolData::read(dir.path()) {
             Ok(None) => prop_assert!(false, "it is there"),
             Ok(Some(read)) => {
                 let _ = (read.volume(dir.path()), read.is_inline(), read.is_done());
                 let done = read.done(true);
                 done.write(dir.path()).unwrap();
                 prop_assert!(done.is_done());
-                prop_assert_eq!(Notes::read(dir.path()).unwrap(), Some(done));
+                prop_assert_eq!(VolData::read(dir.path()).unwrap(), Some(done));
             }
-            Err(error) => prop_assert!(error.to_string().len() <= note.len() + 1024),
+            Err(error) => prop_assert!(error.to_string().len() <= vol_data.len() + 1024),
         }
     }
 
-    /// Finding 1: whatever a handle is, its volume has a place that a file system can hold.
+    /// Finding 1: paths of any volume handle are valid.
     #[test]
-    fn extremes_of_handles_have_a_place(handle in text(), (uid, node) in (text(), text())) {
+    fn extremes_of_csi_volume_handles(handle in text(), (uid, node) in (text(), text())) {
         let root = Path::new("/k");
-        let place = Place::staged(root, "d", &handle);
-        prop_assert_eq!(place.dir.parent(), Some(Path::new("/k/plugins/kubernetes.io/csi/d")));
+        let paths = VolumePaths::staged(root, "d", &handle);
+        prop_assert_eq!(paths.dir.parent(), Some(Path::new("/k/plugins/kubernetes.io/csi/d")));
         for name in [inline_handle(&uid, &handle), attachment_name(&handle, "d", &node)] {
             prop_assert_eq!(name.len(), "csi-".len() + 64);
         }
-        prop_assert_eq!(place.mount.parent(), Some(&*place.dir));
+        prop_assert_eq!(paths.mount.parent(), Some(&*paths.dir));
         prop_assert!(device_name("d", &handle).ends_with(&handle));
     }
 }

@@ -1,4 +1,4 @@
-//! A node with volumes of a driver, and pods that use them.
+//! A node with CSI volumes, and pods that use them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,16 +21,16 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 pub(super) const DRIVER: &str = "csi.example.com";
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often claims are looked at.
-const LOOK: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Poll interval of claims.
+const CLAIM_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const SOON: Duration = Duration::from_millis(5);
 
 pub(super) struct World {
     pub(super) volumes: Volumes,
     pub(super) api: Api,
     drivers: Drivers,
-    room: JoinHandle<()>,
+    plugin_manager: JoinHandle<()>,
     pub(super) driver: CsiDriver,
     /// The driver's name.
     name: String,
@@ -38,50 +38,50 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A node with that driver, whose CSIDriver object (if any) says that.
+    /// A node with that driver and CSIDriver spec, if any.
     pub(super) async fn start(options: CsiOptions, policy: Value) -> Self {
         let (root, api) = (Root::new(), Api::start().await);
         std::fs::create_dir(root.join("node")).unwrap();
-        let (drivers, room) = drivers(&root);
+        let (drivers, plugin_manager) = drivers(&root);
         let registry = root.join("node/plugins_registry");
         let name = options.name.clone();
         let driver = CsiDriver::start(options, &root.join("driver"), &registry).unwrap();
         let volumes = volumes(&root, &api, &drivers);
-        let world = Self { volumes, api, drivers, room, driver, name, root };
-        world.until_registered(true).await;
+        let world = Self { volumes, api, drivers, plugin_manager, driver, name, root };
+        world.wait_registered(true).await;
         if policy.is_object() {
-            world.say(policy);
+            world.set_policy(policy);
         }
         world
     }
 
-    /// Puts the CSIDriver object in place.
-    pub(super) fn say(&self, policy: Value) {
+    /// Sets the CSIDriver spec.
+    pub(super) fn set_policy(&self, policy: Value) {
         let path = format!("/apis/storage.k8s.io/v1/csidrivers/{}", self.name);
         self.api.put(&path, json!({"spec": policy}));
     }
 
-    pub(super) async fn until_registered(&self, expected: bool) {
+    pub(super) async fn wait_registered(&self, expected: bool) {
         until("the driver is registered", || self.drivers.get(&self.name).is_some() == expected)
             .await;
     }
 
-    /// What is notified when the driver has no room.
+    /// The notification of an exceeded attach limit.
     pub(super) fn exhausted(&self) -> Arc<Notify> {
         self.drivers.exhausted(&self.name).unwrap()
     }
 
-    /// Another daemon in the place of the one that was.
+    /// Restarts the daemon.
     pub(super) fn restart(&mut self) {
         self.volumes = volumes(&self.root, &self.api, &self.drivers);
     }
 
-    /// Another daemon, all of whose work is done in that runtime and ends with it. It has yet to
-    /// hear of the driver, and does not wait long before it tries again to unstage a volume.
+    /// Restarts the daemon in that runtime. The driver is not registered yet, and the backoff of
+    /// unstaging is short.
     pub(super) fn restart_in(&mut self, runtime: &Runtime) {
         let _entered = runtime.enter();
-        self.room.abort();
-        (self.drivers, self.room) = drivers(&self.root);
+        self.plugin_manager.abort();
+        (self.drivers, self.plugin_manager) = drivers(&self.root);
         self.restart();
         Arc::get_mut(&mut self.volumes.inner).unwrap().csi.pause = SOON;
         runtime.spawn(self.volumes.clone().unstage_unused());
@@ -116,16 +116,16 @@ impl World {
         self.volumes.remove_pod(uid).await.map_err(|error| error.to_string())
     }
 
-    /// The calls about volumes, without those that ask what the driver can do.
+    /// The calls, without NodeGetCapabilities.
     pub(super) fn calls(&self) -> Vec<String> {
         let calls = self.driver.calls().into_iter().map(|(method, _)| method);
         let calls = calls.filter(|method| method != "NodeGetCapabilities");
         calls.map(|method| method.trim_start_matches("Node").replace("Volume", "")).collect()
     }
 
-    pub(super) async fn until_called(&self, expected: &[&str]) {
+    pub(super) async fn wait_calls(&self, expected: &[&str]) {
         let what = format!("the driver is asked for {expected:?}");
-        wait_until(PATIENCE, &what, async || match self.calls() {
+        wait_until(TIMEOUT, &what, async || match self.calls() {
             calls if calls == expected => Ok(()),
             calls => Err(format!("{calls:?}")),
         })
@@ -133,9 +133,9 @@ impl World {
         .unwrap();
     }
 
-    /// Until nothing of any volume is left on the node.
-    pub(super) async fn until_clean(&self) {
-        wait_until(PATIENCE, "nothing is left", async || {
+    /// Waits until no volume is left on the node.
+    pub(super) async fn wait_clean(&self) {
+        wait_until(TIMEOUT, "nothing is left", async || {
             let users = self.volumes.devices().in_use().borrow().users().clone();
             match (self.root.mounts(), self.files(), users.is_empty()) {
                 (mounts, files, true) if mounts.is_empty() && files.is_empty() => Ok(()),
@@ -164,18 +164,18 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.room.abort();
+        self.plugin_manager.abort();
     }
 }
 
-/// The drivers that register from here on, and the task by which they do.
+/// The drivers, and the task of the plugin manager.
 fn drivers(root: &Root) -> (Drivers, JoinHandle<()>) {
     let registry = Registry::default();
     let drivers = Drivers::new("n1", &registry);
     let csi_node = CsiNode::new("n1", None);
     let parts = Parts { root: root.join("node"), drivers: drivers.clone(), csi_node };
-    let room = tokio::spawn(plugins::run(parts, &registry));
-    (drivers, room)
+    let plugin_manager = tokio::spawn(plugins::run(parts, &registry));
+    (drivers, plugin_manager)
 }
 
 fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
@@ -183,11 +183,11 @@ fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
     let pod_events = PodEventRecorder::new(Recorder::start(Some(api.client()), "n1").0);
     let (node, registry) = (root.join("node"), Registry::default());
     Volumes::new(node, objects, BTreeMap::new(), pod_events, drivers.clone(), &registry)
-        .looking_every(LOOK)
+        .with_claim_poll_interval(CLAIM_POLL_INTERVAL)
 }
 
 pub(super) async fn until(what: &str, check: impl Fn() -> bool) {
-    wait_until(PATIENCE, what, async || if check() { Ok(()) } else { Err("not yet") })
+    wait_until(TIMEOUT, what, async || if check() { Ok(()) } else { Err("not yet") })
         .await
         .unwrap();
 }
@@ -210,7 +210,7 @@ pub(super) fn user(uid: &str, claim: &str) -> Pod {
     pod(uid, json!([volume]), Value::Null)
 }
 
-/// What most of the tests have a driver say: nothing is attached.
+/// The CSIDriver spec of most tests: without attachments.
 pub(super) fn unattached() -> Value {
     json!({"attachRequired": false, "fsGroupPolicy": "File"})
 }

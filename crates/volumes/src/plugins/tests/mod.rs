@@ -1,5 +1,5 @@
-//! Registration of drivers of our own on real sockets, with an apiserver of a few lines.
+//! Registration of fake drivers on real sockets, with a fake apiserver.
 
 mod pure;
-mod registering;
+mod registration;
 mod sockets;

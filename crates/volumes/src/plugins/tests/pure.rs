@@ -1,4 +1,4 @@
-//! Versions, and what the cluster is told, as plain values.
+//! Versions and CSINode entries, as plain values.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ fn map<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_highest_version_that_the_node_speaks_counts() {
-    for (told, highest) in [
+fn csi_version_highest_supported() {
+    for (info, highest) in [
         (strings(["1.0.0"]), Some("1.0.0")),
         (strings(["v1.2", "1.10.0", "1.9.3"]), Some("1.10.0")),
         (strings(["0.3.0", "1.0.0", "2.0.0"]), Some("1.0.0")),
@@ -30,23 +30,23 @@ fn the_highest_version_that_the_node_speaks_counts() {
         (strings(["2.0.0"]), None),
         (strings(["one", "", "1", "1..0"]), None),
     ] {
-        let found = Version::highest(&told).map(|version| version.to_string());
-        assert_eq!(found.as_deref(), highest, "{told:?}");
+        let found = Version::highest(&info).map(|version| version.to_string());
+        assert_eq!(found.as_deref(), highest, "{info:?}");
     }
     assert!(Version::highest(&[]).is_none());
 }
 
 #[test]
-fn an_entry_says_what_the_driver_said() {
+fn csi_node_entry_from_node_info() {
     let topology = map([("zone", "a"), ("rack", "7")]);
-    for (told, most) in [(0, None), (25, Some(25)), (-3, None), (i64::MAX, Some(i32::MAX))] {
-        let told = NodeGetInfoResponse {
+    for (info, most) in [(0, None), (25, Some(25)), (-3, None), (i64::MAX, Some(i32::MAX))] {
+        let info = NodeGetInfoResponse {
             node_id: "here".to_owned(),
-            max_volumes_per_node: told,
+            max_volumes_per_node: info,
             accessible_topology: None,
         };
         assert_eq!(
-            entry("d", &told, &topology),
+            entry("d", &info, &topology),
             CSINodeDriver {
                 name: "d".to_owned(),
                 node_id: "here".to_owned(),
@@ -58,7 +58,7 @@ fn an_entry_says_what_the_driver_said() {
 }
 
 #[test]
-fn entries_are_written_when_they_differ() {
+fn csi_node_entries_are_written_when_changed() {
     let one = |name: &str, id: &str| CSINodeDriver {
         name: name.to_owned(),
         node_id: id.to_owned(),
@@ -84,7 +84,7 @@ fn entries_are_written_when_they_differ() {
 }
 
 #[test]
-fn the_annotation_names_the_node_for_each_driver() {
+fn csi_node_id_annotation() {
     let of = |text: &str| map([(NODE_IDS, text)]);
     let change = |known: Option<&BTreeMap<String, String>>, driver, id| {
         with_id(known, driver, id).map_err(|error| error.to_string())
@@ -101,7 +101,7 @@ fn the_annotation_names_the_node_for_each_driver() {
 }
 
 #[test]
-fn a_driver_does_not_move_the_node() {
+fn csi_topology_label_collisions() {
     let known = map([("zone", "a"), ("other", "x")]);
     assert_eq!(
         new_labels(Some(&known), &map([("zone", "a"), ("rack", "7")])).unwrap(),
@@ -114,14 +114,14 @@ fn a_driver_does_not_move_the_node() {
 
 proptest! {
     #[test]
-    fn no_version_is_too_odd(versions in proptest::collection::vec(".*", 0..4)) {
+    fn csi_version_accepts_any_text(versions in proptest::collection::vec(".*", 0..4)) {
         if let Some(version) = Version::highest(&versions) {
             prop_assert!(version.to_string().starts_with("1."), "{version}");
         }
     }
 
     #[test]
-    fn who_is_taken_in_and_out_leaves_the_others(
+    fn csi_node_id_annotation_keeps_other_drivers(
         others in proptest::collection::btree_map("[b-z]{1,5}", "[0-9]{1,3}", 0..4),
     ) {
         let text = json!(others).to_string();
@@ -137,9 +137,9 @@ proptest! {
 }
 
 proptest! {
-    /// Finding 1: what a driver says of the node, which its objects are to say, too.
+    /// Finding 1: node info of a driver.
     #[test]
-    fn extremes_of_drivers_words_are_told_or_refused(
+    fn extremes_of_csi_node_info(
         (driver, node_id) in (text(), text()),
         most in prop_oneof![4 => prop::sample::select(NUMBERS.to_vec()), 1 => any::<i64>()],
         segments in prop::option::of(prop::collection::btree_map(
@@ -157,12 +157,12 @@ proptest! {
             {"name": "b", "nodeID": "2"},
         ]), 4),
     ) {
-        let told = NodeGetInfoResponse {
+        let info = NodeGetInfoResponse {
             node_id: node_id.clone(),
             max_volumes_per_node: most,
             accessible_topology: segments.map(|segments| Topology { segments }),
         };
-        let topology = told.accessible_topology.clone().unwrap_or_default().segments;
+        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         match new_labels(labels.as_ref(), &topology) {
             Ok(new) => {
                 let known = labels.clone().unwrap_or_default();
@@ -173,7 +173,7 @@ proptest! {
             Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
         for driver in [driver.as_str(), "a"] {
-            let made = entry(driver, &told, &topology);
+            let made = entry(driver, &info, &topology);
             let count = made.allocatable.as_ref().and_then(|most| most.count);
             prop_assert_eq!(count, i32::try_from(most.min(i32::MAX.into())).ok().filter(|most| *most > 0));
             let known = serde_json::from_value::<Vec<CSINodeDriver>>(known.clone());
@@ -197,7 +197,7 @@ proptest! {
 
     /// Finding 1.
     #[test]
-    fn extremes_of_versions_are_refused_or_compared(
+    fn extremes_of_csi_versions(
         versions in proptest::collection::vec(
             prop_oneof![
                 text(),

@@ -1,4 +1,4 @@
-//! What is seen of a directory of sockets.
+//! Changes of a directory of sockets.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -26,29 +26,29 @@ fn listen(path: &Path) -> UnixListener {
 }
 
 #[tokio::test]
-async fn sockets_come_go_and_come_back() {
+async fn plugin_sockets_added_removed_and_recreated() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("plugins_registry");
     fs::create_dir(&root).unwrap();
     let (old, new) = (root.join("old.sock"), root.join("new.sock"));
     let _old = listen(&old);
     let mut sockets = Sockets::open(root.clone());
-    assert_eq!(next(&mut sockets).await, Change::Appeared(old.clone()));
+    assert_eq!(next(&mut sockets).await, Change::Added(old.clone()));
     nothing(&mut sockets).await;
 
     let _new = listen(&new);
-    assert_eq!(next(&mut sockets).await, Change::Appeared(new.clone()));
+    assert_eq!(next(&mut sockets).await, Change::Added(new.clone()));
     fs::remove_file(&old).unwrap();
-    assert_eq!(next(&mut sockets).await, Change::Gone(old));
-    // Made anew between two looks.
+    assert_eq!(next(&mut sockets).await, Change::Removed(old));
+    // Recreated between two scans.
     fs::remove_file(&new).unwrap();
     let _again = listen(&new);
-    assert_eq!(next(&mut sockets).await, Change::Appeared(new));
+    assert_eq!(next(&mut sockets).await, Change::Added(new));
     nothing(&mut sockets).await;
 }
 
 #[tokio::test]
-async fn only_sockets_count_also_in_directories() {
+async fn plugin_sockets_in_subdirectories() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("plugins_registry");
     let mut sockets = Sockets::open(root.clone());
@@ -61,15 +61,15 @@ async fn only_sockets_count_also_in_directories() {
     fs::create_dir_all(&deep).unwrap();
     let socket = deep.join("reg.sock");
     let _deep = listen(&socket);
-    assert_eq!(next(&mut sockets).await, Change::Appeared(socket.clone()));
+    assert_eq!(next(&mut sockets).await, Change::Added(socket.clone()));
     nothing(&mut sockets).await;
     fs::remove_dir_all(root.join("driver")).unwrap();
-    assert_eq!(next(&mut sockets).await, Change::Gone(socket));
+    assert_eq!(next(&mut sockets).await, Change::Removed(socket));
     nothing(&mut sockets).await;
 }
 
 #[tokio::test]
-async fn a_directory_that_is_made_anew_is_followed() {
+async fn plugin_directory_recreated_is_watched() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("plugins_registry");
     let mut sockets = Sockets::open(root.clone());
@@ -79,5 +79,5 @@ async fn a_directory_that_is_made_anew_is_followed() {
     assert!(root.is_dir());
     let socket = root.join("reg.sock");
     let _listener = listen(&socket);
-    assert_eq!(next(&mut sockets).await, Change::Appeared(socket));
+    assert_eq!(next(&mut sockets).await, Change::Added(socket));
 }

@@ -1,4 +1,4 @@
-//! What volumes are called, in pods, on the node and at the driver.
+//! Names of volumes, in pods, on the node and at the driver.
 
 use serde_json::{Value, json};
 
@@ -53,13 +53,13 @@ impl Kind {
         }
     }
 
-    /// Whether its directory is given to the pod's group.
+    /// Whether fsGroup is applied to it.
     pub(super) fn is_given_to_group(self) -> bool {
         !matches!(self, Self::ReadOnly | Self::HostPath)
     }
 }
 
-/// What any pod may ask for, by its UID.
-pub(super) fn everything() -> impl Iterator<Item = (&'static str, Kind)> {
+/// All volumes of all pods.
+pub(super) fn all_volumes() -> impl Iterator<Item = (&'static str, Kind)> {
     PODS.into_iter().flat_map(|uid| KINDS.map(|(kind, _)| (uid, kind)))
 }

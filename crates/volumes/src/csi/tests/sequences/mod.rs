@@ -1,11 +1,10 @@
-//! Whatever was wanted of a driver, whatever failed, and whenever the daemon was killed meanwhile:
-//! once nothing is in the way, what is mounted is what is wanted, and nothing else is left, neither
-//! on the node nor at the driver. On the way there the driver is asked for everything in order, and
-//! no data is lost.
+//! Random sequences of operations, failures and crashes: once all failures are repaired, the mounts
+//! converge to the desired state, and nothing else is left on the node or at the driver. Calls to
+//! the driver are always in order, and no data is lost.
 
 mod kinds;
 mod node;
-mod picture;
+mod state;
 
 use std::cell::RefCell;
 
@@ -18,28 +17,28 @@ use node::Node;
 
 const PODS: [&str; 3] = ["u0", "u1", "u2"];
 
-/// A volume that a pod may ask for.
+/// A volume of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// By a claim that pods share.
+    /// A shared claim.
     Shared,
-    /// By another claim, that leads to the same volume of the driver.
+    /// Another claim with the same volume handle.
     Twin,
-    /// By a claim, to be read only.
+    /// A read-only claim.
     ReadOnly,
-    /// By a claim that is the pod's own.
+    /// A generic ephemeral volume.
     Generic,
-    /// One that lives as long as the pod.
+    /// A CSI ephemeral volume.
     Inline,
-    /// A device that pods share, by a claim.
+    /// A shared block volume.
     Raw,
-    /// A directory of the node, by a claim for a local volume.
+    /// A local volume.
     Local,
-    /// A directory of the node, by a claim for its path.
+    /// A host path.
     HostPath,
 }
 
-/// With how likely a pod asks for it.
+/// All kinds with their probabilities.
 const KINDS: [(Kind, f64); 8] = [
     (Kind::Shared, 0.6),
     (Kind::Twin, 0.2),
@@ -53,65 +52,65 @@ const KINDS: [(Kind, f64); 8] = [
 
 #[derive(Clone, Debug)]
 struct Case {
-    /// What each pod asks for.
+    /// The volumes of each pod.
     pods: Vec<Vec<Kind>>,
-    /// Whether volumes are attached before they are used.
-    attaches: bool,
-    /// Whether volumes are published anew from time to time.
-    republishes: bool,
+    /// Whether volumes need an attachment.
+    attach_required: bool,
+    /// Whether volumes are republished periodically.
+    requires_republish: bool,
     actions: Vec<Action>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// A worker does that, and waits for it unless the driver hangs.
+    /// Runs it to its end, unless the driver hangs.
     Do(Work),
-    /// It gives up waiting after so many milliseconds.
+    /// Cancels it after that many milliseconds.
     Abandon(Work, u64),
-    /// The daemon is killed so many milliseconds after that was begun, and another one started.
+    /// Kills the daemon that many milliseconds after its start, and restarts it.
     Kill(Work, u64),
-    /// The same while nobody waits for anything, and that pod is gone before the other one starts.
+    /// Kills the daemon while it is idle, and removes that pod before the restart.
     Vanish(usize),
-    Break(Trouble),
-    /// Nothing is in the way any more.
+    Break(Failure),
+    /// Repairs all failures.
     Mend,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// The pod is wanted from here on.
+    /// Starts the pod.
     Start(usize),
-    /// The pod has ended, but its directory is kept.
+    /// The pod has terminated; its directory is kept.
     Unmount(usize),
     Remove(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
-    /// The next call of that method goes wrong, or each one.
-    Call(&'static str, Wrong, bool),
-    /// The driver takes its registration back.
+enum Failure {
+    /// The next call of that method fails, or each one.
+    Call(&'static str, CallFault, bool),
+    /// The driver unregisters.
     Withdrawn,
-    /// The driver has died.
+    /// The driver is killed.
     Dead,
     /// Claims and volumes are deleted.
     Deleted,
-    /// Volumes cannot be attached.
+    /// Attachments fail.
     Detached,
-    /// Somebody works in the volumes of that pod.
+    /// Files in the volumes of that pod are open.
     Busy(usize),
-    /// Somebody works where volumes are staged.
+    /// Files in staging directories are open.
     BusyStaged,
-    /// The directory of the local volume is away.
+    /// The directory of the local volume is missing.
     Missing,
 }
 
-/// What becomes of a call.
+/// The fault of a call.
 #[derive(Clone, Copy, Debug)]
-enum Wrong {
-    /// It fails before anything is done.
+enum CallFault {
+    /// It fails without effect.
     Before(Code),
-    /// It is done, and nobody is told.
+    /// It succeeds, but the response is lost.
     After(Code),
     Hang,
     HangReply,
@@ -125,7 +124,12 @@ fn cases() -> impl Strategy<Value = Case> {
     let pods = prop::collection::vec(pod, PODS.len());
     let actions = prop::collection::vec(action(), 1..14);
     (pods, prop::bool::weighted(0.3), prop::bool::weighted(0.2), actions).prop_map(
-        |(pods, attaches, republishes, actions)| Case { pods, attaches, republishes, actions },
+        |(pods, attach_required, requires_republish, actions)| Case {
+            pods,
+            attach_required,
+            requires_republish,
+            actions,
+        },
     )
 }
 
@@ -135,7 +139,7 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (work(), 0u64..30).prop_map(|(work, after)| Action::Abandon(work, after)),
         2 => (work(), 0u64..60).prop_map(|(work, after)| Action::Kill(work, after)),
         1 => (0..PODS.len()).prop_map(Action::Vanish),
-        4 => trouble().prop_map(Action::Break),
+        4 => failure().prop_map(Action::Break),
         2 => Just(Action::Mend),
     ]
 }
@@ -149,14 +153,14 @@ fn work() -> impl Strategy<Value = Work> {
     ]
 }
 
-fn trouble() -> impl Strategy<Value = Trouble> {
+fn failure() -> impl Strategy<Value = Failure> {
     let uncertain = [Code::DeadlineExceeded, Code::Unavailable, Code::Aborted];
     let before = [Code::Unavailable, Code::Internal, Code::FailedPrecondition, Code::Aborted];
-    let wrong = prop_oneof![
-        4 => select(before.to_vec()).prop_map(Wrong::Before),
-        2 => select(uncertain.to_vec()).prop_map(Wrong::After),
-        1 => Just(Wrong::Hang),
-        1 => Just(Wrong::HangReply),
+    let fault = prop_oneof![
+        4 => select(before.to_vec()).prop_map(CallFault::Before),
+        2 => select(uncertain.to_vec()).prop_map(CallFault::After),
+        1 => Just(CallFault::Hang),
+        1 => Just(CallFault::HangReply),
     ];
     let methods = [
         "NodeGetCapabilities",
@@ -165,23 +169,23 @@ fn trouble() -> impl Strategy<Value = Trouble> {
         "NodeUnpublishVolume",
         "NodeUnstageVolume",
     ];
-    let call = (select(methods.to_vec()), wrong, any::<bool>());
+    let call = (select(methods.to_vec()), fault, any::<bool>());
     prop_oneof![
-        8 => call.prop_map(|(method, wrong, once)| Trouble::Call(method, wrong, once)),
-        1 => Just(Trouble::Withdrawn),
-        1 => Just(Trouble::Dead),
-        1 => Just(Trouble::Deleted),
-        1 => Just(Trouble::Detached),
-        1 => (0..PODS.len()).prop_map(Trouble::Busy),
-        1 => Just(Trouble::BusyStaged),
-        1 => Just(Trouble::Missing),
+        8 => call.prop_map(|(method, fault, once)| Failure::Call(method, fault, once)),
+        1 => Just(Failure::Withdrawn),
+        1 => Just(Failure::Dead),
+        1 => Just(Failure::Deleted),
+        1 => Just(Failure::Detached),
+        1 => (0..PODS.len()).prop_map(Failure::Busy),
+        1 => Just(Failure::BusyStaged),
+        1 => Just(Failure::Missing),
     ]
 }
 
-fn any_sequence_ends_as_it_is_wanted(stages: bool) {
+fn volume_sequences_converge(stages: bool) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    // One node does for all that goes well; after a failure the next case has another one.
+    // One node is reused for all successful cases.
     let kept = RefCell::new(None);
     let cases_in_all = Config::default().cases / 8;
     let config = Config { cases: cases_in_all, max_shrink_iters: 128, ..Config::default() };
@@ -200,11 +204,11 @@ fn any_sequence_ends_as_it_is_wanted(stages: bool) {
 }
 
 #[test]
-fn any_sequence_with_a_driver_that_stages_ends_as_it_is_wanted() {
-    any_sequence_ends_as_it_is_wanted(true);
+fn csi_sequences_converge_with_staging() {
+    volume_sequences_converge(true);
 }
 
 #[test]
-fn any_sequence_with_a_driver_that_only_publishes_ends_as_it_is_wanted() {
-    any_sequence_ends_as_it_is_wanted(false);
+fn csi_sequences_converge_without_staging() {
+    volume_sequences_converge(false);
 }

@@ -1,4 +1,4 @@
-//! A node on which a case is played.
+//! A node on which a case is run.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,24 +17,24 @@ use tokio::time::{sleep, timeout};
 
 use super::super::super::paths::attachment_name;
 use super::super::world::{DRIVER, World, pod, until};
-use super::kinds::everything;
-use super::picture;
-use super::{Action, Case, Kind, PODS, Trouble, Work, Wrong};
+use super::kinds::all_volumes;
+use super::state;
+use super::{Action, CallFault, Case, Failure, Kind, PODS, Work};
 use crate::PodMounts;
 
 const GROUP: u32 = 77;
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a call may take while a driver hangs.
-const MOMENT: Duration = Duration::from_millis(40);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of operations while a driver hangs.
+const HANG_TIMEOUT: Duration = Duration::from_millis(40);
 
 pub(super) struct Node {
     pub(super) world: World,
-    /// Where all that the daemon does is done.
+    /// The runtime of the daemon.
     daemon: Option<Runtime>,
     /// Whether the driver stages volumes.
     pub(super) stages: bool,
     pods: Vec<Pod>,
-    /// What each pod asks for.
+    /// The volumes of each pod.
     pub(super) kinds: Vec<Vec<Kind>>,
     pub(super) wanted: BTreeSet<usize>,
     busy: Vec<File>,
@@ -45,7 +45,7 @@ pub(super) struct Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for (device, _) in picture::loops(&self.world) {
+        for (device, _) in state::loops(&self.world) {
             let _ = std::process::Command::new("losetup").arg("-d").arg(device).status();
         }
     }
@@ -53,8 +53,8 @@ impl Drop for Node {
 
 impl Node {
     pub(super) async fn start(stages: bool) -> Self {
-        let able = stages.then_some(Type::StageUnstageVolume);
-        let world = World::start(CsiOptions::new(DRIVER).with(able), Value::Null).await;
+        let capabilities = stages.then_some(Type::StageUnstageVolume);
+        let world = World::start(CsiOptions::new(DRIVER).with(capabilities), Value::Null).await;
         let mut node = Self {
             world,
             daemon: None,
@@ -71,20 +71,20 @@ impl Node {
         node
     }
 
-    /// Plays a case to its end, when nothing is left.
+    /// Runs a case to its end.
     pub(super) async fn run(&mut self, case: &Case) {
         self.prepare(case);
         for action in &case.actions {
-            self.play(*action).await;
+            self.run_action(*action).await;
             self.check_invariants();
         }
-        self.mend().await;
+        self.repair().await;
         self.settle().await;
-        self.check_unchanged(case.republishes).await;
+        self.check_unchanged(case.requires_republish).await;
         self.kill().await;
         self.restart().await;
-        self.check_unchanged(case.republishes).await;
-        // Nothing but the node itself says how volumes are taken down.
+        self.check_unchanged(case.requires_republish).await;
+        // Teardown must not need any API objects.
         self.delete_volumes();
         self.wanted.clear();
         self.settle().await;
@@ -99,12 +99,12 @@ impl Node {
         });
         self.pods = pods.collect();
         self.kinds = case.pods.clone();
-        self.world.say(json!({
-            "attachRequired": case.attaches, "requiresRepublish": case.republishes,
+        self.world.set_policy(json!({
+            "attachRequired": case.attach_required, "requiresRepublish": case.requires_republish,
             "podInfoOnMount": true, "fsGroupPolicy": "File",
             "volumeLifecycleModes": ["Persistent", "Ephemeral"],
         }));
-        for (uid, kind) in everything() {
+        for (uid, kind) in all_volumes() {
             let dir = self.source(uid, kind);
             fs::create_dir_all(&dir).unwrap();
             chown(&dir, Some(0), Some(0)).unwrap();
@@ -113,7 +113,7 @@ impl Node {
         self.make_volumes();
     }
 
-    /// The directory that is the content of a volume.
+    /// The directory with the content of a volume.
     fn source(&self, uid: &str, kind: Kind) -> std::path::PathBuf {
         match kind.handle(uid) {
             Some(handle) => self.world.driver.volume(&handle),
@@ -122,7 +122,7 @@ impl Node {
     }
 
     fn make_volumes(&self) {
-        for (uid, kind) in everything().filter(|(_, kind)| *kind != Kind::Inline) {
+        for (uid, kind) in all_volumes().filter(|(_, kind)| *kind != Kind::Inline) {
             let path = self.source(uid, kind);
             let fields = match kind {
                 Kind::Raw => json!({"volumeMode": "Block"}),
@@ -146,7 +146,7 @@ impl Node {
     }
 
     fn delete_volumes(&self) {
-        for (uid, kind) in everything() {
+        for (uid, kind) in all_volumes() {
             let name = kind.volume(uid);
             self.world.api.remove(&format!("/api/v1/persistentvolumes/{name}"));
             let claim = format!("/api/v1/namespaces/ns/persistentvolumeclaims/{name}");
@@ -154,9 +154,9 @@ impl Node {
         }
     }
 
-    /// Has the attachments of all volumes say that.
+    /// Sets the status of the attachments of all volumes.
     fn attach(&self, status: Value) {
-        for handle in everything().filter_map(|(uid, kind)| kind.handle(uid)) {
+        for handle in all_volumes().filter_map(|(uid, kind)| kind.handle(uid)) {
             let name = attachment_name(&handle, DRIVER, "n1");
             let path = format!("/apis/storage.k8s.io/v1/volumeattachments/{name}");
             let source = json!({"persistentVolumeName": "any"});
@@ -165,10 +165,10 @@ impl Node {
         }
     }
 
-    async fn play(&mut self, action: Action) {
+    async fn run_action(&mut self, action: Action) {
         match action {
             Action::Do(work) => {
-                let patience = if self.hangs { MOMENT } else { PATIENCE };
+                let patience = if self.hangs { HANG_TIMEOUT } else { TIMEOUT };
                 let mut done = self.begin(work);
                 if timeout(patience, &mut done).await.is_err() {
                     assert!(self.hangs, "{work:?} does not end");
@@ -191,12 +191,12 @@ impl Node {
                 self.wanted.remove(&pod);
                 self.restart().await;
             }
-            Action::Break(trouble) => self.break_by(trouble).await,
-            Action::Mend => self.mend().await,
+            Action::Break(failure) => self.inject(failure).await,
+            Action::Mend => self.repair().await,
         }
     }
 
-    /// Begins what a worker does, in the daemon.
+    /// Starts an operation in the daemon.
     fn begin(&mut self, work: Work) -> JoinHandle<Result<PodMounts, String>> {
         let volumes = self.world.volumes.clone();
         let daemon = self.daemon.as_ref().unwrap();
@@ -219,10 +219,10 @@ impl Node {
         }
     }
 
-    /// Ends the daemon in the midst of whatever it does.
+    /// Kills the daemon.
     async fn kill(&mut self) {
         let daemon = self.daemon.take().unwrap();
-        let ended = move || daemon.shutdown_timeout(PATIENCE);
+        let ended = move || daemon.shutdown_timeout(TIMEOUT);
         tokio::task::spawn_blocking(ended).await.unwrap();
         until("the driver hears of it", || self.world.driver.under_way() == 0).await;
     }
@@ -233,69 +233,69 @@ impl Node {
         self.world.restart_in(&daemon);
         self.daemon = Some(daemon);
         if !self.dead && !self.withdrawn {
-            self.world.until_registered(true).await;
+            self.world.wait_registered(true).await;
         }
     }
 
-    async fn break_by(&mut self, trouble: Trouble) {
-        match trouble {
-            Trouble::Call(method, wrong, once) => {
-                let told = |code| (code, "as you asked".to_owned());
-                let fault = match wrong {
-                    Wrong::Before(code) => Fault::Error(code, told(code).1),
-                    Wrong::After(code) => Fault::ErrorReply(code, told(code).1),
-                    Wrong::Hang => Fault::Hang,
-                    Wrong::HangReply => Fault::HangReply,
+    async fn inject(&mut self, failure: Failure) {
+        match failure {
+            Failure::Call(method, call_fault, once) => {
+                let message = |code| (code, "as you asked".to_owned());
+                let fault = match call_fault {
+                    CallFault::Before(code) => Fault::Error(code, message(code).1),
+                    CallFault::After(code) => Fault::ErrorReply(code, message(code).1),
+                    CallFault::Hang => Fault::Hang,
+                    CallFault::HangReply => Fault::HangReply,
                 };
-                self.hangs |= matches!(wrong, Wrong::Hang | Wrong::HangReply);
+                self.hangs |= matches!(call_fault, CallFault::Hang | CallFault::HangReply);
                 match once {
                     true => self.world.driver.inject_times(method, fault, 1),
                     false => self.world.driver.inject(method, fault),
                 }
             }
-            Trouble::Withdrawn if self.withdrawn => {}
-            Trouble::Withdrawn => {
+            Failure::Withdrawn if self.withdrawn => {}
+            Failure::Withdrawn => {
                 self.withdrawn = true;
                 self.world.driver.withdraw().unwrap();
-                self.world.until_registered(false).await;
+                self.world.wait_registered(false).await;
             }
-            Trouble::Dead => {
+            Failure::Dead => {
                 self.dead = true;
                 self.world.driver.die();
             }
-            Trouble::Deleted => self.delete_volumes(),
-            Trouble::Detached => {
+            Failure::Deleted => self.delete_volumes(),
+            Failure::Detached => {
                 self.attach(json!({"attached": false, "attachError": {"message": "no slot"}}));
             }
-            Trouble::Busy(pod) => {
+            Failure::Busy(pod) => {
                 let path = format!("/node/pods/{}/volumes/", PODS[pod]);
                 self.occupy(|point| point.contains(&path));
             }
-            Trouble::BusyStaged => self.occupy(|point| point.ends_with("/globalmount")),
-            Trouble::Missing => {
+            Failure::BusyStaged => self.occupy(|point| point.ends_with("/globalmount")),
+            Failure::Missing => {
                 let path = self.source("", Kind::Local);
                 let _ = fs::rename(&path, path.with_extension("away"));
             }
         }
     }
 
-    /// Opens what is mounted at such places, so that it cannot be unmounted.
+    /// Opens files in matching mounts, so that they cannot be unmounted.
     fn occupy(&mut self, is_meant: impl Fn(&str) -> bool) {
         let points = self.world.root.mounts();
         let points = points.iter().filter(|point| is_meant(&point.display().to_string()));
         self.busy.extend(points.filter_map(|point| File::open(point.join("file")).ok()));
     }
 
-    async fn mend(&mut self) {
+    async fn repair(&mut self) {
         self.world.driver.release_all();
         if self.dead {
             until("its calls have ended", || self.world.driver.under_way() == 0).await;
             self.world.driver.resume().unwrap();
         }
         if self.dead || self.withdrawn {
-            let told = self.world.driver.statuses().len();
+            let message = self.world.driver.statuses().len();
             self.world.driver.announce().unwrap();
-            until("the driver is taken", || self.world.driver.statuses().len() > told).await;
+            until("the driver is taken", || self.world.driver.statuses().len() > message).await;
         }
         (self.dead, self.withdrawn, self.hangs) = (false, false, false);
         self.busy.clear();
@@ -304,12 +304,10 @@ impl Node {
         self.make_volumes();
     }
 
-    /// Has workers try until all pods are as they are wanted, and nothing is left of others.
+    /// Retries until the desired state is reached.
     async fn settle(&mut self) {
-        wait_until(PATIENCE, "workers have done all", async || self.work().await).await.unwrap();
-        wait_until(PATIENCE, "nothing is left over", async || picture::compare(self))
-            .await
-            .unwrap();
+        wait_until(TIMEOUT, "workers have done all", async || self.work().await).await.unwrap();
+        wait_until(TIMEOUT, "nothing is left over", async || state::compare(self)).await.unwrap();
     }
 
     async fn work(&mut self) -> Result<(), String> {
@@ -339,19 +337,19 @@ impl Node {
         }
     }
 
-    /// What stands is kept, and the driver hears nothing of it unless it wants to.
-    async fn check_unchanged(&mut self, republishes: bool) {
+    /// Checks that existing mounts are kept without calls, unless republishing is on.
+    async fn check_unchanged(&mut self, requires_republish: bool) {
         let calls = self.world.calls();
         self.work().await.unwrap();
-        picture::compare(self).unwrap();
-        if !republishes {
+        state::compare(self).unwrap();
+        if !requires_republish {
             assert_eq!(self.world.calls(), calls);
         }
     }
 
     fn check_invariants(&self) {
-        assert_eq!(self.world.driver.books().out_of_order, Vec::<String>::new());
-        for (uid, kind) in everything() {
+        assert_eq!(self.world.driver.volume_log().out_of_order, Vec::<String>::new());
+        for (uid, kind) in all_volumes() {
             let dir = self.source(uid, kind);
             let away = dir.with_extension("away");
             let dir = if away.exists() { away } else { dir };

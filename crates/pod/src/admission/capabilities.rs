@@ -1,0 +1,154 @@
+//! What the kernel and the runtime of this node support, and pods that need more.
+
+use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, PodSpec, SecurityContext};
+
+use super::Sysctls;
+use crate::spec;
+use crate::status::Verdict;
+
+/// Label by which a pod may name its operating system.
+const OS_LABEL: &str = "kubernetes.io/os";
+const OS: &str = "linux";
+const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// What this node can do for pods, which does not change while the daemon runs.
+#[derive(Clone, Debug)]
+pub struct NodeCapabilities {
+    /// The sysctls that pods may set.
+    pub sysctls: Sysctls,
+    /// Whether the kernel has AppArmor.
+    pub app_armor: bool,
+    /// Whether the runtime can keep a pod from the groups of its image.
+    pub supplemental_groups_policy: bool,
+    /// The feature gate `PodLevelResources`.
+    pub pod_level_resources: bool,
+    /// The feature gate `TaintTolerationComparisonOperators`.
+    pub toleration_comparisons: bool,
+}
+
+impl NodeCapabilities {
+    /// Checks before the fit of the pod: why it is rejected.
+    pub(super) fn check_before_fit(&self, pod: &Pod, pod_spec: &PodSpec) -> Option<Verdict> {
+        self.sysctls
+            .check(pod_spec)
+            .or_else(|| operating_system(pod, pod_spec))
+            .or_else(|| groups_policy(pod_spec, self).filter(|_| is_new(pod)))
+    }
+
+    /// Checks after the fit of the pod: why it is rejected.
+    pub(super) fn check_after_fit(&self, pod: &Pod, pod_spec: &PodSpec) -> Option<Verdict> {
+        app_armor(pod, pod_spec, self)
+            .filter(|_| is_new(pod))
+            .or_else(|| pod_level_resources(pod_spec, self))
+    }
+}
+
+/// A pod that runs already is not checked again.
+fn is_new(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, None | Some("Pending"))
+}
+
+fn operating_system(pod: &Pod, pod_spec: &PodSpec) -> Option<Verdict> {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
+    if label.is_some_and(|os| os != OS) {
+        return Some(Verdict::failed(
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ));
+    }
+    pod_spec.os.as_ref().filter(|os| os.name != OS).map(|_| {
+        let message = "Failed to admit pod as the OS field doesn't match node OS";
+        Verdict::failed("PodOSNotSupported", message)
+    })
+}
+
+fn groups_policy(pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<Verdict> {
+    let policy = pod_spec.security_context.as_ref()?.supplemental_groups_policy.as_deref()?;
+    (policy == "Strict" && !node.supplemental_groups_policy).then(|| {
+        let message = "SupplementalGroupsPolicy=Strict is not supported in this node";
+        Verdict::failed("SupplementalGroupsPolicyNotSupported", message)
+    })
+}
+
+fn app_armor(pod: &Pod, pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<Verdict> {
+    if !requests_app_armor(pod, pod_spec) {
+        return None;
+    }
+    let why = match node.app_armor {
+        false => "AppArmor is not enabled on the host".to_owned(),
+        true => {
+            let has_empty_name = profiles(pod, pod_spec).iter().any(has_empty_name);
+            let empty = || "invalid empty AppArmor profile name: \"Localhost\"".to_owned();
+            has_empty_name.then(empty).or_else(|| {
+                let unknown = unknown_annotation(pod)?;
+                Some(format!("invalid AppArmor profile name: {unknown:?}"))
+            })?
+        }
+    };
+    Some(Verdict::failed("AppArmor", format!("Cannot enforce AppArmor: {why}")))
+}
+
+fn requests_app_armor(pod: &Pod, pod_spec: &PodSpec) -> bool {
+    let pods = pod_spec.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
+    let containers = contexts(pod_spec).filter_map(|(_, own)| own?.app_armor_profile.as_ref());
+    let mut annotations = pod.metadata.annotations.iter().flatten();
+    pods.into_iter().chain(containers).any(|profile| profile.type_ != "Unconfined")
+        || annotations
+            .any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined")
+}
+
+/// The profile of each container that has one: its own, the annotation's, or its pod's.
+fn profiles(pod: &Pod, pod_spec: &PodSpec) -> Vec<AppArmorProfile> {
+    let pods = pod_spec.security_context.as_ref().and_then(|own| own.app_armor_profile.clone());
+    let profile = |(name, own): (&str, Option<&SecurityContext>)| {
+        let own = own.and_then(|own| own.app_armor_profile.clone());
+        own.or_else(|| annotated_profile(pod, name)).or_else(|| pods.clone())
+    };
+    contexts(pod_spec).filter_map(profile).collect()
+}
+
+fn annotated_profile(pod: &Pod, container: &str) -> Option<AppArmorProfile> {
+    let value = spec::annotation(pod, &format!("{APP_ARMOR_ANNOTATION}{container}"))?;
+    let (type_, localhost_profile) = match value.strip_prefix("localhost/") {
+        Some(name) => ("Localhost", Some(name.to_owned())),
+        None if value == "runtime/default" => ("RuntimeDefault", None),
+        None if value == "unconfined" => ("Unconfined", None),
+        None => return None,
+    };
+    Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile })
+}
+
+/// The value of an AppArmor annotation that is no profile; the pod must not run unconfined for it.
+fn unknown_annotation(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.iter().flatten();
+    let values = annotations.filter(|(key, _)| key.starts_with(APP_ARMOR_ANNOTATION));
+    values.map(|(_, value)| value.as_str()).find(|value| {
+        !matches!(*value, "runtime/default" | "unconfined") && !value.starts_with("localhost/")
+    })
+}
+
+fn has_empty_name(profile: &AppArmorProfile) -> bool {
+    let name = profile.localhost_profile.as_deref().unwrap_or_default();
+    profile.type_ == "Localhost" && name.trim().is_empty()
+}
+
+/// The security contexts of all containers, by name.
+fn contexts(pod_spec: &PodSpec) -> impl Iterator<Item = (&str, Option<&SecurityContext>)> {
+    let declared = spec::containers(pod_spec)
+        .map(|(_, container)| (container.name.as_str(), container.security_context.as_ref()));
+    let ephemeral = spec::ephemeral_containers(pod_spec)
+        .iter()
+        .map(|container| (container.name.as_str(), container.security_context.as_ref()));
+    declared.chain(ephemeral)
+}
+
+fn pod_level_resources(pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<Verdict> {
+    let own = pod_spec.resources.as_ref()?;
+    let has_resources =
+        [&own.requests, &own.limits].into_iter().flatten().any(|list| !list.is_empty());
+    (has_resources && !node.pod_level_resources).then(|| {
+        let message = "PodLevelResources feature gate is disabled";
+        Verdict::failed("PodLevelResourcesNotSupported", message)
+    })
+}

@@ -1,0 +1,41 @@
+//! Tears down persistent volumes of pods. They are found by the pod's directory, so that it does
+//! not matter which daemon has set them up.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+
+use super::devices::ReconstructedVolume;
+use super::error::{Error, FirstError};
+use super::{Inner, blocking, csi, iscsi, layout, local, nfs};
+
+impl Inner {
+    /// Attempts all of them and returns the first error.
+    pub(super) async fn take_down_persistent(self: &Arc<Self>, uid: &str) -> Result<(), Error> {
+        let (root, owned) = (self.root.clone(), uid.to_owned());
+        let volume = blocking(move || ReconstructedVolume::of_pod(&root, &owned)).await?;
+        let mut errors = FirstError::default();
+        for outcome in join_all(volume.iter().map(|volume| self.take_one_down(uid, volume))).await {
+            errors.note(outcome);
+        }
+        errors.result()?;
+        // Devices of volumes that were not set up completely.
+        self.devices.forget(uid);
+        Ok(())
+    }
+
+    async fn take_one_down(
+        self: &Arc<Self>,
+        uid: &str,
+        volume: &ReconstructedVolume,
+    ) -> Result<(), Error> {
+        match volume.plugin.as_str() {
+            layout::LOCAL => local::take_down(self, uid, volume).await,
+            layout::NFS => nfs::take_down(self, uid, volume).await,
+            layout::ISCSI => iscsi::take_down(self, uid, volume).await,
+            layout::CSI => csi::take_down(self, uid, volume).await,
+            // Ephemeral volumes, or unknown plugins, which are left alone.
+            _ => Ok(()),
+        }
+    }
+}
