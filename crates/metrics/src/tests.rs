@@ -175,7 +175,7 @@ fn metrics_parser_is_strict() {
         ("# TYPE a counter\na NaN\n", "counter"),
         ("# TYPE a_total info\na_total 1\n", "no kind"),
         ("# TYPE 1a gauge\n1a 1\n", "not a metric name"),
-        ("# TYPE a gauge\na{b-c=\"1\"} 1\n", "no name"),
+        ("# TYPE a gauge\na{b-c=\"1\"} 1\n", "not a label name"),
         ("# TYPE a gauge\na{b=\"1\",b=\"2\"} 1\n", "twice"),
         ("# TYPE a gauge\na{b=\"\\t\"} 1\n", "escaped"),
         ("# TYPE a gauge\na{b=\"1} 1\n", "quote"),
