@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::VecDeque;
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -13,6 +13,7 @@ use longshore_config::{Command, from_args};
 use longshore_cri::v1;
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use longshore_pod::qos::milli;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::sync::broadcast;
@@ -34,7 +35,7 @@ struct Inner {
 
 impl Script {
     fn of<T>(&self, read: impl FnOnce(&mut Inner) -> T) -> T {
-        read(&mut self.0.lock().unwrap())
+        read(&mut self.0.lock())
     }
 
     fn requests(&self, method: Method, part: &str) -> Vec<Value> {

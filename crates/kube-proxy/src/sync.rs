@@ -1,7 +1,7 @@
 //! The main loop: watches update the engines, each engine is synced at its own frequency, and the
 //! results go to health, metrics and events.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -16,6 +16,7 @@ use longshore_proxy::config::Machine;
 use longshore_proxy::health::{Health, Time};
 use longshore_proxy::model::{Tracker, Warning};
 use longshore_proxy::proxier::Failed;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -152,11 +153,11 @@ impl Proxy<'_> {
         self.health.with(|health, now| health.updated(synced.family, synced.began, now));
         synced.warnings.iter().for_each(|warning| self.warn(warning));
         let settings = {
-            let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+            let machine = self.machine.lock();
             self.config.settings.settings(synced.family, &machine)
         };
         let errors = {
-            let mut ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ports = ports.lock();
             ports.set(&engine.health_checks(), &settings)
         };
         for error in errors {
@@ -180,7 +181,7 @@ impl Proxy<'_> {
     fn follow_machine(&self) {
         let settings = &self.config.settings;
         let own = OwnNode::read(self.node.borrow().as_ref(), &settings.bind_address);
-        let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machine = self.machine.lock();
         let before = machine.clone();
         // A node that is gone comes back: its rules stay as they were.
         if self.node.borrow().is_some() {

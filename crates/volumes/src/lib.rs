@@ -38,7 +38,7 @@ mod teardown;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -47,6 +47,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_base::panics;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
+use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 pub use claims::ClaimError;
@@ -278,7 +279,7 @@ impl Volumes {
     }
 
     fn lock(&self, uid: &str) -> Arc<RwLock<()>> {
-        let mut locks = self.inner.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.inner.locks.lock();
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(uid).and_then(Weak::upgrade) {
             return lock;

@@ -2,18 +2,18 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::time;
 use longshore_pod::spec;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::references::{self, Reference, References};
-use crate::mutex::locked;
 
 /// What changed of the sources of a pod's volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Default for PendingChanges {
 impl PendingChanges {
     /// An object changed.
     pub(super) fn add(&self, reference: &Reference) {
-        locked(&self.changed).references.insert(reference.clone());
+        self.changed.lock().references.insert(reference.clone());
         self.notify.notify_one();
     }
 
@@ -135,15 +135,15 @@ impl Changes {
             match self.period {
                 None => std::future::pending().await,
                 Some(period) => {
-                    let last = *locked(&self.pending.last_resync);
+                    let last = *self.pending.last_resync.lock();
                     sleep_until(time::later(last, period)).await;
-                    *locked(&self.pending.last_resync) = Instant::now();
+                    *self.pending.last_resync.lock() = Instant::now();
                 }
             }
         };
         let changed = async {
             loop {
-                let changed = std::mem::take(&mut *locked(&self.pending.changed));
+                let changed = std::mem::take(&mut *self.pending.changed.lock());
                 if !changed.is_nothing() {
                     return changed;
                 }

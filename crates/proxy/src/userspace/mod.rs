@@ -19,9 +19,10 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -157,12 +158,12 @@ struct Shared {
 
 impl Shared {
     fn pick(&self, client: IpAddr, anew: bool) -> Option<SocketAddr> {
-        let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut balancer = self.balancer.lock();
         balancer.pick(client, anew, Instant::now())
     }
 
     fn set(&self, service: &ServicePort) {
-        let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut balancer = self.balancer.lock();
         balancer.set(&service.endpoints, service.affinity, random() as usize);
     }
 }

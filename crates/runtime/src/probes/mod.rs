@@ -9,8 +9,10 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::handlers::Handlers;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
@@ -181,8 +183,7 @@ impl Probes {
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, PodProbes>> {
-        // No code panics while it holds the lock.
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 }
 

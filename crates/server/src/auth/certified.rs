@@ -3,9 +3,10 @@
 //! It is checked with each request, as a connection may outlive the certificate and the CA; the
 //! result is cached until the CA is reloaded.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use longshore_tls::Verdict;
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::User;
@@ -43,7 +44,7 @@ impl Certified {
             return Ok(None);
         }
         let clients = self.tls.clients();
-        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verified = self.verified.lock();
         if verified.generation != clients.generation {
             *verified = Verified::new(&clients, &self.chain);
         }

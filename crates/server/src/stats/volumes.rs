@@ -2,7 +2,7 @@
 //! one hangs, its last known stats are used, and others are not delayed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -12,6 +12,7 @@ use longshore_metrics::{Kind, Labels, Text};
 use longshore_pod::spec;
 use longshore_resources::stats::{Cached, Error, Freshness};
 use longshore_volumes::{PersistentMount, VolumeStats, Volumes};
+use parking_lot::Mutex;
 
 /// Entries that were not used for this time are removed.
 const ENTRY_TTL: Duration = Duration::from_secs(600);
@@ -90,8 +91,7 @@ impl VolumeStatsCache {
 
     fn figure(&self, uid: &str, volume: &PersistentMount) -> Cached<Reading> {
         let now = Instant::now();
-        // No code panics while it holds the lock.
-        let mut known = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.entries.lock();
         let key = (uid.to_owned(), volume.name.clone());
         if !known.contains_key(&key) {
             known.retain(|_, (last_used, _)| now.duration_since(*last_used) < ENTRY_TTL);

@@ -21,12 +21,13 @@ mod stats;
 mod vol_data;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource};
 use kube::Client;
 use longshore_csi::Driver;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
 pub use error::Error;
@@ -120,8 +121,7 @@ impl Csi {
     }
 
     fn background_tasks(&self) -> MutexGuard<'_, BackgroundTasks> {
-        // No code panics while it holds the lock.
-        self.background_tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.background_tasks.lock()
     }
 
     /// Triggers an update of the CSINode if the driver's limit is reached.

@@ -7,9 +7,10 @@ mod reconstruct;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use k8s_openapi::api::core::v1::Node;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 pub(super) use reconstruct::{Reconstructed, ReconstructedVolume};
@@ -217,6 +218,6 @@ impl Inner {
     }
 
     fn locks(&self) -> MutexGuard<'_, BTreeMap<String, Weak<AsyncMutex<()>>>> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.lock()
     }
 }
