@@ -13,7 +13,6 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -185,7 +184,7 @@ impl Registration {
         update_node(&self.node, patched);
         self.record_transitions(old, &new);
         // after a change, heartbeats are spread over the report interval
-        let spread = if changed { 0.5 + random_part() } else { 1.0 };
+        let spread = if changed { 0.5 + fastrand::f64() } else { 1.0 };
         self.next_report = time::after(report.min(time::FOREVER).mul_f64(spread));
         Ok(())
     }
@@ -345,9 +344,4 @@ fn update_node(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
         }
         newer
     });
-}
-
-/// A random number from 0 to 1, for jitter.
-fn random_part() -> f64 {
-    f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
 }

@@ -1,7 +1,5 @@
 //! Notifies a pod's worker of changes of the objects that the pod refers to.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,8 +122,7 @@ impl PendingChanges {
 impl Changes {
     pub(super) fn new(pending: Arc<PendingChanges>, period: Option<Duration>) -> Self {
         // Spreads the resyncs of pods that were created together.
-        let jitter = f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX);
-        Self { pending, period: period.map(|period| period.mul_f64(1.0 + jitter / 2.0)) }
+        Self { pending, period: period.map(|period| period.mul_f64(1.0 + fastrand::f64() / 2.0)) }
     }
 
     /// The changes since the last answer, once there are any. Nothing is lost when this is dropped

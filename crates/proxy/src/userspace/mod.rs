@@ -164,7 +164,7 @@ impl Shared {
 
     fn set(&self, service: &ServicePort) {
         let mut balancer = self.balancer.lock();
-        balancer.set(&service.endpoints, service.affinity, random() as usize);
+        balancer.set(&service.endpoints, service.affinity, fastrand::usize(..));
     }
 }
 
@@ -245,7 +245,7 @@ impl Userspace {
         loop {
             let port = self.settings.ports.as_ref().map_or(0, |range| {
                 let size = u32::from(range.end().saturating_sub(*range.start())) + 1;
-                range.start().saturating_add((random() % size) as u16)
+                range.start().saturating_add(fastrand::u32(..size) as u16)
             });
             match bind(SocketAddr::new(self.settings.listen, port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && left > 0 => left -= 1,
@@ -253,9 +253,4 @@ impl Userspace {
             }
         }
     }
-}
-
-/// Any number; 0 if the kernel has none to give.
-fn random() -> u32 {
-    getrandom::u32().unwrap_or(0)
 }

@@ -8,7 +8,6 @@ mod task;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -159,7 +158,7 @@ impl Probes {
             };
             // A daemon that starts finds all containers at once; their probes are spread.
             let delay =
-                if is_old { jitter(period(probe), &subject.id, kind) } else { Duration::ZERO };
+                if is_old { period(probe).mul_f64(fastrand::f64()) } else { Duration::ZERO };
             (kind, AbortOnDropHandle::new(tokio::spawn(task.keep_running(delay))))
         };
         kinds(&subject.container).filter(|(kind, _)| is_due(kind)).map(begin).collect()
@@ -244,10 +243,4 @@ fn probed_fields(container: &Container) -> Container {
         liveness_probe: container.liveness_probe.clone(),
         ..Container::default()
     }
-}
-
-/// A random part of the period.
-fn jitter(period: Duration, id: &str, kind: ProbeKind) -> Duration {
-    let random = RandomState::new().hash_one((id, kind));
-    period.mul_f64(random as f64 / u64::MAX as f64)
 }
