@@ -177,8 +177,6 @@ fn container_reason(container: &ContainerStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used)]
-
     use serde_json::json;
 
     use super::*;

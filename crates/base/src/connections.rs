@@ -324,7 +324,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::pin::pin;
     use std::task::Waker;

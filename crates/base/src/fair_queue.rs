@@ -98,7 +98,6 @@ impl Drop for Permit {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;
 

@@ -130,8 +130,6 @@ fn connect(config: &Config) -> Result<Client, kube::Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::convert::Infallible;
     use std::sync::atomic::AtomicUsize;
 

@@ -217,7 +217,6 @@ fn refusal(error: &watcher::Error) -> Option<u16> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;
 

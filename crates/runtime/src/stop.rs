@@ -192,7 +192,6 @@ fn ignore_not_found(result: longshore_cri::Result<()>) -> longshore_cri::Result<
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
 

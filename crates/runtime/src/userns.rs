@@ -260,7 +260,6 @@ impl UserNamespaces {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::path::Path;
 

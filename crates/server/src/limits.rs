@@ -71,7 +71,6 @@ fn is_long_running(path: &str) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use axum::routing::get;
     use tower::ServiceExt;

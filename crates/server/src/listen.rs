@@ -314,7 +314,6 @@ impl<T: Unpin> HttpBody for Tracked<T> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use http_body_util::BodyExt;
 

@@ -1,5 +1,4 @@
 //! Tests of the ports, as clients.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 use std::fs;

@@ -308,7 +308,6 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use longshore_config::{Command, from_args};
     use rustls::RootCertStore;

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::convert::Infallible;
 
 use bytes::{Buf, BufMut, BytesMut};

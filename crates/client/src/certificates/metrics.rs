@@ -109,8 +109,6 @@ fn lifetimes() -> Buckets {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use k8s_openapi::jiff::SignedDuration;
     use longshore_metrics::parse::parse;
 

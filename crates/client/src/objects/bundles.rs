@@ -214,8 +214,6 @@ fn normalized<'a>(bundles: impl IntoIterator<Item = &'a ClusterTrustBundle>) -> 
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

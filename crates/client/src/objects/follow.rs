@@ -263,7 +263,6 @@ fn refusal(code: u16, text: &[u8]) -> KubeError {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::api::core::v1::Secret;
     use tokio::sync::mpsc;

@@ -163,8 +163,6 @@ fn renewal(expires: Timestamp, life: Duration, jitter: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

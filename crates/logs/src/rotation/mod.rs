@@ -236,7 +236,6 @@ fn due(log: &Path, max_size: u64) -> Option<Result<Due, Error>> {
 
 /// The steps of a rotation, for tests of those who read meanwhile.
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 pub(super) mod testing {
     use super::{Path, PathBuf, files, pack};
 

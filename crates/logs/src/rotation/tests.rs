@@ -1,5 +1,4 @@
 //! Rotation against a runtime that writes and fails on request.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::fs::File;

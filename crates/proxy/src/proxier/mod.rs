@@ -5,7 +5,6 @@
 
 mod pending;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -228,8 +228,6 @@ fn is_named(error: &zbus::Error, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::os::unix::net::UnixStream;
 
     use zbus::{Guid, ObjectPath, OwnedVariant};

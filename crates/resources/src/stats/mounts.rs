@@ -83,8 +83,6 @@ fn read(table: &mut File) -> io::Result<BTreeMap<String, Mount>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -115,8 +115,6 @@ fn count(proc: impl AsFd, path: &str) -> OpenFileCount {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs::{self, File};
     use std::io::Read;
     use std::os::unix::net::UnixDatagram;

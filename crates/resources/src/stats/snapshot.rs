@@ -298,8 +298,6 @@ fn read_pods<'a>(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::process::Command;
 
     use super::*;

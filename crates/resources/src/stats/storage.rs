@@ -157,8 +157,6 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
 
     use serde_json::json;

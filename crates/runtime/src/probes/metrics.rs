@@ -99,8 +99,6 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use k8s_openapi::api::core::v1::Container;
     use longshore_metrics::parse::{Page, parse};
     use longshore_pod::Timestamp;

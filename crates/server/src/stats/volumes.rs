@@ -154,8 +154,6 @@ pub(super) fn page(pods: &[Arc<Pod>], samples: &HashMap<String, Vec<VolumeSample
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
     use proptest::prelude::*;
     use serde_json::json;

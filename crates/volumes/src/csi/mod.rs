@@ -201,5 +201,4 @@ pub(super) async fn take_down(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

@@ -295,5 +295,4 @@ impl Drop for PullInProgress<'_> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;
