@@ -12,8 +12,8 @@ use axum::response::Response;
 use longshore_base::budget::{Budget, Holder, Priority};
 
 use super::Refusal;
-use super::auth::Peer;
-use super::listen::Tracked;
+use super::body::Tracked;
+use super::peer::Peer;
 
 /// Limits of requests with immediate responses: for all clients, and additionally for the control
 /// plane.

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use longshore_tls::Verdict;
+use longshore_tls::{User, Verdict};
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
-use super::User;
 use crate::tls::{Clients, Tls};
 
 /// The certificate chain of a client's handshake.
@@ -35,7 +34,7 @@ impl Certified {
     }
 
     /// The user of the certificate, if there is one; an error if it is invalid now.
-    pub(super) fn user(&self) -> Result<Option<User>, String> {
+    pub(crate) fn user(&self) -> Result<Option<User>, String> {
         self.user_at(UnixTime::now())
     }
 
@@ -48,7 +47,7 @@ impl Certified {
         if verified.generation != clients.generation {
             *verified = Verified::new(&clients, &self.chain);
         }
-        Ok(verified.verdict.user_at(now)?.map(User::from))
+        Ok(verified.verdict.user_at(now)?.cloned())
     }
 }
 
