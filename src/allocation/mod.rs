@@ -145,7 +145,12 @@ impl Allocation {
                 };
             }
         };
-        tokio::join!(allocated.keep(), actuated.keep(), decide);
+        // None of them returns.
+        tokio::select! {
+            () = allocated.keep() => {}
+            () = actuated.keep() => {}
+            () = decide => {}
+        }
     }
 
     /// Writes pending changes of the checkpoints.

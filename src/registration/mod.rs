@@ -96,7 +96,11 @@ impl Registration {
             }
             self.keep().await;
         };
-        tokio::join!(follow, keep);
+        // Neither returns.
+        tokio::select! {
+            () = follow => {}
+            () = keep => {}
+        }
     }
 
     async fn register(&mut self) {

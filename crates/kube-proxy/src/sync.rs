@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{join_all, select_all};
+use futures::future::select_all;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::Client;
 use longshore_client::events::{EventType, Recorder, node_reference};
@@ -43,7 +43,7 @@ struct Proxy<'a> {
     recorder: &'a Recorder,
 }
 
-/// Works until a port that must be open cannot be.
+/// Works until a port that must be open cannot be, or a part ends.
 pub(super) async fn run_proxy(
     config: &Arc<ProxyConfig>,
     metrics: &Metrics,
@@ -73,14 +73,19 @@ pub(super) async fn run_proxy(
         let watches = proxy.engines.iter().zip(&tables).map(|(engine, tables)| {
             apply::watch(tables, apply::CANARY, max, || engine.resync()).boxed()
         });
-        tokio::join!(join_all(syncs), join_all(watches));
+        // None of them returns.
+        select_all(syncs.chain(watches)).await;
     };
     tokio::select! {
         error = proxy.serve() => Err(error.into()),
-        () = follow => Ok(()),
-        () = watches::services(client.clone(), &proxy, listed_services).boxed() => Ok(()),
-        () = watches::endpoints(client, &proxy, listed_endpoints).boxed() => Ok(()),
-        () = proxy.follow_node() => Ok(()),
+        () = follow => Err(Error::Task("sync of the rules")),
+        () = watches::services(client.clone(), &proxy, listed_services).boxed() => {
+            Err(Error::Task("watch of services"))
+        }
+        () = watches::endpoints(client, &proxy, listed_endpoints).boxed() => {
+            Err(Error::Task("watch of endpoints"))
+        }
+        () = proxy.follow_node() => Err(Error::Task("watch of the node")),
     }
 }
 

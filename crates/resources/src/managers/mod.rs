@@ -292,15 +292,17 @@ impl Managers {
 
     /// Writes the state files, forever.
     pub async fn persist_state(self) {
-        if let Some(shared) = self.shared {
-            files::run(&shared).await;
+        match self.shared {
+            Some(shared) => files::run(&shared).await,
+            None => std::future::pending().await,
         }
     }
 
     /// Reconciles the CPUs of running containers, forever.
     pub async fn reconcile(self, runtime: Runtime) {
-        if let Some(shared) = self.shared {
-            reconcile::run(&shared, runtime).await;
+        match self.shared {
+            Some(shared) => reconcile::run(&shared, runtime).await,
+            None => std::future::pending().await,
         }
     }
 }
