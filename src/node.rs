@@ -36,7 +36,7 @@ use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
 use longshore_volumes::plugins::{CsiNode, Drivers};
 use longshore_volumes::{Volumes, plugins};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -162,12 +162,19 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 
     // objects that pods refer to, and the observed state
     let objects = Objects::of(client.clone(), &config);
-    let allocatable = settings.allocatable.clone();
     let pod_events = PodEventRecorder::new(recorder.clone());
     let drivers = Drivers::new(&config.node_name, registry);
-    let (root_dir, events, known) = (&settings.root_dir, pod_events.clone(), drivers.clone());
-    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, events, known, registry)
-        .with_claim_poll_interval(config.kubelet.sync_frequency.get());
+    let node_object = watch::Sender::new(None);
+    let parts = longshore_volumes::Parts {
+        root: settings.root_dir.clone(),
+        objects: objects.clone(),
+        allocatable: settings.allocatable.clone(),
+        pod_events: pod_events.clone(),
+        drivers: drivers.clone(),
+        node: client.is_some().then(|| node_object.subscribe()),
+        claim_poll_interval: config.kubelet.sync_frequency.get(),
+    };
+    let volumes = Volumes::new(parts, registry);
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
         let parts = plugins::Parts { root: settings.root_dir.clone(), drivers, csi_node };
@@ -212,10 +219,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     // Lease renewal has a client of its own.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
         let startup = Startup::new(registry);
-        let registration =
-            Registration::new(config.clone(), client.clone(), recorder.clone(), inputs, startup);
-        let node = registration.node();
-        volumes.devices().follow_node(node.clone());
+        let node = node_object.subscribe();
+        let registration = Registration::new(
+            config.clone(),
+            client.clone(),
+            recorder.clone(),
+            inputs,
+            startup,
+            node_object,
+        );
         let api = kube::Api::all(client.clone());
         api_node = Some(admission::ApiNode { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
@@ -328,6 +340,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             volumes.clone(),
             runtime.clone(),
         );
+        // returns unless the gate CSIVolumeHealth is on
+        tasks.spawn_finite("volume conditions", endpoints.clone().watch_volume_conditions());
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),

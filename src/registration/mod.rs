@@ -60,13 +60,15 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Does nothing until [`run`](Self::run).
+    /// Does nothing until [`run`](Self::run), which sends the last known object to `node`; `None`
+    /// while it is not known or does not exist.
     pub fn new(
         config: Arc<Config>,
         client: Client,
         recorder: Recorder,
         inputs: Inputs,
         startup: Startup,
+        node: watch::Sender<Option<Arc<Node>>>,
     ) -> Self {
         Self {
             config,
@@ -75,16 +77,11 @@ impl Registration {
             startup,
             machine: Machine::read(),
             api: Api::all(client),
-            node: watch::Sender::new(None),
+            node,
             addresses: None,
             unschedulable: false,
             next_report: Instant::now(),
         }
-    }
-
-    /// The last known node object; `None` while it is not known or does not exist.
-    pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
-        self.node.subscribe()
     }
 
     /// Registers the node if configured, then updates its status. Never ends; drop it to stop.

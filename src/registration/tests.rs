@@ -161,8 +161,9 @@ fn start(config: Arc<Config>, client: Client) -> (Feeds, watch::Receiver<Option<
     let (feeds, inputs) = channels(watch::Sender::default().subscribe());
     let (recorder, _) = Recorder::start(None, "n1");
     let startup = Startup::new(&longshore_metrics::Registry::default());
-    let registration = Registration::new(config, client, recorder, inputs, startup);
-    let node = registration.node();
+    let object = watch::Sender::new(None);
+    let node = object.subscribe();
+    let registration = Registration::new(config, client, recorder, inputs, startup, object);
     tokio::spawn(registration.run());
     (feeds, node)
 }

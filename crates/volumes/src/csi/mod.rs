@@ -42,9 +42,6 @@ use crate::plugins::Drivers;
 use online_expansion::Sizes;
 use request::Volume;
 
-/// Default poll interval of claims of volumes in use.
-const CLAIM_POLL_INTERVAL: Duration = Duration::from_secs(60);
-
 /// The CSI plugin.
 pub(super) struct Csi {
     drivers: Drivers,
@@ -73,10 +70,14 @@ enum BackgroundTask {
 
 impl Csi {
     /// A plugin for these drivers.
-    pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
+    pub(super) fn new(
+        drivers: Drivers,
+        client: Option<Client>,
+        claim_poll_interval: Duration,
+    ) -> Self {
         let (sizes, background_tasks) = Default::default();
         let attach_timeout = attach::TIMEOUT;
-        let (claim_poll_interval, pause) = (CLAIM_POLL_INTERVAL, staging::FIRST_PAUSE);
+        let pause = staging::FIRST_PAUSE;
         Self {
             drivers,
             client,
@@ -86,11 +87,6 @@ impl Csi {
             pause,
             background_tasks,
         }
-    }
-
-    /// Sets the poll interval of claims.
-    pub(super) fn set_claim_poll_interval(&mut self, period: Duration) {
-        self.claim_poll_interval = period;
     }
 
     fn node_name(&self) -> &str {
