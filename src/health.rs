@@ -24,11 +24,12 @@ const IMAGES_PERIOD: Duration = Duration::from_secs(60);
 /// Keeps the inputs up to date. Never ends; drop it to stop.
 pub async fn feed(runtime: Runtime, observer: Observer, feeds: Feeds) {
     let Feeds { runtime: health, pleg, images, .. } = feeds;
-    tokio::join!(
-        feed_runtime(&runtime, health),
-        feed_pleg(observer, pleg),
-        feed_images(&runtime, images)
-    );
+    // None of them returns.
+    tokio::select! {
+        () = feed_runtime(&runtime, health) => {}
+        () = feed_pleg(observer, pleg) => {}
+        () = feed_images(&runtime, images) => {}
+    }
 }
 
 fn ticks(period: Duration) -> tokio::time::Interval {

@@ -79,7 +79,6 @@ impl Lock {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use tokio::time::timeout;
 

@@ -36,7 +36,7 @@ use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
 use longshore_volumes::plugins::{CsiNode, Drivers};
 use longshore_volumes::{Volumes, plugins};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -46,6 +46,7 @@ use self::parts::{
     acquire_lock, connect_runtime, max_restart_delay, pod_gates, report_manifest_errors,
     resize_rules, runtime_name, watch_manifests,
 };
+pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
 use crate::admission::{self, Admission};
 use crate::allocation::Allocation;
@@ -103,7 +104,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         )?,
     };
     if let Some(manager) = certificate.as_mut().and_then(|one| one.manager.take()) {
-        tasks.spawn(manager.run());
+        tasks.spawn("rotation of the client certificate", manager.run());
     }
     let credentials = certificate.as_ref().map(|one| &one.credentials);
     let connect = async |qps, burst| match credentials {
@@ -126,11 +127,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let machine = Machine::read();
     let (cgroups, enforcement) =
         resources::start(&config, &machine, &runtime, &recorder, registry).await?;
-    tasks.spawn(enforcement);
+    // returns when the limits are set
+    tasks.spawn_finite("limits of all pods", enforcement);
     set_oom_score(config.kubelet.oom_score_adj);
     limit_open_files(config.kubelet.max_open_files);
     if config.kubelet.make_iptables_util_chains && !once {
-        tasks.spawn(iptables::keep());
+        // returns where there is no iptables
+        tasks.spawn_finite("iptables chains", iptables::keep());
     }
     let addresses = addresses::resolve(&config.node_ips, &config.node_name).await?;
     let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
@@ -155,35 +158,52 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let ignored = once.then_some(Source::Api);
     let desired = Desired::new(sources.into_iter().chain(ignored));
     desired.register_metrics(registry);
-    tasks.spawn(desired.clone().run(merged, changes));
+    tasks.spawn("desired pods", desired.clone().run(merged, changes));
 
     // objects that pods refer to, and the observed state
     let objects = Objects::of(client.clone(), &config);
-    let allocatable = settings.allocatable.clone();
     let pod_events = PodEventRecorder::new(recorder.clone());
     let drivers = Drivers::new(&config.node_name, registry);
-    let (root_dir, events, known) = (&settings.root_dir, pod_events.clone(), drivers.clone());
-    let volumes = Volumes::new(root_dir, objects.clone(), allocatable, events, known, registry)
-        .with_claim_poll_interval(config.kubelet.sync_frequency.get());
+    let node_object = watch::Sender::new(None);
+    let parts = longshore_volumes::Parts {
+        root: settings.root_dir.clone(),
+        objects: objects.clone(),
+        allocatable: settings.allocatable.clone(),
+        pod_events: pod_events.clone(),
+        drivers: drivers.clone(),
+        node: client.is_some().then(|| node_object.subscribe()),
+        claim_poll_interval: config.kubelet.sync_frequency.get(),
+    };
+    let volumes = Volumes::new(parts, registry);
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
-        let parts = plugins::Parts { root: root_dir.clone(), drivers, csi_node };
-        tasks.spawn(plugins::run(parts, registry));
-        tasks.spawn(volumes.clone().unstage_unused());
+        let parts = plugins::Parts { root: settings.root_dir.clone(), drivers, csi_node };
+        tasks.spawn("plugins", plugins::run(parts, registry));
+        // returns when all is unstaged
+        tasks.spawn_finite("unused volumes", volumes.clone().unstage_unused());
     }
     let services = match &client {
         Some(client) => {
             let (services, following) = Services::follow(client.clone());
-            tasks.spawn(following);
+            tasks.spawn("watch of services", following);
             services
         }
         None => Services::none(),
     };
     let observer = Observer::new(runtime.clone(), registry);
-    tasks.spawn(observe::run(observer.clone(), stop.clone()));
+    tasks.spawn("relists", observe::run(observer.clone(), stop.clone()));
     let managers = Managers::start(&config, desired.clone(), observer.clone(), registry)?;
-    tasks.spawn(managers.clone().persist_state());
-    tasks.spawn(managers.clone().reconcile(runtime.clone()));
+    {
+        // Both work from the managers' state.
+        let managers = managers.clone();
+        tasks.spawn_restarting("state of the managers", move || managers.clone().persist_state());
+    }
+    {
+        let (managers, runtime) = (managers.clone(), runtime.clone());
+        tasks.spawn_restarting("CPUs of containers", move || {
+            managers.clone().reconcile(runtime.clone())
+        });
+    }
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
     let system = SystemNames::new(&config);
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
@@ -193,48 +213,56 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let storage = feeds.storage.clone();
     let mut api_node = None;
-    tasks.spawn(health::feed(runtime.clone(), observer.clone(), feeds));
+    tasks.spawn("health of the runtime", health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
     let mut drain = JoinSet::new();
     // Lease renewal has a client of its own.
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
         let startup = Startup::new(registry);
-        let registration =
-            Registration::new(config.clone(), client.clone(), recorder.clone(), inputs, startup);
-        let node = registration.node();
-        volumes.devices().follow_node(node.clone());
+        let node = node_object.subscribe();
+        let registration = Registration::new(
+            config.clone(),
+            client.clone(),
+            recorder.clone(),
+            inputs,
+            startup,
+            node_object,
+        );
         let api = kube::Api::all(client.clone());
         api_node = Some(admission::ApiNode { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
             let metrics = metrics.certificates.clone();
             let (client, node) = (client.clone(), node.clone());
-            tasks.spawn(certificates::keep_serving(&config, client, node, metrics)?);
+            let serving = certificates::keep_serving(&config, client, node, metrics)?;
+            tasks.spawn("rotation of the serving certificate", serving);
         }
         let name = config.node_name.clone();
-        tasks.spawn(sources::watch_pods(
-            client.clone(),
-            name,
-            node.clone(),
-            recorder.clone(),
-            updates,
-        ));
-        tasks.spawn(registration.run());
+        tasks.spawn(
+            "watch of pods",
+            sources::watch_pods(client.clone(), name, node.clone(), recorder.clone(), updates),
+        );
+        tasks.spawn("registration", registration.run());
         let name = config.node_name.clone();
-        tasks.spawn(CsiNode::initialize(name, client.clone(), storage));
-        let lease = config.kubelet.node_lease_duration_seconds;
-        tasks.spawn(registration::renew_lease(
-            heartbeat,
-            config.node_name.clone(),
-            lease,
-            node.clone(),
-        ));
-        tasks.spawn(desired::reconcile_mirrors(
-            desired.clone(),
-            client.clone(),
-            node,
-            recorder.clone(),
-        ));
-        drain.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
+        // returns when the object exists
+        tasks.spawn_finite("CSINode", CsiNode::initialize(name, client.clone(), storage));
+        {
+            let (config, node) = (config.clone(), node.clone());
+            tasks.spawn_restarting("node lease", move || {
+                let (name, lease) =
+                    (config.node_name.clone(), config.kubelet.node_lease_duration_seconds);
+                registration::renew_lease(heartbeat.clone(), name, lease, node.clone())
+            });
+        }
+        {
+            let (desired, client, recorder) = (desired.clone(), client.clone(), recorder.clone());
+            tasks.spawn_restarting("mirror pods", move || {
+                let (desired, client, recorder) =
+                    (desired.clone(), client.clone(), recorder.clone());
+                desired::reconcile_mirrors(desired, client, node.clone(), recorder)
+            });
+        }
+        let writes = status.clone().run(client.clone(), desired.clone(), stop.clone());
+        drain.spawn(tasks.supervised("status writer", writes));
     }
 
     // the server, and the pod workers, which start after the first relist
@@ -272,7 +300,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         gates: pod_gates(&config),
     };
     let allocation = Allocation::open(&settings.root_dir, given, registry)?;
-    tasks.spawn(allocation.clone().run());
+    tasks.spawn("allocation", allocation.clone().run());
     let collectors = gc::collectors(
         &config,
         gc::Parts {
@@ -312,6 +340,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             volumes.clone(),
             runtime.clone(),
         );
+        // returns unless the gate CSIVolumeHealth is on
+        tasks.spawn_finite("volume conditions", endpoints.clone().watch_volume_conditions());
         let eviction = eviction::Parts {
             stats,
             desired: desired.clone(),
@@ -322,29 +352,39 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             pressure: pressure_sender,
             metrics: eviction::Metrics::new(registry),
         };
-        tasks.spawn(eviction::run(config.clone(), eviction));
-        tasks.spawn(collectors.containers.run());
-        tasks.spawn(collectors.images.run());
+        // returns where there are no thresholds and no limits
+        tasks.spawn_finite("eviction", eviction::run(config.clone(), eviction));
+        let gc::Collectors { containers, images, .. } = collectors;
+        tasks.spawn_restarting("container garbage collection", move || containers.clone().run());
+        tasks.spawn_restarting("image garbage collection", move || images.clone().run());
         let (pulse, metrics) = (pool.pulse(), metrics.clone());
         let view =
             View::new(desired.clone(), status.clone(), observer.clone(), pulse, metrics, endpoints);
         let view = Arc::new(view);
         if let Some(watchdog) = watchdog {
             let view = Arc::clone(&view);
-            tasks.spawn(watchdog.run(move || view.healthy()));
+            tasks.spawn("systemd watchdog", watchdog.run(move || view.healthy()));
         }
-        tasks.spawn(oom::watch(recorder.clone(), config.node_name.clone()));
+        // returns, with a warning, where the kernel's log cannot be read
+        tasks.spawn_finite("OOM kills", oom::watch(recorder.clone(), config.node_name.clone()));
         let policy = rotation::Policy::new(&config);
-        tasks.spawn(log_rotation::run(runtime.clone(), observer.clone(), policy));
+        {
+            let (runtime, observer) = (runtime.clone(), observer.clone());
+            tasks.spawn_restarting("log rotation", move || {
+                log_rotation::run(runtime.clone(), observer.clone(), policy)
+            });
+        }
         // token reviews have a rate limit of their own
         let reviews = connect(kubelet.kube_api_qps, kubelet.kube_api_burst).await?;
         let server = Server::bind(&config, &addresses, reviews.as_ref(), view, runtime).await?;
-        tasks.spawn(server.run());
+        tasks.spawn("server", server.run());
     }
-    tasks.spawn(pool.run(changed, stop.clone()));
+    tasks.spawn("pod workers", pool.run(changed, stop.clone()));
     if let Some(proxy) = config.proxy.clone().filter(|_| !once) {
         let kubeconfig = config.kubeconfig.clone();
-        tasks.spawn(proxy::beside_kubelet(*proxy, kubeconfig, client.clone()));
+        // returns where there is no kubeconfig; failures and panics are its own to handle
+        let running = proxy::beside_kubelet(*proxy, kubeconfig, client.clone());
+        tasks.spawn_finite("kube-proxy", running);
     }
 
     recorder.event(
@@ -357,12 +397,18 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     info!(node = config.node_name, version = KUBERNETES_VERSION, "node started");
 
     let url = &config.kubelet.static_pod_url;
-    let outcome = match once {
-        true => run_once::wait(url, &desired, &status, &manifest_errors, &stop).await,
-        false => {
-            stop.cancelled().await;
-            Ok(())
+    let run = async {
+        match once {
+            true => Ok(run_once::wait(url, &desired, &status, &manifest_errors, &stop).await?),
+            false => {
+                stop.cancelled().await;
+                Ok(())
+            }
         }
+    };
+    let outcome = tokio::select! {
+        outcome = run => outcome,
+        error = tasks.failed() => Err(error.into()),
     };
     stop.cancel();
     info!("stopping node; containers keep running");
@@ -375,7 +421,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if tokio::time::timeout(DRAIN, flush).await.is_err() {
         warn!("timeout writing the last statuses and events");
     }
-    Ok(outcome?)
+    outcome
 }
 
 /// Sets RLIMIT_NOFILE; the hard limit is raised with CAP_SYS_RESOURCE only. 0 keeps the limit.

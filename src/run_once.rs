@@ -2,7 +2,7 @@
 //! exits. There is no apiserver, no server and no node object; containers go on running.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
@@ -10,6 +10,7 @@ use longshore_base::output;
 use longshore_pod::spec;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::sources::{ReportInvalid, Source};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -48,7 +49,7 @@ impl ManifestErrors {
         let own = self.clone();
         Arc::new(move |location, reason| {
             report(location, reason);
-            let mut known = own.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = own.0.lock();
             known.insert(format!("manifest {location}"), reason.to_owned());
         })
     }
@@ -59,7 +60,7 @@ impl ManifestErrors {
     }
 
     fn all(&self) -> BTreeMap<String, String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -176,8 +177,6 @@ fn container_reason(container: &ContainerStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used)]
-
     use serde_json::json;
 
     use super::*;

@@ -2,11 +2,12 @@
 //! adds and removes workers, and sends them updates of their pods.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// A decision of the node to terminate a pod: eviction, preemption, shutdown, deadline.
@@ -60,15 +61,12 @@ impl PodTerminator {
 
     /// The workers by the UID of their pod.
     pub(crate) fn workers(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Order>>> {
-        // No code panics while it holds the lock.
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.workers.lock()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

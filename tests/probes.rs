@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Cluster, FOREVER, condition, phase, run_of, script};
@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use longshore_testkit::Host;
 use longshore_testkit::fakecri::{self, Fault, FaultProxy};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Serves the files of `/data` on port 8080.
@@ -252,7 +253,7 @@ async fn readiness_survives_a_restart_of_the_daemon() {
     tokio::spawn(async move {
         while let Some(event) = watch.next().await {
             if let WatchEvent::Modified(pod) = event.expect("the watch goes on") {
-                seen.lock().unwrap().push(pod);
+                seen.lock().push(pod);
             }
         }
     });
@@ -263,7 +264,7 @@ async fn readiness_survives_a_restart_of_the_daemon() {
         let pod = cluster.pod(name).await;
         assert_eq!((condition(&pod, "Ready").as_str(), run_of(&pod)), (ready, run), "{name}");
     }
-    for pod in versions.lock().unwrap().drain(..) {
+    for pod in versions.lock().drain(..) {
         let ready = pod.metadata.name.as_deref() == Some("ready");
         let is =
             (condition(&pod, "Ready") == "True", status_of(&pod).ready, status_of(&pod).started);
@@ -274,6 +275,6 @@ async fn readiness_survives_a_restart_of_the_daemon() {
     fs::remove_file(folder.join("ready")).unwrap();
     until_ready_is(&cluster, "not-ready", "True").await;
     until_ready_is(&cluster, "ready", "False").await;
-    assert!(!versions.lock().unwrap().is_empty(), "changes are seen");
+    assert!(!versions.lock().is_empty(), "changes are seen");
     cluster.host.assert_clean();
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
@@ -12,6 +12,7 @@ use common::{Cluster, FOREVER, TIMEOUT, condition, script, uid};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use longshore_testkit::{BUSYBOX, Host, wait_until};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 fn manifest(name: &str, text: &str) -> String {
@@ -239,7 +240,7 @@ async fn static_pods_from_a_url() {
     let url = format!("http://{}/pods", listener.local_addr().unwrap());
     let shown = page.clone();
     let get = axum::routing::get(async move |headers: HeaderMap| match headers.get("x-token") {
-        Some(token) if token == "secret" => (StatusCode::OK, shown.lock().unwrap().clone()),
+        Some(token) if token == "secret" => (StatusCode::OK, shown.lock().clone()),
         _ => (StatusCode::FORBIDDEN, String::new()),
     });
     let router = axum::Router::new().route("/pods", get);
@@ -257,10 +258,10 @@ async fn static_pods_from_a_url() {
         (format!("one-{}", cluster.host.name()), format!("two-{}", cluster.host.name()));
     let mirror = cluster.until_ready(&one).await;
     assert_eq!(mirror.metadata.annotations.unwrap()["kubernetes.io/config.source"], "http");
-    *page.lock().unwrap() = ": {".to_owned();
+    *page.lock() = ": {".to_owned();
     cluster.until_event("InvalidManifest", &url).await;
     assert_eq!(common::phase(&cluster.pod(&one).await), "Running");
-    *page.lock().unwrap() =
+    *page.lock() =
         format!("{{apiVersion: v1, kind: PodList, items: [{}]}}", manifest("two", FOREVER));
     cluster.until_ready(&two).await;
     cluster.until_gone(&one).await;

@@ -11,7 +11,7 @@ mod reservation;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,6 +26,7 @@ use longshore_pod::admission::{
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
 use longshore_resources::managers::Managers;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info};
@@ -264,8 +265,7 @@ impl Admission {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

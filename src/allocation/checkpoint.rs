@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::{files, panics};
 use longshore_pod::resize::{self, PodResources};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -122,7 +123,7 @@ impl Checkpoint {
         let (path, on_disk) = (self.path.clone(), self.on_disk.clone());
         let write = move || {
             // A cancelled write still completes.
-            let mut on_disk = on_disk.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut on_disk = on_disk.lock();
             if *on_disk < changes {
                 files::replace(&path, &content?)?;
                 *on_disk = changes;
@@ -139,7 +140,6 @@ impl Checkpoint {
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Arc<PodResources>>> {
-        // No code panics while it holds the lock.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }

@@ -9,7 +9,7 @@ mod metrics;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
@@ -17,6 +17,7 @@ use longshore_metrics::Registry;
 use longshore_pod::resize::{self, Pending, PodResources, Rank, Rules};
 use longshore_pod::spec::{self, Gates};
 use longshore_pod::{Timestamp, status};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -144,7 +145,12 @@ impl Allocation {
                 };
             }
         };
-        tokio::join!(allocated.keep(), actuated.keep(), decide);
+        // None of them returns.
+        tokio::select! {
+            () = allocated.keep() => {}
+            () = actuated.keep() => {}
+            () = decide => {}
+        }
     }
 
     /// Writes pending changes of the checkpoints.
@@ -357,8 +363,7 @@ impl Allocation {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Number of infeasible or deferred resizes.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -13,6 +13,7 @@ use longshore_pod::spec::{self, describe};
 use longshore_pod::status::Verdict;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -74,8 +75,7 @@ impl Evictor {
     /// Pods with running containers.
     pub(super) fn active(&self) -> Vec<Arc<Pod>> {
         let mut pods = self.shared.desired.pods();
-        // No code panics while it holds the lock.
-        let mut evicting = self.shared.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut evicting = self.shared.evicting.lock();
         if !evicting.is_empty() {
             evicting.retain(|uid, _| pods.iter().any(|pod| spec::uid(pod) == uid));
         }
@@ -94,7 +94,7 @@ impl Evictor {
         }
         let EvictionRequest { signal, message, annotations, grace, disruption } = request;
         let uid = spec::uid(pod);
-        let mut evicting = self.shared.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut evicting = self.shared.evicting.lock();
         let is_sooner = |known: &Option<Duration>| match (known, grace) {
             (Some(known), Some(grace)) => grace < *known,
             (known, _) => known.is_none() && grace.is_some(),

@@ -42,8 +42,6 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
 
     use super::*;

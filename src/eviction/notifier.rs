@@ -162,7 +162,6 @@ fn awaitable<T: std::os::fd::AsRawFd>(file: T, interest: Interest) -> io::Result
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Instant;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::task_set::TaskError;
 use crate::{allocation, lock, run_once, systemd};
 use longshore_client::ClientError;
 use longshore_client::certificates::{BootstrapError, StoreError};
@@ -10,7 +11,7 @@ use longshore_resources::managers;
 use longshore_runtime::UserNamespaceError;
 use longshore_server::ServerError;
 
-/// Why a node cannot start.
+/// Why a node cannot start, or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The runtime is not supported.
@@ -55,6 +56,9 @@ pub enum Error {
     /// The lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] lock::Error),
+    /// A part of the node ended early.
+    #[error(transparent)]
+    Task(#[from] TaskError),
     /// A directory cannot be made.
     #[error("{path}: {source}", path = .path.display())]
     Directory {

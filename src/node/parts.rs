@@ -30,7 +30,7 @@ pub(super) async fn acquire_lock(
     let lock = Lock::acquire(path, &tasks.stop).await?;
     if let Some(lock) = lock.as_ref().filter(|_| config.exit_on_lock_contention) {
         let (contention, stop) = (lock.contention()?, tasks.stop.clone());
-        tasks.spawn(async move {
+        tasks.spawn_finite("lock contention", async move {
             contention.await;
             stop.cancel();
         });
@@ -99,24 +99,26 @@ pub(super) fn watch_manifests(
     let mut opened = Vec::new();
     if !kubelet.static_pod_path.is_empty() {
         opened.push(Source::File);
-        tasks.spawn(sources::watch_manifests(
+        let watch = sources::watch_manifests(
             PathBuf::from(&kubelet.static_pod_path),
             node_name.clone(),
             kubelet.file_check_frequency.get(),
             report.clone(),
             updates.clone(),
-        ));
+        );
+        tasks.spawn("manifests", watch);
     }
     if !kubelet.static_pod_url.is_empty() {
         opened.push(Source::Http);
-        tasks.spawn(sources::poll_url(
+        let poll = sources::poll_url(
             kubelet.static_pod_url.clone(),
             kubelet.static_pod_url_header.clone(),
             node_name,
             kubelet.http_check_frequency.get(),
             report,
             updates,
-        ));
+        );
+        tasks.spawn("manifests from a URL", poll);
     }
     opened
 }

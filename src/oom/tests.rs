@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 

@@ -13,7 +13,6 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,13 +60,15 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Does nothing until [`run`](Self::run).
+    /// Does nothing until [`run`](Self::run), which sends the last known object to `node`; `None`
+    /// while it is not known or does not exist.
     pub fn new(
         config: Arc<Config>,
         client: Client,
         recorder: Recorder,
         inputs: Inputs,
         startup: Startup,
+        node: watch::Sender<Option<Arc<Node>>>,
     ) -> Self {
         Self {
             config,
@@ -76,16 +77,11 @@ impl Registration {
             startup,
             machine: Machine::read(),
             api: Api::all(client),
-            node: watch::Sender::new(None),
+            node,
             addresses: None,
             unschedulable: false,
             next_report: Instant::now(),
         }
-    }
-
-    /// The last known node object; `None` while it is not known or does not exist.
-    pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
-        self.node.subscribe()
     }
 
     /// Registers the node if configured, then updates its status. Never ends; drop it to stop.
@@ -97,7 +93,11 @@ impl Registration {
             }
             self.keep().await;
         };
-        tokio::join!(follow, keep);
+        // Neither returns.
+        tokio::select! {
+            () = follow => {}
+            () = keep => {}
+        }
     }
 
     async fn register(&mut self) {
@@ -185,7 +185,7 @@ impl Registration {
         update_node(&self.node, patched);
         self.record_transitions(old, &new);
         // after a change, heartbeats are spread over the report interval
-        let spread = if changed { 0.5 + random_part() } else { 1.0 };
+        let spread = if changed { 0.5 + fastrand::f64() } else { 1.0 };
         self.next_report = time::after(report.min(time::FOREVER).mul_f64(spread));
         Ok(())
     }
@@ -345,9 +345,4 @@ fn update_node(known: &watch::Sender<Option<Arc<Node>>>, node: Node) {
         }
         newer
     });
-}
-
-/// A random number from 0 to 1, for jitter.
-fn random_part() -> f64 {
-    f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
 }

@@ -90,8 +90,6 @@ fn daemon_began() -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
 
     use super::*;

@@ -1,7 +1,5 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::collections::VecDeque;
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -13,6 +11,7 @@ use longshore_config::{Command, from_args};
 use longshore_cri::v1;
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use longshore_pod::qos::milli;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::sync::broadcast;
@@ -34,7 +33,7 @@ struct Inner {
 
 impl Script {
     fn of<T>(&self, read: impl FnOnce(&mut Inner) -> T) -> T {
-        read(&mut self.0.lock().unwrap())
+        read(&mut self.0.lock())
     }
 
     fn requests(&self, method: Method, part: &str) -> Vec<Value> {
@@ -162,8 +161,9 @@ fn start(config: Arc<Config>, client: Client) -> (Feeds, watch::Receiver<Option<
     let (feeds, inputs) = channels(watch::Sender::default().subscribe());
     let (recorder, _) = Recorder::start(None, "n1");
     let startup = Startup::new(&longshore_metrics::Registry::default());
-    let registration = Registration::new(config, client, recorder, inputs, startup);
-    let node = registration.node();
+    let object = watch::Sender::new(None);
+    let node = object.subscribe();
+    let registration = Registration::new(config, client, recorder, inputs, startup, object);
     tokio::spawn(registration.run());
     (feeds, node)
 }

@@ -56,8 +56,6 @@ fn ended(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
     use serde_json::{Value, json};
 

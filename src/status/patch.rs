@@ -108,8 +108,6 @@ fn complete(mut condition: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used)]
-
     use k8s_openapi::api::core::v1::{PodCondition, PodIP};
 
     use super::*;

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use serde_json::{Value, json};
 
 use longshore_podstate::sources::Source;
@@ -85,7 +83,7 @@ async fn picky_apiserver(
     let noted = seen.clone();
     let answer = move |method: axum::http::Method, body: String| async move {
         let body: Value = serde_json::from_str(&body).unwrap_or_default();
-        let mut noted = noted.lock().unwrap();
+        let mut noted = noted.lock();
         let refused = body["status"]
             .as_object()
             .is_some_and(|status| invalid.iter().any(|field| status.contains_key(*field)));
@@ -134,6 +132,6 @@ async fn status_invalid_field_does_not_block_others_or_deletion() {
         assert!(matches!(outcome, Outcome::Taken { .. }), "{invalid:?}");
         writer.handle_result(job, outcome);
         assert!(next(&writer).is_none(), "it is not tried again and again");
-        assert_eq!(*seen.lock().unwrap(), (taken, true), "{invalid:?}");
+        assert_eq!(*seen.lock(), (taken, true), "{invalid:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! A port in front of an apiserver without authentication and endpoint slices.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -10,6 +10,7 @@ use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use kube::Client;
 use longshore_testkit::Host;
+use parking_lot::Mutex;
 
 use crate::world::on;
 
@@ -30,7 +31,7 @@ impl Facade {
         let pass = async move |request: Request<Body>| {
             assert!(!request.headers().contains_key(AUTHORIZATION));
             let agent = request.headers()[USER_AGENT].to_str().unwrap().to_owned();
-            seen.lock().unwrap().push(agent);
+            seen.lock().push(agent);
             pass_on(&behind, request).await
         };
         let router = Router::new().fallback(pass);
@@ -44,7 +45,7 @@ impl Facade {
 
     /// What all who asked called themselves.
     pub(crate) fn agents(&self) -> Vec<String> {
-        self.agents.lock().unwrap().clone()
+        self.agents.lock().clone()
     }
 }
 

@@ -9,10 +9,11 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::SetOnce;
@@ -170,7 +171,7 @@ impl ConnectionLimiter {
     }
 
     fn unauthorized(&self) -> MutexGuard<'_, Unauthorized> {
-        self.unauthorized.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unauthorized.lock()
     }
 }
 
@@ -323,7 +324,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::pin::pin;
     use std::task::Waker;

@@ -39,8 +39,6 @@ pub fn report(text: impl fmt::Display) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs::File;
     use std::process::{Command, Stdio};
 

@@ -137,8 +137,6 @@ fn forgive_gone(removed: Result<(), Errno>) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
     use std::os::unix::fs::symlink;
 

@@ -2,10 +2,11 @@
 //! an answer is known, whichever kubelet asked.
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -39,19 +40,19 @@ impl Gates {
 
     /// From now on the probes of this pod succeed, or fail.
     pub(crate) fn turn(&self, pod: &str, open: bool) {
-        let mut gates = lock(&self.shared);
+        let mut gates = self.shared.lock();
         let gate = gates.entry(pod.to_owned()).or_default();
         (gate.open, gate.answered) = (open, None);
     }
 
     /// When a probe of the pod was first answered since [`turn`](Self::turn).
     pub(crate) fn answered(&self, pod: &str) -> Option<Instant> {
-        lock(&self.shared).get(pod)?.answered
+        self.shared.lock().get(pod)?.answered
     }
 
     /// How many probes were answered.
     pub(crate) fn requests(&self) -> u64 {
-        lock(&self.shared).values().map(|gate| gate.requests).sum()
+        self.shared.lock().values().map(|gate| gate.requests).sum()
     }
 }
 
@@ -59,10 +60,6 @@ impl Drop for Gates {
     fn drop(&mut self) {
         self.server.abort();
     }
-}
-
-fn lock(gates: &Mutex<HashMap<String, Gate>>) -> MutexGuard<'_, HashMap<String, Gate>> {
-    gates.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn serve(listener: TcpListener, gates: Arc<Mutex<HashMap<String, Gate>>>) {
@@ -88,7 +85,7 @@ async fn answer(
     let request = String::from_utf8_lossy(&request);
     let path = request.split(' ').nth(1).unwrap_or_default().trim_start_matches('/');
     let open = {
-        let mut gates = lock(gates);
+        let mut gates = gates.lock();
         let gate = gates.entry(path.to_owned()).or_default();
         gate.requests += 1;
         gate.answered.get_or_insert_with(Instant::now);
@@ -100,7 +97,6 @@ async fn answer(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

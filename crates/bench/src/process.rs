@@ -106,7 +106,6 @@ pub(crate) fn host_cpu_seconds(host: &Host) -> Option<f64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

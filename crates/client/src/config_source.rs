@@ -128,7 +128,6 @@ fn of(server: String, certificate_authority: Option<String>, user: AuthInfo) -> 
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::kubeconfig::{current_cluster, current_user, servers};
     use super::*;

@@ -2,8 +2,8 @@
 //! would need a connection for each if they were not HTTP/2 streams of shared ones. A server limits
 //! the streams of a connection, so further connections are opened as needed.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper::http::{Request, Response};
@@ -13,10 +13,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::{Client, Config};
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 use tower::ServiceBuilder;
-
-use crate::mutex::locked;
 
 /// Streams on a connection: what kube-apiserver takes.
 const STREAMS: usize = 100;
@@ -80,7 +79,7 @@ impl ConnectionPool {
     }
 
     fn acquire(&self) -> Result<StreamPermit, kube::Error> {
-        let mut pool = locked(&self.pool);
+        let mut pool = self.pool.lock();
         let free = |connection: &Arc<PooledConnection>| {
             let permit = Arc::clone(&connection.streams).try_acquire_owned().ok()?;
             Some(StreamPermit { connection: Arc::clone(connection), _permit: permit })
@@ -131,8 +130,6 @@ fn connect(config: &Config) -> Result<Client, kube::Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::convert::Infallible;
     use std::sync::atomic::AtomicUsize;
 

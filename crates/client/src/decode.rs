@@ -389,7 +389,6 @@ impl Reports {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::api::core::v1::{Pod, Secret, Service};
     use k8s_openapi::jiff::Timestamp;

@@ -14,7 +14,6 @@ mod connection_pool;
 pub(crate) mod decode;
 pub mod events;
 mod kubeconfig;
-mod mutex;
 pub mod objects;
 mod response_body;
 #[cfg(any(test, feature = "testing"))]

@@ -2,13 +2,14 @@
 //! so that they may be anything.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use futures::{StreamExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -50,7 +51,7 @@ impl Scripted {
 
     /// Sends an event to the watches, those to come included.
     pub fn send(&self, kind: &str, object: &str) {
-        let mut script = self.script.lock().unwrap();
+        let mut script = self.script.lock();
         let line = format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
         script.watches.retain(|watch| watch.send(line.clone()).is_ok());
         if script.watches.is_empty() {
@@ -60,7 +61,7 @@ impl Scripted {
 
     /// How many lists and watches were requested.
     pub fn asked(&self) -> (usize, usize) {
-        let script = self.script.lock().unwrap();
+        let script = self.script.lock();
         (script.lists, script.watched)
     }
 }
@@ -68,7 +69,7 @@ impl Scripted {
 async fn answer(State(script): State<Arc<Mutex<Script>>>, uri: Uri) -> (StatusCode, Body) {
     let query = uri.query().unwrap_or_default();
     let is_streamed = query.contains("sendInitialEvents=true");
-    let mut script = script.lock().unwrap();
+    let mut script = script.lock();
     if is_streamed && !script.streams {
         let status = r#"{"kind":"Status","status":"Failure","code":422,"message":"no streams","reason":"Invalid","metadata":{}}"#;
         return (StatusCode::UNPROCESSABLE_ENTITY, status.into());

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -16,7 +14,6 @@ use kube::client::Body;
 use kube::config::Kubeconfig;
 
 use super::kubeconfig::servers;
-use super::mutex::locked;
 use super::transport::RELOAD_INTERVAL;
 use super::*;
 
@@ -139,12 +136,12 @@ async fn kubeconfig_is_reloaded_when_edited() {
     assert_eq!(seen.load(Ordering::SeqCst), "Bearer short".len(), "checked periodically");
 
     let Some(past) = Instant::now().checked_sub(RELOAD_INTERVAL) else { return };
-    locked(&shared.current).checked = past;
+    shared.current.lock().checked = past;
     send().await.unwrap();
     assert_eq!(seen.load(Ordering::SeqCst), "Bearer much-longer".len());
 
     std::fs::write(file.path(), "half a fi").unwrap();
-    locked(&shared.current).checked = past;
+    shared.current.lock().checked = past;
     send().await.unwrap();
     assert_eq!(seen.load(Ordering::SeqCst), "Bearer much-longer".len(), "the old one stays");
 }

@@ -6,7 +6,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use kube::client::Body;
 use longshore_base::rate::TokenBucket;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_metrics::RestClient;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
@@ -25,7 +26,6 @@ use tracing::{info, warn};
 
 use super::connection_pool::SharesConnection;
 use super::kubeconfig::{Endpoint, ModificationTimes, changes, endpoints, modification_times};
-use super::mutex::locked;
 use super::response_body::ResponseBody;
 use super::{ClientError, CredentialState, Credentials, Limits};
 
@@ -69,12 +69,12 @@ struct State {
 
 impl Server {
     fn is_up(&self) -> bool {
-        locked(&self.state).up
+        self.state.lock().up
     }
 
     /// Marks it up or down; returns whether that changed. Watches on one that is down are cancelled.
     fn set_up(&self, up: bool) -> bool {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if !up {
             std::mem::take(&mut state.cancel).cancel();
         }
@@ -82,7 +82,7 @@ impl Server {
     }
 
     fn cancel(&self) -> CancellationToken {
-        locked(&self.state).cancel.clone()
+        self.state.lock().cancel.clone()
     }
 }
 
@@ -123,7 +123,7 @@ impl Shared {
     ) -> Result<Response<ResponseBody>, BoxError> {
         let mut wait = Duration::ZERO;
         if let Some(bucket) = &self.bucket {
-            wait = locked(bucket).reserve(Instant::now());
+            wait = bucket.lock().reserve(Instant::now());
             if !wait.is_zero() {
                 tokio::time::sleep(wait).await;
             }
@@ -225,7 +225,7 @@ impl Shared {
     async fn servers(&self) -> Vec<Arc<Server>> {
         let state = self.credentials.state();
         let stale = {
-            let mut current = locked(&self.current);
+            let mut current = self.current.lock();
             let renewed = current.state != state;
             if !renewed && current.checked.elapsed() < RELOAD_INTERVAL {
                 return current.servers.clone();
@@ -238,7 +238,7 @@ impl Shared {
         if stale && !matches!(state, CredentialState::Lacking(_)) {
             self.reload(state).await;
         }
-        locked(&self.current).servers.clone()
+        self.current.lock().servers.clone()
     }
 
     async fn reload(&self, state: CredentialState) {
@@ -247,7 +247,7 @@ impl Shared {
         match servers(&self.credentials, &state, self.limits).await {
             Ok(servers) => {
                 info!("credentials of the {config_source} reloaded");
-                let mut current = locked(&self.current);
+                let mut current = self.current.lock();
                 let old = std::mem::replace(&mut current.servers, servers);
                 (current.modification_times, current.state) = (modification_times, state);
                 drop(current);

@@ -357,7 +357,6 @@ static GATES: &[Gate] = &[
 ];
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

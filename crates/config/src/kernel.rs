@@ -36,7 +36,6 @@ pub(super) fn faults(settings: &KubeletConfiguration, directory: &Path) -> Vec<S
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -3,7 +3,7 @@
 
 mod fake;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{Fake, Serve};
@@ -12,6 +12,7 @@ use longshore_cri::v1::{
     AuthConfig, ContainerEventType, ContainerFilter, ImageSpec, PodSandboxConfig,
 };
 use longshore_cri::{Code, Error, Observer, Options, Runtime};
+use parking_lot::Mutex;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -266,7 +267,7 @@ async fn observer_is_called_for_each_call() {
     impl Observer for Log {
         fn observe(&self, operation: &'static str, took: Duration, error: Option<&Error>) {
             assert!(took < SOON);
-            self.0.lock().unwrap().push((operation, error.is_none()));
+            self.0.lock().push((operation, error.is_none()));
         }
     }
     let fake = Fake::start(Serve::Both).await;
@@ -276,7 +277,7 @@ async fn observer_is_called_for_each_call() {
     runtime.container_status("5").await.unwrap_err();
     runtime.image_fs_info().await.unwrap();
     assert_eq!(
-        *log.0.lock().unwrap(),
+        *log.0.lock(),
         [("version", true), ("container_status", false), ("image_fs_info", true)]
     );
 }

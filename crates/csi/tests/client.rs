@@ -1,8 +1,8 @@
 //! The client against a small driver in this process, on a real socket.
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use longshore_csi::v1::identity_server::Identity;
@@ -14,6 +14,7 @@ use longshore_csi::v1::{
     NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
 };
 use longshore_csi::{Capabilities, Code, Driver, Error, Observer, Options, Server, serve_driver};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status, async_trait};
@@ -73,7 +74,7 @@ struct Noted(Mutex<Vec<(String, String, String)>>);
 impl Observer for Noted {
     fn observe(&self, driver: &str, method: &str, _: Duration, code: &str) {
         let noted = (driver.to_owned(), method.to_owned(), code.to_owned());
-        self.0.lock().unwrap().push(noted);
+        self.0.lock().push(noted);
     }
 }
 
@@ -142,7 +143,7 @@ async fn csi_call_timeout_and_unavailable_driver() {
     let method = "/csi.v1.Node/NodeUnpublishVolume";
     let codes = ["DeadlineExceeded", "OK", "Unavailable", "OK"];
     let expected = codes.map(|code| ("d".to_owned(), method.to_owned(), code.to_owned()));
-    assert_eq!(*noted.0.lock().unwrap(), expected);
+    assert_eq!(*noted.0.lock(), expected);
 }
 
 #[tokio::test]

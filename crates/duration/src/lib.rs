@@ -164,7 +164,6 @@ impl Serialize for GoDuration {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

@@ -1,5 +1,3 @@
-#![allow(clippy::panic)]
-
 use std::fmt::Write;
 
 use serde_json::json;

@@ -37,8 +37,6 @@ pub fn write(value: &Value) -> Result<Vec<u8>, Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

@@ -66,7 +66,6 @@ fn address(master: &str) -> Result<String, Error> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::any;
@@ -12,6 +12,7 @@ use longshore_proxy::health;
 use longshore_proxy::model::{HealthCheck, ServiceName};
 use longshore_proxy::render::Settings;
 use longshore_server::serve_plain;
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
@@ -70,7 +71,7 @@ impl HealthPorts {
         for (address, service) in wanted {
             let Some(check) = checks.get(service).copied() else { continue };
             if let Some(port) = self.ports.get(&address) {
-                *port.check.lock().unwrap_or_else(PoisonError::into_inner) = check;
+                *port.check.lock() = check;
                 continue;
             }
             match self.open(address, service, check) {
@@ -94,7 +95,7 @@ impl HealthPorts {
         let check = Arc::new(Mutex::new(check));
         let (health, of, name) = (self.health.clone(), Arc::clone(&check), service.clone());
         let answer = any(async move || {
-            let check = *of.lock().unwrap_or_else(PoisonError::into_inner);
+            let check = *of.lock();
             respond(health.with(|health, now| health.service(&name, check, now)))
         });
         let router = Router::new().route("/", answer.clone()).route("/{*path}", answer);

@@ -22,8 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use kube::Client;
+use longshore_base::panics::{Panicked, contain};
 use longshore_client::events::Recorder;
 use longshore_config::{ProxyConfig, ProxyTask};
 use longshore_proxy::apply::{self, Limits};
@@ -70,6 +70,12 @@ pub enum Error {
         /// The node's family.
         primary: longshore_proxy::Family,
     },
+    /// A part that never ends has ended.
+    #[error("task {0:?} ended: it returned before kube-proxy was stopped")]
+    Task(&'static str),
+    /// A part panicked.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
     /// A port that must be open is not.
     #[error(transparent)]
     Port(#[from] server::Error),
@@ -111,7 +117,8 @@ pub async fn run(
 }
 
 /// Runs kube-proxy in the kubelet's process until dropped, with the kubelet's client of the apiserver
-/// unless its own kubeconfig is another. However it fails, the kubelet goes on, and it begins again.
+/// unless its own kubeconfig is another. However it fails or panics, the kubelet goes on, and
+/// it begins again.
 pub async fn beside_kubelet(
     config: ProxyConfig,
     kubeconfig: Option<std::path::PathBuf>,
@@ -131,7 +138,7 @@ pub async fn beside_kubelet(
             _ => client::connect(&config, metrics.rest_client.clone()).await,
         };
         let result = match client {
-            Ok(client) => serve(&config, &metrics, client, false).boxed().await,
+            Ok(client) => contained(serve(&config, &metrics, client, false)).await,
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
@@ -163,12 +170,16 @@ async fn serve(
     };
     let result = tokio::select! {
         result = run_proxy => result,
-        // the apiserver has no nodes, which cannot be
-        () = following => Ok(()),
+        () = following => Err(Error::Task("watch of the node")),
     };
     drop(recorder);
     let _ = timeout(DRAIN, written.finish()).await;
     result
+}
+
+/// A panic of the work is an error.
+async fn contained(work: impl Future<Output = Result<(), Error>> + Send) -> Result<(), Error> {
+    contain(work).await?
 }
 
 /// Waits until a file says something else.

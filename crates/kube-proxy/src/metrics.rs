@@ -1,6 +1,6 @@
 //! The metrics of kube-proxy's own port, under upstream's names.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
@@ -12,6 +12,7 @@ use longshore_metrics::{
 use longshore_proxy::Family;
 use longshore_proxy::accounting;
 use longshore_proxy::proxier::{Failed, Rules, Synced};
+use parking_lot::Mutex;
 
 const FAMILY: [&str; 1] = ["ip_family"];
 
@@ -69,7 +70,7 @@ impl Packets {
         let read = packets.clone();
         registry.collect(move |text| {
             for ((_, name, help), value) in PACKETS.iter().zip(&*read.0) {
-                if let Some(value) = *value.lock().unwrap_or_else(PoisonError::into_inner) {
+                if let Some(value) = *value.lock() {
                     text.family(name, help, Kind::Counter).add(&Labels::NONE, value as f64);
                 }
             }
@@ -81,7 +82,7 @@ impl Packets {
     pub(super) async fn read(&self) {
         for ((counter, ..), value) in PACKETS.iter().zip(&*self.0) {
             let packets = accounting::packets(counter).await.unwrap_or_default();
-            *value.lock().unwrap_or_else(PoisonError::into_inner) = packets;
+            *value.lock() = packets;
         }
     }
 }

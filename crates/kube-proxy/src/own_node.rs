@@ -98,7 +98,6 @@ pub(super) async fn wait(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
 

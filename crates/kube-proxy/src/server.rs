@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -18,6 +18,7 @@ use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
 use longshore_proxy::health::{Health, HealthResponse, Time};
 use longshore_server::{Zpages, serve_plain};
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::{info, warn};
 
@@ -77,7 +78,7 @@ impl SharedHealth {
     }
 
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Health, Time) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), Time::now())
+        f(&mut self.0.lock(), Time::now())
     }
 }
 

@@ -1,11 +1,11 @@
 //! The main loop: watches update the engines, each engine is synced at its own frequency, and the
 //! results go to health, metrics and events.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{join_all, select_all};
+use futures::future::select_all;
 use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::Client;
 use longshore_client::events::{EventType, Recorder, node_reference};
@@ -16,6 +16,7 @@ use longshore_proxy::config::Machine;
 use longshore_proxy::health::{Health, Time};
 use longshore_proxy::model::{Tracker, Warning};
 use longshore_proxy::proxier::Failed;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -42,7 +43,7 @@ struct Proxy<'a> {
     recorder: &'a Recorder,
 }
 
-/// Works until a port that must be open cannot be.
+/// Works until a port that must be open cannot be, or a part ends.
 pub(super) async fn run_proxy(
     config: &Arc<ProxyConfig>,
     metrics: &Metrics,
@@ -72,14 +73,19 @@ pub(super) async fn run_proxy(
         let watches = proxy.engines.iter().zip(&tables).map(|(engine, tables)| {
             apply::watch(tables, apply::CANARY, max, || engine.resync()).boxed()
         });
-        tokio::join!(join_all(syncs), join_all(watches));
+        // None of them returns.
+        select_all(syncs.chain(watches)).await;
     };
     tokio::select! {
         error = proxy.serve() => Err(error.into()),
-        () = follow => Ok(()),
-        () = watches::services(client.clone(), &proxy, listed_services).boxed() => Ok(()),
-        () = watches::endpoints(client, &proxy, listed_endpoints).boxed() => Ok(()),
-        () = proxy.follow_node() => Ok(()),
+        () = follow => Err(Error::Task("sync of the rules")),
+        () = watches::services(client.clone(), &proxy, listed_services).boxed() => {
+            Err(Error::Task("watch of services"))
+        }
+        () = watches::endpoints(client, &proxy, listed_endpoints).boxed() => {
+            Err(Error::Task("watch of endpoints"))
+        }
+        () = proxy.follow_node() => Err(Error::Task("watch of the node")),
     }
 }
 
@@ -152,11 +158,11 @@ impl Proxy<'_> {
         self.health.with(|health, now| health.updated(synced.family, synced.began, now));
         synced.warnings.iter().for_each(|warning| self.warn(warning));
         let settings = {
-            let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+            let machine = self.machine.lock();
             self.config.settings.settings(synced.family, &machine)
         };
         let errors = {
-            let mut ports = ports.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ports = ports.lock();
             ports.set(&engine.health_checks(), &settings)
         };
         for error in errors {
@@ -180,7 +186,7 @@ impl Proxy<'_> {
     fn follow_machine(&self) {
         let settings = &self.config.settings;
         let own = OwnNode::read(self.node.borrow().as_ref(), &settings.bind_address);
-        let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machine = self.machine.lock();
         let before = machine.clone();
         // A node that is gone comes back: its rules stay as they were.
         if self.node.borrow().is_some() {

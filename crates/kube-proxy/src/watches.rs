@@ -217,14 +217,13 @@ fn refusal(error: &watcher::Error) -> Option<u16> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
-    use std::sync::{Mutex, MutexGuard};
     use std::time::Duration;
 
     use longshore_client::scripted::{Scripted, bad_objects};
     use longshore_proxy::Family;
     use longshore_proxy::model::Node as ProxyNode;
+    use parking_lot::{Mutex, MutexGuard};
 
     use super::*;
 
@@ -232,7 +231,7 @@ mod tests {
 
     impl One {
         fn tracker(&self) -> MutexGuard<'_, Tracker> {
-            self.0.lock().unwrap()
+            self.0.lock()
         }
 
         /// The services, each with the number of its endpoints.

@@ -193,8 +193,6 @@ fn resolve(module: &[String], path: Vec<&str>) -> Option<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {

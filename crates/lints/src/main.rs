@@ -43,11 +43,6 @@ const ALLOWED: &[(&str, &[&str], &str)] = &[
         "the router has the proxy to nodes in it",
     ),
     (
-        "crates/server",
-        &["auth", "limits", "listen"],
-        "a connection carries its peer, whom the limits count and auth knows",
-    ),
-    (
         "crates/volumes",
         &[
             "atomic",

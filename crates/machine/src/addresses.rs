@@ -145,7 +145,6 @@ fn local_addresses() -> Vec<Local> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -90,7 +90,6 @@ fn os_image(os_release: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::disk_capacity;

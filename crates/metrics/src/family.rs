@@ -1,7 +1,9 @@
 //! A family: series of one name with different label values.
 
 use std::cmp::Ordering;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use crate::text::{Labels, Text};
 use crate::value::Metric;
@@ -47,14 +49,14 @@ impl<M: Metric, const N: usize> Family<M, N> {
     /// The series with these label values; created on first use.
     pub fn with(&self, values: [&str; N]) -> M {
         let found = {
-            let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
+            let series = self.0.series.read();
             find(&series, values).ok().map(|at| series[at].metric.clone())
         };
         found.unwrap_or_else(|| self.begin(values))
     }
 
     fn begin(&self, values: [&str; N]) -> M {
-        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        let mut series = self.0.series.write();
         match find(&series, values) {
             Ok(at) => series[at].metric.clone(),
             Err(at) => {
@@ -68,7 +70,7 @@ impl<M: Metric, const N: usize> Family<M, N> {
 
     /// Removes the series with these label values.
     pub fn remove(&self, values: [&str; N]) {
-        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        let mut series = self.0.series.write();
         if let Ok(at) = find(&series, values) {
             series.remove(at);
         }
@@ -76,7 +78,7 @@ impl<M: Metric, const N: usize> Family<M, N> {
 
     /// Removes all series whose label values do not match `keep`.
     pub fn retain(&self, mut keep: impl FnMut(&[Box<str>; N]) -> bool) {
-        let mut series = self.0.series.write().unwrap_or_else(PoisonError::into_inner);
+        let mut series = self.0.series.write();
         series.retain(|one| keep(&one.values));
     }
 }
@@ -102,7 +104,7 @@ impl<M: Metric, const N: usize> Page for Family<M, N> {
     fn write(&self, text: &mut Text) {
         let Inner { name, help, labels, .. } = *self.0;
         let mut samples = text.family(name, help, M::KIND);
-        let series = self.0.series.read().unwrap_or_else(PoisonError::into_inner);
+        let series = self.0.series.read();
         let mut written = Labels::NONE;
         for one in series.iter() {
             written.clear();

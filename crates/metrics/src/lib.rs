@@ -18,7 +18,6 @@ mod process;
 mod registry;
 mod standard;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
 mod text;
 mod value;

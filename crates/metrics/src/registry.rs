@@ -1,8 +1,10 @@
 //! The registry of the metrics of one endpoint.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::family::{Family, Page};
 use crate::text::Text;
@@ -26,7 +28,7 @@ type Collector = Box<dyn Fn(&mut Text) + Send + Sync>;
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = locked(&self.0.pages).iter().map(|page| page.name()).collect();
+        let names: Vec<_> = self.0.pages.lock().iter().map(|page| page.name()).collect();
         f.debug_tuple("Registry").field(&names).finish()
     }
 }
@@ -80,17 +82,17 @@ impl Registry {
 
     /// Calls `collector` at each scrape. It must be fast, and its families must have no other source.
     pub fn collect(&self, collector: impl Fn(&mut Text) + Send + Sync + 'static) {
-        locked(&self.0.collectors).push(Box::new(collector));
+        self.0.collectors.lock().push(Box::new(collector));
     }
 
     /// The page: families ordered by name, then the collectors.
     pub fn text(&self) -> String {
         let expected = self.0.length.load(Ordering::Relaxed);
         let mut text = Text::with_capacity(expected + expected / 8);
-        for page in locked(&self.0.pages).iter() {
+        for page in self.0.pages.lock().iter() {
             page.write(&mut text);
         }
-        for collector in locked(&self.0.collectors).iter() {
+        for collector in self.0.collectors.lock().iter() {
             collector(&mut text);
         }
         let page = text.finish();
@@ -99,7 +101,7 @@ impl Registry {
     }
 
     fn register<M: Metric, const N: usize>(&self, family: Family<M, N>) -> Family<M, N> {
-        let mut pages = locked(&self.0.pages);
+        let mut pages = self.0.pages.lock();
         let index = pages.binary_search_by_key(&family.name(), |page| page.name());
         debug_assert!(index.is_err(), "{} is registered twice", family.name());
         if let Err(index) = index {
@@ -107,8 +109,4 @@ impl Registry {
         }
         family
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,7 +13,6 @@ mod gce;
 mod kind;
 mod portworx;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 mod topology;
 mod values;

@@ -36,8 +36,6 @@ pub fn deadline(pod: &Pod, last_status: &PodStatus, now: Timestamp) -> Deadline 
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use serde_json::json;
 

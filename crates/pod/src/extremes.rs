@@ -1,8 +1,6 @@
 //! Hostile pods, nodes and runtime responses through every function of this crate. Tests run with
 //! overflow checks, so a sum that would wrap in a release build fails them too.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 

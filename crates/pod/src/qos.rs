@@ -120,8 +120,6 @@ fn share_of_pod_level(pod_spec: &PodSpec) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

@@ -202,8 +202,6 @@ pub fn format(milli: i128, binary: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

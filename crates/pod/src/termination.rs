@@ -26,8 +26,6 @@ pub fn order(pod_spec: &PodSpec) -> BTreeMap<&str, Vec<&str>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

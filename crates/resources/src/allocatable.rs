@@ -109,8 +109,6 @@ pub fn pids() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_config::{Command, from_args};
 
     use super::*;

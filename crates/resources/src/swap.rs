@@ -102,8 +102,6 @@ fn try_noswap(dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

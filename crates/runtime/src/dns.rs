@@ -178,7 +178,6 @@ fn fit(config: &mut v1::DnsConfig) -> Vec<DnsWarning> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
 

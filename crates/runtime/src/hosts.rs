@@ -125,7 +125,6 @@ fn managed(hostname: &str, domain: &str, ips: &[String]) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::panic)]
 mod tests {
     use serde_json::json;
 

@@ -9,7 +9,6 @@ mod dns;
 mod env;
 mod env_file;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod fixture;
 pub mod handlers;
 mod hooks;

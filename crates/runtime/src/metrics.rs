@@ -1,11 +1,12 @@
 //! Metrics of runtime calls, images and sandboxes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_cri::Error;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Prefix of the CRI error when an image cannot be mounted as a volume.
 const IMAGE_NOT_MOUNTED: &str = "ImageVolumeMountFailed";
@@ -206,8 +207,7 @@ impl Metrics {
     }
 
     fn pulling(&self) -> MutexGuard<'_, HashMap<String, Pulling>> {
-        // No code panics while it holds the lock.
-        self.pulling.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pulling.lock()
     }
 }
 

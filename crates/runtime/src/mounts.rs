@@ -243,7 +243,6 @@ fn recursive_read_only(mount: &VolumeMount, possible: bool) -> Result<bool, Erro
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
 

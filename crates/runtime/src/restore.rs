@@ -51,8 +51,6 @@ fn add(pod: &mut Pod, name: &str, annotations: &BTreeMap<String, String>) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_pod::spec;
     use serde_json::json;
 

@@ -218,7 +218,6 @@ fn apparmor_profile(profile: &AppArmorProfile) -> Result<(v1::SecurityProfile, S
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use longshore_cri::v1::security_profile::ProfileType;
     use serde_json::{Value, json};

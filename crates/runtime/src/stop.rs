@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::{panics, trees};
@@ -53,11 +53,11 @@ impl PodRuntime {
             .map(Ok)
             .try_for_each_concurrent(REMOVALS, |run| async {
                 discard_container(&self.cri, pod, run).await?;
-                gone.lock().unwrap_or_else(PoisonError::into_inner).insert(run.id.as_str());
+                gone.lock().insert(run.id.as_str());
                 Ok(())
             })
             .await;
-        let gone = gone.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let gone = gone.into_inner();
         self.observer.all_removed(&pod.uid, &gone);
         removed
     }
@@ -192,7 +192,6 @@ fn ignore_not_found(result: longshore_cri::Result<()>) -> longshore_cri::Result<
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
 

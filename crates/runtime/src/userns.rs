@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use longshore_base::files;
 use longshore_cri::v1;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -255,12 +255,11 @@ impl UserNamespaces {
     }
 
     fn allocated(&self) -> MutexGuard<'_, Allocated> {
-        self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
+        self.allocated.lock()
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::path::Path;
 

@@ -4,10 +4,10 @@
 //! tokens. Refusals are rate limited.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
+use parking_lot::Mutex;
 use tracing::info;
 
 /// Maximum number of refusals that are logged in one [`WINDOW`].
@@ -75,7 +75,7 @@ impl Audit {
 
     /// `None` if the limit is reached; otherwise the number of suppressed lines before.
     fn take_line(&self, now: Instant) -> Option<u64> {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = self.0.lock();
         if now.saturating_duration_since(window.began) >= WINDOW {
             (window.began, window.logged) = (now, 0);
         }

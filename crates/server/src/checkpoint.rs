@@ -158,7 +158,6 @@ fn prepare_path(directory: &FilePath, name: &str) -> Result<PathBuf, Failure> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

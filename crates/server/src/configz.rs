@@ -45,7 +45,6 @@ fn drop_empty(value: &mut Value) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -4,12 +4,15 @@
 //!
 //! Responses are built from a [`Host`], the only interface to the rest of the daemon.
 //!
-//! `router` has the routes, `auth` authentication and authorization, `limits` the limits of concurrent requests, `listen` connections and their timeouts, and `audit` the audit log.
+//! `router` has the routes, `auth` authentication and authorization, `limits` the limits of concurrent
+//! requests, `listen` connections and their timeouts, `peer` the other end of a connection, and `audit`
+//! the audit log.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod audit;
 mod auth;
+mod body;
 mod checkpoint;
 mod configz;
 mod debug;
@@ -19,6 +22,7 @@ mod listen;
 mod logs;
 mod metrics;
 mod node_logs;
+mod peer;
 mod pods;
 mod registries;
 mod router;

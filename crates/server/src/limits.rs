@@ -12,8 +12,8 @@ use axum::response::Response;
 use longshore_base::budget::{Budget, Holder, Priority};
 
 use super::Refusal;
-use super::auth::Peer;
-use super::listen::Tracked;
+use super::body::Tracked;
+use super::peer::Peer;
 
 /// Limits of requests with immediate responses: for all clients, and additionally for the control
 /// plane.
@@ -71,7 +71,6 @@ fn is_long_running(path: &str) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use axum::routing::get;
     use tower::ServiceExt;

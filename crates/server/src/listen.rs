@@ -1,19 +1,18 @@
 //! Connections: limited in number, with limits of sizes and timeouts.
 
 use std::convert::Infallible;
-use std::future::{pending, ready};
+use std::future::ready;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures::future::Either;
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -22,26 +21,24 @@ use longshore_base::connections::{
     MAX_RESET_STREAMS, MAX_STREAMS, RECEIVE_WINDOW,
 };
 use longshore_base::panics;
-use longshore_base::time::later;
 use longshore_streams as streams;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 use tracing::debug;
 
 use super::audit::Audit;
-use super::auth::{Certified, Peer};
+use super::body::Tracked;
 use super::limits;
+use super::peer::{ActiveRequest, Certified, ConnectionState, Peer, idle_or_closing};
 use super::tls::Tls;
 
 /// Maximum size of a request's headers.
 const MAX_HEADER_SIZE: usize = 64 * 1024;
-/// Idle timeout after the first request.
-const IDLE: Duration = Duration::from_secs(90);
 /// Timeout of a graceful shutdown of a connection.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// TCP keep-alive interval and number of probes.
@@ -207,117 +204,8 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The state of a connection.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ConnectionState {
-    /// Number of active requests.
-    active_requests: usize,
-    /// Since when it is idle.
-    since: Instant,
-    /// How long it may be idle.
-    idle_timeout: Duration,
-    /// Whether to close it after the active requests.
-    closing: bool,
-}
-
-impl ConnectionState {
-    fn new() -> Self {
-        Self {
-            active_requests: 0,
-            since: Instant::now(),
-            idle_timeout: FIRST_REQUEST_TIMEOUT,
-            closing: false,
-        }
-    }
-
-    /// Closes a connection after its active requests.
-    pub(super) fn close(state: &watch::Sender<Self>) {
-        state.send_modify(|state| state.closing = true);
-    }
-}
-
-impl Default for ConnectionState {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Completes when the connection has been idle for too long, or is to be closed.
-async fn idle_or_closing(mut state_rx: watch::Receiver<ConnectionState>) {
-    loop {
-        let state = *state_rx.borrow_and_update();
-        if state.closing {
-            return;
-        }
-        tokio::select! {
-            () = sleep_until(later(state.since, state.idle_timeout)), if state.active_requests == 0 => return,
-            changed = state_rx.changed() => if changed.is_err() { pending::<()>().await },
-        }
-    }
-}
-
-/// An active request, until its response is sent or dropped.
-struct ActiveRequest(watch::Sender<ConnectionState>);
-
-impl ActiveRequest {
-    fn begin(state: &watch::Sender<ConnectionState>) -> Self {
-        state.send_modify(|state| state.active_requests += 1);
-        Self(state.clone())
-    }
-}
-
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        self.0.send_modify(|state| {
-            state.active_requests -= 1;
-            state.since = Instant::now();
-            state.idle_timeout = IDLE;
-        });
-    }
-}
-
-/// A body that holds a guard until it is sent or dropped. Panics are contained.
-pub(super) struct Tracked<T> {
-    body: Body,
-    _held: T,
-}
-
-impl<T> Tracked<T> {
-    pub(super) fn new(body: Body, held: T) -> Self {
-        Self { body, _held: held }
-    }
-}
-
-impl<T: Unpin> HttpBody for Tracked<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        panics::contain_sync(|| Pin::new(&mut self.body).poll_frame(context)).unwrap_or_else(
-            |panicked| {
-                self.body = Body::empty();
-                Poll::Ready(Some(Err(axum::Error::new(panicked))))
-            },
-        )
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
-    use http_body_util::BodyExt;
-
     use super::*;
 
     // Finding 2: a panic in one request ended the daemon
@@ -327,16 +215,5 @@ mod tests {
         assert_eq!(catch_panics(panics).await.status(), 500);
         let fine = async { Ok(Response::new(Body::empty())) };
         assert_eq!(catch_panics(fine).await.status(), 200);
-    }
-
-    #[tokio::test]
-    async fn panic_in_a_response_body_is_contained() {
-        let frames = futures::stream::poll_fn(|_| -> Poll<Option<Result<Bytes, axum::Error>>> {
-            panic!("here")
-        });
-        let (state, _state_rx) = watch::channel(ConnectionState::new());
-        let mut body = Tracked::new(Body::from_stream(frames), ActiveRequest::begin(&state));
-        assert!(body.frame().await.unwrap().is_err());
-        assert!(body.frame().await.is_none());
     }
 }

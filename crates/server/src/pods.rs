@@ -81,7 +81,6 @@ fn list(items: Vec<&Pod>) -> Result<Response, Refusal> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::jiff::Timestamp;
     use longshore_pod::observed::{Container as Observed, Sandbox, State};

@@ -310,7 +310,6 @@ fn ports(query: &[(String, String)]) -> Result<Vec<i32>, String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

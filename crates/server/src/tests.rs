@@ -1,16 +1,15 @@
 //! Tests of the ports, as clients.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::State as Extract;
 use longshore_config::{Command, from_args};
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

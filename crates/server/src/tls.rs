@@ -3,12 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use longshore_client::certificates;
 use longshore_config::Config;
 use longshore_tls::{ClientCa, certificates, private_key};
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
@@ -135,13 +136,13 @@ impl Tls {
     /// Makes the next access reload the files.
     #[cfg(test)]
     pub(super) fn expire(&self) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         current.last_checked =
             current.last_checked.checked_sub(RELOAD_INTERVAL).unwrap_or(current.last_checked);
     }
 
     fn current(&self) -> Built {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if current.last_checked.elapsed() >= RELOAD_INTERVAL || !current.built.certified {
             current.last_checked = Instant::now();
             let changed = self.sources.changed();
@@ -307,7 +308,6 @@ fn self_signed(node: &str, ips: &[IpAddr]) -> Result<(String, String), rcgen::Er
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use longshore_config::{Command, from_args};
     use rustls::RootCertStore;

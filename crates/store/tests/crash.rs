@@ -3,7 +3,7 @@
 #![allow(clippy::arithmetic_side_effects, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -116,18 +116,14 @@ fn run_and_kill(path: &Path) -> Acknowledged {
         acknowledged
     });
     // some are killed while they open the file, most while they write
-    if !random().is_multiple_of(5) {
+    if fastrand::u32(..5) != 0 {
         open.recv().expect("the child opens the file");
     }
-    std::thread::sleep(Duration::from_micros(random() % 200_000));
+    std::thread::sleep(Duration::from_micros(fastrand::u64(..200_000)));
     child.kill().unwrap();
     child.wait().unwrap();
     // a line is one write to the pipe, so it is there whole or not at all
     reader.join().unwrap()
-}
-
-fn random() -> u64 {
-    RandomState::new().hash_one(0)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

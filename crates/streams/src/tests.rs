@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::convert::Infallible;
 
 use bytes::{Buf, BufMut, BytesMut};
@@ -64,9 +62,9 @@ fn reply(response: Result<Answer, Error>) -> Reply {
 
 /// A server that passes requests to `backend`.
 fn passing(backend: DuplexStream, idle: Duration) -> DuplexStream {
-    let backend = std::sync::Mutex::new(Some(backend));
+    let backend = parking_lot::Mutex::new(Some(backend));
     server(move |mut request| {
-        let backend = backend.lock().unwrap().take().unwrap();
+        let backend = backend.lock().take().unwrap();
         async move { reply(pass(&mut request, &target(), backend, idle).await) }
     })
 }
@@ -110,9 +108,9 @@ async fn pass_returns_responses_without_upgrade_to_the_client() {
         (upgrade(), respond_with(302, ""), (599, "redirect this request, which is not permitted")),
         (plain, respond_with(200, ""), (599, "Upgrade request required")),
     ] {
-        let backend = std::sync::Mutex::new(Some(backend));
+        let backend = parking_lot::Mutex::new(Some(backend));
         let backend = server(move |_| {
-            let reply = backend.lock().unwrap().take().unwrap();
+            let reply = backend.lock().take().unwrap();
             async { reply }
         });
         let (status, body) = text(send_request(passing(backend, IDLE), request).await).await;
@@ -234,10 +232,10 @@ async fn cat(mut io: TokioIo<Upgraded>, fails: bool) {
 async fn command(
     backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
 ) -> WebSocketStream<TokioIo<Upgraded>> {
-    let backend = std::sync::Mutex::new(Some(backend));
+    let backend = parking_lot::Mutex::new(Some(backend));
     let front = server(move |mut request| {
         assert!(is_remote_command(request.headers()));
-        let backend = backend.lock().unwrap().take().unwrap();
+        let backend = backend.lock().take().unwrap();
         let streams = Streams { stdin: true, stdout: true, ..Streams::default() };
         let reply = reply(remote_command(&mut request, streams, backend, IDLE));
         async { reply }

@@ -161,5 +161,4 @@ fn lock() -> Result<Flock<File>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::ready;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::combinators::UnsyncBoxBody;
@@ -17,6 +17,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use longshore_cri::{Code, Server};
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
@@ -250,7 +251,7 @@ impl Drop for Release {
 
 impl State {
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Counts a call, and returns its fault.
@@ -384,7 +385,7 @@ impl Upstream {
     }
 
     fn connected(&self) -> Option<SendRequest<Full<Bytes>>> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock();
         connection.as_ref().filter(|c| !c.is_closed()).cloned()
     }
 
@@ -394,7 +395,7 @@ impl Upstream {
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
         // ends with the last clone of `connection`, or when the runtime exits
         tokio::spawn(driver);
-        let mut slot = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.connection.lock();
         Ok(slot.insert(connection).clone())
     }
 }

@@ -243,8 +243,6 @@ fn rules() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::thread;
 
     use nix::mount::{MsFlags, mount};

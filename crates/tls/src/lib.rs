@@ -55,7 +55,6 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -174,5 +174,4 @@ fn to_text(file: &impl Serialize) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

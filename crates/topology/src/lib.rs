@@ -29,8 +29,6 @@ pub use options::Options as TopologyOptions;
 pub use request::{Amounts, ContainerRequest, Kind, PodRequest};
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod fixture;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

@@ -38,16 +38,17 @@ mod teardown;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::api::core::v1::{Node, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_base::panics;
 use longshore_metrics::Registry;
 use longshore_pod::spec;
-use tokio::sync::RwLock;
+use parking_lot::Mutex;
+use tokio::sync::{RwLock, watch};
 
 pub use claims::ClaimError;
 pub use csi::Error as CsiError;
@@ -92,29 +93,38 @@ struct Inner {
     persistent_mounts: PersistentMounts,
 }
 
+/// What [`Volumes`] work with.
+pub struct Parts {
+    /// The root directory, which exists.
+    pub root: PathBuf,
+    /// Content of volumes. A pod is registered there before its volumes are mounted.
+    pub objects: Objects,
+    /// The node's allocatable resources.
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// Where slow operations are recorded.
+    pub pod_events: PodEventRecorder,
+    /// The registered drivers of CSI volumes.
+    pub drivers: Drivers,
+    /// The node's object, which is `None` while it is not known, if there is an apiserver.
+    pub node: Option<watch::Receiver<Option<Arc<Node>>>>,
+    /// The interval at which claims of volumes in use are checked for expansion.
+    pub claim_poll_interval: Duration,
+}
+
 impl Volumes {
-    /// Volumes below a root directory that exists, with content from `objects` (where a pod is to
-    /// be registered before it is mounted); `allocatable` is the node's allocatable resources. Slow
-    /// operations are recorded by `pod_events`, metrics go to `registry`. CSI volumes are set up by
-    /// the registered `drivers`.
-    pub fn new(
-        root: impl Into<PathBuf>,
-        objects: Objects,
-        allocatable: BTreeMap<String, Quantity>,
-        pod_events: PodEventRecorder,
-        drivers: Drivers,
-        registry: &Registry,
-    ) -> Self {
-        let root = root.into();
+    /// Volumes with these parts, and metrics in `registry`.
+    pub fn new(parts: Parts, registry: &Registry) -> Self {
+        let Parts { root, objects, allocatable, pod_events, drivers, node, claim_poll_interval } =
+            parts;
         let metrics = Metrics::new(registry);
         csi::clear_stale_dirs(&root);
-        let (devices, reconstructed) = Devices::find(&root);
+        let (devices, reconstructed) = Devices::find(&root, node);
         metrics.reconstructed(&reconstructed);
         for unknown in &reconstructed.unknown {
             tracing::warn!(unknown, "failed to reconstruct a volume from the pod directory");
         }
         let inner = Inner {
-            csi: Csi::new(drivers, objects.client().cloned()),
+            csi: Csi::new(drivers, objects.client().cloned(), claim_poll_interval),
             root,
             objects,
             allocatable,
@@ -127,16 +137,6 @@ impl Volumes {
             persistent_mounts: PersistentMounts::default(),
         };
         Self { inner: Arc::new(inner) }
-    }
-
-    /// With the interval at which claims of volumes in use are checked for expansion.
-    #[must_use]
-    pub fn with_claim_poll_interval(mut self, period: Duration) -> Self {
-        // There is no other handle yet.
-        if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.csi.set_claim_poll_interval(period);
-        }
-        self
     }
 
     /// The devices that pods use.
@@ -278,7 +278,7 @@ impl Volumes {
     }
 
     fn lock(&self, uid: &str) -> Arc<RwLock<()>> {
-        let mut locks = self.inner.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.inner.locks.lock();
         locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = locks.get(uid).and_then(Weak::upgrade) {
             return lock;
@@ -320,5 +320,4 @@ async fn blocking<T: Send + 'static>(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

@@ -1,10 +1,11 @@
 //! Metrics of volume operations, and the number of volumes.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
+use parking_lot::Mutex;
 
 use super::Error;
 use super::devices::Reconstructed;
@@ -49,7 +50,7 @@ impl Metrics {
         ]);
         let pods = Arc::<Mutex<HashMap<String, Volumes>>>::default();
         let known = Arc::clone(&pods);
-        registry.collect(move |text| write(text, &locked(&known)));
+        registry.collect(move |text| write(text, &known.lock()));
         Self {
             pods,
             durations: registry.histograms(
@@ -95,7 +96,7 @@ impl Metrics {
 
     /// A volume is to be set up for the pod with that UID.
     pub(super) fn add_desired(&self, uid: &str, volume: &str, plugin: Plugin) {
-        let mut pods = locked(&self.pods);
+        let mut pods = self.pods.lock();
         let volumes = pods.entry(uid.to_owned()).or_default();
         let new = VolumeState { plugin, since: Instant::now(), is_up: false };
         volumes.entry(volume.to_owned()).or_insert(new);
@@ -112,7 +113,7 @@ impl Metrics {
     ) {
         self.observe(plugin, "volume_mount", began, outcome);
         if outcome.is_ok()
-            && let Some(volumes) = locked(&self.pods).get_mut(uid)
+            && let Some(volumes) = self.pods.lock().get_mut(uid)
         {
             let known = volumes.get(volume).filter(|known| !known.is_up);
             let since = known.map_or(began, |known| known.since);
@@ -126,8 +127,8 @@ impl Metrics {
     /// The teardown of the pod's volumes has ended.
     pub(super) fn unmounted(&self, uid: &str, began: Instant, outcome: &Result<(), Error>) {
         let volumes = match outcome {
-            Ok(()) => locked(&self.pods).remove(uid),
-            Err(_) => locked(&self.pods).get(uid).cloned(),
+            Ok(()) => self.pods.lock().remove(uid),
+            Err(_) => self.pods.lock().get(uid).cloned(),
         };
         let set_up = volumes.unwrap_or_default().into_values().filter(|known| known.is_up);
         for VolumeState { plugin, .. } in set_up {
@@ -168,9 +169,4 @@ fn write(text: &mut Text, pods: &HashMap<String, Volumes>) {
         let labels = Labels::new(&[("plugin_name", plugin), ("state", state)]);
         samples.add(&labels, f64::from(count));
     }
-}
-
-fn locked(pods: &Mutex<HashMap<String, Volumes>>) -> MutexGuard<'_, HashMap<String, Volumes>> {
-    // No code panics while it holds the lock.
-    pods.lock().unwrap_or_else(PoisonError::into_inner)
 }

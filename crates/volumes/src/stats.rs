@@ -6,12 +6,12 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use longshore_machine::FileSystem;
 use longshore_pod::spec;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::error::Error;
 use super::source::Source;
@@ -102,8 +102,7 @@ impl PersistentMounts {
     }
 
     fn pods(&self) -> MutexGuard<'_, Pods> {
-        // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

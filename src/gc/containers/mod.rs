@@ -7,7 +7,7 @@ mod tests;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -16,6 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_cri::Runtime;
 use longshore_pod::status::is_final;
 use longshore_pod::{observed, spec};
+use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
 
 pub(super) use plan::Policy;
@@ -262,14 +263,14 @@ struct RemovalGuard<'a> {
 impl<'a> RemovalGuard<'a> {
     /// `None` if it is being removed already.
     fn new(removing: &'a Mutex<HashSet<String>>, id: &'a str) -> Option<Self> {
-        let mut ids = removing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids = removing.lock();
         ids.insert(id.to_owned()).then(|| Self { removing, id })
     }
 }
 
 impl Drop for RemovalGuard<'_> {
     fn drop(&mut self) {
-        self.removing.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
+        self.removing.lock().remove(self.id);
     }
 }
 
@@ -306,13 +307,12 @@ impl Failures {
     }
 
     fn errors(self) -> Vec<String> {
-        let Failed { mut errors, others, .. } =
-            self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Failed { mut errors, others, .. } = self.0.into_inner();
         errors.extend((others > 0).then(|| format!("and {others} more")));
         errors
     }
 
     fn lock(&self) -> MutexGuard<'_, Failed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -511,7 +509,7 @@ struct FakeState {
 
 impl Fake {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, v1::Container>> {
-        self.0.containers.lock().unwrap()
+        self.0.containers.lock()
     }
 }
 
@@ -566,7 +564,7 @@ impl RuntimeService for Fake {
         self.0.most.fetch_max(under_way, Ordering::SeqCst);
         tokio::task::yield_now().await;
         let id = request.into_inner().container_id;
-        let stuck = *self.0.stuck.lock().unwrap() == id;
+        let stuck = *self.0.stuck.lock() == id;
         if !stuck {
             self.lock().remove(&id);
         }
@@ -615,7 +613,7 @@ async fn container_gc_removes_ten_thousand_containers_with_limited_parallelism()
     // One of another's, and one of a pod that should not run: its worker's.
     add("foreign".to_owned(), None, 5);
     add("orphan".to_owned(), Some(PODS), 5);
-    "7/90".clone_into(&mut fake.0.stuck.lock().unwrap());
+    "7/90".clone_into(&mut fake.0.stuck.lock());
 
     let socket = dir.path().join("cri.sock");
     let _server =
@@ -655,7 +653,7 @@ async fn container_gc_removes_ten_thousand_containers_with_limited_parallelism()
     assert_eq!(left, kept);
     let most = fake.0.most.load(Ordering::SeqCst);
     assert!(most <= PARALLEL, "{most} at once");
-    fake.0.stuck.lock().unwrap().clear();
+    fake.0.stuck.lock().clear();
     collector.delete_dead_containers().await.unwrap();
     assert_eq!(fake.lock().len(), PODS + 2);
 }

@@ -1,7 +1,4 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex as SyncMutex;
 
 use longshore_client::events::node_reference;
 use longshore_config::GoDuration;
@@ -10,6 +7,7 @@ use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::{Options, Server};
 use longshore_metrics::Registry;
 use longshore_podstate::sources::{Source, Update};
+use parking_lot::Mutex as SyncMutex;
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::net::UnixListener;
@@ -203,7 +201,7 @@ impl ImageService for Fake {
         &self,
         _: Request<v1::ListImagesRequest>,
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
-        let images = self.0.images.lock().unwrap().clone();
+        let images = self.0.images.lock().clone();
         Ok(Response::new(v1::ListImagesResponse { images }))
     }
 
@@ -215,8 +213,8 @@ impl ImageService for Fake {
         if id == self.0.stuck {
             return Err(Status::internal("read-only file system"));
         }
-        self.0.images.lock().unwrap().retain(|image| image.id != id);
-        self.0.removed.lock().unwrap().push(id.trim_start_matches("sha256:").to_owned());
+        self.0.images.lock().retain(|image| image.id != id);
+        self.0.removed.lock().push(id.trim_start_matches("sha256:").to_owned());
         Ok(Response::new(v1::RemoveImageResponse::default()))
     }
 
@@ -345,14 +343,14 @@ impl Bench {
             metrics: Metrics::new(&Registry::default()),
             removed: Box::new({
                 let removed = removed.clone();
-                move |id, _| removed.lock().unwrap().push(id.to_owned())
+                move |id, _| removed.lock().push(id.to_owned())
             }),
         });
         Self { dir, fake, images, removed, _server: server }
     }
 
     fn removed(&self) -> Vec<String> {
-        self.fake.0.removed.lock().unwrap().clone()
+        self.fake.0.removed.lock().clone()
     }
 }
 
@@ -361,7 +359,7 @@ async fn image_gc_keeps_used_pinned_and_sandbox_images() {
     let bench = Bench::new("/", "", policy()).await;
     let freed = bench.images.delete_unused_images().await.unwrap();
     assert_eq!((bench.removed(), freed), (vec!["a".to_owned(), "c".to_owned()], 200));
-    assert_eq!(*bench.removed.lock().unwrap(), ["sha256:a", "sha256:c"]);
+    assert_eq!(*bench.removed.lock(), ["sha256:a", "sha256:c"]);
     let state = std::fs::read_to_string(bench.dir.path().join("image_gc_state")).unwrap();
     assert!(!state.contains("sha256:a") && state.contains("sha256:b"), "{state}");
     // There is nothing left to go, and that is no error.

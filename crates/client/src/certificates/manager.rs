@@ -1,6 +1,5 @@
 //! Rotates one pair: requests it when there is none, and again before it expires.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -114,7 +113,7 @@ impl CertificateManager {
             }
         }
         if found.as_ref() != self.known.as_ref().map(|known| &known.leaf) {
-            self.known = found.map(|leaf| Known { leaf, jitter: jitter() });
+            self.known = found.map(|leaf| Known { leaf, jitter: fastrand::f64() });
             self.version = self.version.saturating_add(1);
         }
         let state = match self.missing(Timestamp::now()) {
@@ -306,9 +305,4 @@ impl KeyDraft {
             warn!(path = %self.0.display(), "cannot remove: {error}");
         }
     }
-}
-
-/// A random number from 0 to 1.
-fn jitter() -> f64 {
-    RandomState::new().hash_one(0) as f64 / u64::MAX as f64
 }

@@ -1,10 +1,11 @@
 //! How long the node's certificates are valid, and how their renewal goes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_metrics::{Buckets, Counter, Histogram, Registry};
+use parking_lot::Mutex;
 
 /// Handle to these metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ impl CertificateMetrics {
         let known = Arc::clone(&ends);
         registry.collect(move |text| {
             let (client, server) = {
-                let ends = known.lock().unwrap_or_else(PoisonError::into_inner);
+                let ends = known.lock();
                 (ends.client, ends.server)
             };
             let name = "kubelet_certificate_manager_client_ttl_seconds";
@@ -59,12 +60,12 @@ impl CertificateMetrics {
 
     /// The client certificate in use is good until then.
     pub fn client(&self, end: Timestamp) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).client = Some(end);
+        self.ends.lock().client = Some(end);
     }
 
     /// The serving certificate in use is good until then.
     pub fn server(&self, end: Timestamp) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).server = Some(end);
+        self.ends.lock().server = Some(end);
     }
 
     /// The client certificate should have been renewed and was not.
@@ -108,8 +109,6 @@ fn lifetimes() -> Buckets {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use k8s_openapi::jiff::SignedDuration;
     use longshore_metrics::parse::parse;
 

@@ -1,13 +1,12 @@
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::IntoResponse;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
@@ -112,8 +111,8 @@ async fn answer(
     body: Bytes,
 ) -> impl IntoResponse {
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    api.requests.lock().unwrap().push((method, uri.path().to_owned(), body.clone()));
-    let code = api.answers.lock().unwrap().pop().unwrap_or(StatusCode::OK);
+    api.requests.lock().push((method, uri.path().to_owned(), body.clone()));
+    let code = api.answers.lock().pop().unwrap_or(StatusCode::OK);
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no",
                         "reason": "no", "code": code.as_u16()});
     let event = json!({"metadata": {"name": "e"}, "involvedObject": {}});
@@ -138,7 +137,7 @@ async fn events_are_created_then_counted() {
     }
     drop(recorder);
     task.task.await.unwrap();
-    let requests = api.requests.lock().unwrap();
+    let requests = api.requests.lock();
     let (method, path, made) = &requests[0];
     assert_eq!((method, path.as_str()), (&Method::POST, "/api/v1/namespaces/default/events"));
     assert_eq!(made["involvedObject"], json!({"kind": "Node", "name": "node-1", "uid": "node-1"}));
@@ -160,7 +159,7 @@ async fn events_are_created_then_counted() {
 async fn event_write_is_retried_on_5xx_and_not_on_4xx() {
     let api = Api::default();
     // popped from the end: 503 first, then success; then a refusal
-    *api.answers.lock().unwrap() =
+    *api.answers.lock() =
         vec![StatusCode::FORBIDDEN, StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE];
     let (recorder, task) = started(&api).await;
     recorder.event(node_reference("n"), EventType::Normal, "A", "a");
@@ -168,21 +167,21 @@ async fn event_write_is_retried_on_5xx_and_not_on_4xx() {
     drop(recorder);
     task.task.await.unwrap();
     let reasons: Vec<_> =
-        api.requests.lock().unwrap().iter().map(|(_, _, body)| body["reason"].clone()).collect();
+        api.requests.lock().iter().map(|(_, _, body)| body["reason"].clone()).collect();
     assert_eq!(reasons, ["A", "A", "B"]);
 }
 
 #[tokio::test]
 async fn event_lost_on_the_server_is_created_again() {
     let api = Api::default();
-    *api.answers.lock().unwrap() = vec![StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::OK];
+    *api.answers.lock() = vec![StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::OK];
     let (recorder, task) = started(&api).await;
     for _ in 0..2 {
         recorder.event(node_reference("n"), EventType::Normal, "A", "a");
     }
     drop(recorder);
     task.task.await.unwrap();
-    let requests = api.requests.lock().unwrap();
+    let requests = api.requests.lock();
     let methods: Vec<_> = requests.iter().map(|(method, ..)| method.as_str()).collect();
     assert_eq!(methods, ["POST", "PATCH", "POST"]);
     assert_eq!(requests[2].2["count"], 2);

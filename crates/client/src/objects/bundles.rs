@@ -2,7 +2,6 @@
 //! followed by one watch, as upstream does and the node is allowed to, while a pod uses any.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,6 +12,7 @@ use kube::core::{Selector, SelectorExt};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
+use parking_lot::{Mutex, MutexGuard};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use tokio::sync::watch;
@@ -85,7 +85,7 @@ impl Bundles {
     }
 
     fn following(&self) -> MutexGuard<'_, Option<Following>> {
-        self.following.lock().unwrap_or_else(PoisonError::into_inner)
+        self.following.lock()
     }
 }
 
@@ -214,8 +214,6 @@ fn normalized<'a>(bundles: impl IntoIterator<Item = &'a ClusterTrustBundle>) -> 
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

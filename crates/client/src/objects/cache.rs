@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::Metadata;
@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::core::ObjectMeta;
 use kube::{Api, Client};
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -172,7 +173,7 @@ impl<K: Named> Cache<K> {
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<Key, Entry<K>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     #[cfg(test)]

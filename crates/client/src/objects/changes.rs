@@ -1,19 +1,17 @@
 //! Notifies a pod's worker of changes of the objects that the pod refers to.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::time;
 use longshore_pod::spec;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::references::{self, Reference, References};
-use crate::mutex::locked;
 
 /// What changed of the sources of a pod's volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,7 +92,7 @@ impl Default for PendingChanges {
 impl PendingChanges {
     /// An object changed.
     pub(super) fn add(&self, reference: &Reference) {
-        locked(&self.changed).references.insert(reference.clone());
+        self.changed.lock().references.insert(reference.clone());
         self.notify.notify_one();
     }
 
@@ -124,8 +122,7 @@ impl PendingChanges {
 impl Changes {
     pub(super) fn new(pending: Arc<PendingChanges>, period: Option<Duration>) -> Self {
         // Spreads the resyncs of pods that were created together.
-        let jitter = f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX);
-        Self { pending, period: period.map(|period| period.mul_f64(1.0 + jitter / 2.0)) }
+        Self { pending, period: period.map(|period| period.mul_f64(1.0 + fastrand::f64() / 2.0)) }
     }
 
     /// The changes since the last answer, once there are any. Nothing is lost when this is dropped
@@ -135,15 +132,15 @@ impl Changes {
             match self.period {
                 None => std::future::pending().await,
                 Some(period) => {
-                    let last = *locked(&self.pending.last_resync);
+                    let last = *self.pending.last_resync.lock();
                     sleep_until(time::later(last, period)).await;
-                    *locked(&self.pending.last_resync) = Instant::now();
+                    *self.pending.last_resync.lock() = Instant::now();
                 }
             }
         };
         let changed = async {
             loop {
-                let changed = std::mem::take(&mut *locked(&self.pending.changed));
+                let changed = std::mem::take(&mut *self.pending.changed.lock());
                 if !changed.is_nothing() {
                     return changed;
                 }

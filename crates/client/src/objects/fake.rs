@@ -2,7 +2,7 @@
 //! that can be made to fail, watches that can be cut off, and counts of requests.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -144,8 +145,8 @@ impl FakeApi {
         self.script().requests.clone()
     }
 
-    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
-        self.state.lock().unwrap()
+    fn script(&self) -> parking_lot::MutexGuard<'_, Script> {
+        self.state.lock()
     }
 }
 
@@ -183,7 +184,7 @@ struct Open(Arc<Mutex<Script>>);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.lock().unwrap().watches -= 1;
+        self.0.lock().watches -= 1;
     }
 }
 
@@ -207,7 +208,7 @@ fn events(
                     ));
                 }
                 let event = {
-                    let script = open.0.lock().unwrap();
+                    let script = open.0.lock();
                     let rest = script.history.iter().enumerate().skip(next);
                     let mut own =
                         rest.filter(|(_, (version, at, _))| *version > from && *at == path);
@@ -243,7 +244,7 @@ async fn answer(
     body: String,
 ) -> Response {
     let (delay, answer) = {
-        let mut script = state.lock().unwrap();
+        let mut script = state.lock();
         let body: Value = serde_json::from_str(&body).unwrap_or_default();
         script.requests.push((uri.to_string(), body.clone()));
         let object = script.objects.get(uri.path()).cloned();

@@ -2,8 +2,6 @@
 //! watcher: a node follows thousands of objects that hardly change, and each should take little
 //! memory and no wakeups.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -70,12 +68,7 @@ pub(super) async fn follow<K: Named>(
 
 async fn backoff(delay: Duration, retry_now: &Notify) {
     // Jitter: watches that ended together do not reconnect together.
-    let _ = tokio::time::timeout(delay.mul_f64(1.0 + random()), retry_now.notified()).await;
-}
-
-/// A number from 0 to 1.
-fn random() -> f64 {
-    f64::from(RandomState::new().hash_one(()) as u32) / f64::from(u32::MAX)
+    let _ = tokio::time::timeout(delay.mul_f64(1.0 + fastrand::f64()), retry_now.notified()).await;
 }
 
 struct Followed {
@@ -155,8 +148,7 @@ impl Followed {
         version: &mut String,
         report: &impl Fn(Found<K>),
     ) -> Result<bool, WatchError> {
-        let timeout =
-            MIN_WATCH_TIMEOUT.saturating_add((random() * MIN_WATCH_TIMEOUT as f64) as u64);
+        let timeout = MIN_WATCH_TIMEOUT.saturating_add(fastrand::u64(..MIN_WATCH_TIMEOUT));
         let request = self.watch_request::<K>(version, timeout)?;
         let answer = self.client.send(request).await?;
         let status = answer.status();
@@ -271,7 +263,6 @@ fn refusal(code: u16, text: &[u8]) -> KubeError {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::api::core::v1::Secret;
     use tokio::sync::mpsc;

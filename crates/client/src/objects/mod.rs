@@ -18,7 +18,7 @@ mod tokens;
 mod watched;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
@@ -28,6 +28,7 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::GetParams;
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use changes::{Changed, Changes};
 pub use drivers::follow_driver;
@@ -328,7 +329,7 @@ impl Inner {
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 }
 
@@ -364,5 +365,4 @@ impl<K: Named> Store<K> {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
 pub mod fake;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

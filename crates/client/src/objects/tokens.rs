@@ -1,8 +1,6 @@
 //! Service account tokens, each bound to one pod and renewed before it ends.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,7 +150,7 @@ async fn create(
     let life =
         answer.spec.and_then(|spec| spec.expiration_seconds).unwrap_or(request.expiration_seconds);
     let life = Duration::from_secs(u64::try_from(life).unwrap_or_default());
-    let jitter = Duration::from_secs(RandomState::new().hash_one(&text) % JITTER_SECONDS);
+    let jitter = Duration::from_secs(fastrand::u64(..JITTER_SECONDS));
     let renew = renewal(expires.0, life, jitter);
     Ok(Token { text: text.into(), renew, expires: expires.0, retry: None })
 }
@@ -165,8 +163,6 @@ fn renewal(expires: Timestamp, life: Duration, jitter: Duration) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

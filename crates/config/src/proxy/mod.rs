@@ -4,7 +4,6 @@
 mod effects;
 mod flags;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 
 use std::future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -10,6 +10,7 @@ use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::v1::*;
 use longshore_cri::{Code, Server};
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 use tokio_stream::wrappers::BroadcastStream;
@@ -74,12 +75,12 @@ impl Fake {
 
     /// The calls so far, with their deadlines in seconds.
     pub(crate) fn deadlines(&self) -> Vec<(String, Option<u64>)> {
-        self.service.0.deadlines.lock().unwrap().clone()
+        self.service.0.deadlines.lock().clone()
     }
 
     /// The timeouts of the exec calls so far.
     pub(crate) fn exec_timeouts(&self) -> Vec<i64> {
-        self.service.0.exec_timeouts.lock().unwrap().clone()
+        self.service.0.exec_timeouts.lock().clone()
     }
 
     /// Waits until that number of calls hang.
@@ -147,7 +148,7 @@ impl Service {
                 other => panic!("unit {other}"),
             }
         });
-        let mut deadlines = self.0.deadlines.lock().unwrap();
+        let mut deadlines = self.0.deadlines.lock();
         deadlines.push((rpc.to_owned(), deadline));
     }
 
@@ -198,7 +199,7 @@ impl RuntimeService for Service {
 
     async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> RpcResult<ExecSyncResponse> {
         self.record_deadline("ExecSync", &request);
-        let mut timeouts = self.0.exec_timeouts.lock().unwrap();
+        let mut timeouts = self.0.exec_timeouts.lock();
         timeouts.push(request.get_ref().timeout);
         Ok(Response::new(Default::default()))
     }

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -25,6 +25,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_base::panics;
 use longshore_config::Config;
 use longshore_pod::qos::milli;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
@@ -202,7 +203,7 @@ impl<C: Containers> Rotation<C> {
 
     /// Compresses rotated files of a log in the background, unless that is in progress.
     fn pack(&self, log: PathBuf) {
-        if !lock(&self.packing).insert(log.clone()) {
+        if !self.packing.lock().insert(log.clone()) {
             return;
         }
         let (packers, packing) = (self.packers.clone(), self.packing.clone());
@@ -210,7 +211,7 @@ impl<C: Containers> Rotation<C> {
         tokio::spawn(async move {
             let place = packers.acquire().await;
             let packed = pack::in_background(log.clone(), keep).await;
-            lock(&packing).remove(&log);
+            packing.lock().remove(&log);
             drop(place);
             if let Err(error) = packed {
                 warn!(%error, "rotated logs are not packed");
@@ -219,12 +220,8 @@ impl<C: Containers> Rotation<C> {
     }
 
     fn failing(&self) -> MutexGuard<'_, HashSet<String>> {
-        lock(&self.failing)
+        self.failing.lock()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Required action for a log; `None`: nothing.
@@ -239,7 +236,6 @@ fn due(log: &Path, max_size: u64) -> Option<Result<Due, Error>> {
 
 /// The steps of a rotation, for tests of those who read meanwhile.
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 pub(super) mod testing {
     use super::{Path, PathBuf, files, pack};
 

@@ -1,5 +1,4 @@
 //! Rotation against a runtime that writes and fails on request.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -35,10 +34,10 @@ impl Containers for FakeRuntime {
     }
 
     fn reopen<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), String>> {
-        *lock(&self.reopened) += 1;
-        let answer = *lock(&self.answer);
+        *self.reopened.lock() += 1;
+        let answer = *self.answer.lock();
         if answer != Answer::Refused {
-            *lock(&self.file) = Some(open(&self.log));
+            *self.file.lock() = Some(open(&self.log));
         }
         let outcome = if answer == Answer::Done { Ok(()) } else { Err("no".to_owned()) };
         Box::pin(async { outcome })
@@ -77,7 +76,7 @@ impl Setup {
     }
 
     fn write(&mut self, lines: usize) {
-        let mut file = lock(&self.rotation.containers.file);
+        let mut file = self.rotation.containers.file.lock();
         for number in self.written..self.written + lines {
             file.as_mut().unwrap().write_all(plain(&number.to_string()).as_bytes()).unwrap();
         }
@@ -85,12 +84,12 @@ impl Setup {
     }
 
     fn answer(&self, answer: Answer) {
-        *lock(&self.rotation.containers.answer) = answer;
+        *self.rotation.containers.answer.lock() = answer;
     }
 
     async fn round(&self) {
         self.rotation.round().await;
-        while !lock(&self.rotation.packing).is_empty() {
+        while !self.rotation.packing.lock().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -136,7 +135,7 @@ async fn log_rotation_bounds_size_and_number() {
         assert!(rotated.is_sorted());
         setup.check(100 * round.saturating_sub(3)).await;
     }
-    assert_eq!(*lock(&setup.rotation.containers.reopened), 8);
+    assert_eq!(*setup.rotation.containers.reopened.lock(), 8);
 }
 
 #[tokio::test]

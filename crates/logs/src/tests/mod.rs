@@ -1,5 +1,4 @@
 //! Logs as files in a directory of the test's, written, rotated and packed as in a node.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod following;
 mod format;

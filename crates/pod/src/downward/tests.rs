@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use k8s_openapi::serde_json::{self, json};
 use proptest::prelude::*;
 

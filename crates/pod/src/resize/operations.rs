@@ -43,8 +43,6 @@ fn resizable(pod: &Pod) -> Vec<&Container> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

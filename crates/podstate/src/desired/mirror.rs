@@ -239,8 +239,6 @@ async fn delete(client: &Client, mirror: &Pod) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used)]
-
     use serde_json::json;
 
     use super::*;

@@ -5,10 +5,11 @@ mod metrics;
 mod mirror;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::{Timestamp, admission, spec};
+use parking_lot::{RwLock, RwLockReadGuard};
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
@@ -132,7 +133,7 @@ impl Desired {
     }
 
     fn apply(&self, source: Source, update: Update) -> Vec<Change> {
-        let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.shared.state.write();
         let mut changes = Vec::new();
         match update {
             Update::Set(pod) => state.set(source, *pod, &mut changes),
@@ -168,7 +169,7 @@ impl Desired {
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
         // No code panics while it holds the lock.
-        self.shared.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.read()
     }
 }
 

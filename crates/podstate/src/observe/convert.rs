@@ -114,8 +114,6 @@ fn time(nanoseconds: i64) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_generators::{NUMBERS, text};
     use proptest::prelude::*;
 

@@ -1,10 +1,10 @@
 //! Metrics of relists and of running pods and containers.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use longshore_metrics::{Buckets, Counter, Gauge, Histogram, Kind, Labels, Registry, Text};
 use longshore_pod::observed::State;
+use parking_lot::Mutex;
 
 use super::Observer;
 
@@ -67,7 +67,7 @@ impl Metrics {
     /// A relist that started at `began` is over, successful or not.
     pub(super) fn relisted(&self, began: Instant) {
         let took = began.elapsed();
-        let mut before = self.before.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut before = self.before.lock();
         if let Some(before) = before.replace(began) {
             self.intervals.took(began.duration_since(before));
         }

@@ -13,12 +13,13 @@ mod relist;
 mod termination;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longshore_cri::{Runtime, v1};
 use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
 
 use longshore_pod::labels;
@@ -299,8 +300,7 @@ impl Observer {
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, Record>> {
-        // No code panics while it holds the lock; if it did, the observations in it would be valid.
-        self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.pods.lock()
     }
 }
 

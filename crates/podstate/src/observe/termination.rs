@@ -74,8 +74,6 @@ async fn log_tail(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::expect_used)]
-
     use std::time::Duration;
 
     use nix::sys::stat::Mode;

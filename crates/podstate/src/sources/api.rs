@@ -167,7 +167,6 @@ fn strip(mut pod: Pod) -> Pod {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;
 

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use super::cleanup::removal;
 use super::command::fault;
 use super::detect::{Detected, choose_variant, parse_version};

@@ -11,7 +11,6 @@ mod decode;
 mod sections;
 mod settings;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 mod validation;
 

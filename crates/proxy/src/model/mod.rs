@@ -24,8 +24,6 @@ pub use tracker::{Node, Tracker};
 pub use warnings::Warning;
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 pub(crate) mod fixture;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

@@ -5,15 +5,15 @@
 
 mod pending;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tracing::{debug, warn};
@@ -364,7 +364,7 @@ impl Proxier {
     }
 
     fn desired(&self) -> MutexGuard<'_, Desired> {
-        self.desired.lock().unwrap_or_else(PoisonError::into_inner)
+        self.desired.lock()
     }
 }
 

@@ -32,5 +32,4 @@ pub use settings::{Accounting, LocalDetector, NodePorts, Settings};
 pub use stale::Stale;
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

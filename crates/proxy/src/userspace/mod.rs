@@ -19,9 +19,10 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -157,13 +158,13 @@ struct Shared {
 
 impl Shared {
     fn pick(&self, client: IpAddr, anew: bool) -> Option<SocketAddr> {
-        let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut balancer = self.balancer.lock();
         balancer.pick(client, anew, Instant::now())
     }
 
     fn set(&self, service: &ServicePort) {
-        let mut balancer = self.balancer.lock().unwrap_or_else(PoisonError::into_inner);
-        balancer.set(&service.endpoints, service.affinity, random() as usize);
+        let mut balancer = self.balancer.lock();
+        balancer.set(&service.endpoints, service.affinity, fastrand::usize(..));
     }
 }
 
@@ -244,7 +245,7 @@ impl Userspace {
         loop {
             let port = self.settings.ports.as_ref().map_or(0, |range| {
                 let size = u32::from(range.end().saturating_sub(*range.start())) + 1;
-                range.start().saturating_add((random() % size) as u16)
+                range.start().saturating_add(fastrand::u32(..size) as u16)
             });
             match bind(SocketAddr::new(self.settings.listen, port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && left > 0 => left -= 1,
@@ -252,9 +253,4 @@ impl Userspace {
             }
         }
     }
-}
-
-/// Any number; 0 if the kernel has none to give.
-fn random() -> u32 {
-    getrandom::u32().unwrap_or(0)
 }

@@ -1,10 +1,10 @@
 //! Relays and their rules as a tracker has it: what [`crate::proxier`] is for the iptables mode.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -87,7 +87,7 @@ impl Relays {
     }
 
     fn tracker(&self) -> MutexGuard<'_, Tracker> {
-        self.tracker.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tracker.lock()
     }
 }
 

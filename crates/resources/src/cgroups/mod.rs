@@ -18,7 +18,7 @@ mod systemd;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -92,7 +92,7 @@ struct Shared {
     systemd: Option<Systemd>,
     policy: Policy,
     /// The pods by UID.
-    pods: std::sync::Mutex<qos::Pods>,
+    pods: parking_lot::Mutex<qos::Pods>,
     /// The last limits of the levels.
     levels: Mutex<Levels>,
     metrics: Metrics,
@@ -128,7 +128,7 @@ impl Cgroups {
                 fs,
                 systemd,
                 policy,
-                pods: std::sync::Mutex::default(),
+                pods: parking_lot::Mutex::default(),
                 levels: Mutex::default(),
                 metrics: Metrics::new(registry, is_unified()),
             }),
@@ -250,9 +250,8 @@ impl Cgroups {
         self.level(class)?.child(&format!("pod{}", spec::uid(pod)))
     }
 
-    fn pods(&self) -> std::sync::MutexGuard<'_, qos::Pods> {
-        // No code panics while it holds the lock.
-        self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pods(&self) -> parking_lot::MutexGuard<'_, qos::Pods> {
+        self.shared.pods.lock()
     }
 
     /// Updates the limits of the levels from their pods, if changed.

@@ -79,8 +79,6 @@ impl fmt::Display for Name {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -60,8 +60,6 @@ pub(super) fn limits(pod: &Pod, policy: &Policy) -> Limits {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::*;

@@ -98,8 +98,6 @@ impl Pods {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::{Value, json};
 
     use super::super::MemoryReserve;

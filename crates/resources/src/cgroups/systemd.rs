@@ -228,10 +228,7 @@ fn is_named(error: &zbus::Error, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::os::unix::net::UnixStream;
-    use std::sync::PoisonError;
 
     use zbus::{Guid, ObjectPath, OwnedVariant};
 
@@ -242,15 +239,15 @@ mod tests {
 
     /// The requests that the fake systemd received.
     #[derive(Clone, Default)]
-    struct Requests(Arc<std::sync::Mutex<Vec<String>>>);
+    struct Requests(Arc<parking_lot::Mutex<Vec<String>>>);
 
     impl Requests {
         fn note(&self, line: String) {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            self.0.lock().push(line);
         }
 
         fn take(&self) -> Vec<String> {
-            std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+            std::mem::take(&mut *self.0.lock())
         }
     }
 

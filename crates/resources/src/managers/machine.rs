@@ -141,7 +141,6 @@ fn named(dir: &Path, prefix: &str) -> io::Result<Vec<(String, PathBuf)>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::fs;
 

@@ -230,8 +230,6 @@ fn write(text: &mut Text, shared: &Weak<Shared>) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::{Page, parse};
 
     use super::*;

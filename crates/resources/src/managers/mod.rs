@@ -17,7 +17,7 @@ mod setup;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -28,6 +28,7 @@ use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
 use longshore_topology::{Allocator, CpuSet, Refusal, StateError};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -291,23 +292,24 @@ impl Managers {
 
     /// Writes the state files, forever.
     pub async fn persist_state(self) {
-        if let Some(shared) = self.shared {
-            files::run(&shared).await;
+        match self.shared {
+            Some(shared) => files::run(&shared).await,
+            None => std::future::pending().await,
         }
     }
 
     /// Reconciles the CPUs of running containers, forever.
     pub async fn reconcile(self, runtime: Runtime) {
-        if let Some(shared) = self.shared {
-            reconcile::run(&shared, runtime).await;
+        match self.shared {
+            Some(shared) => reconcile::run(&shared, runtime).await,
+            None => std::future::pending().await,
         }
     }
 }
 
 impl Shared {
     fn allocator(&self) -> MutexGuard<'_, Allocator> {
-        // No code panics while it holds the lock.
-        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+        self.allocator.lock()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Allocator) -> T) -> T {

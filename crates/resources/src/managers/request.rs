@@ -43,7 +43,6 @@ fn has_own_resources(pod_spec: &PodSpec) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
 

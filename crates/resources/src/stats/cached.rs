@@ -3,12 +3,13 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use longshore_base::panics;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 /// A value cannot be read. Shared by concurrent requests, so the cause is a text.
@@ -148,8 +149,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

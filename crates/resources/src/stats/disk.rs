@@ -249,8 +249,6 @@ struct Ancestor {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
     use std::process::Command;
 

@@ -99,8 +99,6 @@ impl MemoryUse {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
     use std::path::Path;
     use std::sync::Arc;

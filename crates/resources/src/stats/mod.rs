@@ -33,13 +33,14 @@ mod system;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_cri::Runtime;
 use longshore_pod::spec;
 use longshore_pod::usage::{Memory, PodUsage};
+use parking_lot::Mutex;
 
 use cgroup::{Cgroup, Controller, Hierarchies, Reader};
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Seek};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use procfs::FromBufRead;
 use procfs::process::MountInfos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -38,8 +38,7 @@ pub(super) struct Mount {
 impl Mounts {
     /// The first mount of each device, by names such as `/dev/sda`. Unreadable ones are skipped.
     pub(super) fn on_devices(&self) -> BTreeMap<String, Mount> {
-        // No code panics while it holds the lock.
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let fresh = match known.take() {
             Some(known) => known.refreshed(),
             None => Known::open(),
@@ -84,8 +83,6 @@ fn read(table: &mut File) -> io::Result<BTreeMap<String, Mount>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::iter::Sum;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Dir, Mode, openat, readlinkat_raw, statat};
 
 use super::process::DIRECTORY;
@@ -87,8 +88,7 @@ impl OpenFiles {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<u32, Counted>> {
-        // No code panics while it holds the lock.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 
@@ -115,8 +115,6 @@ fn count(proc: impl AsFd, path: &str) -> OpenFileCount {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs::{self, File};
     use std::io::Read;
     use std::os::unix::net::UnixDatagram;

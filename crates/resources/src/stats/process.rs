@@ -129,8 +129,6 @@ fn interfaces(text: &str) -> Vec<Interface> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -3,10 +3,10 @@
 //! No extra reads: the rate is that since the previous sample.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
 
 use super::snapshot::Snapshot;
 
@@ -28,8 +28,7 @@ struct Sample {
 impl Rates {
     /// Sets the rates in a snapshot, and remembers its samples.
     pub(super) fn apply(&self, snapshot: &mut Snapshot) {
-        // No code panics while it holds the lock.
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let mut next = HashMap::with_capacity(known.len());
         for group in snapshot.groups_mut() {
             let Some(cpu) = group.reading.cpu else { continue };
@@ -64,8 +63,6 @@ impl Sample {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -7,13 +7,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::panics;
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
+use parking_lot::Mutex;
 
 use super::Shared;
 use super::cgroup::{Cgroup, Detail, Reading, Watch, container_id, is_level, pod_uid};
@@ -269,7 +270,7 @@ fn read_pods<'a>(
     }
     let threads = (remaining.len() / WORTH_A_THREAD).clamp(1, THREADS);
     let remaining = Mutex::new(remaining);
-    let next = || remaining.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let next = || remaining.lock().pop();
     let read = |reader: &mut CgroupReader<'a>| -> Vec<PodGroup> {
         let jobs = std::iter::from_fn(next);
         jobs.filter_map(|job| {
@@ -297,8 +298,6 @@ fn read_pods<'a>(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::process::Command;
 
     use super::*;

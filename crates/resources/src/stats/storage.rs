@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::TryFutureExt;
@@ -144,8 +144,7 @@ impl Stats {
 
     fn disk_entry(&self, uid: &str) -> Cached<Counted> {
         let now = Instant::now();
-        // No code panics while it holds the lock.
-        let mut disks = self.shared.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut disks = self.shared.disks.lock();
         if !disks.contains_key(uid) {
             disks.retain(|_, known| now.duration_since(known.last_used) < ENTRY_TTL);
         }
@@ -158,8 +157,6 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs;
 
     use serde_json::json;

@@ -1,6 +1,5 @@
 //! The gRPC health check: `grpc.health.v1.Health/Check`.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::Uri;
@@ -10,6 +9,7 @@ use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use longshore_base::time;
 use longshore_config::GoDuration;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -44,7 +44,7 @@ pub(super) async fn check(host: &str, port: u16, service: &str, limit: Duration)
     let within = GoDuration::secs(limit.as_secs().try_into().unwrap_or(i64::MAX));
     let received = Mutex::new(FirstBytes::default());
     let is_connected = || {
-        let received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        let received = received.lock();
         received.get().is_some_and(|said| said.get(3) == Some(&SETTINGS))
     };
     let asking = async {
@@ -97,7 +97,7 @@ async fn check_health(
     let unavailable = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
     let stream = dial(host, port).await.map_err(|error| unavailable(&error))?;
     let (stream, first_bytes) = RecordingStream::new(stream);
-    *received.lock().unwrap_or_else(PoisonError::into_inner) = first_bytes;
+    *received.lock() = first_bytes;
     let end = ConnectionExecutor(Some(deadline));
     let (sender, connection) = http2::Builder::new(end)
         .handshake(TokioIo::new(stream))

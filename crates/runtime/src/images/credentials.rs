@@ -238,7 +238,6 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
 

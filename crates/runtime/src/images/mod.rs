@@ -13,13 +13,14 @@ mod records;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use longshore_cri::{Runtime, v1};
 use longshore_pod::Timestamp;
 use longshore_pod::spec::{self, ContainerKind};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, Semaphore};
 use tracing::{info, warn};
 
@@ -309,7 +310,7 @@ impl Images {
     }
 
     fn failures(&self) -> MutexGuard<'_, Failures> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.lock()
     }
 }
 

@@ -1,11 +1,11 @@
 //! The pull: with each matching credential, at the configured rate, and the reason and message of a
 //! failure.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use longshore_base::rate::TokenBucket;
 use longshore_cri::v1;
+use parking_lot::Mutex;
 
 use super::Images;
 use super::credentials::{Credential, SecretLogin};
@@ -53,9 +53,7 @@ impl Images {
     }
 
     fn is_within_rate(&self) -> bool {
-        let take = |bucket: &Mutex<TokenBucket>| {
-            bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
-        };
+        let take = |bucket: &Mutex<TokenBucket>| bucket.lock().try_take(Instant::now());
         self.rate.as_ref().is_none_or(take)
     }
 }

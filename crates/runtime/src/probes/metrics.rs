@@ -1,12 +1,13 @@
 //! Metrics of probes: the page `/metrics/probes`.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 use longshore_pod::probes::ProbeKind;
 use longshore_pod::spec;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::task::Subject;
 use crate::handlers::{Error, Outcome};
@@ -92,15 +93,12 @@ impl Metrics {
     }
 
     fn pods(&self) -> MutexGuard<'_, HashSet<String>> {
-        // No code panics while it holds the lock.
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use k8s_openapi::api::core::v1::Container;
     use longshore_metrics::parse::{Page, parse};
     use longshore_pod::Timestamp;

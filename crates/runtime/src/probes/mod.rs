@@ -8,9 +8,10 @@ mod task;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::handlers::Handlers;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
@@ -157,7 +158,7 @@ impl Probes {
             };
             // A daemon that starts finds all containers at once; their probes are spread.
             let delay =
-                if is_old { jitter(period(probe), &subject.id, kind) } else { Duration::ZERO };
+                if is_old { period(probe).mul_f64(fastrand::f64()) } else { Duration::ZERO };
             (kind, AbortOnDropHandle::new(tokio::spawn(task.keep_running(delay))))
         };
         kinds(&subject.container).filter(|(kind, _)| is_due(kind)).map(begin).collect()
@@ -181,8 +182,7 @@ impl Probes {
     }
 
     fn pods(&self) -> MutexGuard<'_, HashMap<String, PodProbes>> {
-        // No code panics while it holds the lock.
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock()
     }
 }
 
@@ -243,10 +243,4 @@ fn probed_fields(container: &Container) -> Container {
         liveness_probe: container.liveness_probe.clone(),
         ..Container::default()
     }
-}
-
-/// A random part of the period.
-fn jitter(period: Duration, id: &str, kind: ProbeKind) -> Duration {
-    let random = RandomState::new().hash_one((id, kind));
-    period.mul_f64(random as f64 / u64::MAX as f64)
 }

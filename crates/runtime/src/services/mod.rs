@@ -195,5 +195,4 @@ async fn follow(client: Client, known: watch::Sender<Option<Known>>) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;

@@ -3,8 +3,9 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// A bounded map whose entries expire.
 pub(super) struct Cache<K, V> {
@@ -42,7 +43,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<K, (Instant, V)>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

@@ -2,11 +2,9 @@
 //! subresources, by SubjectAccessReview).
 
 mod cache;
-mod certified;
 mod metrics;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,17 +21,15 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use longshore_base::budget::{Budget, Holder, Priority};
-use longshore_base::connections::Connection;
 use longshore_config::Config;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tracing::warn;
 
 use self::cache::Cache;
-pub(super) use self::certified::Certified;
 pub(super) use self::metrics::Reviews;
 use super::audit::{Audit, RequestInfo};
-use super::listen::ConnectionState;
+use super::peer::{Certified, ConnectionState, Peer};
 use super::{Refusal, limits};
 
 /// Cache size of each kind of review; small in tests.
@@ -82,25 +78,6 @@ impl From<&longshore_tls::User> for User {
     fn from(user: &longshore_tls::User) -> Self {
         let longshore_tls::User { name, uid, groups, extra } = user.clone();
         Self { uid, extra, ..Self::authenticated(name, groups) }
-    }
-}
-
-/// The peer of a connection.
-#[derive(Default)]
-pub(super) struct Peer {
-    pub(super) address: Option<SocketAddr>,
-    /// The client certificate; `None` without TLS.
-    pub(super) certified: Option<Certified>,
-    /// The connection in the port's limiter.
-    pub(super) connection: Option<Arc<Connection>>,
-    /// The state of the connection.
-    pub(super) state: watch::Sender<ConnectionState>,
-}
-
-impl Peer {
-    /// Marks the connection as authorized for this user; `false` if there are too many.
-    fn authorize(&self, user: &User) -> bool {
-        self.connection.as_ref().is_none_or(|connection| connection.authorize(&user.holder()))
     }
 }
 
@@ -194,8 +171,8 @@ impl Auth {
     /// The user of a request. Invalid certificates are not treated as anonymous.
     async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, AuthenticationError> {
         let certified = peer.certified.as_ref().map_or(Ok(None), Certified::user);
-        if let Ok(Some(user)) = certified {
-            return Ok(user);
+        if let Ok(Some(user)) = &certified {
+            return Ok(User::from(user));
         }
         if let (Some(token), Some(client)) = (bearer(headers), &self.tokens) {
             return self.bearer(client, token, peer).await;
@@ -361,7 +338,7 @@ pub(super) async fn authenticate_and_authorize(
         refusal
     })?;
     match auth.check_access(&user, &method, &path).await {
-        Ok(()) if peer.authorize(&user) => {
+        Ok(()) if peer.authorize(&user.holder()) => {
             request.extensions_mut().insert(user.holder());
             if is_stream(&path) || !matches!(method, Method::GET | Method::HEAD) {
                 auth.audit.admitted(&request_info(&user.name));

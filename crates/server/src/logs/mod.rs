@@ -131,7 +131,6 @@ fn status<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::{Value, json};
 

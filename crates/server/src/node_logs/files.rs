@@ -272,7 +272,6 @@ fn part(range: &str, whole: u64) -> Part {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

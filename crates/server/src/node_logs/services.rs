@@ -179,7 +179,6 @@ async fn copy_file(root: &Root, service: &str, output: &Output) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

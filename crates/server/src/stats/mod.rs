@@ -3,7 +3,7 @@
 //!
 //! All are written from one [`Snapshot`](longshore_resources::stats::Snapshot), which is cached for
 //! ten seconds, or for one second after containers were started or stopped. Nothing is collected
-//! without requests.
+//! without requests, but for the conditions of volumes with the gate CSIVolumeHealth.
 //!
 //! Current limitations: no accelerator or custom metrics, which upstream does not have any more;
 //! responses are not compressed.
@@ -29,10 +29,12 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_metrics::CONTENT_TYPE;
+use longshore_pod::spec;
 use longshore_podstate::desired::Desired;
 use longshore_resources::stats::{Ages, Detail, Error, Freshness, Snapshot, Stats};
 use longshore_volumes::Volumes;
 use serde::Serialize;
+use tokio::time::{MissedTickBehavior, interval};
 
 use self::facts::Facts;
 use super::Refusal;
@@ -96,6 +98,31 @@ impl StatsEndpoints {
             reports_volumes,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Records an event about each volume that its driver says to be abnormal, at the interval of
+    /// volume stats. Returns if they or the gate CSIVolumeHealth are off; else it never ends.
+    pub async fn watch_volume_conditions(self) {
+        let Shared { desired, volumes, persistent_volumes, disks, reports_volumes, .. } =
+            &*self.shared;
+        if !reports_volumes || !persistent_volumes.reports_health {
+            return;
+        }
+        let mut ticks = interval(disks.acceptable_age);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let pods = desired.pods();
+            let samples = self.persistent_volumes(&pods).await;
+            for pod in &pods {
+                for sample in samples.get(spec::uid(pod)).into_iter().flatten() {
+                    let condition = sample.reading.stats.condition.as_ref();
+                    if let Some(condition) = condition.filter(|condition| condition.abnormal) {
+                        volumes.warn_of_condition(pod, &sample.volume, condition);
+                    }
+                }
+            }
+        }
     }
 
     /// Disk metrics of pods: persistent volumes, if enabled, and logs.

@@ -116,8 +116,6 @@ fn swap_limit(group: &Group) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
     use proptest::prelude::*;
 

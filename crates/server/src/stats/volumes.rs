@@ -2,7 +2,7 @@
 //! one hangs, its last known stats are used, and others are not delayed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -12,6 +12,7 @@ use longshore_metrics::{Kind, Labels, Text};
 use longshore_pod::spec;
 use longshore_resources::stats::{Cached, Error, Freshness};
 use longshore_volumes::{PersistentMount, VolumeStats, Volumes};
+use parking_lot::Mutex;
 
 /// Entries that were not used for this time are removed.
 const ENTRY_TTL: Duration = Duration::from_secs(600);
@@ -19,7 +20,7 @@ const ENTRY_TTL: Duration = Duration::from_secs(600);
 /// Cached stats of volumes, by the UID of their pod and their name in it.
 pub(super) struct VolumeStatsCache {
     /// Whether volume conditions are reported.
-    reports_health: bool,
+    pub(super) reports_health: bool,
     entries: Mutex<HashMap<Key, (Instant, Cached<Reading>)>>,
 }
 
@@ -53,7 +54,7 @@ impl VolumeStatsCache {
             volumes.persistent_mounts(pod).into_iter().map(|volume| (Arc::clone(pod), volume))
         });
         let readings = all.map(async |(pod, volume)| {
-            let reading = self.one(volumes, &pod, &volume, freshness).await?;
+            let reading = self.one(volumes, spec::uid(&pod), &volume, freshness).await?;
             Some((spec::uid(&pod).to_owned(), VolumeSample { volume, reading }))
         });
         let mut by_uid: HashMap<String, Vec<VolumeSample>> = HashMap::new();
@@ -66,23 +67,20 @@ impl VolumeStatsCache {
     async fn one(
         &self,
         volumes: &Volumes,
-        pod: &Arc<Pod>,
+        uid: &str,
         volume: &PersistentMount,
         freshness: Freshness,
     ) -> Option<Arc<Reading>> {
-        let figure = self.figure(spec::uid(pod), volume);
+        let figure = self.figure(uid, volume);
         // Drivers are queried at the configured interval only.
         let max_age = if volume.is_csi() { freshness.acceptable_age } else { freshness.max_age };
         let freshness = Freshness { max_age, ..freshness };
-        let (volumes, pod, mount) = (volumes.clone(), Arc::clone(pod), volume.clone());
+        let (volumes, mount) = (volumes.clone(), volume.clone());
         let reports_health = self.reports_health;
         let read = || async move {
             let at = Timestamp::now();
             let stats = volumes.stats(&mount).await.map_err(Error::of)?;
             let condition = stats.condition.clone().filter(|_| reports_health);
-            if let Some(condition) = condition.as_ref().filter(|condition| condition.abnormal) {
-                volumes.warn_of_condition(&pod, &mount, condition);
-            }
             Ok(Reading { at, stats: VolumeStats { condition, ..stats } })
         };
         figure.get_or_stale(freshness, read).await
@@ -90,8 +88,7 @@ impl VolumeStatsCache {
 
     fn figure(&self, uid: &str, volume: &PersistentMount) -> Cached<Reading> {
         let now = Instant::now();
-        // No code panics while it holds the lock.
-        let mut known = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.entries.lock();
         let key = (uid.to_owned(), volume.name.clone());
         if !known.contains_key(&key) {
             known.retain(|_, (last_used, _)| now.duration_since(*last_used) < ENTRY_TTL);
@@ -154,8 +151,6 @@ pub(super) fn page(pods: &[Arc<Pod>], samples: &HashMap<String, Vec<VolumeSample
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use longshore_metrics::parse::parse;
     use proptest::prelude::*;
     use serde_json::json;

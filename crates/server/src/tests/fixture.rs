@@ -13,11 +13,11 @@ pub(super) struct OnePod {
 
 impl Host for OnePod {
     fn pods(&self) -> Vec<Arc<Pod>> {
-        vec![Arc::clone(&self.pod.lock().unwrap())]
+        vec![Arc::clone(&self.pod.lock())]
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
-        let pod = Arc::clone(&self.pod.lock().unwrap());
+        let pod = Arc::clone(&self.pod.lock());
         (namespace == "ns" && name == "p").then_some(pod)
     }
 

@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableHandle};
 
 use super::disk;
@@ -91,7 +91,7 @@ impl StoreFile {
 
     /// Runs `run` on the engine, which stays open for as long.
     pub(super) fn with<T>(&self, run: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
-        let guard = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.database.read();
         run(guard.as_ref().ok_or(redb::Error::DatabaseClosed)?)
     }
 
@@ -108,14 +108,14 @@ impl StoreFile {
         if length < SHRINK_FROM || used > length / 2 {
             return Ok(());
         }
-        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.database.write();
         guard.as_mut().ok_or(redb::Error::DatabaseClosed)?.compact()?;
         Ok(())
     }
 
     /// Opens the file again: after an I/O error the engine takes no more writes until then.
     pub(super) fn reopen(&self) -> Result<()> {
-        let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.database.write();
         *guard = None;
         *guard = Some(open_checked(&self.path)?);
         Ok(())
@@ -123,7 +123,7 @@ impl StoreFile {
 
     /// Releases the file, even while `self` is still referenced.
     pub(super) fn close(&self) {
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.database.write() = None;
     }
 }
 

@@ -1,6 +1,5 @@
 //! What cannot be seen through the store's face: how writes share a transaction, and what the feed
 //! keeps.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, mpsc};
 

@@ -1,12 +1,12 @@
 //! State of a driver: capabilities, recorded requests, and faults to inject.
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use longshore_csi::registration::RegistrationStatus;
 use longshore_csi::v1::{
     NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -114,7 +114,7 @@ impl State {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 
     pub(super) fn socket(&self) -> PathBuf {

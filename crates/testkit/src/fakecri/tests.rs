@@ -1,5 +1,4 @@
 //! The proxy before a small CRI server in this process.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -21,12 +21,13 @@ mod stats;
 mod vol_data;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource};
 use kube::Client;
 use longshore_csi::Driver;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
 pub use error::Error;
@@ -40,9 +41,6 @@ use super::{Inner, Mounted};
 use crate::plugins::Drivers;
 use online_expansion::Sizes;
 use request::Volume;
-
-/// Default poll interval of claims of volumes in use.
-const CLAIM_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The CSI plugin.
 pub(super) struct Csi {
@@ -72,10 +70,14 @@ enum BackgroundTask {
 
 impl Csi {
     /// A plugin for these drivers.
-    pub(super) fn new(drivers: Drivers, client: Option<Client>) -> Self {
+    pub(super) fn new(
+        drivers: Drivers,
+        client: Option<Client>,
+        claim_poll_interval: Duration,
+    ) -> Self {
         let (sizes, background_tasks) = Default::default();
         let attach_timeout = attach::TIMEOUT;
-        let (claim_poll_interval, pause) = (CLAIM_POLL_INTERVAL, staging::FIRST_PAUSE);
+        let pause = staging::FIRST_PAUSE;
         Self {
             drivers,
             client,
@@ -85,11 +87,6 @@ impl Csi {
             pause,
             background_tasks,
         }
-    }
-
-    /// Sets the poll interval of claims.
-    pub(super) fn set_claim_poll_interval(&mut self, period: Duration) {
-        self.claim_poll_interval = period;
     }
 
     fn node_name(&self) -> &str {
@@ -120,8 +117,7 @@ impl Csi {
     }
 
     fn background_tasks(&self) -> MutexGuard<'_, BackgroundTasks> {
-        // No code panics while it holds the lock.
-        self.background_tasks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.background_tasks.lock()
     }
 
     /// Triggers an update of the CSINode if the driver's limit is reached.
@@ -201,5 +197,4 @@ pub(super) async fn take_down(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;

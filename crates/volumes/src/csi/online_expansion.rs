@@ -3,7 +3,7 @@
 //! for drivers that support expansion on the node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::Api;
 use longshore_base::panics;
 use longshore_client::{Item, object};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
@@ -49,8 +50,7 @@ impl Sizes {
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, i128>> {
-        // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,9 +7,10 @@ mod reconstruct;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use k8s_openapi::api::core::v1::Node;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 pub(super) use reconstruct::{Reconstructed, ReconstructedVolume};
@@ -26,7 +27,8 @@ struct Inner {
     in_use: watch::Sender<InUse>,
     /// One lock per device in use.
     locks: Mutex<BTreeMap<String, Weak<AsyncMutex<()>>>>,
-    node: OnceLock<watch::Receiver<Option<Arc<Node>>>>,
+    /// The node's object; `None`: there is no apiserver.
+    node: Option<watch::Receiver<Option<Arc<Node>>>>,
 }
 
 /// The devices that pods use.
@@ -87,29 +89,27 @@ fn names(device: &str) -> impl Iterator<Item = String> + use<> {
 
 impl Devices {
     /// Reconstructs the devices that pods below a root directory use from its files and mounts.
-    pub(super) fn find(root: &Path) -> (Self, Reconstructed) {
+    /// `node` is the node's object, if there is an apiserver.
+    pub(super) fn find(
+        root: &Path,
+        node: Option<watch::Receiver<Option<Arc<Node>>>>,
+    ) -> (Self, Reconstructed) {
         let reconstructed = Reconstructed::from_disk(root);
         let in_use = InUse { users: reconstructed.users.clone(), unattached: BTreeSet::new() };
         let in_use = watch::Sender::new(in_use);
-        let inner = Inner { in_use, locks: Mutex::default(), node: OnceLock::new() };
+        let inner = Inner { in_use, locks: Mutex::default(), node };
         (Self { inner: Arc::new(inner) }, reconstructed)
-    }
-
-    /// Sets the channel of the node's object.
-    pub fn follow_node(&self, node: watch::Receiver<Option<Arc<Node>>>) {
-        // Set once, when the node starts.
-        let _ = self.inner.node.set(node);
     }
 
     /// The node's object, if it is known.
     pub(super) fn node(&self) -> Option<Arc<Node>> {
-        self.inner.node.get().and_then(|node| node.borrow().clone())
+        self.inner.node.as_ref().and_then(|node| node.borrow().clone())
     }
 
     /// Whether the attach/detach controller manages the node, by its annotation.
     pub(super) fn is_attach_controller_managed(&self) -> bool {
         const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-        let Some(node) = self.node() else { return self.inner.node.get().is_some() };
+        let Some(node) = self.node() else { return self.inner.node.is_some() };
         let annotations = node.metadata.annotations.as_ref();
         annotations.and_then(|annotations| annotations.get(MANAGED)).is_some_and(|on| on == "true")
     }
@@ -117,7 +117,7 @@ impl Devices {
     /// Waits until the device is in `volumesAttached` of the node's status; returns its device
     /// path, which may be empty. Without an apiserver it waits forever.
     pub(super) async fn attached(&self, device: &str) -> String {
-        let Some(mut node) = self.inner.node.get().cloned() else {
+        let Some(mut node) = self.inner.node.clone() else {
             return std::future::pending().await;
         };
         let names: Vec<_> = names(device).collect();
@@ -217,6 +217,6 @@ impl Inner {
     }
 
     fn locks(&self) -> MutexGuard<'_, BTreeMap<String, Weak<AsyncMutex<()>>>> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.lock()
     }
 }

@@ -226,7 +226,6 @@ pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

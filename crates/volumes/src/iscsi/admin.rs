@@ -285,7 +285,6 @@ fn credentials<'s>(what: &str, secret: &'s BTreeMap<String, String>) -> Vec<(Str
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

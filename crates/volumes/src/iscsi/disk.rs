@@ -164,7 +164,6 @@ fn portals(first: &str, others: Option<&[String]>) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -61,8 +61,6 @@ fn fchmodat2(dir: &OwnedFd, name: &CStr, mode: u32) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::fs::{self, File};
     use std::os::unix::fs::{PermissionsExt, symlink};
 

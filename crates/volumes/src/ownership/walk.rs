@@ -5,10 +5,11 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use longshore_base::panics;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, chownat, fchmod, fchown, fstat, openat, statat,
 };
@@ -130,7 +131,7 @@ impl Queue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Processes jobs until all are done.
@@ -158,7 +159,7 @@ impl Queue {
             if let Some(job) = state.jobs.pop() {
                 return Some(job);
             }
-            state = self.work_available.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.work_available.wait(&mut state);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use longshore_csi::Driver;
 use longshore_metrics::Registry;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::error::Error;
@@ -87,7 +88,6 @@ impl Drivers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Registered>> {
-        // No code panics while it holds the lock.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }

@@ -1,12 +1,13 @@
 //! A fake apiserver for tests that stores objects by path.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 /// The server; it ends with the test's runtime.
@@ -49,7 +50,7 @@ impl Objects {
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Value>> {
-        self.kept.lock().unwrap()
+        self.kept.lock()
     }
 }
 
@@ -60,7 +61,7 @@ async fn answer(
     body: String,
 ) -> Response {
     let body: Value = serde_json::from_str(&body).unwrap_or_default();
-    let mut kept = kept.lock().unwrap();
+    let mut kept = kept.lock();
     let path = uri.path().trim_end_matches("/status").to_owned();
     let object = match method {
         Method::POST if path.ends_with("/token") => Some(token(body)),

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_csi::Observer;
 use longshore_metrics::{Buckets, Family, Histogram, Kind, Labels, Registry};
+use parking_lot::Mutex;
 
 /// Metrics of calls to CSI drivers.
 pub(super) struct Calls {
@@ -45,7 +46,7 @@ impl Metrics {
             let help =
                 "Plugins by their socket: those that should be registered, and those that are.";
             let mut samples = text.family("plugin_manager_total_plugins", help, Kind::Gauge);
-            for (socket, registered) in locked(&known).iter() {
+            for (socket, registered) in known.lock().iter() {
                 let socket = socket.display().to_string();
                 for (state, there) in
                     [("desired_state_of_world", true), ("actual_state_of_world", *registered)]
@@ -61,15 +62,10 @@ impl Metrics {
     }
 
     pub(super) fn note(&self, socket: &Path, registered: bool) {
-        locked(&self.0).insert(socket.to_owned(), registered);
+        self.0.lock().insert(socket.to_owned(), registered);
     }
 
     pub(super) fn forget(&self, socket: &Path) {
-        locked(&self.0).remove(socket);
+        self.0.lock().remove(socket);
     }
-}
-
-fn locked(sockets: &Mutex<BTreeMap<PathBuf, bool>>) -> MutexGuard<'_, BTreeMap<PathBuf, bool>> {
-    // No code panics while it holds the lock.
-    sockets.lock().unwrap_or_else(PoisonError::into_inner)
 }

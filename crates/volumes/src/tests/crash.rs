@@ -76,7 +76,7 @@ async fn daemon() {
     let Some(root) = std::env::var_os(ROOT).map(PathBuf::from) else { return };
     let client = FakeApi::connect(&std::env::var(API).unwrap());
     let pod_events = PodEventRecorder::new(Recorder::start(None, "n1").0);
-    let volumes = open(&root, client, &pod_events, LIMIT);
+    let volumes = open(&root, client, &pod_events, LIMIT, None);
     println!("{WORK}");
     match std::env::var(WORK).unwrap().as_str() {
         SET_UP => drop(set_up(&volumes, &pod(&root)).await),

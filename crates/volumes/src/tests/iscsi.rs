@@ -241,7 +241,7 @@ async fn iscsi_waits_for_attachment_by_the_controller() {
         Some(Arc::new(serde_json::from_value(node).unwrap()))
     };
     let (known, node_rx) = watch::channel(node(json!([])));
-    target.world.volumes.devices().follow_node(node_rx.clone());
+    target.world.set_node(node_rx);
     let pod = pod_with("u1", &["a"], json!({}));
     let early = timeout(Duration::from_millis(500), target.world.mount(&pod)).await;
     assert!(early.is_err(), "{early:?}");
@@ -257,7 +257,6 @@ async fn iscsi_waits_for_attachment_by_the_controller() {
     // An existing mount needs no attachment.
     known.send_replace(node(json!([])));
     target.world.restart();
-    target.world.volumes.devices().follow_node(node_rx);
     target.world.mount(&pod).await.unwrap();
     target.world.remove("u1").await;
     target.world.assert_clean();

@@ -156,7 +156,7 @@ async fn local_block_volume_is_linked_bound_and_held_open() {
 
 #[tokio::test]
 async fn local_volume_node_affinity_mismatch() {
-    let world = World::start().await;
+    let mut world = World::start().await;
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n2"]},
     ]}]});
@@ -165,7 +165,7 @@ async fn local_volume_node_affinity_mismatch() {
     let node = json!({"metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}}});
     let node = std::sync::Arc::new(serde_json::from_value(node).unwrap());
     let (_known, node) = tokio::sync::watch::channel(Some(node));
-    world.volumes.devices().follow_node(node);
+    world.set_node(node);
     let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
     assert_eq!(
         error,

@@ -61,8 +61,15 @@ pub(super) fn volumes(root: &Root, objects: &Objects) -> Volumes {
         ("memory".to_owned(), Quantity("512Mi".to_owned())),
         ("cpu".to_owned(), Quantity("2".to_owned())),
     ]);
-    let pod_events = PodEventRecorder::new(Recorder::start(None, "n1").0);
-    let (objects, registry) = (objects.clone(), Registry::default());
-    let drivers = Drivers::new("n1", &registry);
-    Volumes::new(root.path(), objects, allocatable, pod_events, drivers, &registry)
+    let registry = Registry::default();
+    let parts = crate::Parts {
+        root: root.path().to_owned(),
+        objects: objects.clone(),
+        allocatable,
+        pod_events: PodEventRecorder::new(Recorder::start(None, "n1").0),
+        drivers: Drivers::new("n1", &registry),
+        node: None,
+        claim_poll_interval: Duration::from_secs(60),
+    };
+    Volumes::new(parts, &registry)
 }

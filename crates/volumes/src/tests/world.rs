@@ -13,17 +13,21 @@ use crate::host::tools::Tools;
 use crate::iscsi::Kernel;
 use crate::plugins::Drivers;
 use crate::{PodMounts, Volumes};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::fake::FakeApi;
 use longshore_client::objects::{Detection, Objects};
 use longshore_metrics::Registry;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::Root;
 
 /// How long a tool may take in these tests.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
+
+/// The node's object, if there is an apiserver.
+type NodeObject = Option<watch::Receiver<Option<Arc<Node>>>>;
 
 pub(super) struct World {
     pub(super) root: Root,
@@ -31,6 +35,7 @@ pub(super) struct World {
     pub(super) volumes: Volumes,
     pub(super) pod_events: PodEventRecorder,
     limit: Duration,
+    node: NodeObject,
 }
 
 impl World {
@@ -57,13 +62,20 @@ impl World {
             fs::create_dir(root.join(dir)).unwrap();
         }
         let pod_events = PodEventRecorder::new(Recorder::start(None, "n1").0);
-        let volumes = open(root.path(), api.client(), &pod_events, LIMIT);
-        Self { root, api, volumes, pod_events, limit: LIMIT }
+        let volumes = open(root.path(), api.client(), &pod_events, LIMIT, None);
+        Self { root, api, volumes, pod_events, limit: LIMIT, node: None }
     }
 
     /// As after a restart of the daemon: all state is on disk and in the kernel.
     pub(super) fn restart(&mut self) {
-        self.volumes = open(self.root.path(), self.api.client(), &self.pod_events, self.limit);
+        let (root, node) = (self.root.path(), self.node.clone());
+        self.volumes = open(root, self.api.client(), &self.pod_events, self.limit, node);
+    }
+
+    /// The daemon knows that object of the node from here on.
+    pub(super) fn set_node(&mut self, node: watch::Receiver<Option<Arc<Node>>>) {
+        self.node = Some(node);
+        self.restart();
     }
 
     /// Tools may take that long from here on.
@@ -141,11 +153,19 @@ pub(super) fn open(
     client: kube::Client,
     pod_events: &PodEventRecorder,
     limit: Duration,
+    node_object: NodeObject,
 ) -> Volumes {
-    let objects = Objects::new(Some(client), Detection::Watch);
-    let (node, registry) = (root.join("node"), Registry::default());
-    let (pod_events, drivers) = (pod_events.clone(), Drivers::new("n1", &registry));
-    let mut volumes = Volumes::new(node, objects, BTreeMap::new(), pod_events, drivers, &registry);
+    let registry = Registry::default();
+    let parts = crate::Parts {
+        root: root.join("node"),
+        objects: Objects::new(Some(client), Detection::Watch),
+        allocatable: BTreeMap::new(),
+        pod_events: pod_events.clone(),
+        drivers: Drivers::new("n1", &registry),
+        node: node_object,
+        claim_poll_interval: Duration::from_secs(60),
+    };
+    let mut volumes = Volumes::new(parts, &registry);
     let inner = Arc::get_mut(&mut volumes.inner).unwrap();
     inner.tools = Tools::after(&[root.join("bin")], limit);
     inner.kernel = Kernel {

@@ -1,6 +1,6 @@
 //! An apiserver that knows nothing but certificate signing requests, and what signs them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -12,6 +12,7 @@ use axum::routing::get;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
@@ -62,18 +63,18 @@ impl Cluster {
     }
 
     pub(super) fn set(&self, policy: Policy) {
-        *self.shared.policy.lock().unwrap() = policy;
+        *self.shared.policy.lock() = policy;
     }
 
     /// The requests as they are now.
     pub(super) fn requests(&self) -> Vec<Value> {
-        let mut requests = self.shared.requests.lock().unwrap();
+        let mut requests = self.shared.requests.lock();
         self.shared.decide(&mut requests);
         requests.clone()
     }
 
     pub(super) fn askers(&self) -> Vec<String> {
-        self.shared.askers.lock().unwrap().clone()
+        self.shared.askers.lock().clone()
     }
 
     pub(super) async fn wait_until_requested(&self, times: usize) {
@@ -94,7 +95,7 @@ impl Shared {
             }
             let condition =
                 |kind| json!([{"type": kind, "status": "True", "message": "as requested"}]);
-            match *self.policy.lock().unwrap() {
+            match *self.policy.lock() {
                 Policy::Hold | Policy::Refuse => continue,
                 Policy::Deny => csr["status"] = json!({"conditions": condition("Denied")}),
                 Policy::Sign(from, until) => {
@@ -126,12 +127,12 @@ async fn create(
     body: String,
 ) -> Result<Response, Response> {
     let asker = headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
-    shared.askers.lock().unwrap().push(asker.unwrap_or_default());
-    if *shared.policy.lock().unwrap() == Policy::Refuse {
+    shared.askers.lock().push(asker.unwrap_or_default());
+    if *shared.policy.lock() == Policy::Refuse {
         return Err(status(StatusCode::UNAUTHORIZED, "Unauthorized"));
     }
     let mut csr: Value = serde_json::from_str(&body).unwrap();
-    let mut requests = shared.requests.lock().unwrap();
+    let mut requests = shared.requests.lock();
     let name = match csr["metadata"]["name"].as_str() {
         Some(name) => name.to_owned(),
         None => format!("csr-{}", requests.len()),
@@ -146,7 +147,7 @@ async fn create(
 }
 
 async fn one(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    let requests = shared.requests.lock().unwrap();
+    let requests = shared.requests.lock();
     match requests.iter().find(|csr| csr["metadata"]["name"] == name) {
         Some(csr) => json_body(csr.clone()).into_response(),
         None => status(StatusCode::NOT_FOUND, "NotFound"),
@@ -160,7 +161,7 @@ async fn list(
     let value = |key: &str| query.iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let name = value("fieldSelector").unwrap().strip_prefix("metadata.name=").unwrap().to_owned();
     let found = move |shared: &Shared| {
-        let mut requests = shared.requests.lock().unwrap();
+        let mut requests = shared.requests.lock();
         shared.decide(&mut requests);
         requests.iter().find(|csr| csr["metadata"]["name"] == name).cloned()
     };

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 mod amounts;
 mod capabilities;
 mod fit;

@@ -1,12 +1,11 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use longshore_pod::spec;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -17,7 +16,7 @@ struct Response(Arc<Mutex<(u16, String, HeaderMap)>>);
 
 impl Response {
     fn set(&self, status: u16, text: &str) {
-        let mut response = self.0.lock().unwrap();
+        let mut response = self.0.lock();
         (response.0, response.1) = (status, text.to_owned());
     }
 }
@@ -26,7 +25,7 @@ async fn serve(response: Response) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let pods = get(async move |headers: HeaderMap| {
-        let mut response = response.0.lock().unwrap();
+        let mut response = response.0.lock();
         response.2 = headers;
         (StatusCode::from_u16(response.0).unwrap(), response.1.clone()).into_response()
     });
@@ -63,8 +62,7 @@ async fn http_source_reads_pods_and_lists_and_keeps_them_on_errors() {
     let url = serve(response.clone()).await;
     let reports = Arc::new(Mutex::new(Vec::new()));
     let received = reports.clone();
-    let report: ReportInvalid =
-        Arc::new(move |_, reason| received.lock().unwrap().push(reason.to_owned()));
+    let report: ReportInvalid = Arc::new(move |_, reason| received.lock().push(reason.to_owned()));
     let (sender, mut updates) = mpsc::channel(8);
     let header = BTreeMap::from([("x-token".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
     let period = Duration::from_millis(20);
@@ -72,17 +70,17 @@ async fn http_source_reads_pods_and_lists_and_keeps_them_on_errors() {
     let polling = tokio::spawn(polling);
     assert_eq!(snapshot(&mut updates).await, ["http/one-node"]);
     {
-        let seen = response.0.lock().unwrap();
+        let seen = response.0.lock();
         let tokens: Vec<_> = seen.2.get_all("x-token").iter().collect();
         assert_eq!(tokens, ["a", "b"]);
     }
     let reported = async |text: &str| {
         let waited = timeout(Duration::from_secs(10), async {
-            while !reports.lock().unwrap().iter().any(|report| report.contains(text)) {
+            while !reports.lock().iter().any(|report| report.contains(text)) {
                 tokio::time::sleep(period).await;
             }
         });
-        waited.await.unwrap_or_else(|_| panic!("{text}: {:?}", reports.lock().unwrap()));
+        waited.await.unwrap_or_else(|_| panic!("{text}: {:?}", reports.lock()));
     };
     response.set(500, "");
     tokio::time::sleep(period * 3).await;

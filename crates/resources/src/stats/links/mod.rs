@@ -8,10 +8,11 @@ mod tests;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use kernel::{Counters, Kernel};
+use parking_lot::Mutex;
 
 use super::cgroup::Detail;
 use super::process::Interface;
@@ -123,8 +124,7 @@ impl Links {
 
     /// The only device of the host with a peer in the network namespace of a process.
     fn find_peer(&self, pid: u32) -> io::Result<Option<u32>> {
-        // No code panics while it holds the lock.
-        let mut kernel = self.kernel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernel = self.kernel.lock();
         let kernel = kernel.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let Some(id) = kernel.namespace(pid)? else { return Ok(None) };
         let cross_namespace_devices = match self.cross_namespace_devices.get() {

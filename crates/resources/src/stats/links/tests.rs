@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::net::UdpSocket;
 use std::process::{Child, Command};
 

@@ -1,6 +1,6 @@
 //! Health checks against a server of tonic's.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::Request;
@@ -8,6 +8,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
 use serde_json::json;
 use tonic::{Response, Status};
 use tonic_prost::ProstCodec;
@@ -25,7 +26,7 @@ async fn health() -> (u16, Arc<Mutex<String>>) {
         async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 let agent_of = request.headers()["user-agent"].to_str().unwrap().to_owned();
-                *agent.lock().unwrap() = format!("{} {agent_of}", request.uri().path());
+                *agent.lock() = format!("{} {agent_of}", request.uri().path());
                 async move {
                     let check = |request: tonic::Request<HealthCheckRequest>| async move {
                         match request.into_inner().service.as_str() {
@@ -57,7 +58,7 @@ async fn health() -> (u16, Arc<Mutex<String>>) {
 async fn grpc_probe_results() {
     let (port, seen) = health().await;
     assert_eq!(probe(json!({"grpc": {"port": port}})).await.unwrap(), Outcome::Success);
-    assert_eq!(*seen.lock().unwrap(), "/grpc.health.v1.Health/Check kube-probe/1.36");
+    assert_eq!(*seen.lock(), "/grpc.health.v1.Health/Check kube-probe/1.36");
     let unhealthy = |status: &str| format!("service unhealthy (responded with \"{status}\")");
     let old = "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): unknown service";
     let gone = "error: health rpc probe failed: rpc error: code = NotFound desc = unknown service";

@@ -15,7 +15,7 @@ fn ok() -> Vec<u8> {
 async fn hook_accepts_any_response() {
     let (port, requests) = raw(|_| b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n".to_vec()).await;
     assert_eq!(hook(json!({"httpGet": {"port": port, "path": "/bye"}})).await.unwrap(), None);
-    let request = requests.lock().unwrap().pop().unwrap();
+    let request = requests.lock().pop().unwrap();
     assert!(request.starts_with("GET /bye HTTP/1.1\r\n"), "{request}");
     assert!(request.contains("User-Agent: kube-lifecycle/1.36\r\n"), "{request}");
     let port = tls(&["http/1.1"]).await;
@@ -61,7 +61,7 @@ async fn hook_falls_back_from_https_to_http() {
         "request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, retry with HTTP succeeded"
     );
     assert_eq!(hook(hook_spec).await.unwrap(), Some(Fallback(message)));
-    let request = requests.lock().unwrap().pop().unwrap();
+    let request = requests.lock().pop().unwrap();
     assert!(request.contains("X: y\r\n") && !request.contains("secret"), "{request}");
 }
 

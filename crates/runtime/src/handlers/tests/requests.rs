@@ -50,7 +50,7 @@ async fn http_probe_headers_are_limited() {
     };
     let get = |headers: Vec<serde_json::Value>| json!({"port": port, "httpHeaders": headers});
     assert_eq!(probe(json!({"httpGet": get(named(1000))})).await.unwrap(), Outcome::Success);
-    assert!(requests.lock().unwrap()[0].contains("X-999: v"));
+    assert!(requests.lock()[0].contains("X-999: v"));
     let same = vec![json!({"name": "X", "value": "v"}); 30_000];
     let large = vec![json!({"name": "X", "value": "v".repeat(1 << 20)})];
     for headers in [named(30_000), same, large] {
@@ -101,7 +101,7 @@ async fn http_probe_headers_equal_upstream() {
         let probe_spec =
             json!({"httpGet": {"port": port, "path": "/p?q=1", "httpHeaders": headers}});
         assert_eq!(probe(probe_spec).await.unwrap(), Outcome::Success);
-        let request = requests.lock().unwrap().pop().unwrap();
+        let request = requests.lock().pop().unwrap();
         assert!(request.starts_with("GET /p?q=1 HTTP/1.1\r\n"), "{request}");
         let lines: Vec<&str> = request.lines().collect();
         for line in there {
@@ -139,15 +139,15 @@ async fn http_probe_follows_redirects_on_the_same_host() {
         ]}})
     };
     assert_eq!(probe(probe_of("/")).await.unwrap(), Outcome::Success);
-    let last = requests.lock().unwrap().pop().unwrap();
+    let last = requests.lock().pop().unwrap();
     assert!(last.contains("Host: named.example\r\n"), "{last}");
     assert!(last.contains(&format!("Referer: http://127.0.0.1:{port}/\r\n")), "{last}");
     assert_eq!(failure(probe_of("/bad")).await, "HTTP probe failed with statuscode: 500");
     let warning = "Probe terminated redirects, Response body: moved".to_owned();
     assert_eq!(probe(probe_of("/away")).await.unwrap(), Outcome::Warning(warning));
-    requests.lock().unwrap().clear();
+    requests.lock().clear();
     assert_eq!(failure(probe_of("/loop")).await, "Get \"/loop\": stopped after 10 redirects");
-    assert_eq!(requests.lock().unwrap().len(), 10);
+    assert_eq!(requests.lock().len(), 10);
     let broken = failure(probe_of("/broken")).await;
     assert!(broken.ends_with("failed to parse Location header \"http://[::1\""), "{broken}");
 }
@@ -223,7 +223,7 @@ async fn http_probe_interrupted_response_has_no_result() {
         raw(|_| b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf".to_vec()).await;
     let error = probe(json!({"httpGet": {"port": port}})).await.unwrap_err();
     assert_eq!((error.state(), error.to_string().as_str()), ("failure", "unexpected EOF"));
-    assert_eq!(requests.lock().unwrap().len(), 3, "it is probe_spec again");
+    assert_eq!(requests.lock().len(), 3, "it is probe_spec again");
 }
 
 #[tokio::test]

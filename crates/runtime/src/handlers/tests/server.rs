@@ -1,13 +1,14 @@
 //! Servers that answer as a test wants them to.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -27,7 +28,7 @@ pub(super) async fn raw(
             let mut stream = stream;
             let request = read_head(&mut stream).await;
             let said = answer(&request);
-            received.lock().unwrap().push(request);
+            received.lock().push(request);
             let _ = stream.write_all(&said).await;
             let _ = stream.shutdown().await;
             // Unread data would turn the close into a reset.

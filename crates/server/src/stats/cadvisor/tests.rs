@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use longshore_generators::text;
 use longshore_metrics::parse::{Page as Parsed, parse};
 use proptest::prelude::*;

@@ -250,8 +250,6 @@ fn ephemeral_storage(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use proptest::prelude::*;
     use serde_json::{Value, json};
 

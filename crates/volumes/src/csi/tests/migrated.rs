@@ -139,7 +139,12 @@ async fn csi_migration_azure_file_secret_namespace() {
 
 #[tokio::test]
 async fn csi_migration_node_affinity_uses_driver_topology() {
-    let world = World::start(CsiOptions::new(AWS), unattached()).await;
+    let labels =
+        json!({"topology.ebs.csi.aws.com/zone": "here", "topology.kubernetes.io/zone": "there"});
+    let node = json!({"metadata": {"name": "n1", "labels": labels}});
+    let node = Arc::new(serde_json::from_value(node).unwrap());
+    let (_known, node) = watch::channel(Some(node));
+    let world = World::start_on(CsiOptions::new(AWS), unattached(), Some(node)).await;
     let zone = |zone: &str| {
         json!([{"matchExpressions": [
         {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}]}])
@@ -151,12 +156,6 @@ async fn csi_migration_node_affinity_uses_driver_topology() {
     };
     volume("here");
     volume("there");
-    let labels =
-        json!({"topology.ebs.csi.aws.com/zone": "here", "topology.kubernetes.io/zone": "there"});
-    let node = json!({"metadata": {"name": "n1", "labels": labels}});
-    let node = Arc::new(serde_json::from_value(node).unwrap());
-    let (_known, node) = watch::channel(Some(node));
-    world.volumes.devices().follow_node(node);
     let (far, near) = (user("u1", "there"), user("u2", "here"));
     let error = world.mount(&far).await.unwrap_err();
     let expected = "MountVolume.NodeAffinity check failed for volume \"there\" : no matching NodeSelectorTerms";

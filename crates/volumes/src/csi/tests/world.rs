@@ -9,7 +9,7 @@ use crate::plugins::fake::Objects as Api;
 use crate::plugins::{CsiNode, Drivers, Parts};
 use crate::tests::Root;
 use crate::{PodMounts, Volumes, plugins};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::{Detection, Objects};
 use longshore_metrics::Registry;
@@ -17,7 +17,7 @@ use longshore_testkit::csi::{CsiDriver, CsiOptions};
 use longshore_testkit::wait_until;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 pub(super) const DRIVER: &str = "csi.example.com";
@@ -26,10 +26,13 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const CLAIM_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const SOON: Duration = Duration::from_millis(5);
 
+type NodeObject = Option<watch::Receiver<Option<Arc<Node>>>>;
+
 pub(super) struct World {
     pub(super) volumes: Volumes,
     pub(super) api: Api,
     drivers: Drivers,
+    node: NodeObject,
     plugin_manager: JoinHandle<()>,
     pub(super) driver: CsiDriver,
     /// The driver's name.
@@ -40,14 +43,19 @@ pub(super) struct World {
 impl World {
     /// A node with that driver and CSIDriver spec, if any.
     pub(super) async fn start(options: CsiOptions, policy: Value) -> Self {
+        Self::start_on(options, policy, None).await
+    }
+
+    /// The same on the node with that object.
+    pub(super) async fn start_on(options: CsiOptions, policy: Value, node: NodeObject) -> Self {
         let (root, api) = (Root::new(), Api::start().await);
         std::fs::create_dir(root.join("node")).unwrap();
         let (drivers, plugin_manager) = drivers(&root);
         let registry = root.join("node/plugins_registry");
         let name = options.name.clone();
         let driver = CsiDriver::start(options, &root.join("driver"), &registry).unwrap();
-        let volumes = volumes(&root, &api, &drivers);
-        let world = Self { volumes, api, drivers, plugin_manager, driver, name, root };
+        let volumes = volumes(&root, &api, &drivers, node.clone());
+        let world = Self { volumes, api, drivers, node, plugin_manager, driver, name, root };
         world.wait_registered(true).await;
         if policy.is_object() {
             world.set_policy(policy);
@@ -73,7 +81,7 @@ impl World {
 
     /// Restarts the daemon.
     pub(super) fn restart(&mut self) {
-        self.volumes = volumes(&self.root, &self.api, &self.drivers);
+        self.volumes = volumes(&self.root, &self.api, &self.drivers, self.node.clone());
     }
 
     /// Restarts the daemon in that runtime. The driver is not registered yet, and the backoff of
@@ -178,12 +186,17 @@ fn drivers(root: &Root) -> (Drivers, JoinHandle<()>) {
     (drivers, plugin_manager)
 }
 
-fn volumes(root: &Root, api: &Api, drivers: &Drivers) -> Volumes {
-    let objects = Objects::new(Some(api.client()), Detection::Watch);
-    let pod_events = PodEventRecorder::new(Recorder::start(Some(api.client()), "n1").0);
-    let (node, registry) = (root.join("node"), Registry::default());
-    Volumes::new(node, objects, BTreeMap::new(), pod_events, drivers.clone(), &registry)
-        .with_claim_poll_interval(CLAIM_POLL_INTERVAL)
+fn volumes(root: &Root, api: &Api, drivers: &Drivers, node: NodeObject) -> Volumes {
+    let parts = crate::Parts {
+        root: root.join("node"),
+        objects: Objects::new(Some(api.client()), Detection::Watch),
+        allocatable: BTreeMap::new(),
+        pod_events: PodEventRecorder::new(Recorder::start(Some(api.client()), "n1").0),
+        drivers: drivers.clone(),
+        node,
+        claim_poll_interval: CLAIM_POLL_INTERVAL,
+    };
+    Volumes::new(parts, &Registry::default())
 }
 
 pub(super) async fn until(what: &str, check: impl Fn() -> bool) {

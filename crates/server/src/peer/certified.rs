@@ -3,12 +3,12 @@
 //! It is checked with each request, as a connection may outlive the certificate and the CA; the
 //! result is cached until the CA is reloaded.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use longshore_tls::Verdict;
+use longshore_tls::{User, Verdict};
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
-use super::User;
 use crate::tls::{Clients, Tls};
 
 /// The certificate chain of a client's handshake.
@@ -34,7 +34,7 @@ impl Certified {
     }
 
     /// The user of the certificate, if there is one; an error if it is invalid now.
-    pub(super) fn user(&self) -> Result<Option<User>, String> {
+    pub(crate) fn user(&self) -> Result<Option<User>, String> {
         self.user_at(UnixTime::now())
     }
 
@@ -43,11 +43,11 @@ impl Certified {
             return Ok(None);
         }
         let clients = self.tls.clients();
-        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verified = self.verified.lock();
         if verified.generation != clients.generation {
             *verified = Verified::new(&clients, &self.chain);
         }
-        Ok(verified.verdict.user_at(now)?.map(User::from))
+        Ok(verified.verdict.user_at(now)?.cloned())
     }
 }
 
@@ -60,7 +60,6 @@ impl Verified {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;
 
