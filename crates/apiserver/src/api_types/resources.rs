@@ -1,4 +1,4 @@
-//! The table of served resources.
+//! What a row of the table of served resources holds. The rows are in `kinds`.
 
 /// Group, version and kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,11 +12,11 @@ pub struct Gvk {
 }
 
 impl Gvk {
-    const fn core(kind: &'static str) -> Self {
+    pub(crate) const fn core(kind: &'static str) -> Self {
         Self { group: "", version: "v1", kind }
     }
 
-    const fn v1(group: &'static str, kind: &'static str) -> Self {
+    pub(crate) const fn v1(group: &'static str, kind: &'static str) -> Self {
         Self { group, version: "v1", kind }
     }
 
@@ -32,6 +32,9 @@ impl Gvk {
         }
     }
 }
+
+/// Selectable fields: the name that clients use, and the name that the stored object has.
+pub type Fields = &'static [(&'static str, &'static str)];
 
 /// One served resource.
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub struct Resource {
     pub storage: &'static str,
     /// Whether `metadata.generation` counts changes of its spec.
     pub counts_generation: bool,
+    /// Fields that can be selected by, beside name and namespace.
+    pub fields: Option<Fields>,
 }
 
 /// One subresource.
@@ -114,36 +119,30 @@ impl Resource {
     }
 }
 
-/// The resource served under this group, version and plural.
-#[must_use]
-pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
-    RESOURCES.iter().find(|r| r.plural == plural && r.group == group && r.version == version)
-}
-
-const ALL: &[&str] =
+pub(crate) const ALL: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-const NO_COLLECTION_DELETE: &[&str] =
+pub(crate) const NO_COLLECTION_DELETE: &[&str] =
     &["create", "delete", "get", "list", "patch", "update", "watch"];
-const CREATE: &[&str] = &["create"];
+pub(crate) const CREATE: &[&str] = &["create"];
 /// A GET too opens a connection.
-const CONNECT: &[&str] = &["create", "get"];
+pub(crate) const CONNECT: &[&str] = &["create", "get"];
 /// Any verb.
-const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
-const READ_WRITE: &[&str] = &["get", "patch", "update"];
+pub(crate) const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+pub(crate) const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
-const fn status(kind: &'static str) -> Subresource {
+pub(crate) const fn status(kind: &'static str) -> Subresource {
     status_of("", kind)
 }
 
-const fn status_of(group: &'static str, kind: &'static str) -> Subresource {
+pub(crate) const fn status_of(group: &'static str, kind: &'static str) -> Subresource {
     Subresource { name: "status", gvk: Gvk::v1(group, kind), verbs: READ_WRITE }
 }
 
 /// The number of replicas of a workload, read and written without the rest.
-const SCALE: Subresource =
+pub(crate) const SCALE: Subresource =
     Subresource { name: "scale", gvk: Gvk::v1("autoscaling", "Scale"), verbs: READ_WRITE };
 
-const fn core(
+pub(crate) const fn core(
     plural: &'static str,
     singular: &'static str,
     kind: &'static str,
@@ -162,10 +161,11 @@ const fn core(
         subresources: &[],
         storage,
         counts_generation: false,
+        fields: None,
     }
 }
 
-const fn review(
+pub(crate) const fn review(
     group: &'static str,
     plural: &'static str,
     singular: &'static str,
@@ -174,14 +174,8 @@ const fn review(
     Resource { group, namespaced: false, verbs: CREATE, ..core(plural, singular, kind, "") }
 }
 
-const fn storage(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
-    Resource { group: "storage.k8s.io", namespaced: false, ..core(plural, singular, kind, plural) }
-}
-
-const SIGNING_REQUEST: Gvk = Gvk::v1("certificates.k8s.io", "CertificateSigningRequest");
-
 /// A namespaced resource of another group than the core one.
-const fn grouped(
+pub(crate) const fn grouped(
     group: &'static str,
     plural: &'static str,
     singular: &'static str,
@@ -189,354 +183,3 @@ const fn grouped(
 ) -> Resource {
     Resource { group, ..core(plural, singular, kind, plural) }
 }
-
-const fn rbac(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
-    Resource { group: "rbac.authorization.k8s.io", ..core(plural, singular, kind, plural) }
-}
-
-/// Every served resource, by group and then by name.
-pub static RESOURCES: &[Resource] = &[
-    Resource { verbs: CREATE, ..core("bindings", "binding", "Binding", "") },
-    Resource { short_names: &["cm"], ..core("configmaps", "configmap", "ConfigMap", "configmaps") },
-    Resource {
-        short_names: &["ep"],
-        ..core("endpoints", "endpoints", "Endpoints", "services/endpoints")
-    },
-    Resource { short_names: &["ev"], ..core("events", "event", "Event", "events") },
-    Resource {
-        short_names: &["limits"],
-        ..core("limitranges", "limitrange", "LimitRange", "limitranges")
-    },
-    Resource {
-        short_names: &["ns"],
-        namespaced: false,
-        verbs: NO_COLLECTION_DELETE,
-        subresources: &[
-            Subresource { name: "finalize", gvk: Gvk::core("Namespace"), verbs: &["update"] },
-            status("Namespace"),
-        ],
-        ..core("namespaces", "namespace", "Namespace", "namespaces")
-    },
-    Resource {
-        short_names: &["no"],
-        namespaced: false,
-        subresources: &[
-            Subresource { name: "proxy", gvk: Gvk::core("NodeProxyOptions"), verbs: PROXY },
-            status("Node"),
-        ],
-        ..core("nodes", "node", "Node", "minions")
-    },
-    Resource {
-        short_names: &["pvc"],
-        subresources: &[status("PersistentVolumeClaim")],
-        ..core(
-            "persistentvolumeclaims",
-            "persistentvolumeclaim",
-            "PersistentVolumeClaim",
-            "persistentvolumeclaims",
-        )
-    },
-    Resource {
-        short_names: &["pv"],
-        namespaced: false,
-        subresources: &[status("PersistentVolume")],
-        ..core("persistentvolumes", "persistentvolume", "PersistentVolume", "persistentvolumes")
-    },
-    Resource {
-        short_names: &["po"],
-        categories: &["all"],
-        subresources: &[
-            Subresource { name: "attach", gvk: Gvk::core("PodAttachOptions"), verbs: CONNECT },
-            Subresource { name: "binding", gvk: Gvk::core("Binding"), verbs: CREATE },
-            Subresource { name: "ephemeralcontainers", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
-            Subresource { name: "eviction", gvk: Gvk::v1("policy", "Eviction"), verbs: CREATE },
-            Subresource { name: "exec", gvk: Gvk::core("PodExecOptions"), verbs: CONNECT },
-            Subresource { name: "log", gvk: Gvk::core("Pod"), verbs: &["get"] },
-            Subresource {
-                name: "portforward",
-                gvk: Gvk::core("PodPortForwardOptions"),
-                verbs: CONNECT,
-            },
-            Subresource { name: "proxy", gvk: Gvk::core("PodProxyOptions"), verbs: PROXY },
-            Subresource { name: "resize", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
-            status("Pod"),
-        ],
-        counts_generation: true,
-        ..core("pods", "pod", "Pod", "pods")
-    },
-    Resource {
-        counts_generation: true,
-        ..core("podtemplates", "podtemplate", "PodTemplate", "podtemplates")
-    },
-    Resource {
-        short_names: &["rc"],
-        categories: &["all"],
-        subresources: &[SCALE, status("ReplicationController")],
-        counts_generation: true,
-        ..core(
-            "replicationcontrollers",
-            "replicationcontroller",
-            "ReplicationController",
-            "controllers",
-        )
-    },
-    Resource {
-        short_names: &["quota"],
-        subresources: &[status("ResourceQuota")],
-        ..core("resourcequotas", "resourcequota", "ResourceQuota", "resourcequotas")
-    },
-    core("secrets", "secret", "Secret", "secrets"),
-    Resource {
-        short_names: &["sa"],
-        subresources: &[Subresource {
-            name: "token",
-            gvk: Gvk::v1("authentication.k8s.io", "TokenRequest"),
-            verbs: CREATE,
-        }],
-        ..core("serviceaccounts", "serviceaccount", "ServiceAccount", "serviceaccounts")
-    },
-    Resource {
-        short_names: &["svc"],
-        categories: &["all"],
-        subresources: &[
-            Subresource { name: "proxy", gvk: Gvk::core("ServiceProxyOptions"), verbs: PROXY },
-            status("Service"),
-        ],
-        ..core("services", "service", "Service", "services/specs")
-    },
-    grouped("apps", "controllerrevisions", "controllerrevision", "ControllerRevision"),
-    Resource {
-        short_names: &["ds"],
-        categories: &["all"],
-        subresources: &[status_of("apps", "DaemonSet")],
-        counts_generation: true,
-        ..grouped("apps", "daemonsets", "daemonset", "DaemonSet")
-    },
-    Resource {
-        short_names: &["deploy"],
-        categories: &["all"],
-        subresources: &[SCALE, status_of("apps", "Deployment")],
-        counts_generation: true,
-        ..grouped("apps", "deployments", "deployment", "Deployment")
-    },
-    Resource {
-        short_names: &["rs"],
-        categories: &["all"],
-        subresources: &[SCALE, status_of("apps", "ReplicaSet")],
-        counts_generation: true,
-        ..grouped("apps", "replicasets", "replicaset", "ReplicaSet")
-    },
-    Resource {
-        short_names: &["sts"],
-        categories: &["all"],
-        subresources: &[SCALE, status_of("apps", "StatefulSet")],
-        counts_generation: true,
-        ..grouped("apps", "statefulsets", "statefulset", "StatefulSet")
-    },
-    review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
-    review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
-    Resource {
-        namespaced: true,
-        ..review(
-            "authorization.k8s.io",
-            "localsubjectaccessreviews",
-            "localsubjectaccessreview",
-            "LocalSubjectAccessReview",
-        )
-    },
-    review(
-        "authorization.k8s.io",
-        "selfsubjectaccessreviews",
-        "selfsubjectaccessreview",
-        "SelfSubjectAccessReview",
-    ),
-    review(
-        "authorization.k8s.io",
-        "selfsubjectrulesreviews",
-        "selfsubjectrulesreview",
-        "SelfSubjectRulesReview",
-    ),
-    review(
-        "authorization.k8s.io",
-        "subjectaccessreviews",
-        "subjectaccessreview",
-        "SubjectAccessReview",
-    ),
-    Resource {
-        version: "v2",
-        short_names: &["hpa"],
-        categories: &["all"],
-        subresources: &[Subresource {
-            name: "status",
-            gvk: Gvk { group: "autoscaling", version: "v2", kind: "HorizontalPodAutoscaler" },
-            verbs: READ_WRITE,
-        }],
-        ..grouped(
-            "autoscaling",
-            "horizontalpodautoscalers",
-            "horizontalpodautoscaler",
-            "HorizontalPodAutoscaler",
-        )
-    },
-    Resource {
-        short_names: &["cj"],
-        categories: &["all"],
-        subresources: &[status_of("batch", "CronJob")],
-        counts_generation: true,
-        ..grouped("batch", "cronjobs", "cronjob", "CronJob")
-    },
-    Resource {
-        categories: &["all"],
-        subresources: &[status_of("batch", "Job")],
-        counts_generation: true,
-        ..grouped("batch", "jobs", "job", "Job")
-    },
-    Resource {
-        group: "certificates.k8s.io",
-        short_names: &["csr"],
-        namespaced: false,
-        subresources: &[
-            Subresource { name: "approval", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
-            Subresource { name: "status", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
-        ],
-        ..core(
-            "certificatesigningrequests",
-            "certificatesigningrequest",
-            SIGNING_REQUEST.kind,
-            "certificatesigningrequests",
-        )
-    },
-    Resource {
-        group: "certificates.k8s.io",
-        version: "v1beta1",
-        namespaced: false,
-        ..core(
-            "clustertrustbundles",
-            "clustertrustbundle",
-            "ClusterTrustBundle",
-            "clustertrustbundles",
-        )
-    },
-    Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
-    Resource {
-        version: "v1beta1",
-        ..grouped("coordination.k8s.io", "leasecandidates", "leasecandidate", "LeaseCandidate")
-    },
-    Resource {
-        group: "discovery.k8s.io",
-        counts_generation: true,
-        ..core("endpointslices", "endpointslice", "EndpointSlice", "endpointslices")
-    },
-    Resource {
-        group: "events.k8s.io",
-        short_names: &["ev"],
-        ..core("events", "event", "Event", "events")
-    },
-    Resource {
-        namespaced: false,
-        subresources: &[status_of("flowcontrol.apiserver.k8s.io", "FlowSchema")],
-        counts_generation: true,
-        ..grouped("flowcontrol.apiserver.k8s.io", "flowschemas", "flowschema", "FlowSchema")
-    },
-    Resource {
-        namespaced: false,
-        subresources: &[status_of("flowcontrol.apiserver.k8s.io", "PriorityLevelConfiguration")],
-        counts_generation: true,
-        ..grouped(
-            "flowcontrol.apiserver.k8s.io",
-            "prioritylevelconfigurations",
-            "prioritylevelconfiguration",
-            "PriorityLevelConfiguration",
-        )
-    },
-    Resource {
-        namespaced: false,
-        counts_generation: true,
-        ..grouped("networking.k8s.io", "ingressclasses", "ingressclass", "IngressClass")
-    },
-    Resource {
-        short_names: &["ing"],
-        subresources: &[status_of("networking.k8s.io", "Ingress")],
-        storage: "ingress",
-        counts_generation: true,
-        ..grouped("networking.k8s.io", "ingresses", "ingress", "Ingress")
-    },
-    Resource {
-        short_names: &["ip"],
-        namespaced: false,
-        ..grouped("networking.k8s.io", "ipaddresses", "ipaddress", "IPAddress")
-    },
-    Resource {
-        short_names: &["netpol"],
-        counts_generation: true,
-        ..grouped("networking.k8s.io", "networkpolicies", "networkpolicy", "NetworkPolicy")
-    },
-    Resource {
-        namespaced: false,
-        subresources: &[status_of("networking.k8s.io", "ServiceCIDR")],
-        ..grouped("networking.k8s.io", "servicecidrs", "servicecidr", "ServiceCIDR")
-    },
-    Resource {
-        group: "node.k8s.io",
-        namespaced: false,
-        ..core("runtimeclasses", "runtimeclass", "RuntimeClass", "runtimeclasses")
-    },
-    Resource {
-        short_names: &["pdb"],
-        subresources: &[status_of("policy", "PodDisruptionBudget")],
-        counts_generation: true,
-        ..grouped("policy", "poddisruptionbudgets", "poddisruptionbudget", "PodDisruptionBudget")
-    },
-    Resource {
-        namespaced: false,
-        ..rbac("clusterrolebindings", "clusterrolebinding", "ClusterRoleBinding")
-    },
-    Resource { namespaced: false, ..rbac("clusterroles", "clusterrole", "ClusterRole") },
-    rbac("rolebindings", "rolebinding", "RoleBinding"),
-    rbac("roles", "role", "Role"),
-    Resource {
-        namespaced: false,
-        counts_generation: true,
-        ..grouped("resource.k8s.io", "deviceclasses", "deviceclass", "DeviceClass")
-    },
-    Resource {
-        subresources: &[status_of("resource.k8s.io", "ResourceClaim")],
-        ..grouped("resource.k8s.io", "resourceclaims", "resourceclaim", "ResourceClaim")
-    },
-    grouped(
-        "resource.k8s.io",
-        "resourceclaimtemplates",
-        "resourceclaimtemplate",
-        "ResourceClaimTemplate",
-    ),
-    Resource {
-        namespaced: false,
-        counts_generation: true,
-        ..grouped("resource.k8s.io", "resourceslices", "resourceslice", "ResourceSlice")
-    },
-    Resource {
-        short_names: &["pc"],
-        namespaced: false,
-        counts_generation: true,
-        ..grouped("scheduling.k8s.io", "priorityclasses", "priorityclass", "PriorityClass")
-    },
-    Resource { counts_generation: true, ..storage("csidrivers", "csidriver", "CSIDriver") },
-    storage("csinodes", "csinode", "CSINode"),
-    Resource {
-        namespaced: true,
-        ..storage("csistoragecapacities", "csistoragecapacity", "CSIStorageCapacity")
-    },
-    Resource { short_names: &["sc"], ..storage("storageclasses", "storageclass", "StorageClass") },
-    Resource {
-        subresources: &[Subresource {
-            name: "status",
-            gvk: Gvk::v1("storage.k8s.io", "VolumeAttachment"),
-            verbs: READ_WRITE,
-        }],
-        ..storage("volumeattachments", "volumeattachment", "VolumeAttachment")
-    },
-    Resource {
-        short_names: &["vac"],
-        ..storage("volumeattributesclasses", "volumeattributesclass", "VolumeAttributesClass")
-    },
-];

@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api_types::{Gvk, RESOURCES, Resource, Subresource};
+use crate::api_types::{Gvk, Resource, Subresource};
+use crate::kinds;
 
 /// The content type of aggregated discovery, which clients send in `Accept`.
 pub const AGGREGATED_CONTENT_TYPE: &str =
@@ -51,7 +52,7 @@ pub fn api_versions(server_address: &str) -> Value {
 /// The named groups, in order of their first resource, with their versions, the preferred one first.
 fn named_groups() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
-    for resource in RESOURCES.iter().filter(|resource| !resource.group.is_empty()) {
+    for resource in kinds::resources().filter(|resource| !resource.group.is_empty()) {
         match groups.iter_mut().find(|(group, _)| *group == resource.group) {
             Some((_, versions)) if versions.contains(&resource.version) => {}
             Some((_, versions)) => versions.push(resource.version),
@@ -107,7 +108,7 @@ pub fn resources(group: &str, version: &str) -> Option<Value> {
 }
 
 pub(crate) fn served(group: &str, version: &str) -> impl Iterator<Item = &'static Resource> {
-    RESOURCES.iter().filter(move |r| r.group == group && r.version == version)
+    kinds::resources().filter(move |r| r.group == group && r.version == version)
 }
 
 fn resource_value(resource: &Resource) -> Value {

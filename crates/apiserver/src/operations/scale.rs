@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Api, Change};
 use crate::api_types::{Gvk, Resource};
+use crate::kinds;
 use crate::object;
 use crate::patch;
 use crate::registry::Write;
@@ -83,7 +84,7 @@ impl Api {
                 }
                 let mut new = current.clone();
                 object::child_mut(&mut new, "spec").insert("replicas".into(), replicas.into());
-                schema::prepare_update(resource, &mut new, current);
+                kinds::prepare_update(resource, &mut new, current);
                 Ok(Write::Put(new))
             })
             .await?;

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::request::RequestLine;
 use super::served;
-use crate::api_types::RESOURCES;
 use crate::authz::Target;
+use crate::kinds::resources;
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
     RequestLine::parse(method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
@@ -176,19 +176,16 @@ fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
 #[test]
 fn served_paths_are_upstreams() {
     let upstreams = upstreams_paths();
-    let subresources: BTreeSet<&str> = RESOURCES
-        .iter()
+    let subresources: BTreeSet<&str> = resources()
         .flat_map(|r| r.subresources.iter().map(|subresource| subresource.name))
         .chain(["namespaces", "nodes", "nothing", "pods", "watch"])
         .collect();
-    let resources: BTreeSet<&str> = RESOURCES
-        .iter()
+    let plurals: BTreeSet<&str> = resources()
         .map(|r| r.plural)
         .chain(ABSENT)
         .chain(["finalize", "nothing", "proxy", "status", "watch"])
         .collect();
-    let versions: BTreeSet<String> = RESOURCES
-        .iter()
+    let versions: BTreeSet<String> = resources()
         .map(|r| match r.group {
             "" => format!("/api/{}", r.version),
             group => format!("/apis/{group}/{}", r.version),
@@ -200,7 +197,7 @@ fn served_paths_are_upstreams() {
         for prefix in ["", "/watch", "/proxy"] {
             for scope in ["", "/namespaces/{namespace}"] {
                 let base = format!("{version}{prefix}{scope}");
-                for resource in &resources {
+                for resource in &plurals {
                     templates.push(format!("{base}/{resource}"));
                     templates.push(format!("{base}/{resource}/{{name}}"));
                     for subresource in &subresources {
