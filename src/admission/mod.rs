@@ -198,6 +198,12 @@ impl Admission {
         }
     }
 
+    /// How many pods have a reservation.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self) -> usize {
+        self.state().pods.len()
+    }
+
     /// Changes whenever a pod releases resources.
     pub fn released(&self) -> watch::Receiver<Freed> {
         self.shared.released.subscribe()

@@ -24,7 +24,6 @@ use super::stop::{StopRequest, stop};
 pub(super) struct StepContext {
     pub(super) context: Arc<WorkerContext>,
     pub(super) pod: Arc<Pod>,
-    pub(super) slot: Arc<StartupSlot>,
 }
 
 /// When the volumes are mounted, relative to the creation of the sandbox.
@@ -47,6 +46,8 @@ pub(super) struct ContainerStart {
     /// Held while a container is started: in a new sandbox, containers start one after the other,
     /// each after the postStart hook of the previous one. `None` for a restart.
     pub(super) start_lock: Option<Arc<Mutex<()>>>,
+    /// Released when it has started, or failed to.
+    pub(super) slot: Arc<StartupSlot>,
 }
 
 impl StepContext {
@@ -99,9 +100,10 @@ impl StepContext {
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
+        slot: Arc<StartupSlot>,
         cancellation: CancellationToken,
     ) -> Outcome {
-        match self.sandbox(old, attempt, volumes, &cancellation).await {
+        match self.sandbox(old, attempt, volumes, &slot, &cancellation).await {
             _ if cancellation.is_cancelled() => Outcome::Cancelled,
             Ok(Some(mounts)) => Outcome::Mounted(mounts),
             Ok(None) => Outcome::Done,
@@ -114,6 +116,7 @@ impl StepContext {
         old: Vec<String>,
         attempt: u32,
         volumes: Volumes,
+        slot: &StartupSlot,
         cancellation: &CancellationToken,
     ) -> Result<Option<Arc<PodMounts>>, Failure> {
         for id in old {
@@ -124,13 +127,13 @@ impl StepContext {
         })?;
         let mounting = cancellation.run_until_cancelled(self.mounted());
         let (mounts, made) = match volumes {
-            Volumes::Ready => (None, self.run_sandbox(attempt, cancellation).await),
+            Volumes::Ready => (None, self.run_sandbox(attempt, slot, cancellation).await),
             Volumes::First => {
                 let mounts = mounting.await.transpose()?;
-                (mounts, self.run_sandbox(attempt, cancellation).await)
+                (mounts, self.run_sandbox(attempt, slot, cancellation).await)
             }
             Volumes::Alongside => {
-                match join(mounting, self.run_sandbox(attempt, cancellation)).await {
+                match join(mounting, self.run_sandbox(attempt, slot, cancellation)).await {
                     (Some(Err(failure)), made) => {
                         if made.is_ok() {
                             self.remove_new_sandbox().await;
@@ -147,15 +150,16 @@ impl StepContext {
     async fn run_sandbox(
         &self,
         attempt: u32,
+        slot: &StartupSlot,
         cancellation: &CancellationToken,
     ) -> Result<(), Failure> {
-        if cancellation.run_until_cancelled(self.slot.acquire()).await.is_none() {
+        if cancellation.run_until_cancelled(slot.acquire()).await.is_none() {
             return Ok(());
         }
         let made = self.context.runtime.create_sandbox(&self.pod, attempt).await;
         self.context.metrics.sandbox_created(&self.pod, made.is_ok());
         if made.is_err() {
-            self.slot.release();
+            slot.release();
         }
         if made.is_err()
             && let Err(error) = self.context.observer.discover(self.uid()).await
@@ -244,7 +248,8 @@ impl StepContext {
         if let Some((run, stop_request)) = kill {
             stop(self.context.clone(), self.pod.clone(), run, stop_request).await;
         }
-        let Some(ContainerStart { start, sandbox, mounts, image, start_lock }) = container_start
+        let Some(ContainerStart { start, sandbox, mounts, image, start_lock, slot }) =
+            container_start
         else {
             return Outcome::Done;
         };
@@ -263,7 +268,7 @@ impl StepContext {
             None => return Outcome::Cancelled,
             Some(started) => started,
         };
-        self.slot.release();
+        slot.release();
         self.context.garbage.tidy(self.uid()).await;
         let failure = started.as_ref().err().map(|error| error.reason);
         self.context.metrics.container_started(&self.pod, start.kind, failure);

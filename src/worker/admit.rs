@@ -1,15 +1,28 @@
 //! Admission of a pod by its worker: it gets a reservation, waits for the pods that it preempts, and is
 //! allocated its resources. A rejected pod fails before anything is started for it.
 
+use longshore_base::clock;
+use longshore_pod::admission;
 use longshore_pod::status::{self, Verdict};
-use longshore_pod::{Timestamp, admission};
 
 use super::task::Task;
 use crate::admission::{Refusal, Reservation};
 
+/// Whether the pod may run, and what it holds for that.
+#[derive(Default)]
+pub(super) struct Admitted {
+    state: AdmissionState,
+    /// Its reservation on the node, until nothing of it runs.
+    reservation: Option<Reservation>,
+    /// Whether it was rejected for good.
+    refused: bool,
+}
+
 /// State of a pod's admission.
-pub(super) enum AdmissionState {
+#[derive(Default)]
+enum AdmissionState {
     /// It was admitted before, or needs no admission any more.
+    #[default]
     Known,
     /// It has a reservation, and may have to wait for preempted pods.
     New,
@@ -17,55 +30,72 @@ pub(super) enum AdmissionState {
     Refused(Refusal),
 }
 
+impl Admitted {
+    /// Whether the pod was not on the node before.
+    pub(super) fn is_new(&self) -> bool {
+        !matches!(self.state, AdmissionState::Known)
+    }
+
+    /// Whether the pod was rejected, so that its last status stays.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Nothing of the pod runs any more.
+    pub(super) fn release(&mut self) {
+        self.reservation = None;
+    }
+}
+
 impl Task {
     /// Requests a reservation. A pod that was admitted once stays admitted.
     pub(super) fn admit(&mut self) {
         let ends = self.take_order().is_some();
-        let is_known = !ends && admission::was_admitted(&self.pod);
-        if is_known || !self.observed.borrow().is_gone() {
-            self.reservation = Some(self.context.admission.keep(&self.pod));
+        let is_known = !ends && admission::was_admitted(&self.state.pod);
+        if is_known || !self.state.inputs.observed.borrow().is_gone() {
+            self.state.admitted.reservation = Some(self.state.context.admission.keep(&self.state.pod));
             if !ends {
-                self.allocate();
+                self.state.allocate();
             }
         } else if !ends {
-            match self.context.admission.admit(&self.pod) {
+            match self.state.context.admission.admit(&self.state.pod) {
                 Ok(reservation) => {
-                    self.reservation = Some(reservation);
-                    self.admission_state = AdmissionState::New;
+                    self.state.admitted.reservation = Some(reservation);
+                    self.state.admitted.state = AdmissionState::New;
                 }
-                Err(refusal) => self.admission_state = AdmissionState::Refused(refusal),
+                Err(refusal) => self.state.admitted.state = AdmissionState::Refused(refusal),
             }
         }
     }
 
     /// Waits until the reservation can be used.
     pub(super) async fn wait_for_admission(&mut self) {
-        match std::mem::replace(&mut self.admission_state, AdmissionState::Known) {
+        match std::mem::replace(&mut self.state.admitted.state, AdmissionState::Known) {
             AdmissionState::Known => return,
             AdmissionState::New => {}
             AdmissionState::Refused(refusal) => {
-                match self.context.admission.admit_with_current_node(&self.pod, refusal).await {
-                    Ok(reservation) => self.reservation = Some(reservation),
+                match self.state.context.admission.admit_with_current_node(&self.state.pod, refusal).await {
+                    Ok(reservation) => self.state.admitted.reservation = Some(reservation),
                     Err(verdict) => return self.refuse(&verdict),
                 }
             }
         }
         if self.wait_for_preemption().await {
-            self.allocate();
+            self.state.allocate();
         }
     }
 
     /// Waits for the pods that are preempted. Returns whether the pod may start.
     async fn wait_for_preemption(&mut self) -> bool {
         let Some(mut preemption) =
-            self.reservation.as_mut().and_then(Reservation::take_preemption_wait)
+            self.state.admitted.reservation.as_mut().and_then(Reservation::take_preemption_wait)
         else {
             return true;
         };
         loop {
             tokio::select! {
                 () = preemption.finished() => return true,
-                changed = self.order.changed() => {
+                changed = self.state.inputs.order.changed() => {
                     if changed.is_err() || self.take_order().is_some() {
                         return false;
                     }
@@ -75,8 +105,8 @@ impl Task {
     }
 
     fn refuse(&mut self, verdict: &Verdict) {
-        self.context.pod_events.pod(&self.pod, true, &verdict.reason, &verdict.message);
-        self.last_status = status::rejected(&self.pod, verdict, Timestamp::now());
-        self.refused = true;
+        self.state.context.pod_events.pod(&self.state.pod, true, &verdict.reason, &verdict.message);
+        self.state.report.last = status::rejected(&self.state.pod, verdict, clock::now());
+        self.state.admitted.refused = true;
     }
 }

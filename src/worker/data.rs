@@ -1,4 +1,4 @@
-//! Updates the data in a pod's volumes when their sources change.
+//! The volumes of a pod, and updates of the data in them when their sources change.
 
 use std::sync::Arc;
 
@@ -12,98 +12,140 @@ use longshore_volumes::{PodMounts, used};
 use tracing::debug;
 
 use super::WorkerContext;
+use super::act::Volumes;
+use super::failures::Failures;
+use super::state::PodState;
 use super::steps::Subject;
-use super::task::Task;
+use super::sync::Syncing;
 
 /// Backoff after a failed update, as upstream's.
 const RETRY_BASE: SignedDuration = SignedDuration::from_millis(500);
 const RETRY_MAX: SignedDuration = SignedDuration::from_secs(122);
 
-/// Waiting reason of a container whose environment refers to missing objects.
-const CONFIG_ERROR: &str = "CreateContainerConfigError";
-
-/// State of the data in the volumes.
-pub(super) struct Data {
+/// The volumes of a pod that should run, and the data in them.
+pub(super) struct PodVolumes {
+    /// What is mounted, once everything is.
+    mounts: Option<Arc<PodMounts>>,
+    /// Whether the last attempt to mount them failed.
+    mount_failed: bool,
     /// Changes of the sources.
-    pub(super) changes: Changes,
+    changes: Changes,
     /// Changes that are not in the volumes yet.
     stale: Changed,
     retries: Backoff<()>,
     /// When a failed update is retried.
-    pub(super) retry_at: Option<Timestamp>,
+    retry_at: Option<Timestamp>,
 }
 
-impl Data {
+impl PodVolumes {
     /// Registers the references of a pod.
-    pub(super) fn of(context: &WorkerContext, pod: &Pod) -> Self {
+    pub(super) fn new(context: &WorkerContext, pod: &Pod) -> Self {
         Self {
+            mounts: None,
+            mount_failed: false,
             changes: context.objects.register(pod),
             stale: Changed::default(),
             retries: Backoff::new(RETRY_BASE, RETRY_MAX),
             retry_at: None,
         }
     }
-}
 
-impl Task {
-    /// The pod was changed in its source, which downward API volumes may show.
-    pub(super) fn note_change(&mut self, newer: &Pod) {
-        let (old, new) = (&self.desired.metadata, &newer.metadata);
-        if old.labels != new.labels
-            || old.annotations != new.annotations
-            || self.desired.spec != newer.spec
-        {
-            self.changed(Changed::pod());
+    /// What is mounted, once everything is.
+    pub(super) fn mounts(&self) -> Option<&Arc<PodMounts>> {
+        self.mounts.as_ref()
+    }
+
+    /// When they are mounted, relative to the creation of a sandbox.
+    pub(super) fn order(&self) -> Volumes {
+        match (&self.mounts, self.mount_failed) {
+            (Some(_), _) => Volumes::Ready,
+            (None, false) => Volumes::Alongside,
+            (None, true) => Volumes::First,
         }
-        let mounts = self.mounts.take();
-        self.mounts = mounts.filter(|mounts| has_all(mounts, newer));
     }
 
     /// The volumes that were requested when the step began are mounted.
-    pub(super) fn mounted(&mut self, mounts: Arc<PodMounts>) {
-        self.mounts = Some(mounts).filter(|mounts| has_all(mounts, &self.pod));
+    pub(super) fn mounted(&mut self, mounts: Arc<PodMounts>, pod: &Pod) {
+        self.mounts = Some(mounts).filter(|mounts| has_all(mounts, pod));
         self.mount_failed = false;
     }
 
+    /// A step failed for that reason.
+    pub(super) fn note_failure(&mut self, reason: &str) {
+        self.mount_failed |= matches!(reason, "FailedMount" | "FailedMapVolume");
+    }
+
+    /// Until an object that the pod refers to has changed. Cancel safe.
+    pub(super) async fn source_changed(&self) -> Changed {
+        self.changes.next().await
+    }
+
     /// An object that the pod refers to has changed. What waits for it is retried at once.
-    pub(super) fn changed(&mut self, changed: Changed) {
-        self.data.stale.add(changed);
-        self.data.retry_at = None;
+    pub(super) fn changed(&mut self, changed: Changed, failures: &mut Failures) {
+        self.stale.add(changed);
+        self.retry_at = None;
         if self.mount_failed {
-            self.retry_at = None;
+            failures.retry_pod();
         }
-        for wait in self.waiting.values_mut().filter(|wait| wait.reason == CONFIG_ERROR) {
-            wait.until = None;
+        failures.retry_config_errors();
+    }
+
+    /// When a failed update is retried, if that is later than `now`.
+    pub(super) fn retry_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.retry_at.filter(|at| *at > now)
+    }
+}
+
+impl Syncing {
+    /// The pod was changed in its source, which downward API volumes may show.
+    pub(super) fn note_change(&mut self, state: &mut PodState, newer: &Pod) {
+        let (old, new) = (&state.desired.metadata, &newer.metadata);
+        if old.labels != new.labels
+            || old.annotations != new.annotations
+            || state.desired.spec != newer.spec
+        {
+            self.volumes.changed(Changed::pod(), &mut state.failures);
         }
+        let mounts = self.volumes.mounts.take();
+        self.volumes.mounts = mounts.filter(|mounts| has_all(mounts, newer));
     }
 
     /// Starts the update of changed data, if the volumes are mounted.
-    pub(super) fn refresh(&mut self, now: Timestamp) {
-        let waits = self.data.retry_at.is_some_and(|at| at > now);
+    pub(super) fn refresh(&mut self, state: &mut PodState, now: Timestamp) {
         let busy = [Subject::Data, Subject::Volumes, Subject::Pod];
-        if self.mounts.is_none()
-            || self.data.stale.is_nothing()
-            || waits
-            || busy.iter().any(|subject| self.steps.is_busy(subject))
+        let volumes = &mut self.volumes;
+        if volumes.mounts.is_none()
+            || volumes.stale.is_nothing()
+            || volumes.retry_at(now).is_some()
+            || busy.iter().any(|subject| state.steps.is_busy(subject))
         {
             return;
         }
-        let (changed, step_context) = (std::mem::take(&mut self.data.stale), self.step_context());
-        self.steps.begin(Subject::Data, |cancellation| step_context.refresh(changed, cancellation));
+        let (changed, step_context) = (std::mem::take(&mut volumes.stale), state.step_context());
+        state
+            .steps
+            .begin(Subject::Data, |cancellation| step_context.refresh(changed, cancellation));
     }
 
     /// Handles the result of an update.
-    pub(super) fn refreshed(&mut self, left: Changed, error: Option<String>, now: Timestamp) {
-        self.data.stale.add(left);
+    pub(super) fn refreshed(
+        &mut self,
+        state: &PodState,
+        left: Changed,
+        error: Option<String>,
+        now: Timestamp,
+    ) {
+        let volumes = &mut self.volumes;
+        volumes.stale.add(left);
         let Some(message) = error else {
-            self.data.retries.retain(|()| false);
+            volumes.retries.retain(|()| false);
             return;
         };
-        debug!(pod = describe(&self.pod), message, "volumes not refreshed");
-        self.context.pod_events.pod(&self.pod, true, "FailedMount", &message);
-        self.data.retries.next(&(), now, now);
-        let delay = self.data.retries.delay(&());
-        self.data.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));
+        debug!(pod = describe(&state.pod), message, "volumes not refreshed");
+        state.context.pod_events.pod(&state.pod, true, "FailedMount", &message);
+        volumes.retries.next(&(), now, now);
+        let delay = volumes.retries.delay(&());
+        volumes.retry_at = Some(now.checked_add(delay).unwrap_or(Timestamp::MAX));
     }
 }
 

@@ -1,46 +1,33 @@
-//! One serial task per pod, and the pool that starts them. A pod's phase is one enum; completion,
-//! deletion, removal, eviction and preemption terminate it in the same way. A worker runs in sync
-//! iterations: it reads the observed state, reports the status, starts the steps that are due, and
-//! waits for a step to finish or for a change. Workers of different pods share nothing, so one that
-//! hangs delays no other.
+//! One serial task per pod, and the pool that starts them. A pod's phase is one enum, whose variants
+//! have what only that phase needs; completion, deletion, removal, eviction and preemption terminate a
+//! pod in the same way. A worker runs in sync iterations: it reads the observed state, reports the
+//! status, starts the steps that are due, and waits for a step to finish or for a change. Workers of
+//! different pods share nothing, so one that hangs delays no other.
 
 mod act;
 mod admit;
 mod data;
 mod end;
+mod failures;
+mod inputs;
 mod metrics;
 mod pool;
 mod report;
 mod resize;
 mod startup_limiter;
+mod state;
 mod steps;
 mod stop;
 mod stopwatch;
 mod supervisor;
 mod sync;
 mod task;
-
-use std::time::Duration;
+#[cfg(test)]
+mod tests;
 
 pub use metrics::Metrics;
 pub use pool::{Pool, WorkerContext};
 pub use startup_limiter::StartupLimiter;
-
-/// Phase of a pod worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// It should run.
-    Syncing,
-    /// It is being stopped.
-    Terminating {
-        /// How long its containers may take.
-        grace: Duration,
-        /// What brought it here.
-        why: Why,
-    },
-    /// Nothing of it runs, and nothing will.
-    Terminated,
-}
 
 /// Why a pod is terminated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,39 +2,73 @@
 //! then the containers are resized, in place or by a restart, and last the pod's limits are lowered.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::allocation;
-use k8s_openapi::api::core::v1::Pod;
-use longshore_client::objects::Changed;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use longshore_pod::observed::ObservedPod;
-use longshore_pod::plan::{Plan, Resize};
+use longshore_pod::plan::{self, Plan};
+use longshore_pod::status;
 use longshore_pod::resize::{self, InProgress, PodResources};
 use longshore_pod::spec::describe;
 use longshore_pod::{Timestamp, spec};
 use longshore_runtime::PodRuntime;
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::act::StepContext;
 use super::steps::{Outcome, Resized, Subject};
-use super::task::Task;
+use super::state::PodState;
 
 /// Backoff key of resizes; no container has that name.
 const RETRIES: &str = "/resize";
 
+/// The resizes of a pod.
+pub(super) struct Resize {
+    /// The one in progress, if any.
+    current: Option<Resizing>,
+    /// Whether the pod's reservation may exceed its resources.
+    was_resized: bool,
+    /// Number of resizes that were started.
+    grants: u64,
+}
+
+impl Resize {
+    /// As its last status reports it.
+    pub(super) fn reported(last_status: &PodStatus, metrics: &allocation::Metrics) -> Self {
+        let reported = status::resize_status(last_status).1;
+        let current = reported.map(|reported| Resizing::new(reported, metrics));
+        Self { was_resized: current.is_some(), current, grants: 0 }
+    }
+
+    /// What the pod status reports of the one in progress.
+    pub(super) fn reported_progress(&self) -> Option<&InProgress> {
+        self.current.as_ref().map(|resizing| &resizing.reported)
+    }
+
+    /// Whether containers may start: not before the limits of the pod are raised.
+    pub(super) fn may_start_containers(&self) -> bool {
+        self.current.as_ref().is_none_or(|resizing| resizing.raised)
+    }
+
+    /// When a failed step is retried, if that is later than `now`.
+    pub(super) fn retry_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.current.as_ref().and_then(|resizing| resizing.retry_at).filter(|at| *at > now)
+    }
+}
+
 /// A resize in progress.
-pub(super) struct Resizing {
+struct Resizing {
     /// What the pod status reports of it.
-    pub(super) reported: InProgress,
+    reported: InProgress,
     /// Whether the limits of the pod are raised.
     raised: bool,
     /// When a failed step is retried.
-    pub(super) retry_at: Option<Timestamp>,
+    retry_at: Option<Timestamp>,
     _counted: allocation::InProgress,
 }
 
 impl Resizing {
-    pub(super) fn new(reported: InProgress, metrics: &allocation::Metrics) -> Self {
+    fn new(reported: InProgress, metrics: &allocation::Metrics) -> Self {
         Self { reported, raised: false, retry_at: None, _counted: metrics.in_progress() }
     }
 }
@@ -45,12 +79,12 @@ struct Step {
     sandbox_id: String,
     /// The actuated resources.
     actuated: Arc<PodResources>,
-    updates: Vec<Resize>,
+    updates: Vec<plan::Resize>,
     /// Whether it completes the resize.
     last: bool,
 }
 
-impl Task {
+impl PodState {
     /// Allocates the resources of an admitted pod: those it requests, or those it had.
     pub(super) fn allocate(&mut self) {
         self.context.allocation.allocate(&self.desired);
@@ -64,26 +98,26 @@ impl Task {
             self.context.allocation.review(&before, &self.desired);
         }
         self.pod = self.context.allocation.allocated(&self.desired);
-        if self.was_resized
+        if self.resize.was_resized
             && let Err(verdict) = self.context.admission.resize(&self.pod)
         {
             debug!(pod = describe(&self.pod), verdict.message, "reservation not changed");
         }
     }
 
-    /// Applies a decision about a resize.
-    pub(super) fn take_decision(&mut self) {
-        let decision = self.decision.borrow_and_update().clone();
-        if decision.grants == self.grants {
-            return;
+    /// Applies a decision about a resize. Returns whether the resources of the pod have changed.
+    pub(super) fn take_decision(&mut self) -> bool {
+        let decision = self.inputs.decision.borrow_and_update().clone();
+        if decision.grants == self.resize.grants {
+            return false;
         }
-        self.grants = decision.grants;
-        self.was_resized = true;
+        self.resize.grants = decision.grants;
+        self.resize.was_resized = true;
         self.pod = self.context.allocation.allocated(&self.desired);
-        self.changed(Changed::pod());
         let in_progress = InProgress { generation: decision.generation, error: None };
         self.begin_resize(in_progress);
-        self.retries.retain(|failed| failed != RETRIES);
+        self.failures.forget(RETRIES);
+        true
     }
 
     /// Starts a resize if actuated and allocated resources differ, for example after a restart of the daemon.
@@ -91,35 +125,30 @@ impl Task {
         let gates = self.context.gates;
         let differs = !resize::stale(&self.pod, observed, actuated, gates).is_empty()
             || resize::is_pod_stale(&self.pod, actuated, gates);
-        if differs && self.resizing.is_none() {
+        if differs && self.resize.current.is_none() {
             let in_progress = InProgress { generation: self.pod.metadata.generation, error: None };
             self.begin_resize(in_progress);
         }
     }
 
     fn begin_resize(&mut self, in_progress: InProgress) {
-        self.resizing = Some(Resizing::new(in_progress, self.context.allocation.metrics()));
-    }
-
-    /// Whether containers may start: not before the limits of the pod are raised.
-    pub(super) fn may_start_containers(&self) -> bool {
-        self.resizing.as_ref().is_none_or(|resizing| resizing.raised)
+        self.resize.current = Some(Resizing::new(in_progress, self.context.allocation.metrics()));
     }
 
     /// Starts the next step of a resize, if one is possible.
-    pub(super) fn resize(
+    pub(super) fn continue_resize(
         &mut self,
         observed: &ObservedPod,
         sandbox_id: &str,
         plan: &Plan,
         now: Timestamp,
     ) {
-        let Some(resizing) = &self.resizing else { return };
+        let Some(resizing) = &self.resize.current else { return };
         if self.steps.is_busy(&Subject::Resources) || resizing.retry_at.is_some_and(|at| at > now) {
             return;
         }
         let updates = plan.resize.iter().filter(|one| !self.steps.is_container_busy(&one.name));
-        let updates: Vec<Resize> = updates.cloned().collect();
+        let updates: Vec<plan::Resize> = updates.cloned().collect();
         let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         let stale = resize::stale(&self.pod, observed, &actuated, self.context.gates);
         // A container that is being replaced uses its old resources until it has exited.
@@ -138,7 +167,7 @@ impl Task {
 
     /// Handles the result of a step.
     pub(super) fn resized(&mut self, resized: Resized, now: Timestamp) {
-        let Some(resizing) = &mut self.resizing else { return };
+        let Some(resizing) = &mut self.resize.current else { return };
         if resizing.reported.generation != resized.generation {
             return; // superseded by another resize
         }
@@ -152,8 +181,8 @@ impl Task {
             Ok(false) => resizing.retry_at = None,
             Ok(true) => {
                 record_event(false, "ResizeCompleted", "completed", "");
-                self.resizing = None;
-                self.retries.retain(|failed| failed != RETRIES);
+                self.resize.current = None;
+                self.failures.forget(RETRIES);
             }
             Err(message) => {
                 debug!(pod = describe(&self.pod), message, "not resized");
@@ -161,8 +190,8 @@ impl Task {
                     record_event(true, "ResizeError", "error", &message);
                     resizing.reported.error = Some(message);
                 }
-                let retry_at = self.next_retry(RETRIES, now);
-                if let Some(resizing) = &mut self.resizing {
+                let retry_at = self.failures.next_retry(RETRIES, now);
+                if let Some(resizing) = &mut self.resize.current {
                     resizing.retry_at = Some(retry_at);
                 }
             }
@@ -186,7 +215,7 @@ impl StepContext {
         runtime.resize_pod(&ceiling, &step.sandbox_id).await.map_err(failed)?;
         *raised = true;
         self.check_memory(step, &ceiling).await?;
-        for Resize { id, name, .. } in &step.updates {
+        for plan::Resize { id, name, .. } in &step.updates {
             let Some((_, container)) = spec::container(&self.pod, name) else { continue };
             let resized = runtime.resize_container(&self.pod, &container, id, &step.sandbox_id);
             resized.await.map_err(failed)?;

@@ -30,8 +30,14 @@ impl Default for StartupLimiter {
 }
 
 impl StartupLimiter {
-    fn new(count: usize) -> Self {
+    pub(super) fn new(count: usize) -> Self {
         Self(Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS))))
+    }
+
+    /// The number of free slots.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.0.available_permits()
     }
 
     /// A slot for a pod, not acquired yet.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use longshore_base::panics;
+use longshore_base::{clock, panics};
 use longshore_client::objects::Changed;
 use longshore_pod::Timestamp;
 use longshore_runtime::{Present, StartError};
@@ -114,7 +114,7 @@ impl Steps {
     {
         let cancellation = CancellationToken::new();
         let step = step(cancellation.clone());
-        let known = Known { begun: Timestamp::now(), cancellation, stops: None, replaces: false };
+        let known = Known { begun: clock::now(), cancellation, stops: None, replaces: false };
         self.known.insert(subject.clone(), known);
         let contained = async move {
             let outcome = match panics::contain(step).await {

@@ -1,16 +1,35 @@
 //! Measures how long the worker of one pod is busy, and how long the pod took to start. Also counts the
 //! worker in `kubelet_working_pods`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 use longshore_pod::observed::{ObservedPod, State};
+use longshore_base::clock;
 use longshore_pod::spec;
+use tokio::time::Instant;
 
-use super::Phase;
 use super::metrics::{Metrics, is_static};
 use crate::terminator::Order;
+
+/// Phase of the worker's pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lifecycle {
+    Sync,
+    Terminating,
+    Terminated,
+}
+
+impl Lifecycle {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Terminating => "terminating",
+            Self::Terminated => "terminated",
+        }
+    }
+}
 
 /// Timings of one worker.
 #[derive(Debug)]
@@ -56,25 +75,21 @@ impl Stopwatch {
     }
 
     /// The worker starts an iteration, after an update of the pod if `ordered`.
-    pub(super) fn turn(&mut self, order: &Order, phase: Phase, ordered: bool) {
-        let lifecycle = match phase {
-            Phase::Syncing => "sync",
-            Phase::Terminating { .. } => "terminating",
-            Phase::Terminated => "terminated",
-        };
+    pub(super) fn turn(&mut self, order: &Order, phase: Lifecycle, ordered: bool) {
+        let lifecycle = phase.label();
         self.count(Some(match (self.orphan, order.gone) {
             (true, _) => [lifecycle, "runtime_only", "unknown"],
             (false, true) => [lifecycle, "orphan", is_static(&order.pod)],
             (false, false) => [lifecycle, "desired", is_static(&order.pod)],
         }));
         let why = match phase {
-            Phase::Terminated => "terminated",
-            Phase::Terminating { .. } => "kill",
-            Phase::Syncing if !self.worked => "create",
-            Phase::Syncing if ordered => "update",
-            Phase::Syncing => "sync",
+            Lifecycle::Terminated => "terminated",
+            Lifecycle::Terminating => "kill",
+            Lifecycle::Sync if !self.worked => "create",
+            Lifecycle::Sync if ordered => "update",
+            Lifecycle::Sync => "sync",
         };
-        let ends = phase != Phase::Syncing;
+        let ends = phase != Lifecycle::Sync;
         if ends && self.busy.is_some_and(|(_, before)| before != why) {
             self.idle();
         }
@@ -117,7 +132,7 @@ impl Stopwatch {
     fn complete(&self, pod: &Pod, observed: &ObservedPod, pulled: Duration) {
         // A static pod was not created anywhere.
         let Some(created) = &pod.metadata.creation_timestamp else { return };
-        let total = seconds(created.0, Timestamp::now());
+        let total = seconds(created.0, clock::now());
         self.metrics.created_to_running.observe(total);
         if has_storage(pod) {
             return;
@@ -196,7 +211,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::worker::Why;
 
     fn pod(spec: Value) -> Pod {
         let created = Timestamp::now() - k8s_openapi::jiff::SignedDuration::from_secs(60);
@@ -292,19 +306,18 @@ mod tests {
         };
         stopwatch.begin(&order.pod, true);
         for ordered in [true, false] {
-            stopwatch.turn(&order, Phase::Syncing, ordered);
+            stopwatch.turn(&order, Lifecycle::Sync, ordered);
         }
         stopwatch.idle();
-        stopwatch.turn(&order, Phase::Syncing, false);
+        stopwatch.turn(&order, Lifecycle::Sync, false);
         stopwatch.idle();
-        stopwatch.turn(&order, Phase::Syncing, true);
+        stopwatch.turn(&order, Lifecycle::Sync, true);
         assert_eq!(workers(&read(&registry), "sync", "desired"), Some(1.0));
         order.gone = true;
-        let ends = Phase::Terminating { grace: Duration::ZERO, why: Why::Gone };
-        stopwatch.turn(&order, ends, true);
+        stopwatch.turn(&order, Lifecycle::Terminating, true);
         assert_eq!(workers(&read(&registry), "sync", "desired"), Some(0.0));
         assert_eq!(workers(&read(&registry), "terminating", "orphan"), Some(1.0));
-        stopwatch.turn(&order, Phase::Terminated, false);
+        stopwatch.turn(&order, Lifecycle::Terminated, false);
         drop(stopwatch);
         let page = read(&registry);
         assert_eq!(page.sum("kubelet_working_pods", &[]), Some(0.0));

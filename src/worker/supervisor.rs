@@ -3,8 +3,8 @@
 //! the daemon.
 
 use k8s_openapi::jiff::SignedDuration;
+use longshore_base::clock;
 use longshore_base::panics::{self, Panicked};
-use longshore_pod::Timestamp;
 use longshore_pod::backoff::Backoff;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -73,7 +73,7 @@ impl Supervisor {
                 WorkerEvent::Ended(start.uid)
             }
             (start, Err(panicked)) => {
-                let now = Timestamp::now();
+                let now = clock::now();
                 self.delays.next(&start.uid, now, now);
                 let delay = self.delays.delay(&start.uid).unsigned_abs();
                 let uid = start.uid.clone();

@@ -1,40 +1,92 @@
-//! A sync iteration of a pod that should run: report its status, plan, and start the steps that are due.
+//! A pod that should run: its sync iterations report its status, plan, and start the steps that are due.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::terminator::Termination;
 use k8s_openapi::jiff::SignedDuration;
+use longshore_base::clock;
+use longshore_client::objects::Changed;
+use k8s_openapi::api::core::v1::Pod;
+use longshore_pod::Timestamp;
+use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::deadline::{Deadline, deadline};
 use longshore_pod::observed::{ObservedPod, State};
-use longshore_pod::plan::{self, Kill, Plan, Reset, SandboxStep, Start, plan, usable_sandbox};
-use longshore_pod::spec::describe;
+use longshore_pod::plan::{
+    self, BackoffKey, Kill, Plan, Reset, SandboxStep, Start, plan, usable_sandbox,
+};
+use longshore_pod::spec::{self, describe};
 use longshore_pod::status;
-use longshore_pod::{Timestamp, spec};
-use longshore_runtime::backoff_message;
+use longshore_runtime::{Present, backoff_message};
+use tokio::sync::Mutex;
 
 use super::Why;
-use super::act::{ContainerStart, Volumes};
+use super::act::ContainerStart;
+use super::data::PodVolumes;
 use super::end::grace;
+use super::failures::CRASH_LOOP;
+use super::startup_limiter::StartupSlot;
+use super::state::{PodState, Wake};
 use super::steps::{Outcome, Subject};
 use super::stop::{self, StopRequest};
-use super::task::{Task, Wait, Wake};
+use super::task::Next;
+use crate::terminator::Termination;
 
-impl Task {
-    /// One sync iteration. Returns what to wait for, `None` if the next one is due at once.
-    pub(super) fn sync(&mut self) -> Option<Wake> {
-        let observed = self.observed.borrow_and_update().clone();
-        let now = Timestamp::now();
-        if observed.partial {
-            return Some(self.note_partial(now));
+/// A pod that should run.
+pub(super) struct Syncing {
+    pub(super) volumes: PodVolumes,
+    restarts: Backoff<BackoffKey>,
+    /// Images that were pulled and not used yet, by container name.
+    images: HashMap<String, Present>,
+    /// The sandbox for which `SandboxChanged` was recorded last.
+    lost_sandbox: String,
+    /// Held by the container that is being started.
+    start_lock: Arc<Mutex<()>>,
+    /// Held while the pod is being started.
+    slot: Arc<StartupSlot>,
+}
+
+impl Syncing {
+    pub(super) fn new(state: &PodState) -> Self {
+        let context = &state.context;
+        Self {
+            volumes: PodVolumes::new(context, &state.pod),
+            restarts: Backoff::new(RESTART_BASE, context.max_restart_delay),
+            images: HashMap::new(),
+            lost_sandbox: String::new(),
+            start_lock: Arc::default(),
+            slot: context.startup_limiter.slot(),
         }
-        self.note_complete();
-        self.take_decision();
-        let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
-        self.note_resize(&observed, &actuated);
+    }
+
+    /// The image of a container was pulled before its sandbox was ready.
+    pub(super) fn fetched(&mut self, name: String, image: Present) {
+        self.images.insert(name, image);
+    }
+
+    /// A container was not started because its sandbox had died. It did not fail by itself: no
+    /// backoff.
+    pub(super) fn lost_with(&mut self, name: &str) {
+        self.restarts.retain(|(failed, _)| failed != name);
+    }
+
+    /// One sync iteration.
+    pub(super) fn sync(&mut self, state: &mut PodState) -> Next {
+        let observed = state.inputs.observed();
+        let now = clock::now();
+        if observed.partial {
+            return Next::Wait(state.note_partial(now));
+        }
+        state.failures.complete();
+        if state.take_decision() {
+            self.volumes.changed(Changed::pod(), &mut state.failures);
+        }
+        let actuated = state.context.allocation.actuated(spec::uid(&state.pod));
+        state.note_resize(&observed, &actuated);
         let (starting, backoff, gates) =
-            (self.starting(&observed), &self.restarts, self.context.gates);
-        self.context.probes.follow(&self.pod, &observed, &starting, &self.last_status);
-        let probes = self.probes.borrow_and_update().clone();
+            (state.starting(&observed), &self.restarts, state.context.gates);
+        state.follow_probes(&observed);
+        let probes = state.inputs.probes.borrow_and_update().clone();
         let inputs = plan::Inputs {
             probes: &probes,
             starting: &starting,
@@ -43,146 +95,79 @@ impl Task {
             now,
             gates,
         };
-        let plan = plan(&self.pod, &observed, inputs);
-        self.note_delays(&plan);
-        let plan = self.due(plan, now);
+        let plan = plan(&state.pod, &observed, inputs);
+        note_delays(state, &plan);
+        let plan = due(state, plan, now);
 
         // A terminal phase is not reported while steps are running.
-        let phase = self.status(&observed).phase.unwrap_or_default();
+        let phase = state.status(&observed, false).phase.unwrap_or_default();
         let ends = status::is_final(&phase);
-        let coalesced_until = self.status_coalesced_until(&observed, now);
-        if coalesced_until.is_none() && (!ends || self.steps.is_empty()) {
-            self.report_status(&observed);
+        let coalesced_until = status_coalesced_until(state, &observed, now);
+        if coalesced_until.is_none() && (!ends || state.steps.is_empty()) {
+            state.report_status(&observed, false);
         }
         // A container that is being replaced has exited, which does not end its pod.
-        let regular = &self.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
-        let replacing = regular.iter().any(|c| self.steps.is_container_busy(&c.name));
-        if ends && self.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
-            self.begin_termination(grace(&self.pod), Why::Completed);
-            return None;
+        let regular = &state.pod.spec.as_ref().map_or(&[][..], |spec| &spec.containers);
+        let replacing = regular.iter().any(|c| state.steps.is_container_busy(&c.name));
+        if ends && state.steps.is_empty() || plan.sandbox == SandboxStep::Stop && !replacing {
+            return Next::Terminate(grace(&state.pod), Why::Completed);
         }
-        let over_at = match deadline(&self.pod, &self.last_status, now) {
+        let over_at = match deadline(&state.pod, &state.report.last, now) {
             Deadline::None => None,
             Deadline::Due(at) => Some(at),
             Deadline::Over(verdict) => {
-                self.context.pod_events.pod(&self.pod, false, &verdict.reason, &verdict.message);
-                self.decide(Termination { verdict, grace: None });
-                return None;
+                state.context.pod_events.pod(&state.pod, false, &verdict.reason, &verdict.message);
+                let (grace, why) = state.decide(Termination { verdict, grace: None });
+                return Next::Terminate(grace, why);
             }
         };
-        self.refresh(now);
-        let resizing = self.resizing.as_ref().and_then(|resizing| resizing.retry_at);
-        let retries = [self.retry_at, resizing, self.data.retry_at];
-        let retries = retries.map(|at| at.filter(|at| *at > now));
+        self.refresh(state, now);
+        let retries = [
+            state.failures.pod_retry_at(now),
+            state.resize.retry_at(now),
+            self.volumes.retry_at(now),
+        ];
         let wakes =
             [plan.wake_at(), over_at, coalesced_until].into_iter().chain(retries).flatten().min();
-        self.begin(&observed, plan, now);
-        Some(Wake(wakes))
-    }
-
-    /// Until when the exit of a container that the node replaces is not reported: it is reported
-    /// together with the next start, if that follows soon. Clients that change a pod expect its
-    /// status to stay for a moment, as it does with a relist every second.
-    fn status_coalesced_until(&self, observed: &ObservedPod, now: Timestamp) -> Option<Timestamp> {
-        let ends = self.steps.replaced().filter_map(|id| {
-            let run = observed.containers.iter().find(|run| run.id == id)?;
-            let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
-            run.finished_at().filter(|_| is_newest)
-        });
-        ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok())
-            .filter(|until| *until > now)
-            .max()
-    }
-
-    /// Terminates the pod for a reason of the node.
-    pub(super) fn decide(&mut self, end: Termination) {
-        let allowed = end.grace.unwrap_or_else(|| grace(&self.pod));
-        self.verdict.get_or_insert(end.verdict);
-        self.begin_termination(allowed, Why::Decided);
-    }
-
-    /// Removes from a plan what is in progress, and what is in backoff.
-    fn due(&self, mut plan: Plan, now: Timestamp) -> Plan {
-        plan.waiting.retain(|waiting| !self.steps.is_container_busy(&waiting.name));
-        let waits = &self.waiting;
-        let until =
-            |name: &str| waits.get(name).and_then(|wait| wait.until).filter(|until| *until > now);
-        plan.start.retain(|start| match until(&start.name) {
-            _ if self.steps.is_container_busy(&start.name) => false,
-            None => true,
-            Some(until) => {
-                let delay = until.duration_since(now);
-                plan.waiting.push(plan::Waiting { name: start.name.clone(), until, delay });
-                false
-            }
-        });
-        plan
-    }
-
-    /// Reports containers in restart backoff.
-    fn note_delays(&mut self, plan: &Plan) {
-        for waiting in &plan.waiting {
-            if self.steps.is_container_busy(&waiting.name) {
-                continue;
-            }
-            let known = self.waiting.get(&waiting.name);
-            let delay = Duration::try_from(waiting.delay).unwrap_or_default();
-            let message = backoff_message(&self.pod, &waiting.name, delay);
-            if known.is_some_and(|wait| wait.message.starts_with(&message)) {
-                continue;
-            }
-            // A failure before the container ran is shown nowhere else.
-            let cause = known.filter(|wait| wait.reason != CRASH_LOOP);
-            let message = match cause {
-                Some(cause) => format!("{message}: {}: {}", cause.reason, cause.message),
-                None => message,
-            };
-            if let Some((kind, container)) = spec::container(&self.pod, &waiting.name) {
-                let name = &container.name;
-                let pod = describe(&self.pod);
-                let text = format!("Back-off restarting failed container {name} in pod {pod}");
-                self.context.pod_events.container(&self.pod, kind, name, true, "BackOff", &text);
-            }
-            let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None };
-            self.waiting.insert(waiting.name.clone(), wait);
-        }
+        self.begin(state, &observed, plan, now);
+        Next::Wait(Wake(wakes))
     }
 
     /// Starts the steps of a plan that are possible now. The others are planned again later.
-    fn begin(&mut self, observed: &ObservedPod, plan: Plan, now: Timestamp) {
-        let may_retry = self.retry_at.is_none_or(|at| at <= now);
+    fn begin(&mut self, state: &mut PodState, observed: &ObservedPod, plan: Plan, now: Timestamp) {
+        let may_retry = state.failures.pod_retry_at(now).is_none();
         if !plan.reset.is_empty() {
-            return self.reset(observed, plan.reset, may_retry);
+            return self.reset(state, observed, plan.reset, may_retry);
         }
         if let SandboxStep::Create { attempt } = plan.sandbox {
-            return self.replace_sandbox(observed, attempt, may_retry);
+            return self.replace_sandbox(state, observed, attempt, may_retry);
         }
-        if self.steps.is_busy(&Subject::Pod) {
+        if state.steps.is_busy(&Subject::Pod) {
             return;
         }
-        let Some(sandbox) = usable_sandbox(&self.pod, observed) else { return };
-        let mounts = self.mounts.clone();
-        if mounts.is_none() && may_retry && !self.steps.is_busy(&Subject::Volumes) {
-            let step_context = self.step_context();
-            self.steps.begin(Subject::Volumes, |cancellation| step_context.mount(cancellation));
+        let Some(sandbox) = usable_sandbox(&state.pod, observed) else { return };
+        let mounts = self.volumes.mounts().cloned();
+        if mounts.is_none() && may_retry && !state.steps.is_busy(&Subject::Volumes) {
+            let step_context = state.step_context();
+            state.steps.begin(Subject::Volumes, |cancellation| step_context.mount(cancellation));
         }
-        self.resize(observed, &sandbox.id, &plan, now);
+        state.continue_resize(observed, &sandbox.id, &plan, now);
         let Plan { kill, start, .. } = plan;
         let (mut kills, mut starts): (Vec<Kill>, Vec<Start>) = (kill, start);
         // A replaced container is killed and started in one step: otherwise its exit would be handled
         // by the restart policy. None starts before the limits of the pod are raised.
         let may_start =
-            mounts.is_some() && !self.steps.is_busy(&Subject::Image) && self.may_start_containers();
+            mounts.is_some() && !state.steps.is_busy(&Subject::Image) && state.resize.may_start_containers();
         if !may_start {
             self.slot.release(); // it does not wait for the runtime
         }
         let replaced = |name: &str, starts: &[Start]| starts.iter().any(|start| start.name == name);
         for kill in &kills {
             // Cancels its current step, such as its postStart hook.
-            self.steps.cancel_container(&kill.name, &kill.id);
+            state.steps.cancel_container(&kill.name, &kill.id);
         }
         kills.retain(|kill| {
-            !self.steps.is_container_busy(&kill.name)
+            !state.steps.is_container_busy(&kill.name)
                 && (may_start || !replaced(&kill.name, &starts))
         });
         starts.retain(|_| may_start);
@@ -197,11 +182,11 @@ impl Task {
         for (name, kill, start) in begun {
             let kill = kill.and_then(|kill| {
                 let run = observed.containers.iter().find(|run| run.id == kill.id)?.clone();
-                let grace = kill.grace.unwrap_or_else(|| grace(&self.pod));
-                Some((run, self.stop_request(kill.message, grace)))
+                let grace = kill.grace.unwrap_or_else(|| grace(&state.pod));
+                Some((run, state.grace.stop_request(kill.message, grace)))
             });
             let container_start = start.zip(mounts.clone()).map(|(start, mounts)| {
-                self.count_restart(&start, now);
+                self.count_restart(&state.pod, &start, now);
                 let ran_here = observed
                     .newest(&start.name)
                     .is_some_and(|run| run.sandbox_id == sandbox.id && run.state != State::Created);
@@ -211,32 +196,33 @@ impl Task {
                     sandbox: sandbox.clone(),
                     mounts,
                     start_lock: (!ran_here).then(|| self.start_lock.clone()),
+                    slot: self.slot.clone(),
                 }
             });
             let stops = kill.as_ref().map(|(run, _)| run.id.clone());
             let replaces = container_start.is_some();
-            let (subject, step_context) = (Subject::Container(name.clone()), self.step_context());
-            self.steps.begin(subject, |cancellation| {
+            let (subject, step_context) = (Subject::Container(name.clone()), state.step_context());
+            state.steps.begin(subject, |cancellation| {
                 step_context.container(kill, container_start, cancellation)
             });
             if let Some(id) = stops {
-                self.steps.note_stop(&name, &id, replaces);
+                state.steps.note_stop(&name, &id, replaces);
             }
         }
     }
 
     /// Counts a restart for the backoff, whether the start succeeds or not.
-    fn count_restart(&mut self, start: &Start, now: Timestamp) {
+    fn count_restart(&mut self, pod: &Pod, start: &Start, now: Timestamp) {
         if let (Some(ended), Some((_, container))) =
-            (start.last_end, spec::container(&self.pod, &start.name))
+            (start.last_end, spec::container(pod, &start.name))
         {
             self.restarts.next(&plan::backoff_key(&container), ended, now);
         }
     }
 
     /// There is no usable sandbox: stops the containers of the old one, then creates another.
-    fn replace_sandbox(&mut self, observed: &ObservedPod, attempt: u32, may_retry: bool) {
-        if self.steps.is_busy(&Subject::Pod) {
+    fn replace_sandbox(&mut self, state: &mut PodState, observed: &ObservedPod, attempt: u32, may_retry: bool) {
+        if state.steps.is_busy(&Subject::Pod) {
             return;
         }
         if let Some(lost) = observed.sandboxes.first()
@@ -244,38 +230,36 @@ impl Task {
         {
             self.lost_sandbox.clone_from(&lost.id);
             let message = "Pod sandbox changed, it will be killed and re-created.";
-            self.context.pod_events.pod(&self.pod, false, "SandboxChanged", message);
-            self.steps.cancel_all();
+            state.context.pod_events.pod(&state.pod, false, "SandboxChanged", message);
+            state.steps.cancel_all();
             self.reset_backoff_of_lost(observed, &lost.id);
         }
-        let ended = self.stop_containers(observed, grace(&self.pod));
-        let idle = self.steps.containers().next().is_none();
-        if !ended || !idle || !may_retry || self.steps.is_busy(&Subject::Volumes) {
+        let ended = state.stop_containers(observed, grace(&state.pod));
+        let idle = state.steps.containers().next().is_none();
+        if !ended || !idle || !may_retry || state.steps.is_busy(&Subject::Volumes) {
             return;
         }
-        let volumes = match (&self.mounts, self.mount_failed) {
-            (Some(_), _) => Volumes::Ready,
-            (None, false) => Volumes::Alongside,
-            (None, true) => Volumes::First,
-        };
-        let first = self.pod.spec.as_ref().and_then(|spec| spec::containers(spec).next());
+        let volumes = self.volumes.order();
+        let first = state.pod.spec.as_ref().and_then(|spec| spec::containers(spec).next());
         let first = first.map(|(_, container)| container.name.clone());
-        if let Some(first) = first.filter(|first| self.wants_image(first)) {
-            let step_context = self.step_context();
-            self.steps.begin(Subject::Image, |cancellation| {
+        if let Some(first) = first.filter(|first| self.wants_image(state, first)) {
+            let step_context = state.step_context();
+            state.steps.begin(Subject::Image, |cancellation| {
                 step_context.fetch(first, attempt, cancellation)
             });
         }
-        let (step_context, old) = (self.step_context(), self.to_stop(observed));
-        self.steps.begin(Subject::Pod, |cancellation| {
-            step_context.make_sandbox(old, attempt, volumes, cancellation)
+        // All of them: one that died by itself keeps its address until it is stopped.
+        let old = observed.sandboxes.iter().map(|sandbox| sandbox.id.clone()).collect();
+        let (step_context, slot) = (state.step_context(), self.slot.clone());
+        state.steps.begin(Subject::Pod, |cancellation| {
+            step_context.make_sandbox(old, attempt, volumes, slot, cancellation)
         });
     }
 
     /// Containers that exited with their sandbox have not failed by themselves: their backoff is
     /// reset.
     fn reset_backoff_of_lost(&mut self, observed: &ObservedPod, sandbox_id: &str) {
-        let now = Timestamp::now();
+        let now = clock::now();
         let ended_with = |name: &str| {
             observed.newest(name).is_some_and(|run| {
                 let lately = run.finished_at().is_none_or(|at| now.duration_since(at) < LOSS);
@@ -285,33 +269,96 @@ impl Task {
         self.restarts.retain(|(name, _)| !ended_with(name));
     }
 
-    fn wants_image(&self, name: &str) -> bool {
+    fn wants_image(&self, state: &PodState, name: &str) -> bool {
         !self.images.contains_key(name)
-            && !self.waiting.contains_key(name)
-            && !self.steps.is_busy(&Subject::Image)
+            && state.failures.wait(name).is_none()
+            && !state.steps.is_busy(&Subject::Image)
     }
 
     /// Restarts all containers of the pod in its sandbox.
-    fn reset(&mut self, observed: &ObservedPod, resets: Vec<Reset>, may_retry: bool) {
-        if self.steps.is_busy(&Subject::Pod) || !may_retry {
+    fn reset(&self, state: &mut PodState, observed: &ObservedPod, resets: Vec<Reset>, may_retry: bool) {
+        if state.steps.is_busy(&Subject::Pod) || !may_retry {
             return;
         }
-        self.steps.cancel_all();
-        if !self.steps.is_empty() {
+        state.steps.cancel_all();
+        if !state.steps.is_empty() {
             return;
         }
         let resets = resets.into_iter().map(|reset| {
             let run = observed.containers.iter().find(|run| run.id == reset.id);
             let kill = run.filter(|_| reset.kill).map(|run| {
-                let stop_request = self.stop_request("killing".to_owned(), Duration::ZERO);
+                let stop_request = state.grace.stop_request("killing".to_owned(), Duration::ZERO);
                 (run.clone(), StopRequest { hook: false, ..stop_request })
             });
             (reset, kill)
         });
-        let (resets, step_context) = (resets.collect(), self.step_context());
-        self.steps.begin(Subject::Pod, |cancellation| step_context.reset(resets, cancellation));
+        let (resets, step_context) = (resets.collect(), state.step_context());
+        state.steps.begin(Subject::Pod, |cancellation| step_context.reset(resets, cancellation));
     }
+}
 
+/// Until when the exit of a container that the node replaces is not reported: it is reported
+/// together with the next start, if that follows soon. Clients that change a pod expect its
+/// status to stay for a moment, as it does with a relist every second.
+fn status_coalesced_until(
+    state: &PodState,
+    observed: &ObservedPod,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let ends = state.steps.replaced().filter_map(|id| {
+        let run = observed.containers.iter().find(|run| run.id == id)?;
+        let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
+        run.finished_at().filter(|_| is_newest)
+    });
+    ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok())
+        .filter(|until| *until > now)
+        .max()
+}
+
+/// Removes from a plan what is in progress, and what is in backoff.
+fn due(state: &PodState, mut plan: Plan, now: Timestamp) -> Plan {
+    plan.waiting.retain(|waiting| !state.steps.is_container_busy(&waiting.name));
+    plan.start.retain(|start| match state.failures.waits_until(&start.name, now) {
+        _ if state.steps.is_container_busy(&start.name) => false,
+        None => true,
+        Some(until) => {
+            let delay = until.duration_since(now);
+            plan.waiting.push(plan::Waiting { name: start.name.clone(), until, delay });
+            false
+        }
+    });
+    plan
+}
+
+/// Reports containers in restart backoff.
+fn note_delays(state: &mut PodState, plan: &Plan) {
+    for waiting in &plan.waiting {
+        if state.steps.is_container_busy(&waiting.name) {
+            continue;
+        }
+        let known = state.failures.wait(&waiting.name);
+        let delay = Duration::try_from(waiting.delay).unwrap_or_default();
+        let message = backoff_message(&state.pod, &waiting.name, delay);
+        if known.is_some_and(|wait| wait.message.starts_with(&message)) {
+            continue;
+        }
+        // A failure before the container ran is shown nowhere else.
+        let cause = known.filter(|wait| wait.reason != CRASH_LOOP);
+        let message = match cause {
+            Some(cause) => format!("{message}: {}: {}", cause.reason, cause.message),
+            None => message,
+        };
+        if let Some((kind, container)) = spec::container(&state.pod, &waiting.name) {
+            let name = &container.name;
+            let pod = describe(&state.pod);
+            let text = format!("Back-off restarting failed container {name} in pod {pod}");
+            state.context.pod_events.container(&state.pod, kind, name, true, "BackOff", &text);
+        }
+        state.failures.container_backs_off(waiting.name.clone(), message);
+    }
+}
+
+impl PodState {
     /// Stops all containers that may run, sidecars last. Returns whether all have exited.
     pub(super) fn stop_containers(&mut self, observed: &ObservedPod, grace: Duration) -> bool {
         let mut ended = true;
@@ -326,7 +373,7 @@ impl Task {
             let after = order.remove(run.name.as_str()).unwrap_or_default();
             let stop_request = StopRequest {
                 after: after.into_iter().map(str::to_owned).collect(),
-                ..self.stop_request(format!("Stopping container {}", run.name), grace)
+                ..self.grace.stop_request(format!("Stopping container {}", run.name), grace)
             };
             let (context, pod, run) = (self.context.clone(), self.pod.clone(), run.clone());
             self.steps.begin(Subject::Container(run.name.clone()), |_| async move {
@@ -336,23 +383,9 @@ impl Task {
         }
         ended
     }
-
-    fn stop_request(&self, message: String, grace: Duration) -> StopRequest {
-        let deadline = stop::Deadline::after(grace, self.deadline.subscribe());
-        StopRequest { message, hook: true, after: Vec::new(), deadline }
-    }
-
-    /// The sandboxes that are not stopped, or may hold resources.
-    pub(super) fn to_stop(&self, observed: &ObservedPod) -> Vec<String> {
-        // One that died by itself keeps its address until it is stopped.
-        let sandboxes = observed.sandboxes.iter();
-        let left = sandboxes.filter(|sandbox| sandbox.ready || !self.stopped.contains(&sandbox.id));
-        left.map(|sandbox| sandbox.id.clone()).collect()
-    }
 }
 
 /// How long the exit of a replaced container is withheld, to be reported with its next start.
 const STATUS_COALESCE: SignedDuration = SignedDuration::from_millis(500);
-const CRASH_LOOP: &str = "CrashLoopBackOff";
 /// The containers of a stopped sandbox exit within this time.
 const LOSS: SignedDuration = SignedDuration::from_secs(5);

@@ -1,5 +1,5 @@
 //! What every part of Longshore needs and nothing of Kubernetes' objects: arithmetic on times that
-//! cannot overflow ([`time`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
+//! cannot overflow ([`time`]), the wall clock ([`clock`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
 //! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
 //! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
 //! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), and the
@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 pub mod budget;
+pub mod clock;
 pub mod connections;
 pub mod fair_queue;
 pub mod files;

@@ -98,6 +98,26 @@ impl Runtime {
         })))
     }
 
+    /// A client of a runtime in this process, without a socket, for tests.
+    #[cfg(feature = "testing")]
+    pub fn in_memory(
+        runtime: impl crate::v1::runtime_service_server::RuntimeService,
+        images: impl crate::v1::image_service_server::ImageService,
+        request_timeout: Duration,
+    ) -> Result<Self> {
+        let endpoint = Endpoint::parse("unix:///in-memory")?;
+        let channel = crate::server::in_memory(runtime, images);
+        Ok(Self(Arc::new(Inner {
+            runtime: RuntimeServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE),
+            runtime_endpoint: endpoint.clone(),
+            images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+            image_endpoint: endpoint,
+            request_timeout,
+            observer: None,
+        })))
+    }
+
     /// Checks that both services are available and support CRI v1. Meant to be
     /// called once at the start, and repeated while
     /// [unavailable](Error::is_unavailable).

@@ -1,15 +1,40 @@
-//! Serves CRI on a Unix socket, for other runtimes and fakes in tests.
+//! Serves CRI on a Unix socket, for other runtimes and fakes in tests, and in memory for tests.
 
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use longshore_grpc::{Server, service_of};
 use tokio::net::UnixListener;
+#[cfg(feature = "testing")]
+use {
+    hyper::server::conn::http2,
+    hyper_util::rt::{TokioExecutor, TokioIo},
+    tonic::transport::Channel,
+};
 use tower::Service as _;
 
 use crate::MAX_MESSAGE;
 use crate::v1::image_service_server::{self, ImageService, ImageServiceServer};
 use crate::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
+
+/// Bytes that a pipe in memory holds.
+#[cfg(feature = "testing")]
+const PIPE: usize = 1 << 20;
+
+/// The service of both, by the path of a request.
+macro_rules! dispatch {
+    ($runtime:expr, $images:expr) => {{
+        let runtime = RuntimeServiceServer::new($runtime).max_decoding_message_size(MAX_MESSAGE);
+        let images = ImageServiceServer::new($images).max_decoding_message_size(MAX_MESSAGE);
+        service_fn(move |request: Request<Incoming>| {
+            if service_of(request.uri().path()) == image_service_server::SERVICE_NAME {
+                images.clone().call(request)
+            } else {
+                runtime.clone().call(request)
+            }
+        })
+    }};
+}
 
 /// Serves on this socket. Methods that are not implemented return
 /// Unimplemented.
@@ -18,14 +43,21 @@ pub fn serve(
     runtime: impl RuntimeService,
     images: impl ImageService,
 ) -> Server {
-    let runtime = RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_MESSAGE);
-    let images = ImageServiceServer::new(images).max_decoding_message_size(MAX_MESSAGE);
-    let dispatch = service_fn(move |request: Request<Incoming>| {
-        if service_of(request.uri().path()) == image_service_server::SERVICE_NAME {
-            images.clone().call(request)
-        } else {
-            runtime.clone().call(request)
-        }
-    });
-    Server::serve(listener, dispatch)
+    Server::serve(listener, dispatch!(runtime, images))
+}
+
+/// A channel to this runtime through a pipe in memory, so that nothing but tokio's tasks and timers is
+/// waited for and a paused clock advances only when all of them are idle.
+#[cfg(feature = "testing")]
+pub(crate) fn in_memory(runtime: impl RuntimeService, images: impl ImageService) -> Channel {
+    let dispatch = dispatch!(runtime, images);
+    let connect = move |_| {
+        let (client, server) = tokio::io::duplex(PIPE);
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(server), dispatch.clone());
+        tokio::spawn(connection);
+        std::future::ready(Ok::<_, std::io::Error>(TokioIo::new(client)))
+    };
+    tonic::transport::Endpoint::from_static("http://localhost")
+        .connect_with_connector_lazy(tower::service_fn(connect))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ObjectReference, PodStatus};
-use k8s_openapi::jiff::Timestamp;
+use longshore_base::clock;
 use longshore_cri::Runtime;
 use longshore_pod::status::is_final;
 use longshore_pod::{observed, spec};
@@ -152,7 +152,7 @@ impl Containers {
 
     /// Removes containers and sandboxes beyond the policy; returns errors.
     async fn remove_all(&self, pods: &[Subject], policy: &Policy) -> Vec<String> {
-        let (runs, sandboxes): (Vec<_>, Vec<_>) = plan(pods, policy, Timestamp::now())
+        let (runs, sandboxes): (Vec<_>, Vec<_>) = plan(pods, policy, clock::now())
             .into_iter()
             .partition(|removal| matches!(removal, Removal::Run(..)));
         if !runs.is_empty() || !sandboxes.is_empty() {

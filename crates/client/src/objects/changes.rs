@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::jiff::Timestamp;
-use longshore_base::time;
+use longshore_base::{clock, time};
 use longshore_pod::spec;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -105,7 +105,7 @@ impl PendingChanges {
                 match at {
                     None => std::future::pending().await,
                     Some(at) => {
-                        let left = at.duration_since(Timestamp::now());
+                        let left = at.duration_since(clock::now());
                         sleep(Duration::try_from(left).unwrap_or_default()).await;
                     }
                 }

@@ -203,6 +203,12 @@ impl Objects {
         }
     }
 
+    /// How many pods are registered.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn registered(&self) -> usize {
+        self.pods().len()
+    }
+
     /// A secret by name. Callers at the same time share one request.
     pub async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, Error> {
         self.get(&self.inner.secrets, Key::new(namespace, name)).await

@@ -32,6 +32,7 @@ use super::security::ImageUser;
 use credentials::{Credential, SecretLogin};
 use events::ImageEvents;
 use failures::Failures;
+use longshore_base::clock;
 use longshore_base::rate::TokenBucket;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::Objects;
@@ -207,7 +208,7 @@ impl Images {
         }
         decision.pull = Some(true);
         let key = Failures::key(spec::uid(pod), requested);
-        let waits = self.failures().wait(&key, Timestamp::now());
+        let waits = self.failures().wait(&key, clock::now());
         if let Some((cause, until)) = waits {
             let message = format!("Back-off pulling image {requested:?}");
             events.record(false, "BackOff", &message);
@@ -305,7 +306,7 @@ impl Images {
     }
 
     fn failed(&self, key: &str, reason: &'static str, message: String) -> StartError {
-        self.failures().failed(key, format!("{reason}: {message}"), Timestamp::now());
+        self.failures().failed(key, format!("{reason}: {message}"), clock::now());
         StartError::new(reason, message)
     }
 

@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Pro
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_client::events::PodEventRecorder;
 use longshore_metrics::Registry;
+use longshore_base::clock;
 use longshore_pod::Timestamp;
 use longshore_pod::observed::{self, ObservedPod, State};
 use longshore_pod::probes::{ProbeKind, ProbeResult, ProbeResults};
@@ -65,7 +66,7 @@ impl Probes {
             handlers,
             pod_events,
             host_ips: host_ips.into(),
-            began: Timestamp::now(),
+            began: clock::now(),
             pods: Arc::default(),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::handlers::{Error, Handlers, Outcome, Target};
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
-use longshore_base::{panics, time};
+use longshore_base::{clock, panics, time};
 use longshore_client::events::PodEventRecorder;
 use longshore_pod::Timestamp;
 use longshore_pod::probes::{ProbeKind, ProbeResult, ProbeResults};
@@ -52,7 +52,7 @@ impl Task {
     pub(super) async fn run(&self, delay: Duration) {
         let subject = self.subject.clone();
         let Some(probe) = super::probe(&subject.container, self.kind) else { return };
-        let age = Timestamp::now().duration_since(subject.started_at);
+        let age = clock::now().duration_since(subject.started_at);
         let age = Duration::try_from(age).unwrap_or_default();
         let at_age = |age_then: Duration| time::after(age_then.saturating_sub(age));
         let initial_delay = initial_delay(probe);

@@ -1,0 +1,35 @@
+//! The wall clock.
+
+use jiff::Timestamp;
+
+/// The current time. With the feature `testing` it is the time at the first call plus what has passed
+/// on tokio's clock since, so that a test that pauses that clock pauses this one, too.
+#[must_use]
+pub fn now() -> Timestamp {
+    #[cfg(not(feature = "testing"))]
+    return Timestamp::now();
+    #[cfg(feature = "testing")]
+    return testing::now();
+}
+
+#[cfg(feature = "testing")]
+mod testing {
+    use std::sync::OnceLock;
+
+    use jiff::{SignedDuration, Timestamp};
+    use tokio::time::Instant;
+
+    static START: OnceLock<(Timestamp, Instant)> = OnceLock::new();
+
+    pub(super) fn now() -> Timestamp {
+        let (start, instant) = *START.get_or_init(|| (Timestamp::now(), Instant::now()));
+        let now = Instant::now();
+        let span = |passed| SignedDuration::try_from(passed).unwrap_or(SignedDuration::MAX);
+        // Each runtime has a clock of its own, which may be behind that of the first call.
+        let shifted = match now.checked_duration_since(instant) {
+            Some(passed) => start.checked_add(span(passed)),
+            None => start.checked_sub(span(instant.saturating_duration_since(now))),
+        };
+        shifted.unwrap_or(start)
+    }
+}

@@ -1,0 +1,173 @@
+//! What has failed of a pod, and when it is retried.
+
+use std::collections::HashMap;
+
+use k8s_openapi::jiff::SignedDuration;
+use longshore_pod::Timestamp;
+use longshore_pod::backoff::Backoff;
+use longshore_runtime::StartError;
+
+/// Backoff of failed steps.
+const RETRY_BASE: SignedDuration = SignedDuration::from_millis(200);
+const RETRY_MAX: SignedDuration = SignedDuration::from_secs(10);
+/// An observed state that is incomplete for this long causes an event.
+const PARTIAL_LIMIT: SignedDuration = SignedDuration::from_secs(5);
+
+/// Backoff key of the pod as a whole; no container has that name.
+const POD: &str = "";
+
+/// Waiting reason of a container in restart backoff.
+pub(super) const CRASH_LOOP: &str = "CrashLoopBackOff";
+/// Waiting reason of a container whose environment refers to missing objects.
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
+
+/// The failures of one pod and its containers.
+pub(super) struct Failures {
+    /// By container name, or another key that no container has.
+    backoff: Backoff<String>,
+    /// When a failure of the whole pod is retried.
+    retry_at: Option<Timestamp>,
+    /// The current failure of the whole pod.
+    error: Option<String>,
+    /// Why containers are waiting, by name.
+    waiting: HashMap<String, Wait>,
+    /// Since when the observed state is incomplete, and whether an event was recorded for that.
+    partial_since: Option<(Timestamp, bool)>,
+}
+
+/// Waiting state of a container.
+pub(super) struct Wait {
+    pub(super) reason: String,
+    pub(super) message: String,
+    /// When it is retried, unless that follows from the restart backoff.
+    until: Option<Timestamp>,
+}
+
+/// What an incomplete observed state requires.
+pub(super) enum Partial {
+    /// An event at that time.
+    Due(Timestamp),
+    /// An event now.
+    Report,
+    /// Nothing more.
+    Reported,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self {
+            backoff: Backoff::new(RETRY_BASE, RETRY_MAX),
+            retry_at: None,
+            error: None,
+            waiting: HashMap::new(),
+            partial_since: None,
+        }
+    }
+}
+
+impl Failures {
+    /// Counts a failure. Returns when it is retried.
+    pub(super) fn next_retry(&mut self, what: &str, now: Timestamp) -> Timestamp {
+        let what = what.to_owned();
+        self.backoff.next(&what, now, now);
+        now.checked_add(self.backoff.delay(&what)).unwrap_or(Timestamp::MAX)
+    }
+
+    /// It is not failing any more: the next failure is the first.
+    pub(super) fn forget(&mut self, what: &str) {
+        self.backoff.retain(|failed| failed != what);
+    }
+
+    /// Counts a failure of the whole pod after its termination. Returns when it is retried.
+    pub(super) fn pod_failed_again(&mut self, now: Timestamp) -> Timestamp {
+        self.next_retry(POD, now)
+    }
+
+    /// A step for the whole pod failed.
+    pub(super) fn pod_failed(&mut self, message: String, now: Timestamp) {
+        self.error = Some(message);
+        self.retry_at = Some(self.next_retry(POD, now));
+    }
+
+    /// A step for the whole pod succeeded.
+    pub(super) fn pod_recovered(&mut self) {
+        self.error = None;
+        self.forget(POD);
+    }
+
+    /// What failed for the whole pod is retried without delay.
+    pub(super) fn retry_pod(&mut self) {
+        self.retry_at = None;
+    }
+
+    /// When a failure of the whole pod is retried, if that is later than `now`.
+    pub(super) fn pod_retry_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.retry_at.filter(|at| *at > now)
+    }
+
+    /// The current failure of the whole pod.
+    pub(super) fn pod_error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// A container was started.
+    pub(super) fn container_started(&mut self, name: &str) {
+        self.waiting.remove(name);
+        self.forget(name);
+    }
+
+    /// A container could not be started.
+    pub(super) fn container_failed(&mut self, name: String, error: StartError, now: Timestamp) {
+        let until = error.retry_at.unwrap_or_else(|| self.next_retry(&name, now));
+        let reason = error.reason.to_owned();
+        self.waiting.insert(name, Wait { reason, message: error.message, until: Some(until) });
+    }
+
+    /// A container is in restart backoff.
+    pub(super) fn container_backs_off(&mut self, name: String, message: String) {
+        let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None };
+        self.waiting.insert(name, wait);
+    }
+
+    /// Containers that wait for objects are retried without delay.
+    pub(super) fn retry_config_errors(&mut self) {
+        for wait in self.waiting.values_mut().filter(|wait| wait.reason == CONFIG_ERROR) {
+            wait.until = None;
+        }
+    }
+
+    /// Why a container is waiting.
+    pub(super) fn wait(&self, name: &str) -> Option<&Wait> {
+        self.waiting.get(name)
+    }
+
+    /// Until when a container is not started, if that is later than `now`.
+    pub(super) fn waits_until(&self, name: &str, now: Timestamp) -> Option<Timestamp> {
+        self.wait(name).and_then(|wait| wait.until).filter(|until| *until > now)
+    }
+
+    /// Reasons and messages of all waiting containers, by name.
+    pub(super) fn waiting(&self) -> HashMap<String, (String, String)> {
+        let reported = |wait: &Wait| (wait.reason.clone(), wait.message.clone());
+        self.waiting.iter().map(|(name, wait)| (name.clone(), reported(wait))).collect()
+    }
+
+    /// The observed state is incomplete, so it is neither reported nor acted upon.
+    pub(super) fn partial(&mut self, now: Timestamp) -> Partial {
+        let (since, reported) = *self.partial_since.get_or_insert((now, false));
+        let due = since.checked_add(PARTIAL_LIMIT).unwrap_or(Timestamp::MAX);
+        match () {
+            () if reported => Partial::Reported,
+            () if now < due => Partial::Due(due),
+            () => {
+                self.partial_since = Some((since, true));
+                Partial::Report
+            }
+        }
+    }
+
+    /// The observed state is complete.
+    pub(super) fn complete(&mut self) {
+        self.partial_since = None;
+    }
+}

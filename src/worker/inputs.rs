@@ -1,0 +1,49 @@
+//! What a worker reacts to besides its own steps.
+
+use std::sync::Arc;
+
+use longshore_pod::observed::ObservedPod;
+use longshore_pod::probes::ProbeResults;
+use tokio::sync::watch;
+
+use super::WorkerContext;
+use crate::allocation::Decision;
+use crate::terminator::Order;
+
+/// The inputs of a worker, each with its newest value.
+pub(super) struct Inputs {
+    /// Updates of the pod, and requests to terminate it.
+    pub(super) order: watch::Receiver<Order>,
+    /// The observed state of the runtime.
+    pub(super) observed: watch::Receiver<Arc<ObservedPod>>,
+    /// The results of its probes.
+    pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
+    /// The decision about its resize.
+    pub(super) decision: watch::Receiver<Decision>,
+}
+
+impl Inputs {
+    pub(super) fn new(context: &WorkerContext, uid: &str, order: watch::Receiver<Order>) -> Self {
+        Self {
+            order,
+            observed: context.observer.subscribe(uid),
+            probes: context.probes.subscribe(uid),
+            decision: context.allocation.subscribe(uid),
+        }
+    }
+
+    /// The newest observed state, which counts as read.
+    pub(super) fn observed(&mut self) -> Arc<ObservedPod> {
+        self.observed.borrow_and_update().clone()
+    }
+
+    /// Until one of them has changed. Cancel safe.
+    pub(super) async fn changed(&mut self) {
+        tokio::select! {
+            _ = self.order.changed() => {}
+            Ok(()) = self.decision.changed() => {}
+            _ = self.observed.changed() => {}
+            _ = self.probes.changed() => {}
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A model-based test: random sequences of what can happen to a pod, with the faults of its runtime and
+//! apiserver and restarts of the daemon. What must hold always is checked by the scripted runtime and
+//! apiserver, as it happens; what must hold in the end, after faults have ended, is checked here.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::runtime::{Behaviour, Fault};
+use super::{Node, PANICS, pod};
+
+/// One event.
+#[derive(Clone, Debug)]
+enum Event {
+    /// Time passes, in milliseconds.
+    Wait(u64),
+    /// The pod is created, if it does not exist.
+    Create,
+    /// Its labels are changed.
+    Label,
+    /// Its deletion is requested, with a grace period in seconds; 0: the object is gone at once.
+    Delete(i64),
+    /// The node terminates it, with that grace period or its own.
+    Evict(Option<u64>),
+    /// The next call of that method meets a fault.
+    Inject(&'static str, Fault),
+    /// Writes to the apiserver fail so often.
+    FailWrites(usize),
+    /// Its container exits.
+    Exit(i32),
+    /// Its sandbox dies.
+    LoseSandbox,
+    /// Its probes succeed from now on, or fail.
+    Probes(bool),
+    /// The next iteration of its worker panics.
+    Panic,
+    /// The daemon is killed, and starts again after that many milliseconds.
+    Restart(u64),
+}
+
+/// What a sequence begins with.
+#[derive(Clone, Debug)]
+struct Setting {
+    restart_policy: &'static str,
+    probed: bool,
+    /// How long its container takes to stop, in milliseconds.
+    stops_in: u64,
+    /// After how many seconds it exits by itself, and how.
+    exits: Option<(u64, i32)>,
+}
+
+/// How long after the end of all faults a pod runs, or is gone. Two deadlines of calls, and the longest
+/// backoff of containers and workers.
+const SETTLED: u64 = 200;
+
+fn event() -> impl Strategy<Value = Event> {
+    let fault = prop_oneof![
+        Just(Fault::Fails),
+        Just(Fault::FailsAfter),
+        (1..15_000u64).prop_map(|millis| Fault::Late(Duration::from_millis(millis))),
+        Just(Fault::Hangs),
+        Just(Fault::HangsAfter),
+    ];
+    let method = prop::sample::select(vec![
+        "RunPodSandbox",
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "PodSandboxStatus",
+        "ListPodSandbox",
+        "PullImage",
+        "CreateContainer",
+        "StartContainer",
+        "StopContainer",
+        "RemoveContainer",
+        "ContainerStatus",
+        "ListContainers",
+        "ExecSync",
+    ]);
+    prop_oneof![
+        5 => prop_oneof![0..300u64, 300..20_000u64].prop_map(Event::Wait),
+        2 => Just(Event::Create),
+        1 => Just(Event::Label),
+        1 => prop::sample::select(vec![0i64, 1, 5, 30]).prop_map(Event::Delete),
+        1 => prop::option::of(0..20u64).prop_map(Event::Evict),
+        6 => (method, fault).prop_map(|(method, fault)| Event::Inject(method, fault)),
+        1 => (1..4usize).prop_map(Event::FailWrites),
+        1 => prop::sample::select(vec![0, 1]).prop_map(Event::Exit),
+        1 => Just(Event::LoseSandbox),
+        1 => any::<bool>().prop_map(Event::Probes),
+        1 => Just(Event::Panic),
+        1 => (0..5_000u64).prop_map(Event::Restart),
+    ]
+}
+
+fn setting() -> impl Strategy<Value = Setting> {
+    let policy = prop::sample::select(vec!["Always", "OnFailure", "Never"]);
+    let stops_in = prop::sample::select(vec![10u64, 3_000, 1_000_000]);
+    let exits = prop::option::weighted(0.3, (0..20u64, 0..2i32));
+    (policy, any::<bool>(), stops_in, exits).prop_map(|(restart_policy, probed, stops_in, exits)| {
+        Setting { restart_policy, probed, stops_in, exits }
+    })
+}
+
+/// Whether the node has ended the pod for good.
+fn has_ended(node: &Node) -> bool {
+    matches!(node.api.status("p")["phase"].as_str(), Some("Succeeded" | "Failed"))
+}
+
+async fn apply(node: &mut Node, setting: &Setting, event: Event) {
+    match event {
+        Event::Wait(millis) => sleep(Duration::from_millis(millis)).await,
+        Event::Create => {
+            let absent = !node.api.objects().pods.contains_key("p");
+            // The UID is that of another pod then; a node is free to run both for a while.
+            let count = node.api.objects().phases.len();
+            if absent {
+                let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 2});
+                let container = match setting.probed {
+                    true => json!({"livenessProbe": probe, "readinessProbe": probe}),
+                    false => json!({}),
+                };
+                let spec = json!({"restartPolicy": setting.restart_policy});
+                let mut made = pod("p", spec, container);
+                made["metadata"]["uid"] = json!(format!("uid{count}"));
+                node.api.put_pod(made);
+            }
+        }
+        Event::Label => node.api.change_pod("p", |pod| {
+            let count = pod["metadata"]["labels"]["count"].as_str().unwrap_or_default();
+            pod["metadata"]["labels"] = json!({"count": format!("{count}x")});
+        }),
+        Event::Delete(grace) => node.api.delete_pod("p", grace),
+        Event::Evict(grace) => {
+            for uid in uids(node) {
+                node.evict(&uid, grace);
+            }
+        }
+        Event::Inject(method, fault) => node.runtime.inject(method, fault),
+        Event::FailWrites(count) => node.api.objects().failures = count,
+        Event::Exit(code) => node.runtime.exit("c", code),
+        Event::LoseSandbox => node.runtime.lose_sandboxes(),
+        Event::Probes(succeed) => node.runtime.world().healthy = succeed,
+        Event::Panic => PANICS.with_borrow_mut(|due| due.extend(uids(node))),
+        Event::Restart(millis) => {
+            node.kill_daemon().await;
+            sleep(Duration::from_millis(millis)).await;
+            node.start_daemon().await;
+        }
+    }
+}
+
+fn uids(node: &Node) -> Vec<String> {
+    node.daemon().terminator.workers().keys().cloned().collect()
+}
+
+/// Runs a sequence. The error is what does not hold.
+async fn run(setting: Setting, events: Vec<Event>) -> Result<(), String> {
+    PANICS.with_borrow_mut(Vec::clear);
+    let mut node = Node::start().await;
+    let exits = setting.exits.map(|(after, code)| (Duration::from_secs(after), code));
+    let stops_in = Duration::from_millis(setting.stops_in);
+    node.runtime.set_behaviour("c", Behaviour { exits, stops_in });
+    for event in events {
+        apply(&mut node, &setting, event).await;
+        check(&node)?;
+    }
+
+    // All faults end. A pod that should run does; the rest has ended.
+    node.runtime.clear_faults();
+    node.api.objects().failures = 0;
+    node.runtime.world().healthy = true;
+    PANICS.with_borrow_mut(Vec::clear);
+    let settled = |node: &Node| {
+        let world = node.runtime.world();
+        let started = world.runs.values().any(super::runtime::Run::is_running);
+        drop(world);
+        match node.api.objects().pods.get("p") {
+            None => true,
+            Some(pod) if !pod["metadata"]["deletionTimestamp"].is_null() => false,
+            Some(_) => started || has_ended(node),
+        }
+    };
+    until(&node, "the pod runs or has ended", settled).await?;
+    node.api.delete_pod("p", 30);
+    until(&node, "everything is given back", |node| {
+        node.held().is_empty() && node.api.objects().pods.is_empty()
+    })
+    .await
+}
+
+fn check(node: &Node) -> Result<(), String> {
+    match node.violations() {
+        none if none.is_empty() => Ok(()),
+        violations => Err(violations.join("; ")),
+    }
+}
+
+async fn until(node: &Node, what: &str, holds: impl Fn(&Node) -> bool) -> Result<(), String> {
+    for _ in 0..SETTLED * 2 {
+        check(node)?;
+        if holds(node) {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+    let pods = node.api.objects().pods.clone();
+    Err(format!("{what}: not within {SETTLED} s; held: {:?}; {pods:?}", node.held()))
+}
+
+/// Runs a sequence in a runtime of its own.
+fn outcome(setting: Setting, events: Vec<Event>) -> Result<(), String> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    runtime.unwrap().block_on(run(setting, events))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 40,
+        max_shrink_iters: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn pod_life_with_random_faults(
+        setting in setting(),
+        events in prop::collection::vec(event(), 1..25),
+    ) {
+        let events = [vec![Event::Create], events].concat();
+        if let Err(error) = outcome(setting, events) {
+            return Err(TestCaseError::fail(error));
+        }
+    }
+}

@@ -1,0 +1,639 @@
+//! A container runtime in memory, whose answers are scripted. It keeps the rules of containerd (names
+//! are reserved, a container stops with its sandbox), and records what no runtime should be asked for.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::jiff::Timestamp;
+use longshore_base::clock;
+use longshore_cri::v1::image_service_server::ImageService;
+use longshore_cri::v1::runtime_service_server::RuntimeService;
+use longshore_cri::v1::*;
+use longshore_pod::labels;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status};
+
+/// What happens to one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It fails without an effect.
+    Fails,
+    /// It has its effect, and fails.
+    FailsAfter,
+    /// It has its effect after this time, though its caller may have gone by then.
+    Late(Duration),
+    /// It never has an effect and never answers.
+    Hangs,
+    /// It has its effect, and never answers.
+    HangsAfter,
+}
+
+/// How a container behaves.
+#[derive(Clone, Debug)]
+pub(super) struct Behaviour {
+    /// After which time it exits by itself, and its exit code.
+    pub(super) exits: Option<(Duration, i32)>,
+    /// How long it takes to stop after the stop signal.
+    pub(super) stops_in: Duration,
+}
+
+impl Default for Behaviour {
+    fn default() -> Self {
+        Self { exits: None, stops_in: Duration::from_millis(50) }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Sandbox {
+    pub(super) uid: String,
+    config: PodSandboxConfig,
+    pub(super) ready: bool,
+    created: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) uid: String,
+    pub(super) name: String,
+    sandbox: String,
+    config: ContainerConfig,
+    created: Timestamp,
+    started: Option<Timestamp>,
+    /// When it exited, and its exit code.
+    exited: Option<(Timestamp, i32)>,
+    /// The end of the grace period that it was given last, by which run of the daemon.
+    deadline: Option<(u64, Instant)>,
+}
+
+impl Run {
+    pub(super) fn is_running(&self) -> bool {
+        self.started.is_some() && self.exited.is_none()
+    }
+
+    fn state(&self) -> ContainerState {
+        match (self.started, &self.exited) {
+            (_, Some(_)) => ContainerState::ContainerExited,
+            (Some(_), None) => ContainerState::ContainerRunning,
+            (None, None) => ContainerState::ContainerCreated,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct World {
+    count: u64,
+    pub(super) sandboxes: BTreeMap<String, Sandbox>,
+    pub(super) runs: BTreeMap<String, Run>,
+    pub(super) images: BTreeSet<String>,
+    /// By container name.
+    pub(super) behaviours: HashMap<String, Behaviour>,
+    /// Faults of the next calls, by method.
+    faults: HashMap<&'static str, VecDeque<Fault>>,
+    /// Whether exec probes succeed.
+    pub(super) healthy: bool,
+    /// Which run of the daemon it serves.
+    pub(super) epoch: u64,
+    /// Calls that had an effect: when, which, and the container or pod.
+    pub(super) calls: Vec<(Instant, &'static str, String)>,
+    /// What should never have been asked for.
+    pub(super) violations: Vec<String>,
+    events: Vec<mpsc::UnboundedSender<ContainerEventResponse>>,
+}
+
+/// A handle of the runtime. Clones share it.
+#[derive(Clone, Default)]
+pub(super) struct Scripted(Arc<Mutex<World>>);
+
+impl Scripted {
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap()
+    }
+
+    /// The next calls of that method meet this fault.
+    pub(super) fn inject(&self, method: &'static str, fault: Fault) {
+        self.world().faults.entry(method).or_default().push_back(fault);
+    }
+
+    /// No call meets a fault any more.
+    pub(super) fn clear_faults(&self) {
+        self.world().faults.clear();
+    }
+
+    pub(super) fn set_behaviour(&self, name: &str, behaviour: Behaviour) {
+        self.world().behaviours.insert(name.to_owned(), behaviour);
+    }
+
+    /// When calls of the method had an effect on that container or pod.
+    pub(super) fn calls(&self, method: &str, about: &str) -> Vec<Instant> {
+        let world = self.world();
+        let calls = world.calls.iter().filter(|(_, name, of)| *name == method && of == about);
+        calls.map(|(at, ..)| *at).collect()
+    }
+
+    /// How often they had.
+    pub(super) fn count(&self, method: &str, about: &str) -> usize {
+        self.calls(method, about).len()
+    }
+
+    /// Names of the running containers, sorted.
+    pub(super) fn running(&self) -> Vec<String> {
+        let world = self.world();
+        let mut names: Vec<String> =
+            world.runs.values().filter(|run| run.is_running()).map(|run| run.name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    /// A running container of that name exits.
+    pub(super) fn exit(&self, name: &str, code: i32) {
+        let mut world = self.world();
+        let ids = world.runs.iter().filter(|(_, run)| run.is_running() && run.name == name);
+        let ids: Vec<String> = ids.map(|(id, _)| id.clone()).collect();
+        ids.iter().for_each(|id| world.exit(id, code));
+    }
+
+    /// All sandboxes die, with their containers.
+    pub(super) fn lose_sandboxes(&self) {
+        let mut world = self.world();
+        let ids: Vec<String> = world.sandboxes.keys().cloned().collect();
+        ids.iter().for_each(|id| world.stop_sandbox(id));
+    }
+
+    /// Applies the fault of a call, if it has one, around its effect.
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        effect: impl FnOnce(&mut World) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+    {
+        let fault = self.world().faults.get_mut(method).and_then(VecDeque::pop_front);
+        let failure = || Status::unknown(format!("scripted failure of {method}"));
+        match fault {
+            None => effect(&mut self.world()).map(Response::new),
+            Some(Fault::Fails) => Err(failure()),
+            Some(Fault::FailsAfter) => {
+                effect(&mut self.world())?;
+                Err(failure())
+            }
+            Some(Fault::Hangs) => std::future::pending().await,
+            Some(Fault::HangsAfter) => {
+                effect(&mut self.world())?;
+                std::future::pending().await
+            }
+            Some(Fault::Late(delay)) => {
+                let runtime = self.clone();
+                let late = tokio::spawn(async move {
+                    sleep(delay).await;
+                    effect(&mut runtime.world())
+                });
+                late.await.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+            }
+        }
+    }
+}
+
+impl World {
+    fn id(&mut self, kind: &str) -> String {
+        self.count += 1;
+        format!("{kind}{}", self.count)
+    }
+
+    fn note(&mut self, method: &'static str, about: &str) {
+        self.calls.push((Instant::now(), method, about.to_owned()));
+    }
+
+    fn exit(&mut self, id: &str, code: i32) {
+        let Some(run) = self.runs.get_mut(id).filter(|run| run.is_running()) else { return };
+        run.exited = Some((clock::now(), code));
+        let metadata = PodSandboxMetadata { uid: run.uid.clone(), ..Default::default() };
+        let event = ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: ContainerEventType::ContainerStoppedEvent.into(),
+            pod_sandbox_status: Some(PodSandboxStatus {
+                metadata: Some(metadata),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        self.events.retain(|events| events.send(event.clone()).is_ok());
+    }
+
+    fn stop_sandbox(&mut self, id: &str) {
+        let Some(sandbox) = self.sandboxes.get_mut(id) else { return };
+        sandbox.ready = false;
+        let inside = self.runs.iter().filter(|(_, run)| run.sandbox == id && run.is_running());
+        let inside: Vec<String> = inside.map(|(id, _)| id.clone()).collect();
+        inside.iter().for_each(|id| self.exit(id, 137));
+    }
+
+    fn run_sandbox(&mut self, config: PodSandboxConfig) -> Result<String, Status> {
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let (uid, attempt) = (metadata.uid, metadata.attempt);
+        let same = self.sandboxes.values().filter(|sandbox| sandbox.uid == uid);
+        for sandbox in same.clone() {
+            if sandbox.config.metadata.as_ref().is_some_and(|other| other.attempt == attempt) {
+                return Err(Status::unknown("failed to reserve sandbox name"));
+            }
+        }
+        if same.clone().any(|sandbox| sandbox.ready) {
+            self.violations.push(format!("a second sandbox of {uid}, attempt {attempt}"));
+        }
+        let id = self.id("sandbox");
+        let created = clock::now();
+        self.note("RunPodSandbox", &uid);
+        self.sandboxes.insert(id.clone(), Sandbox { uid, config, ready: true, created });
+        Ok(id)
+    }
+
+    fn create(&mut self, sandbox: String, config: ContainerConfig) -> Result<String, Status> {
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let Some(of) = self.sandboxes.get(&sandbox) else {
+            return Err(Status::not_found("no such sandbox"));
+        };
+        if !of.ready {
+            return Err(Status::unknown("sandbox is not running"));
+        }
+        let uid = of.uid.clone();
+        let same = |run: &Run| {
+            run.uid == uid && run.config.metadata.as_ref().is_some_and(|other| *other == metadata)
+        };
+        if self.runs.values().any(same) {
+            return Err(Status::unknown("failed to reserve container name"));
+        }
+        let id = self.id("run");
+        self.note("CreateContainer", &metadata.name);
+        let run = Run {
+            uid,
+            name: metadata.name,
+            sandbox,
+            config,
+            created: clock::now(),
+            started: None,
+            exited: None,
+            deadline: None,
+        };
+        self.runs.insert(id.clone(), run);
+        Ok(id)
+    }
+
+    /// Returns after which time it exits by itself, and its exit code.
+    fn start(&mut self, id: &str) -> Result<Option<(Duration, i32)>, Status> {
+        let Some(run) = self.runs.get(id).cloned() else {
+            return Err(Status::not_found("no such container"));
+        };
+        if run.started.is_some() || run.exited.is_some() {
+            return Err(Status::unknown("container is not in created state"));
+        }
+        if !self.sandboxes.get(&run.sandbox).is_some_and(|sandbox| sandbox.ready) {
+            return Err(Status::unknown("sandbox is not running"));
+        }
+        let twin = |other: &Run| other.is_running() && other.uid == run.uid && other.name == run.name;
+        if self.runs.values().any(twin) {
+            self.violations.push(format!("two runs of container {}", run.name));
+        }
+        if let Some(run) = self.runs.get_mut(id) {
+            run.started = Some(clock::now());
+        }
+        self.note("StartContainer", &run.name);
+        Ok(self.behaviours.get(&run.name).and_then(|behaviour| behaviour.exits))
+    }
+
+    /// Sends the stop signal. Returns after which time the container has exited, at the latest after
+    /// its grace period; `None`: it does not run.
+    fn signal(&mut self, id: &str, grace: Duration) -> Option<Duration> {
+        let epoch = self.epoch;
+        let run = self.runs.get_mut(id).filter(|run| run.is_running())?;
+        let (name, end) = (run.name.clone(), Instant::now() + grace);
+        // Grace periods are whole seconds in CRI, and two are left after any preStop hook.
+        let allowed = Duration::from_secs(3);
+        if let Some((of, before)) = run.deadline
+            && of == epoch
+            && end > before.max(Instant::now()) + allowed
+        {
+            let extended = end.duration_since(before);
+            self.violations.push(format!("grace period of {name} extended by {extended:?}"));
+        }
+        if let Some(run) = self.runs.get_mut(id) {
+            run.deadline = Some((epoch, end));
+        }
+        self.note("StopContainer", &name);
+        let stops_in = self.behaviours.get(&name).cloned().unwrap_or_default().stops_in;
+        Some(stops_in.min(grace))
+    }
+
+    fn status(&self, id: &str, run: &Run) -> ContainerStatus {
+        let image = run.config.image.clone().unwrap_or_default();
+        let nanos = |at: Option<Timestamp>| at.map_or(0, nanoseconds);
+        ContainerStatus {
+            id: id.to_owned(),
+            metadata: run.config.metadata.clone(),
+            state: run.state().into(),
+            created_at: nanoseconds(run.created),
+            started_at: nanos(run.started),
+            finished_at: nanos(run.exited.map(|(at, _)| at)),
+            exit_code: run.exited.map_or(0, |(_, code)| code),
+            reason: match run.exited {
+                None => String::new(),
+                Some((_, 0)) => "Completed".to_owned(),
+                Some(_) => "Error".to_owned(),
+            },
+            image_ref: image.image.clone(),
+            image: Some(image),
+            labels: run.config.labels.clone(),
+            annotations: run.config.annotations.clone(),
+            ..ContainerStatus::default()
+        }
+    }
+}
+
+fn nanoseconds(at: Timestamp) -> i64 {
+    i64::try_from(at.as_nanosecond()).unwrap()
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Scripted {
+    async fn version(&self, _: Request<VersionRequest>) -> Result<Response<VersionResponse>, Status> {
+        Ok(Response::new(VersionResponse {
+            version: "0.1.0".to_owned(),
+            runtime_name: "scripted".to_owned(),
+            runtime_version: "1".to_owned(),
+            runtime_api_version: "v1".to_owned(),
+        }))
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        request: Request<RunPodSandboxRequest>,
+    ) -> Result<Response<RunPodSandboxResponse>, Status> {
+        let config = request.into_inner().config.unwrap_or_default();
+        let run = |world: &mut World| {
+            let pod_sandbox_id = world.run_sandbox(config)?;
+            Ok(RunPodSandboxResponse { pod_sandbox_id })
+        };
+        self.call("RunPodSandbox", run).await
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Result<Response<StopPodSandboxResponse>, Status> {
+        let id = request.into_inner().pod_sandbox_id;
+        let stop = move |world: &mut World| {
+            let uid = world.sandboxes.get(&id).map(|sandbox| sandbox.uid.clone());
+            world.note("StopPodSandbox", &uid.unwrap_or_default());
+            world.stop_sandbox(&id);
+            Ok(StopPodSandboxResponse {})
+        };
+        self.call("StopPodSandbox", stop).await
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<RemovePodSandboxRequest>,
+    ) -> Result<Response<RemovePodSandboxResponse>, Status> {
+        let id = request.into_inner().pod_sandbox_id;
+        let remove = move |world: &mut World| {
+            if world.sandboxes.get(&id).is_some_and(|sandbox| sandbox.ready) {
+                return Err(Status::unknown("sandbox is running"));
+            }
+            world.sandboxes.remove(&id);
+            world.runs.retain(|_, run| run.sandbox != id);
+            Ok(RemovePodSandboxResponse {})
+        };
+        self.call("RemovePodSandbox", remove).await
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<PodSandboxStatusRequest>,
+    ) -> Result<Response<PodSandboxStatusResponse>, Status> {
+        let id = request.into_inner().pod_sandbox_id;
+        let status = move |world: &mut World| {
+            let Some(sandbox) = world.sandboxes.get(&id) else {
+                return Err(Status::not_found("no such sandbox"));
+            };
+            let network =
+                PodSandboxNetworkStatus { ip: "192.0.2.7".to_owned(), ..Default::default() };
+            let status = PodSandboxStatus {
+                id,
+                metadata: sandbox.config.metadata.clone(),
+                state: sandbox_state(sandbox).into(),
+                created_at: nanoseconds(sandbox.created),
+                network: Some(network).filter(|_| sandbox.ready),
+                labels: sandbox.config.labels.clone(),
+                ..Default::default()
+            };
+            Ok(PodSandboxStatusResponse { status: Some(status), ..Default::default() })
+        };
+        self.call("PodSandboxStatus", status).await
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Result<Response<ListPodSandboxResponse>, Status> {
+        let selector = request.into_inner().filter.unwrap_or_default().label_selector;
+        let uid = selector.get(labels::POD_UID).cloned();
+        let list = move |world: &mut World| {
+            let wanted = world.sandboxes.iter();
+            let wanted = wanted.filter(|(_, one)| uid.as_ref().is_none_or(|uid| *uid == one.uid));
+            let items = wanted.map(|(id, sandbox)| PodSandbox {
+                id: id.clone(),
+                metadata: sandbox.config.metadata.clone(),
+                state: sandbox_state(sandbox).into(),
+                created_at: nanoseconds(sandbox.created),
+                labels: sandbox.config.labels.clone(),
+                ..Default::default()
+            });
+            Ok(ListPodSandboxResponse { items: items.collect() })
+        };
+        self.call("ListPodSandbox", list).await
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Result<Response<CreateContainerResponse>, Status> {
+        let CreateContainerRequest { pod_sandbox_id, config, .. } = request.into_inner();
+        let create = move |world: &mut World| {
+            let container_id = world.create(pod_sandbox_id, config.unwrap_or_default())?;
+            Ok(CreateContainerResponse { container_id })
+        };
+        self.call("CreateContainer", create).await
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Result<Response<StartContainerResponse>, Status> {
+        let (id, runtime) = (request.into_inner().container_id, self.clone());
+        let start = move |world: &mut World| {
+            if let Some((after, code)) = world.start(&id)? {
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    runtime.world().exit(&id, code);
+                });
+            }
+            Ok(StartContainerResponse {})
+        };
+        self.call("StartContainer", start).await
+    }
+
+    async fn stop_container(
+        &self,
+        request: Request<StopContainerRequest>,
+    ) -> Result<Response<StopContainerResponse>, Status> {
+        let StopContainerRequest { container_id: id, timeout } = request.into_inner();
+        let grace = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
+        let (of, runtime) = (id.clone(), self.clone());
+        let signal = move |world: &mut World| {
+            let stops_in = world.signal(&of, grace);
+            if let Some(stops_in) = stops_in.filter(|stops_in| *stops_in < grace) {
+                // The stop signal stays sent, though the caller may go.
+                tokio::spawn(async move {
+                    sleep(stops_in).await;
+                    runtime.world().exit(&of, 143);
+                });
+            }
+            Ok(stops_in)
+        };
+        if let Some(stops_in) = self.call("StopContainer", signal).await?.into_inner() {
+            sleep(stops_in).await;
+            self.world().exit(&id, 137); // if it is running still
+        }
+        Ok(Response::new(StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Result<Response<RemoveContainerResponse>, Status> {
+        let id = request.into_inner().container_id;
+        let remove = move |world: &mut World| {
+            if world.runs.get(&id).is_some_and(Run::is_running) {
+                let name = world.runs[&id].name.clone();
+                world.violations.push(format!("removal of {name}, which is running"));
+                return Err(Status::unknown("container is running"));
+            }
+            world.runs.remove(&id);
+            Ok(RemoveContainerResponse {})
+        };
+        self.call("RemoveContainer", remove).await
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<ListContainersRequest>,
+    ) -> Result<Response<ListContainersResponse>, Status> {
+        let list = |world: &mut World| {
+            let containers = world.runs.iter().map(|(id, run)| Container {
+                id: id.clone(),
+                pod_sandbox_id: run.sandbox.clone(),
+                metadata: run.config.metadata.clone(),
+                state: run.state().into(),
+                created_at: nanoseconds(run.created),
+                labels: run.config.labels.clone(),
+                ..Default::default()
+            });
+            Ok(ListContainersResponse { containers: containers.collect() })
+        };
+        self.call("ListContainers", list).await
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Result<Response<ContainerStatusResponse>, Status> {
+        let id = request.into_inner().container_id;
+        let status = move |world: &mut World| {
+            let Some(run) = world.runs.get(&id) else {
+                return Err(Status::not_found("no such container"));
+            };
+            let status = Some(world.status(&id, run));
+            Ok(ContainerStatusResponse { status, ..Default::default() })
+        };
+        self.call("ContainerStatus", status).await
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<UpdateContainerResourcesRequest>,
+    ) -> Result<Response<UpdateContainerResourcesResponse>, Status> {
+        let id = request.into_inner().container_id;
+        let update = move |world: &mut World| {
+            let name = world.runs.get(&id).map(|run| run.name.clone()).unwrap_or_default();
+            world.note("UpdateContainerResources", &name);
+            Ok(UpdateContainerResourcesResponse {})
+        };
+        self.call("UpdateContainerResources", update).await
+    }
+
+    async fn exec_sync(
+        &self,
+        _: Request<ExecSyncRequest>,
+    ) -> Result<Response<ExecSyncResponse>, Status> {
+        let exec = |world: &mut World| {
+            let exit_code = if world.healthy { 0 } else { 1 };
+            Ok(ExecSyncResponse { exit_code, ..Default::default() })
+        };
+        self.call("ExecSync", exec).await
+    }
+
+    async fn get_container_events(
+        &self,
+        _: Request<GetEventsRequest>,
+    ) -> Result<Response<BoxStream<ContainerEventResponse>>, Status> {
+        let (events, received) = mpsc::unbounded_channel();
+        self.world().events.push(events);
+        let events = futures::stream::unfold(received, |mut received| async move {
+            received.recv().await.map(|event| (Ok(event), received))
+        });
+        Ok(Response::new(events.boxed()))
+    }
+}
+
+fn sandbox_state(sandbox: &Sandbox) -> PodSandboxState {
+    match sandbox.ready {
+        true => PodSandboxState::SandboxReady,
+        false => PodSandboxState::SandboxNotready,
+    }
+}
+
+#[tonic::async_trait]
+impl ImageService for Scripted {
+    async fn image_status(
+        &self,
+        request: Request<ImageStatusRequest>,
+    ) -> Result<Response<ImageStatusResponse>, Status> {
+        let name = request.into_inner().image.unwrap_or_default().image;
+        let status = move |world: &mut World| {
+            let image = world.images.contains(&name).then(|| Image {
+                id: name.clone(),
+                repo_tags: vec![name],
+                size: 1,
+                ..Default::default()
+            });
+            Ok(ImageStatusResponse { image, ..Default::default() })
+        };
+        self.call("ImageStatus", status).await
+    }
+
+    async fn pull_image(
+        &self,
+        request: Request<PullImageRequest>,
+    ) -> Result<Response<PullImageResponse>, Status> {
+        let name = request.into_inner().image.unwrap_or_default().image;
+        let pull = move |world: &mut World| {
+            world.note("PullImage", &name);
+            world.images.insert(name.clone());
+            Ok(PullImageResponse { image_ref: name })
+        };
+        self.call("PullImage", pull).await
+    }
+}
