@@ -168,7 +168,7 @@ async fn run(setting: Setting, events: Vec<Event>) -> Result<(), String> {
     }
 
     // All faults end. A pod that should run does; the rest has ended.
-    node.runtime.clear_faults();
+    node.runtime.end_faults();
     node.api.objects().failures = 0;
     node.runtime.world().healthy = true;
     PANICS.with_borrow_mut(Vec::clear);
@@ -176,7 +176,8 @@ async fn run(setting: Setting, events: Vec<Event>) -> Result<(), String> {
         let world = node.runtime.world();
         let started = world.runs.values().any(super::runtime::Run::is_running);
         drop(world);
-        match node.api.objects().pods.get("p") {
+        let pod = node.api.objects().pods.get("p").cloned();
+        match pod {
             None => true,
             Some(pod) if !pod["metadata"]["deletionTimestamp"].is_null() => false,
             Some(_) => started || has_ended(node),
@@ -205,20 +206,33 @@ async fn until(node: &Node, what: &str, holds: impl Fn(&Node) -> bool) -> Result
         }
         sleep(Duration::from_millis(500)).await;
     }
-    let pods = node.api.objects().pods.clone();
-    Err(format!("{what}: not within {SETTLED} s; held: {:?}; {pods:?}", node.held()))
+    let status = node.api.status("p");
+    let (phase, containers) = (&status["phase"], &status["containerStatuses"]);
+    let held = node.held();
+    Err(format!("{what}: not within {SETTLED} s; held: {held:?}; phase {phase}: {containers}"))
 }
 
 /// Runs a sequence in a runtime of its own.
 fn outcome(setting: Setting, events: Vec<Event>) -> Result<(), String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    runtime.unwrap().block_on(run(setting, events))
+    let began = std::time::Instant::now();
+    let shown = format!("{setting:?} {events:?}");
+    let result = runtime.unwrap().block_on(run(setting, events));
+    if std::env::var_os("SHOW").is_some() {
+        eprintln!("CASE {:?} {result:?} {shown}", began.elapsed());
+    }
+    result
+}
+
+/// `PROPTEST_CASES`, or as many as take half a minute.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(40)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 40,
+        cases: cases(),
         max_shrink_iters: 300,
         failure_persistence: None,
         ..ProptestConfig::default()

@@ -14,6 +14,7 @@ use longshore_cri::v1::*;
 use longshore_pod::labels;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
@@ -26,9 +27,9 @@ pub(super) enum Fault {
     FailsAfter,
     /// It has its effect after this time, though its caller may have gone by then.
     Late(Duration),
-    /// It never has an effect and never answers.
+    /// It has no effect, and fails once faults end.
     Hangs,
-    /// It has its effect, and never answers.
+    /// It has its effect, and fails once faults end.
     HangsAfter,
 }
 
@@ -93,6 +94,8 @@ pub(super) struct World {
     pub(super) behaviours: HashMap<String, Behaviour>,
     /// Faults of the next calls, by method.
     faults: HashMap<&'static str, VecDeque<Fault>>,
+    /// Ends calls that hang.
+    faults_end: CancellationToken,
     /// Whether exec probes succeed.
     pub(super) healthy: bool,
     /// Which run of the daemon it serves.
@@ -118,9 +121,11 @@ impl Scripted {
         self.world().faults.entry(method).or_default().push_back(fault);
     }
 
-    /// No call meets a fault any more.
-    pub(super) fn clear_faults(&self) {
-        self.world().faults.clear();
+    /// No call meets a fault any more; those that hang fail.
+    pub(super) fn end_faults(&self) {
+        let mut world = self.world();
+        world.faults.clear();
+        std::mem::take(&mut world.faults_end).cancel();
     }
 
     pub(super) fn set_behaviour(&self, name: &str, behaviour: Behaviour) {
@@ -172,7 +177,11 @@ impl Scripted {
     where
         T: Send + 'static,
     {
-        let fault = self.world().faults.get_mut(method).and_then(VecDeque::pop_front);
+        let (fault, end) = {
+            let mut world = self.world();
+            let fault = world.faults.get_mut(method).and_then(VecDeque::pop_front);
+            (fault, world.faults_end.clone())
+        };
         let failure = || Status::unknown(format!("scripted failure of {method}"));
         match fault {
             None => effect(&mut self.world()).map(Response::new),
@@ -181,10 +190,14 @@ impl Scripted {
                 effect(&mut self.world())?;
                 Err(failure())
             }
-            Some(Fault::Hangs) => std::future::pending().await,
+            Some(Fault::Hangs) => {
+                end.cancelled().await;
+                Err(failure())
+            }
             Some(Fault::HangsAfter) => {
                 effect(&mut self.world())?;
-                std::future::pending().await
+                end.cancelled().await;
+                Err(failure())
             }
             Some(Fault::Late(delay)) => {
                 let runtime = self.clone();
