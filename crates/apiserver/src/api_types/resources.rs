@@ -132,8 +132,16 @@ const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
 const fn status(kind: &'static str) -> Subresource {
-    Subresource { name: "status", gvk: Gvk::core(kind), verbs: READ_WRITE }
+    status_of("", kind)
 }
+
+const fn status_of(group: &'static str, kind: &'static str) -> Subresource {
+    Subresource { name: "status", gvk: Gvk::v1(group, kind), verbs: READ_WRITE }
+}
+
+/// The number of replicas of a workload, read and written without the rest.
+const SCALE: Subresource =
+    Subresource { name: "scale", gvk: Gvk::v1("autoscaling", "Scale"), verbs: READ_WRITE };
 
 const fn core(
     plural: &'static str,
@@ -172,18 +180,33 @@ const fn storage(plural: &'static str, singular: &'static str, kind: &'static st
 
 const SIGNING_REQUEST: Gvk = Gvk::v1("certificates.k8s.io", "CertificateSigningRequest");
 
+/// A namespaced resource of another group than the core one.
+const fn grouped(
+    group: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+    kind: &'static str,
+) -> Resource {
+    Resource { group, ..core(plural, singular, kind, plural) }
+}
+
 const fn rbac(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
     Resource { group: "rbac.authorization.k8s.io", ..core(plural, singular, kind, plural) }
 }
 
 /// Every served resource, by group and then by name.
 pub static RESOURCES: &[Resource] = &[
+    Resource { verbs: CREATE, ..core("bindings", "binding", "Binding", "") },
     Resource { short_names: &["cm"], ..core("configmaps", "configmap", "ConfigMap", "configmaps") },
     Resource {
         short_names: &["ep"],
         ..core("endpoints", "endpoints", "Endpoints", "services/endpoints")
     },
     Resource { short_names: &["ev"], ..core("events", "event", "Event", "events") },
+    Resource {
+        short_names: &["limits"],
+        ..core("limitranges", "limitrange", "LimitRange", "limitranges")
+    },
     Resource {
         short_names: &["ns"],
         namespaced: false,
@@ -242,12 +265,13 @@ pub static RESOURCES: &[Resource] = &[
         ..core("pods", "pod", "Pod", "pods")
     },
     Resource {
+        counts_generation: true,
+        ..core("podtemplates", "podtemplate", "PodTemplate", "podtemplates")
+    },
+    Resource {
         short_names: &["rc"],
         categories: &["all"],
-        subresources: &[
-            Subresource { name: "scale", gvk: Gvk::v1("autoscaling", "Scale"), verbs: READ_WRITE },
-            status("ReplicationController"),
-        ],
+        subresources: &[SCALE, status("ReplicationController")],
         counts_generation: true,
         ..core(
             "replicationcontrollers",
@@ -255,6 +279,11 @@ pub static RESOURCES: &[Resource] = &[
             "ReplicationController",
             "controllers",
         )
+    },
+    Resource {
+        short_names: &["quota"],
+        subresources: &[status("ResourceQuota")],
+        ..core("resourcequotas", "resourcequota", "ResourceQuota", "resourcequotas")
     },
     core("secrets", "secret", "Secret", "secrets"),
     Resource {
@@ -274,6 +303,35 @@ pub static RESOURCES: &[Resource] = &[
             status("Service"),
         ],
         ..core("services", "service", "Service", "services/specs")
+    },
+    grouped("apps", "controllerrevisions", "controllerrevision", "ControllerRevision"),
+    Resource {
+        short_names: &["ds"],
+        categories: &["all"],
+        subresources: &[status_of("apps", "DaemonSet")],
+        counts_generation: true,
+        ..grouped("apps", "daemonsets", "daemonset", "DaemonSet")
+    },
+    Resource {
+        short_names: &["deploy"],
+        categories: &["all"],
+        subresources: &[SCALE, status_of("apps", "Deployment")],
+        counts_generation: true,
+        ..grouped("apps", "deployments", "deployment", "Deployment")
+    },
+    Resource {
+        short_names: &["rs"],
+        categories: &["all"],
+        subresources: &[SCALE, status_of("apps", "ReplicaSet")],
+        counts_generation: true,
+        ..grouped("apps", "replicasets", "replicaset", "ReplicaSet")
+    },
+    Resource {
+        short_names: &["sts"],
+        categories: &["all"],
+        subresources: &[SCALE, status_of("apps", "StatefulSet")],
+        counts_generation: true,
+        ..grouped("apps", "statefulsets", "statefulset", "StatefulSet")
     },
     review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
     review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
@@ -305,6 +363,35 @@ pub static RESOURCES: &[Resource] = &[
         "SubjectAccessReview",
     ),
     Resource {
+        version: "v2",
+        short_names: &["hpa"],
+        categories: &["all"],
+        subresources: &[Subresource {
+            name: "status",
+            gvk: Gvk { group: "autoscaling", version: "v2", kind: "HorizontalPodAutoscaler" },
+            verbs: READ_WRITE,
+        }],
+        ..grouped(
+            "autoscaling",
+            "horizontalpodautoscalers",
+            "horizontalpodautoscaler",
+            "HorizontalPodAutoscaler",
+        )
+    },
+    Resource {
+        short_names: &["cj"],
+        categories: &["all"],
+        subresources: &[status_of("batch", "CronJob")],
+        counts_generation: true,
+        ..grouped("batch", "cronjobs", "cronjob", "CronJob")
+    },
+    Resource {
+        categories: &["all"],
+        subresources: &[status_of("batch", "Job")],
+        counts_generation: true,
+        ..grouped("batch", "jobs", "job", "Job")
+    },
+    Resource {
         group: "certificates.k8s.io",
         short_names: &["csr"],
         namespaced: false,
@@ -332,6 +419,10 @@ pub static RESOURCES: &[Resource] = &[
     },
     Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
     Resource {
+        version: "v1beta1",
+        ..grouped("coordination.k8s.io", "leasecandidates", "leasecandidate", "LeaseCandidate")
+    },
+    Resource {
         group: "discovery.k8s.io",
         counts_generation: true,
         ..core("endpointslices", "endpointslice", "EndpointSlice", "endpointslices")
@@ -342,9 +433,59 @@ pub static RESOURCES: &[Resource] = &[
         ..core("events", "event", "Event", "events")
     },
     Resource {
+        namespaced: false,
+        subresources: &[status_of("flowcontrol.apiserver.k8s.io", "FlowSchema")],
+        counts_generation: true,
+        ..grouped("flowcontrol.apiserver.k8s.io", "flowschemas", "flowschema", "FlowSchema")
+    },
+    Resource {
+        namespaced: false,
+        subresources: &[status_of("flowcontrol.apiserver.k8s.io", "PriorityLevelConfiguration")],
+        counts_generation: true,
+        ..grouped(
+            "flowcontrol.apiserver.k8s.io",
+            "prioritylevelconfigurations",
+            "prioritylevelconfiguration",
+            "PriorityLevelConfiguration",
+        )
+    },
+    Resource {
+        namespaced: false,
+        counts_generation: true,
+        ..grouped("networking.k8s.io", "ingressclasses", "ingressclass", "IngressClass")
+    },
+    Resource {
+        short_names: &["ing"],
+        subresources: &[status_of("networking.k8s.io", "Ingress")],
+        storage: "ingress",
+        counts_generation: true,
+        ..grouped("networking.k8s.io", "ingresses", "ingress", "Ingress")
+    },
+    Resource {
+        short_names: &["ip"],
+        namespaced: false,
+        ..grouped("networking.k8s.io", "ipaddresses", "ipaddress", "IPAddress")
+    },
+    Resource {
+        short_names: &["netpol"],
+        counts_generation: true,
+        ..grouped("networking.k8s.io", "networkpolicies", "networkpolicy", "NetworkPolicy")
+    },
+    Resource {
+        namespaced: false,
+        subresources: &[status_of("networking.k8s.io", "ServiceCIDR")],
+        ..grouped("networking.k8s.io", "servicecidrs", "servicecidr", "ServiceCIDR")
+    },
+    Resource {
         group: "node.k8s.io",
         namespaced: false,
         ..core("runtimeclasses", "runtimeclass", "RuntimeClass", "runtimeclasses")
+    },
+    Resource {
+        short_names: &["pdb"],
+        subresources: &[status_of("policy", "PodDisruptionBudget")],
+        counts_generation: true,
+        ..grouped("policy", "poddisruptionbudgets", "poddisruptionbudget", "PodDisruptionBudget")
     },
     Resource {
         namespaced: false,
@@ -353,6 +494,32 @@ pub static RESOURCES: &[Resource] = &[
     Resource { namespaced: false, ..rbac("clusterroles", "clusterrole", "ClusterRole") },
     rbac("rolebindings", "rolebinding", "RoleBinding"),
     rbac("roles", "role", "Role"),
+    Resource {
+        namespaced: false,
+        counts_generation: true,
+        ..grouped("resource.k8s.io", "deviceclasses", "deviceclass", "DeviceClass")
+    },
+    Resource {
+        subresources: &[status_of("resource.k8s.io", "ResourceClaim")],
+        ..grouped("resource.k8s.io", "resourceclaims", "resourceclaim", "ResourceClaim")
+    },
+    grouped(
+        "resource.k8s.io",
+        "resourceclaimtemplates",
+        "resourceclaimtemplate",
+        "ResourceClaimTemplate",
+    ),
+    Resource {
+        namespaced: false,
+        counts_generation: true,
+        ..grouped("resource.k8s.io", "resourceslices", "resourceslice", "ResourceSlice")
+    },
+    Resource {
+        short_names: &["pc"],
+        namespaced: false,
+        counts_generation: true,
+        ..grouped("scheduling.k8s.io", "priorityclasses", "priorityclass", "PriorityClass")
+    },
     Resource { counts_generation: true, ..storage("csidrivers", "csidriver", "CSIDriver") },
     storage("csinodes", "csinode", "CSINode"),
     Resource {

@@ -241,6 +241,7 @@ impl Router {
             return self.subresource(call, subresource).await;
         }
         match call.verb {
+            "create" if call.resource.kind == "Binding" => self.bind_named(call).await,
             "create" if call.resource.storage.is_empty() => self.review(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,

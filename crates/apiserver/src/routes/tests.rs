@@ -157,14 +157,7 @@ fn authorization_of_selectors() {
 }
 
 /// Resources of upstream's groups that this server does not have.
-const ABSENT: [&str; 6] = [
-    "bindings",
-    "componentstatuses",
-    "limitranges",
-    "podcertificaterequests",
-    "podtemplates",
-    "resourcequotas",
-];
+const ABSENT: [&str; 2] = ["componentstatuses", "podcertificaterequests"];
 
 /// Upstream's paths and methods, but for those of [`ABSENT`] resources.
 fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
@@ -200,7 +193,7 @@ fn served_paths_are_upstreams() {
             "" => format!("/api/{}", r.version),
             group => format!("/apis/{group}/{}", r.version),
         })
-        .chain(["/api/v2", "/apis/apps/v1", "/apis/v1/v1"].map(str::to_owned))
+        .chain(["/api/v2", "/apis/apps/v1beta1", "/apis/v1/v1"].map(str::to_owned))
         .collect();
     let mut templates: Vec<String> = Vec::new();
     for version in &versions {

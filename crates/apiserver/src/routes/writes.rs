@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::body::BodyText;
 use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
+use crate::admission::core;
 use crate::api_types::{Gvk, Subresource};
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
@@ -148,6 +149,20 @@ impl Router {
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         self.api.bind(call.user, call.resource, namespace, name, &binding, dry_run).await?;
+        Ok(respond::success(StatusCode::CREATED, None))
+    }
+
+    /// POST of a Binding to the collection `bindings`: its name is the pod's.
+    pub(super) async fn bind_named(&self, mut call: Call<'_>) -> Result {
+        let body = self.body(&mut call).await?;
+        let (binding, _) = read(&call, call.resource.gvk(), &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        let name = object::name(&binding).to_owned();
+        if name.is_empty() {
+            return Err(StatusError::bad_request("name must be provided"));
+        }
+        let pods = core("pods")?;
+        self.api.bind(call.user, pods, call.namespace(), &name, &binding, dry_run).await?;
         Ok(respond::success(StatusCode::CREATED, None))
     }
 
