@@ -76,7 +76,8 @@ fn query(name: &str, kind: RecordType) -> Message {
 }
 
 async fn udp_bytes(to: SocketAddr, query: &[u8]) -> Vec<u8> {
-    let socket = UdpSocket::bind(LOCAL).await.unwrap();
+    let own = if to.is_ipv4() { LOCAL } else { "[::1]:0" };
+    let socket = UdpSocket::bind(own).await.unwrap();
     // From that address alone.
     socket.connect(to).await.unwrap();
     socket.send(query).await.unwrap();
@@ -238,6 +239,28 @@ async fn server_replies_from_the_address_that_was_asked() {
         let answer = udp_bytes(to, &query).await;
         assert_eq!(addresses(&Message::from_vec(&answer).unwrap()).len(), 1, "{address}");
     }
+}
+
+/// All addresses of both families at once, where the machine has both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_replies_over_both_families() {
+    if UdpSocket::bind("[::1]:0").await.is_err() {
+        eprintln!("SKIPPED: no IPv6");
+        return;
+    }
+    let cluster = Cluster::start_at("[::]:0".parse().unwrap(), &[]);
+    let query = query("kubernetes.default.svc.cluster.local.", RecordType::A).to_vec().unwrap();
+    for address in ["127.0.0.1", "127.0.0.2", "::1"] {
+        let to = SocketAddr::new(address.parse().unwrap(), cluster.address.port());
+        let answer = udp_bytes(to, &query).await;
+        assert_eq!(addresses(&Message::from_vec(&answer).unwrap()).len(), 1, "{address}");
+        let mut stream = TcpStream::connect(to).await.unwrap();
+        let answer = tcp_bytes(&mut stream, &query).await;
+        assert_eq!(addresses(&Message::from_vec(&answer).unwrap()).len(), 1, "{address}");
+    }
+    let page = cluster.shared.metrics.registry.text();
+    assert!(page.contains(r#"proto="udp",family="1",type="A"} 2"#), "{page}");
+    assert!(page.contains(r#"proto="udp",family="2",type="A"} 1"#), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use longshore_base::panics;
 use nix::libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
@@ -24,6 +25,9 @@ use crate::message::Transport;
 const BUFFER: usize = 4096;
 /// What the kernel holds of queries that wait, in bytes.
 const WAITING: usize = 1 << 20;
+
+/// The pause after a datagram that could not be received.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The local address that a datagram was sent to, with the interface that it came in by.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +71,7 @@ pub(crate) async fn serve(socket: UdpSocket, mut handler: Handler) {
             Err(error) => {
                 // Such as the refusal of a client to take a reply.
                 debug!(%error, "receive a datagram");
-                tokio::task::yield_now().await;
+                tokio::time::sleep(PAUSE).await;
                 continue;
             }
         };
@@ -93,7 +97,7 @@ pub(crate) async fn serve(socket: UdpSocket, mut handler: Handler) {
 fn receive(
     socket: RawFd,
     buffer: &mut [u8],
-    control: &mut Vec<u8>,
+    control: &mut [u8],
 ) -> io::Result<Option<(usize, SocketAddr, Option<Local>)>> {
     let mut parts = [IoSliceMut::new(buffer)];
     let message = recvmsg::<SockaddrStorage>(socket, &mut parts, Some(control), MsgFlags::empty())?;
