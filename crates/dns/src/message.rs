@@ -16,7 +16,7 @@ use hickory_server::zone_handler::MessageResponseBuilder;
 use longshore_base::panics;
 
 /// The length of the header.
-const HEADER: usize = 12;
+pub(crate) const HEADER: usize = 12;
 /// The longest datagram that is sent: it is not fragmented on any usual path.
 pub(crate) const MAX_DATAGRAM: u16 = 1232;
 /// The longest datagram of a client without EDNS.
@@ -26,9 +26,9 @@ const MIN_RECORD: usize = 14;
 /// The OPT record without options.
 const OPT: usize = 11;
 /// Bytes and bits of the header.
-const FLAGS: usize = 2;
-const IS_RESPONSE: u8 = 0x80;
-const TRUNCATED: u8 = 0x02;
+pub(crate) const FLAGS: usize = 2;
+pub(crate) const IS_RESPONSE: u8 = 0x80;
+pub(crate) const TRUNCATED: u8 = 0x02;
 const RECURSION_DESIRED: u8 = 0x01;
 const ADDITIONAL_COUNT: usize = 10;
 

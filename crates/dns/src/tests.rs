@@ -154,6 +154,11 @@ impl Other {
             let reply = match () {
                 () if name.starts_with("silent.") => continue,
                 () if name.starts_with("odd.") => buffer[..2].to_vec(),
+                () if name.starts_with("unreadable.") => {
+                    let mut bytes = answer(&query, 1).to_vec().unwrap();
+                    bytes.truncate(bytes.len() - 2);
+                    bytes
+                }
                 () if name.starts_with("big.") => {
                     let mut answer = answer(&query, 0);
                     answer.metadata.truncation = true;
@@ -369,6 +374,9 @@ async fn forward_tries_the_next_server() {
         let answer = cluster.ask(&format!("www{number}.example.com."), RecordType::A).await;
         assert_eq!(addresses(&answer).len(), 2);
     }
+    // What cannot be read is not waited for.
+    let answer = cluster.ask("unreadable.example.com.", RecordType::A).await;
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
     let nobody = Cluster::start(&[gone]);
     let answer = nobody.ask("www.example.com.", RecordType::A).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);

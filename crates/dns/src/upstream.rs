@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hickory_server::proto::op::{Edns, Message, MessageType, OpCode, Query};
-use hickory_server::proto::rr::DNSClass;
 use longshore_base::panics;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 use crate::cache::CacheKey;
-use crate::message::MAX_DATAGRAM;
+use crate::message::{FLAGS, HEADER, IS_RESPONSE, MAX_DATAGRAM, TRUNCATED};
 use crate::random::unpredictable;
 
 /// How long one server may take.
@@ -108,24 +107,16 @@ impl Upstream {
         let id = unpredictable() as u16;
         let query = request.message(id).to_vec().map_err(|_| Error::Unwritable)?;
         let io = |error| Error::Io(self.address, error);
-        let answer = self.over_udp(&query, id, request).await.map_err(io)?;
-        match answer {
-            Some((message, bytes)) if !message.metadata.truncation => Ok((message, bytes)),
-            _ => {
-                let bytes = self.over_tcp(&query).await.map_err(io)?;
-                let message = read(&bytes, id, request).ok_or(Error::Unreadable(self.address))?;
-                Ok((message, bytes))
-            }
-        }
+        let bytes = match self.over_udp(&query).await.map_err(io)? {
+            Some(bytes) => bytes,
+            None => self.over_tcp(&query).await.map_err(io)?,
+        };
+        let message = read(&bytes, &query).ok_or(Error::Unreadable(self.address))?;
+        Ok((message, bytes))
     }
 
-    /// `None`: the answer to this question does not fit, or cannot be read.
-    async fn over_udp(
-        &self,
-        query: &[u8],
-        id: u16,
-        request: &Request,
-    ) -> io::Result<Option<(Message, Vec<u8>)>> {
+    /// `None`: the answer does not fit.
+    async fn over_udp(&self, query: &[u8]) -> io::Result<Option<Vec<u8>>> {
         let any: IpAddr = match self.address {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -137,18 +128,11 @@ impl Upstream {
         let mut buffer = vec![0; BUFFER];
         loop {
             let length = socket.recv(&mut buffer).await?;
-            let bytes = &buffer[..length];
+            let bytes = buffer.get(..length).unwrap_or_default();
             // Forged ones are not answers: the right one may still come.
-            if !is_answer(bytes, id) {
-                continue;
-            }
-            if bytes[2] & 0x02 != 0 {
-                return Ok(None);
-            }
-            match read(bytes, id, request) {
-                Some(message) => return Ok(Some((message, bytes.to_vec()))),
-                None if length == BUFFER => return Ok(None),
-                None => {}
+            if is_answer(bytes, query) {
+                let fits = bytes[FLAGS] & TRUNCATED == 0 && length < BUFFER;
+                return Ok(fits.then(|| bytes.to_vec()));
             }
         }
     }
@@ -165,25 +149,34 @@ impl Upstream {
     }
 }
 
-/// Whether it can be the answer to the one question with this ID.
-fn is_answer(bytes: &[u8], id: u16) -> bool {
-    match bytes {
-        [a, b, flags, _, 0, 1, ..] if bytes.len() >= 12 => {
-            [*a, *b] == id.to_be_bytes() && flags & 0x80 != 0
-        }
-        _ => false,
-    }
+/// Whether it is an answer to this query: it has its ID and its question.
+fn is_answer(bytes: &[u8], query: &[u8]) -> bool {
+    let (Some((head, body)), Some((asked, question))) =
+        (bytes.split_at_checked(HEADER), query.split_at_checked(HEADER))
+    else {
+        return false;
+    };
+    let question = question.get(..question_length(question)).unwrap_or_default();
+    head[..2] == asked[..2]
+        && head[FLAGS] & IS_RESPONSE != 0
+        && head[4..6] == asked[4..6]
+        && body.get(..question.len()).is_some_and(|echo| echo.eq_ignore_ascii_case(question))
 }
 
-/// The answer to this question.
-fn read(bytes: &[u8], id: u16, request: &Request) -> Option<Message> {
-    if !is_answer(bytes, id) {
+/// The length of the question at the start of these bytes, which we wrote: no name is compressed.
+fn question_length(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(label) = bytes.get(at).filter(|label| **label > 0) {
+        at += usize::from(*label) + 1;
+    }
+    // the end of the name, type and class
+    at + 5
+}
+
+/// The answer to this query.
+fn read(bytes: &[u8], query: &[u8]) -> Option<Message> {
+    if !is_answer(bytes, query) {
         return None;
     }
-    let message = panics::contain_sync(|| Message::from_vec(bytes).ok()).ok().flatten()?;
-    let question = message.queries.first()?;
-    let is_ours = question.query_type() == request.key.kind
-        && question.query_class() == DNSClass::IN
-        && *question.name() == request.key.name;
-    is_ours.then_some(message)
+    panics::contain_sync(|| Message::from_vec(bytes).ok()).ok().flatten()
 }

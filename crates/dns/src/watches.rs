@@ -20,6 +20,9 @@ use crate::zone::{PodNames, Zone};
 /// When the change that led to a slice was made.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
+/// Changes that are published together, at most.
+const MAX_TOGETHER: usize = 256;
+
 /// A change of an object.
 #[derive(Debug)]
 pub(crate) enum Change {
@@ -68,21 +71,18 @@ fn subscribed<K: Object + k8s_openapi::Resource>(
     informer
 }
 
-/// Applies changes and publishes what follows, until there are no more to come. `time` is set where a
-/// slice took part.
+/// Applies changes and publishes what follows, until there are no more to come. How long it took is
+/// measured in `programming`.
 pub(crate) async fn apply(
     mut model: Model,
     mut changes: mpsc::UnboundedReceiver<Change>,
     zone: watch::Sender<Arc<Zone>>,
     programming: Family<Histogram, 1>,
 ) {
-    while let Some(first) = changes.recv().await {
-        let mut triggers = Vec::new();
-        let mut next = Some(first);
-        while let Some(change) = next {
-            triggers.extend(apply_one(&mut model, &change));
-            next = changes.try_recv().ok();
-        }
+    let mut together = Vec::new();
+    while changes.recv_many(&mut together, MAX_TOGETHER).await > 0 {
+        let applied = together.drain(..).filter_map(|change| apply_one(&mut model, &change));
+        let triggers: Vec<_> = applied.collect();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let serial = u32::try_from(now.as_secs()).unwrap_or_default();
         zone.send_replace(Arc::new(model.snapshot(serial)));
