@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes clean-host
+.PHONY: help run test fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -79,6 +79,9 @@ bench-volumes: ## measure volumes: COUNT=1000 with data, idle and when a secret 
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes=$(or $(COUNT),1000) --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
+
+bench-dns: ## measure the DNS server with N=200 services and COUNT=200000 questions
+	cargo run --release -p longshore-dns --example bench -- --services=$(or $(N),200) --count=$(or $(COUNT),200000)
 
 clean-host: ## remove what a killed run or test left on this machine
 	@cargo run --quiet -p longshore-demo -- --sweep

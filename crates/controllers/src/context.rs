@@ -1,0 +1,86 @@
+//! What every controller is given.
+
+use futures::future::BoxFuture;
+use kube::Client;
+use longshore_client::events::Recorder;
+use longshore_informer::{Informers, QueueMetrics};
+use tokio_util::sync::CancellationToken;
+
+/// The shared parts of the process. Clones are the same.
+#[derive(Clone)]
+pub struct Context {
+    /// The client for writes and reads that bypass the informers.
+    pub client: Client,
+    /// One informer for each kind.
+    pub informers: Informers,
+    /// The metrics of work queues.
+    pub queues: QueueMetrics,
+    /// What the command line says.
+    pub settings: Settings,
+    /// Cancelled when the controllers are to end.
+    pub stop: CancellationToken,
+}
+
+impl Context {
+    /// A context around a client.
+    pub fn new(client: Client, settings: Settings) -> Self {
+        Self {
+            informers: Informers::new(client.clone()),
+            client,
+            queues: QueueMetrics::unregistered(),
+            settings,
+            stop: CancellationToken::new(),
+        }
+    }
+
+    /// A recorder of events of that component, such as `deployment-controller`.
+    pub fn recorder(&self, component: &'static str) -> Recorder {
+        Recorder::start_as(component, Some(self.client.clone()), "").0
+    }
+}
+
+/// What the command line sets for controllers. One field for each flag, with upstream's default.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `--concurrent-deployment-syncs`
+    pub deployment_workers: usize,
+    /// `--concurrent-replicaset-syncs`
+    pub replicaset_workers: usize,
+    /// `--concurrent-rc-syncs`
+    pub replication_controller_workers: usize,
+    /// `--concurrent-daemonset-syncs`
+    pub daemonset_workers: usize,
+    /// `--concurrent-statefulset-syncs`
+    pub statefulset_workers: usize,
+    /// `--concurrent-job-syncs`
+    pub job_workers: usize,
+    /// `--concurrent-cron-job-syncs`
+    pub cronjob_workers: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            deployment_workers: 5,
+            replicaset_workers: 5,
+            replication_controller_workers: 5,
+            daemonset_workers: 2,
+            statefulset_workers: 5,
+            job_workers: 5,
+            cronjob_workers: 5,
+        }
+    }
+}
+
+/// A controller, as `--controllers` names it.
+#[derive(Clone, Copy)]
+pub struct Controller {
+    /// Its name, such as `deployment-controller`.
+    pub name: &'static str,
+    /// Its older name, such as `deployment`, which the flag takes too.
+    pub alias: &'static str,
+    /// Whether `*` includes it.
+    pub by_default: bool,
+    /// Runs it until `stop` of the context.
+    pub run: fn(Context) -> BoxFuture<'static, ()>,
+}

@@ -1,0 +1,3 @@
+//! The program `longshore-controllers`.
+
+fn main() {}

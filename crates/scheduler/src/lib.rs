@@ -1,0 +1,15 @@
+//! The scheduler: finds a node for each pod that has none.
+//!
+//! [`scheduler`] is all of it without I/O: a [`queue`] of pods, a [`cache`] of nodes, and profiles of
+//! [`framework`] plugins that [`plugins::Registry`] has by name.
+
+#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+
+pub mod cache;
+pub mod events;
+pub mod framework;
+pub mod metrics;
+pub mod model;
+pub mod plugins;
+pub mod queue;
+pub mod scheduler;

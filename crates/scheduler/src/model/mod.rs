@@ -1,0 +1,24 @@
+//! Objects of the cluster as the scheduler needs them: labels are interned, amounts are numbers,
+//! selectors are parsed once.
+
+mod atom;
+mod labels;
+mod node;
+mod objects;
+mod pod;
+pub mod resources;
+mod storage;
+
+pub use self::atom::Atom;
+pub use self::labels::{Labels, NodeSelector, NodeTerm, Requirement, Selector};
+pub use self::node::{Node, NodeInfo, Taint, TaintEffect};
+pub use self::objects::{Budget, ClaimUse, Objects, Workload, WorkloadKind};
+pub use self::pod::{
+    AffinityTerm, HostPort, Owner, Pod, PodAffinity, SpreadConstraint, Toleration, Uid, Volume,
+    VolumeSource, WeightedTerm,
+};
+pub use self::resources::Resources;
+pub use self::storage::{
+    Capacity, Claim, ClaimKey, ClaimRef, CsiDriver, CsiNode, PersistentVolume, StorageClass,
+    VolumeAttachment,
+};

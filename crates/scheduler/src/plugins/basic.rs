@@ -1,0 +1,258 @@
+//! Plugins of a few lines each.
+//!
+//! Current limitations: claims of the API group `resource.k8s.io` are not allocated: a pod with one is
+//! unschedulable; features that nodes declare are not compared with those that a pod needs.
+
+use std::borrow::Cow;
+
+use crate::events::ClusterEvent;
+use crate::framework::{
+    Code, Cycle, FILTERS, Failed, NodeFilter, Plugin, Points, PostFilter, PreFilter, Status,
+};
+use crate::model::{Node, NodeInfo, Pod, Taint};
+
+/// Keeps pods with scheduling gates out of the queue.
+#[derive(Debug)]
+pub(super) struct SchedulingGates;
+
+impl Plugin for SchedulingGates {
+    fn name(&self) -> &'static str {
+        "SchedulingGates"
+    }
+
+    fn points(&self) -> Points {
+        Points::PRE_ENQUEUE
+    }
+
+    fn pre_enqueue(&self, pod: &Pod) -> Result<(), Status> {
+        if pod.gates.is_empty() {
+            return Ok(());
+        }
+        let gates = pod.gates.join(" ");
+        Err(Status::new(Code::Unresolvable, format!("waiting for scheduling gates: [{gates}]")))
+    }
+
+    fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
+        matches!(event, ClusterEvent::UnscheduledPodUpdated(_, new) if new.uid == pod.uid)
+    }
+}
+
+/// Orders the queue by priority and time, as the queue does.
+#[derive(Debug)]
+pub(super) struct PrioritySort;
+
+impl Plugin for PrioritySort {
+    fn name(&self) -> &'static str {
+        "PrioritySort"
+    }
+
+    fn points(&self) -> Points {
+        Points::QUEUE_SORT
+    }
+
+    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
+        false
+    }
+}
+
+/// Binds through the subresource `binding`, as the driver does.
+#[derive(Debug)]
+pub(super) struct DefaultBinder;
+
+impl Plugin for DefaultBinder {
+    fn name(&self) -> &'static str {
+        "DefaultBinder"
+    }
+
+    fn points(&self) -> Points {
+        Points::BIND
+    }
+
+    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
+        false
+    }
+}
+
+/// Rejects nodes that are cordoned.
+#[derive(Debug)]
+pub(super) struct NodeUnschedulable(Taint);
+
+impl Default for NodeUnschedulable {
+    fn default() -> Self {
+        Self(Taint::unschedulable())
+    }
+}
+
+impl NodeUnschedulable {
+    fn accepts(&self, pod: &Pod, node: &Node) -> bool {
+        !node.is_unschedulable || pod.tolerates(&self.0)
+    }
+}
+
+struct Schedulable<'a>(&'a NodeUnschedulable, &'a Pod);
+
+impl NodeFilter for Schedulable<'_> {
+    fn filter(&self, node: &NodeInfo) -> Result<(), Status> {
+        match &node.node {
+            Some(node) if !self.0.accepts(self.1, node) => {
+                Err(Status::unresolvable("node(s) were unschedulable"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Plugin for NodeUnschedulable {
+    fn name(&self) -> &'static str {
+        "NodeUnschedulable"
+    }
+
+    fn points(&self) -> Points {
+        Points::FILTER
+    }
+
+    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
+        PreFilter::Filter(Box::new(Schedulable(self, cycle.pod)))
+    }
+
+    fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
+        match event {
+            ClusterEvent::UnscheduledPodUpdated(old, new) => {
+                new.uid == pod.uid && old.tolerations != new.tolerations
+            }
+            _ => event.node().is_some_and(|(old, new)| {
+                old.is_none_or(|old| !self.accepts(pod, old)) && self.accepts(pod, new)
+            }),
+        }
+    }
+}
+
+/// Rejects nodes other than the one that the pod names.
+#[derive(Debug)]
+pub(super) struct NodeName;
+
+struct Named<'a>(&'a Pod);
+
+impl NodeFilter for Named<'_> {
+    fn filter(&self, node: &NodeInfo) -> Result<(), Status> {
+        if self.0.node.as_ref().is_none_or(|name| *name == node.name) {
+            return Ok(());
+        }
+        Err(Status::unresolvable("node(s) didn't match the requested node name"))
+    }
+}
+
+impl Plugin for NodeName {
+    fn name(&self) -> &'static str {
+        "NodeName"
+    }
+
+    fn points(&self) -> Points {
+        Points::FILTER
+    }
+
+    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
+        match cycle.pod.node {
+            None => PreFilter::Skip,
+            Some(_) => PreFilter::Filter(Box::new(Named(cycle.pod))),
+        }
+    }
+
+    fn may_help(&self, event: ClusterEvent<'_>, _: &Pod) -> bool {
+        matches!(event, ClusterEvent::NodeAdded(_))
+    }
+}
+
+/// Rejects nodes on which a port is taken.
+#[derive(Debug)]
+pub(super) struct NodePorts;
+
+struct FreePorts<'a>(&'a Pod);
+
+impl NodeFilter for FreePorts<'_> {
+    fn filter(&self, node: &NodeInfo) -> Result<(), Status> {
+        let is_taken = |port| node.ports.iter().any(|taken| taken.conflicts(port));
+        if self.0.host_ports.iter().any(is_taken) {
+            return Err(Status::unschedulable(
+                "node(s) didn't have free ports for the requested pod ports",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Plugin for NodePorts {
+    fn name(&self) -> &'static str {
+        "NodePorts"
+    }
+
+    fn points(&self) -> Points {
+        FILTERS
+    }
+
+    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
+        if cycle.pod.host_ports.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::Filter(Box::new(FreePorts(cycle.pod)))
+    }
+
+    fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
+        match event {
+            ClusterEvent::PodDeleted(gone) => {
+                let frees = |port| gone.host_ports.iter().any(|freed| freed.conflicts(port));
+                pod.host_ports.iter().any(frees)
+            }
+            ClusterEvent::NodeAdded(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Says what upstream's plugin of that name says of pods without claims.
+#[derive(Debug)]
+pub(super) struct DynamicResources;
+
+impl Plugin for DynamicResources {
+    fn name(&self) -> &'static str {
+        "DynamicResources"
+    }
+
+    fn points(&self) -> Points {
+        FILTERS.and(Points::POST_FILTER)
+    }
+
+    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
+        if cycle.pod.resource_claims == 0 {
+            return PreFilter::Skip;
+        }
+        let reason = format!("pod \"{}\": resource claims are not supported", cycle.pod.key());
+        PreFilter::Reject(Status::new(Code::Unresolvable, reason))
+    }
+
+    fn post_filter(&self, _: Cycle<'_>, _: &mut Failed<'_, '_>) -> PostFilter {
+        PostFilter::Nothing(Cow::Borrowed("no new claims to deallocate"), false)
+    }
+
+    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
+        false
+    }
+}
+
+/// Accepts every node: see the limitations above.
+#[derive(Debug)]
+pub(super) struct NodeDeclaredFeatures;
+
+impl Plugin for NodeDeclaredFeatures {
+    fn name(&self) -> &'static str {
+        "NodeDeclaredFeatures"
+    }
+
+    fn points(&self) -> Points {
+        FILTERS
+    }
+
+    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
+        false
+    }
+}

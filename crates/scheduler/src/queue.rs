@@ -1,0 +1,419 @@
+//! Pods that wait for a node.
+//!
+//! - active: to be tried next, by priority and then by time;
+//! - backoff: tried before, and to be tried again after a pause that doubles;
+//! - unschedulable: no node fits; a change of the cluster that may help moves them on;
+//! - gated: a plugin keeps them from being tried at all.
+//!
+//! A pod is in exactly one place from [`Queue::add`] to [`Queue::remove`]; while it is tried or bound
+//! it is in flight. Times are spans since any fixed point.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore_metrics::{Counter, Family};
+
+use crate::model::{Atom, Pod, Uid};
+
+/// How long a pod is unschedulable before it is tried without a reason.
+const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
+
+/// Where a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// To be tried next.
+    Active,
+    /// To be tried after a pause.
+    Backoff,
+    /// To be tried after a change.
+    Unschedulable,
+    /// Not to be tried.
+    Gated,
+    /// Being tried or bound.
+    InFlight,
+}
+
+/// A pod of the queue.
+#[derive(Debug, Clone)]
+pub struct Queued {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// Where it is.
+    pub place: Place,
+    /// When it was tried first.
+    pub first_attempt: Option<Duration>,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Plugins that rejected it at the last attempt.
+    pub rejectors: Vec<&'static str>,
+    since: Duration,
+    number: u64,
+    rejections: u32,
+    errors: u32,
+    backoff_until: Duration,
+    /// Whether its preemption is being carried out, so that it is not tried yet.
+    is_preempting: bool,
+    /// Whether a change came that may help, while it was not free to be tried.
+    is_requeued: bool,
+}
+
+/// The order of pods to be tried.
+type Key = (Reverse<i32>, Duration, u64, Uid);
+
+impl Queued {
+    fn key(&self) -> Key {
+        (Reverse(self.pod.priority), self.since, self.number, self.pod.uid.clone())
+    }
+}
+
+/// How an attempt failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// These plugins rejected the pod.
+    Rejected(Vec<&'static str>),
+    /// Something went wrong.
+    Error,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Queue {
+    pods: HashMap<Uid, Queued>,
+    active: BTreeSet<Key>,
+    backoff: BTreeSet<(Duration, Key)>,
+    unschedulable: HashSet<Uid>,
+    gated: HashSet<Uid>,
+    /// Pods for which room is being made.
+    pub nominated: Nominated,
+    initial_backoff: Duration,
+    max_backoff: Duration,
+    next_number: u64,
+    incoming: Family<Counter, 2>,
+}
+
+impl Queue {
+    /// An empty queue with these pauses; `incoming` counts by queue and event.
+    pub fn new(
+        initial_backoff: Duration,
+        max_backoff: Duration,
+        incoming: Family<Counter, 2>,
+    ) -> Self {
+        Self {
+            pods: HashMap::new(),
+            active: BTreeSet::new(),
+            backoff: BTreeSet::new(),
+            unschedulable: HashSet::new(),
+            gated: HashSet::new(),
+            nominated: Nominated::default(),
+            initial_backoff,
+            max_backoff,
+            next_number: 0,
+            incoming,
+        }
+    }
+
+    /// Numbers of pods that are active, in backoff, unschedulable and gated.
+    pub fn sizes(&self) -> [usize; 4] {
+        [self.active.len(), self.backoff.len(), self.unschedulable.len(), self.gated.len()]
+    }
+
+    /// A pod of the queue.
+    pub fn get(&self, uid: &str) -> Option<&Queued> {
+        self.pods.get(uid)
+    }
+
+    /// Pods that no node fits, and gated ones.
+    pub fn rejected(&self) -> impl Iterator<Item = &Queued> {
+        self.unschedulable.iter().chain(&self.gated).filter_map(|uid| self.pods.get(uid))
+    }
+
+    /// Adds a pod, gated or not. One that is there is updated.
+    pub fn add(&mut self, pod: Arc<Pod>, is_gated: bool, now: Duration) {
+        if self.pods.contains_key(&pod.uid) {
+            return self.update(pod, is_gated, false, now);
+        }
+        self.next_number = self.next_number.saturating_add(1);
+        self.nominated.set(&pod, None);
+        let queued = Queued {
+            place: Place::InFlight,
+            first_attempt: None,
+            attempts: 0,
+            rejectors: Vec::new(),
+            since: now,
+            number: self.next_number,
+            rejections: 0,
+            errors: 0,
+            backoff_until: Duration::ZERO,
+            is_preempting: false,
+            is_requeued: false,
+            pod,
+        };
+        let uid = queued.pod.uid.clone();
+        self.pods.insert(uid.clone(), queued);
+        self.put(&uid, if is_gated { Place::Gated } else { Place::Active }, "UnschedulablePodAdd");
+    }
+
+    /// Updates a pod. One that is unschedulable is tried again if the change `helps` it, and a gated one
+    /// when it is not gated any more.
+    pub fn update(&mut self, pod: Arc<Pod>, is_gated: bool, helps: bool, now: Duration) {
+        let uid = pod.uid.clone();
+        let Some(place) = self.pods.get(&uid).map(|own| own.place) else {
+            return self.add(pod, is_gated, now);
+        };
+        if place != Place::InFlight {
+            self.nominated.set(&pod, None);
+        }
+        let from = self.take(&uid);
+        if let Some(own) = self.pods.get_mut(&uid) {
+            own.pod = pod;
+        }
+        let event = "UnschedulablePodUpdate";
+        match from {
+            Place::InFlight => {
+                if let Some(own) = self.pods.get_mut(&uid) {
+                    own.is_requeued |= helps;
+                }
+            }
+            Place::Gated if !is_gated => self.put(&uid, Place::Active, event),
+            _ if is_gated => self.put(&uid, Place::Gated, event),
+            Place::Unschedulable if helps => self.move_on(&uid, event, now),
+            from => self.put(&uid, from, event),
+        }
+    }
+
+    /// Takes a pod out: it is bound, or gone.
+    pub fn remove(&mut self, uid: &str) -> Option<Queued> {
+        self.nominated.remove(uid);
+        self.take(uid);
+        self.pods.remove(uid)
+    }
+
+    /// The pod to be tried next, which is then in flight. Without active ones a pod in backoff that
+    /// was rejected before is next, as nothing else is there to do.
+    pub fn pop(&mut self, now: Duration) -> Option<Queued> {
+        self.end_backoffs(now);
+        let uid = match self.active.pop_first() {
+            Some((.., uid)) => uid,
+            None => {
+                let early = |(_, (.., uid)): &&(Duration, Key)| {
+                    self.pods.get(uid).is_some_and(|own| !own.rejectors.is_empty())
+                };
+                let entry = self.backoff.iter().find(early)?.clone();
+                self.backoff.remove(&entry);
+                entry.1.3
+            }
+        };
+        let own = self.pods.get_mut(&uid)?;
+        own.place = Place::InFlight;
+        own.attempts = own.attempts.saturating_add(1);
+        own.first_attempt.get_or_insert(now);
+        own.is_requeued = false;
+        Some(own.clone())
+    }
+
+    /// The attempt failed: the pod waits for a change, or for a pause.
+    pub fn fail(&mut self, uid: &str, failure: Failure, now: Duration) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        if own.place != Place::InFlight {
+            return;
+        }
+        own.since = now;
+        let is_error = match failure {
+            Failure::Rejected(rejectors) => {
+                own.rejectors = rejectors;
+                own.rejections = own.rejections.saturating_add(1);
+                own.errors = 0;
+                false
+            }
+            Failure::Error => {
+                own.rejectors.clear();
+                own.errors = own.errors.saturating_add(1);
+                true
+            }
+        };
+        let count = if is_error { own.errors } else { own.rejections };
+        own.backoff_until = now.saturating_add(pause(count, self.initial_backoff, self.max_backoff));
+        let own_uid = own.pod.uid.clone();
+        if is_error || std::mem::take(&mut own.is_requeued) {
+            self.move_on(&own_uid, "ScheduleAttemptFailure", now);
+        } else {
+            self.put(&own_uid, Place::Unschedulable, "ScheduleAttemptFailure");
+        }
+    }
+
+    /// Whether no pod waits for a change.
+    pub fn is_unschedulable_empty(&self) -> bool {
+        self.unschedulable.is_empty()
+    }
+
+    /// Preemption for the pod begins: it is not tried until that is done.
+    pub fn set_preempting(&mut self, uid: &str) {
+        if let Some(own) = self.pods.get_mut(uid) {
+            own.is_preempting = true;
+        }
+    }
+
+    /// Preemption for the pod is carried out.
+    pub fn preempted(&mut self, uid: &str, now: Duration) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        own.is_preempting = false;
+        if std::mem::take(&mut own.is_requeued) && own.place == Place::Unschedulable {
+            let uid = own.pod.uid.clone();
+            self.take(&uid);
+            self.move_on(&uid, "AssignedPodDelete", now);
+        }
+    }
+
+    /// Moves on those unschedulable pods that a change may help.
+    pub fn requeue(
+        &mut self,
+        event: &'static str,
+        now: Duration,
+        mut helps: impl FnMut(&Queued) -> bool,
+    ) {
+        if self.unschedulable.is_empty() {
+            return;
+        }
+        let all = self.unschedulable.iter().filter_map(|uid| self.pods.get(uid));
+        let helped: Vec<Uid> =
+            all.filter(|own| helps(own)).map(|own| own.pod.uid.clone()).collect();
+        for uid in helped {
+            match self.pods.get_mut(&uid) {
+                Some(own) if own.is_preempting => own.is_requeued = true,
+                _ => {
+                    self.take(&uid);
+                    self.move_on(&uid, event, now);
+                }
+            }
+        }
+    }
+
+    /// Moves on pods that have been unschedulable for too long.
+    pub fn flush(&mut self, now: Duration) {
+        self.requeue("UnschedulableTimeout", now, |own| {
+            now.saturating_sub(own.since) > MAX_UNSCHEDULABLE
+        });
+    }
+
+    /// When the next pause ends.
+    pub fn next_backoff(&self) -> Option<Duration> {
+        self.backoff.first().map(|(until, _)| *until)
+    }
+
+    /// Makes those active whose pause is over.
+    pub fn end_backoffs(&mut self, now: Duration) {
+        while let Some((until, _)) = self.backoff.first()
+            && *until <= now
+        {
+            if let Some((_, (.., uid))) = self.backoff.pop_first() {
+                self.put(&uid, Place::Active, "BackoffComplete");
+            }
+        }
+    }
+
+    fn move_on(&mut self, uid: &Uid, event: &'static str, now: Duration) {
+        let is_paused = self.pods.get(uid).is_some_and(|own| own.backoff_until > now);
+        self.put(uid, if is_paused { Place::Backoff } else { Place::Active }, event);
+    }
+
+    fn put(&mut self, uid: &Uid, place: Place, event: &'static str) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        own.place = place;
+        let queue = match place {
+            Place::Active => {
+                self.active.insert(own.key());
+                "active"
+            }
+            Place::Backoff => {
+                self.backoff.insert((own.backoff_until, own.key()));
+                "backoff"
+            }
+            Place::Unschedulable => {
+                self.unschedulable.insert(uid.clone());
+                "unschedulable"
+            }
+            Place::Gated => {
+                self.gated.insert(uid.clone());
+                "gated"
+            }
+            Place::InFlight => return,
+        };
+        self.incoming.with([queue, event]).inc();
+    }
+
+    /// Takes a pod from its place; in flight it has none.
+    fn take(&mut self, uid: &str) -> Place {
+        let Some(own) = self.pods.get_mut(uid) else { return Place::InFlight };
+        let place = std::mem::replace(&mut own.place, Place::InFlight);
+        match place {
+            Place::Active => {
+                self.active.remove(&own.key());
+            }
+            Place::Backoff => {
+                self.backoff.remove(&(own.backoff_until, own.key()));
+            }
+            Place::Unschedulable => {
+                self.unschedulable.remove(uid);
+            }
+            Place::Gated => {
+                self.gated.remove(uid);
+            }
+            Place::InFlight => {}
+        }
+        place
+    }
+}
+
+/// The pause after that many failures.
+fn pause(count: u32, initial: Duration, max: Duration) -> Duration {
+    let doublings = count.saturating_sub(1);
+    let factor = 1u32.checked_shl(doublings).unwrap_or(u32::MAX);
+    initial.checked_mul(factor).unwrap_or(max).min(max)
+}
+
+/// Pods for which room is being made on a node. They count there for pods of no higher priority.
+#[derive(Debug, Default)]
+pub struct Nominated {
+    on: HashMap<Atom, Vec<Arc<Pod>>>,
+    node: HashMap<Uid, Atom>,
+}
+
+impl Nominated {
+    /// Nominates a pod for a node: the one given, or that of its status.
+    pub fn set(&mut self, pod: &Arc<Pod>, node: Option<&Atom>) {
+        self.remove(&pod.uid);
+        let Some(node) = node.or(pod.nominated_node.as_ref()) else { return };
+        self.on.entry(node.clone()).or_default().push(pod.clone());
+        self.node.insert(pod.uid.clone(), node.clone());
+    }
+
+    /// The pod is nominated for no node any more.
+    pub fn remove(&mut self, uid: &str) {
+        let Some(node) = self.node.remove(uid) else { return };
+        if let Some(pods) = self.on.get_mut(&node) {
+            pods.retain(|pod| *pod.uid != *uid);
+            if pods.is_empty() {
+                self.on.remove(&node);
+            }
+        }
+    }
+
+    /// Pods nominated for a node.
+    pub fn on(&self, node: &Atom) -> &[Arc<Pod>] {
+        if self.on.is_empty() {
+            return &[];
+        }
+        self.on.get(node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The node that a pod is nominated for.
+    pub fn node_of(&self, uid: &str) -> Option<&Atom> {
+        self.node.get(uid)
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

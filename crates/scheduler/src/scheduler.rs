@@ -1,0 +1,644 @@
+//! The scheduler without I/O: changes of the cluster and outcomes of actions go in, actions come out.
+//!
+//! One attempt is [`Scheduler::begin`] (a pod, and the nodes that fit), [`Scheduler::candidates`] if
+//! none fits, and [`Scheduler::finish`]; extenders are called between these. Times are spans since any
+//! fixed point.
+
+mod bindings;
+mod changes;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cache::{Cache, Snapshot};
+use crate::events::ClusterEvent;
+use crate::framework::{
+    Candidate, Code, Cycle, Diagnosis, Failed, Filters, PostFilter, Profile, Status, enough_nodes,
+};
+use crate::metrics::Metrics;
+use crate::model::{Atom, ClaimKey, ClaimUse, NodeInfo, Objects, Pod, Uid};
+use crate::plugins::preemption::cheapest;
+use crate::queue::{Failure, Queue, Queued};
+
+pub use self::changes::Change;
+
+/// The longest note of an event.
+const MAX_NOTE: usize = 1024;
+/// The reason of the condition when no node fits.
+const UNSCHEDULABLE: &str = "Unschedulable";
+/// The reason of the condition when something went wrong.
+const ERROR: &str = "SchedulerError";
+/// What rejects pods while there is no node.
+const NO_NODES: &str = "no nodes";
+/// How often pods are looked for that are unschedulable for too long.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What is to be done to the API.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Bind a pod to a node. Answered by [`Outcome::Bound`] or [`Outcome::Failed`].
+    Bind {
+        /// The pod.
+        pod: Arc<Pod>,
+        /// The node.
+        node: Atom,
+    },
+    /// Ask for volumes of a pod. Answered by [`Outcome::VolumesRequested`] or [`Outcome::Failed`].
+    BindVolumes {
+        /// The pod.
+        pod: Arc<Pod>,
+        /// The node.
+        node: Atom,
+        /// Volumes that are to refer to claims.
+        volumes: Vec<VolumeRequest>,
+        /// Claims that are to be provisioned for the node, with the versions known.
+        claims: Vec<(ClaimKey, Box<str>)>,
+    },
+    /// Report that a pod could not be scheduled.
+    Report {
+        /// The pod.
+        pod: Arc<Pod>,
+        /// The reason of the condition `PodScheduled`, or none if it stays.
+        condition: Option<&'static str>,
+        /// The message of the condition.
+        message: String,
+        /// The note of the event `FailedScheduling`, if there is to be one.
+        note: Option<String>,
+        /// What `nominatedNodeName` is to be, if it changes.
+        nomination: Option<Option<Atom>>,
+    },
+    /// Delete pods to make room for another. Answered by [`Outcome::Preempted`].
+    Preempt {
+        /// The pod that needs room.
+        pod: Arc<Pod>,
+        /// The node.
+        node: Atom,
+        /// The pods.
+        victims: Vec<Arc<Pod>>,
+    },
+}
+
+/// A volume that is to refer to a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VolumeRequest {
+    /// The volume.
+    pub name: Atom,
+    /// The version known.
+    pub version: Box<str>,
+    /// The claim.
+    pub claim: ClaimKey,
+    /// The claim's UID.
+    pub uid: Box<str>,
+}
+
+/// How an action ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// A pod is bound.
+    Bound(Uid),
+    /// Volumes of a pod are asked for.
+    VolumesRequested(Uid),
+    /// A pod could not be bound, or its volumes not be asked for.
+    Failed(Uid, String),
+    /// Pods were deleted for this one, or that failed.
+    Preempted(Uid),
+}
+
+/// An attempt to schedule a pod.
+#[derive(Debug)]
+pub struct Attempt {
+    queued: Queued,
+    /// Places of nodes that fit.
+    pub fitting: Vec<usize>,
+    /// Why others do not.
+    pub diagnosis: Diagnosis,
+    started: Duration,
+    error: Option<String>,
+    nomination: Option<Option<Atom>>,
+}
+
+impl Attempt {
+    /// The pod.
+    pub fn pod(&self) -> &Arc<Pod> {
+        &self.queued.pod
+    }
+}
+
+/// A pod that is being bound.
+#[derive(Debug)]
+struct Binding {
+    assumed: Arc<Pod>,
+    original: Arc<Pod>,
+    node: Atom,
+    claims: ClaimUse,
+    /// Claims of which the selected node has been seen.
+    seen: Vec<ClaimKey>,
+    /// Until when volumes may take to be bound, once they are asked for.
+    volumes_until: Option<Duration>,
+    started: Duration,
+    attempts: u32,
+    first_attempt: Duration,
+}
+
+/// Settings of a scheduler.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The first pause of a pod that was rejected.
+    pub initial_backoff: Duration,
+    /// The longest pause.
+    pub max_backoff: Duration,
+    /// How long volumes of a pod may take to be bound.
+    pub volumes_timeout: Duration,
+    /// How long a binding may stay unseen; `None`: for ever.
+    pub assumed_ttl: Option<Duration>,
+    /// Whether extenders filter or score nodes.
+    pub has_extenders: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            initial_backoff: Duration::from_secs(1),
+            max_backoff: Duration::from_secs(10),
+            volumes_timeout: Duration::from_secs(600),
+            assumed_ttl: None,
+            has_extenders: false,
+        }
+    }
+}
+
+/// The scheduler.
+#[derive(Debug)]
+pub struct Scheduler {
+    profiles: HashMap<Atom, Profile>,
+    settings: Settings,
+    cache: Cache,
+    snapshot: Snapshot,
+    objects: Objects,
+    queue: Queue,
+    bindings: HashMap<Uid, Binding>,
+    actions: Vec<Action>,
+    metrics: Metrics,
+    next_start: usize,
+    random: u64,
+    flushed: Duration,
+}
+
+impl Scheduler {
+    /// A scheduler that knows nothing yet.
+    pub fn new(profiles: Vec<Profile>, settings: Settings, metrics: Metrics) -> Self {
+        Self {
+            queue: Queue::new(
+                settings.initial_backoff,
+                settings.max_backoff,
+                metrics.incoming.clone(),
+            ),
+            cache: Cache::new(settings.assumed_ttl),
+            profiles: profiles.into_iter().map(|own| (own.name.clone(), own)).collect(),
+            settings,
+            snapshot: Snapshot::default(),
+            objects: Objects::default(),
+            bindings: HashMap::new(),
+            actions: Vec::new(),
+            metrics,
+            next_start: 0,
+            random: RandomState::new().hash_one(0u8) | 1,
+            flushed: Duration::ZERO,
+        }
+    }
+
+    /// Actions that have come up.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// The nodes of the attempt that is under way.
+    pub fn nodes(&self) -> &[Arc<NodeInfo>] {
+        self.snapshot.nodes()
+    }
+
+    /// Numbers of pods that are active, in backoff, unschedulable and gated.
+    pub fn pending(&self) -> [usize; 4] {
+        self.queue.sizes()
+    }
+
+    /// When there is something to do, if no change comes before; `None`: never.
+    pub fn wake_at(&self) -> Option<Duration> {
+        let [active, ..] = self.queue.sizes();
+        if active > 0 {
+            return Some(Duration::ZERO);
+        }
+        let timeouts = self.bindings.values().filter_map(|own| own.volumes_until);
+        let flush = (!self.queue.is_unschedulable_empty())
+            .then(|| self.flushed.saturating_add(FLUSH_INTERVAL));
+        timeouts.chain(self.queue.next_backoff()).chain(flush).min()
+    }
+
+    /// Does what is due by time.
+    pub fn tick(&mut self, now: Duration) {
+        self.queue.end_backoffs(now);
+        if now.saturating_sub(self.flushed) >= FLUSH_INTERVAL {
+            self.flushed = now;
+            self.queue.flush(now);
+        }
+        for pod in self.cache.expire(now) {
+            self.requeue(ClusterEvent::PodDeleted(&pod), now);
+        }
+        self.end_bindings(now);
+        self.record_sizes();
+    }
+
+    /// Sets the gauges of queues and cache.
+    pub fn record_sizes(&self) {
+        self.metrics.sizes(self.queue.sizes(), self.cache.sizes());
+    }
+
+    fn requeue(&mut self, event: ClusterEvent<'_>, now: Duration) {
+        let profiles = &self.profiles;
+        self.queue.requeue(event.label(), now, |own| {
+            profiles
+                .get(&own.pod.scheduler)
+                .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors))
+        });
+    }
+
+    /// Takes the next pod and finds the nodes that fit; `None`: no pod is to be tried.
+    pub fn begin(&mut self, now: Duration) -> Option<Attempt> {
+        let queued = loop {
+            let queued = self.queue.pop(now)?;
+            if queued.pod.is_deleting {
+                let note = format!("skip schedule deleting pod: {}", queued.pod.key());
+                self.queue.remove(&queued.pod.uid);
+                self.actions.push(Action::Report {
+                    pod: queued.pod,
+                    condition: None,
+                    message: String::new(),
+                    note: Some(note),
+                    nomination: None,
+                });
+                continue;
+            }
+            if self.cache.is_assumed(&queued.pod.uid) {
+                continue;
+            }
+            break queued;
+        };
+        self.cache.update(&mut self.snapshot);
+        let total = self.snapshot.nodes().len();
+        let mut attempt = Attempt {
+            queued,
+            fitting: Vec::new(),
+            diagnosis: Diagnosis { total, ..Diagnosis::default() },
+            started: now,
+            error: None,
+            nomination: None,
+        };
+        self.find(&mut attempt);
+        Some(attempt)
+    }
+
+    fn find(&mut self, attempt: &mut Attempt) {
+        let total = attempt.diagnosis.total;
+        let pod = &attempt.queued.pod;
+        let Some(profile) = self.profiles.get(&pod.scheduler) else {
+            let name = &pod.scheduler;
+            attempt.error = Some(format!("profile not found for scheduler name \"{name}\""));
+            return;
+        };
+        if total == 0 {
+            return;
+        }
+        let cycle = Cycle {
+            pod,
+            snapshot: &self.snapshot,
+            objects: &self.objects,
+            nominated: &self.queue.nominated,
+        };
+        let mut filters = match Filters::prepare(profile, cycle) {
+            Ok(filters) => filters,
+            Err(status) if status.code == Code::Error => {
+                attempt.error = Some(status.message());
+                return;
+            }
+            Err(status) => {
+                attempt.diagnosis.pre_filter = Some(status.message());
+                attempt.diagnosis.rejectors.insert(status.plugin);
+                attempt.diagnosis.others = Some(status);
+                return;
+            }
+        };
+        let nodes = self.snapshot.nodes();
+        let own_node = self.queue.nominated.node_of(&pod.uid).or(pod.nominated_node.as_ref());
+        if let Some(position) = own_node.and_then(|name| self.snapshot.position(name))
+            && let Some(info) = nodes.get(position)
+            && filters.check(cycle, info).is_ok()
+        {
+            attempt.fitting.push(position);
+            return;
+        }
+        if let Some(only) = filters.only.take() {
+            attempt.diagnosis.rejectors.extend(&filters.limited_by);
+            let names = filters.limited_by.join(" ");
+            attempt.diagnosis.others = Some(Status::new(
+                Code::Unresolvable,
+                format!("node(s) didn't satisfy plugin(s) [{names}]"),
+            ));
+            for position in only {
+                if let Some(info) = nodes.get(position) {
+                    match filters.check(cycle, info) {
+                        Ok(()) => attempt.fitting.push(position),
+                        Err(status) => attempt.diagnosis.set(position, status),
+                    }
+                }
+            }
+            return;
+        }
+        let enough = if profile.scores.is_empty() && !self.settings.has_extenders {
+            1
+        } else {
+            enough_nodes(profile.percentage, total)
+        };
+        let mut seen = 0;
+        for index in 0..total {
+            if attempt.fitting.len() >= enough {
+                break;
+            }
+            let position = (self.next_start + index) % total;
+            let Some(info) = nodes.get(position) else { continue };
+            seen += 1;
+            match filters.check(cycle, info) {
+                Ok(()) => attempt.fitting.push(position),
+                Err(status) => attempt.diagnosis.set(position, status),
+            }
+        }
+        self.next_start = (self.next_start + seen) % total;
+    }
+
+    /// What would make room for a pod that no node fits; empty if nothing would.
+    pub fn candidates(&mut self, attempt: &mut Attempt) -> Vec<Candidate> {
+        if attempt.error.is_some() || attempt.diagnosis.total == 0 || !attempt.fitting.is_empty() {
+            return Vec::new();
+        }
+        let offset = self.next_random();
+        let pod = &attempt.queued.pod;
+        let Some(profile) = self.profiles.get(&pod.scheduler) else { return Vec::new() };
+        if profile.post_filters.is_empty() {
+            return Vec::new();
+        }
+        let cycle = Cycle {
+            pod,
+            snapshot: &self.snapshot,
+            objects: &self.objects,
+            nominated: &self.queue.nominated,
+        };
+        let mut filters = Filters::prepare(profile, cycle).ok();
+        let mut reasons = Vec::new();
+        for plugin in &profile.post_filters {
+            let mut failed = Failed {
+                diagnosis: &attempt.diagnosis,
+                filters: filters.as_mut(),
+                offset: usize::try_from(offset >> 33).unwrap_or(0),
+            };
+            match plugin.post_filter(cycle, &mut failed) {
+                PostFilter::Preempt(candidates) => return candidates,
+                PostFilter::Nothing(reason, clears) => {
+                    if clears {
+                        attempt.nomination = Some(None);
+                    }
+                    if !reason.is_empty() {
+                        reasons.push(reason);
+                    }
+                }
+            }
+        }
+        self.metrics.preemption_attempts.inc();
+        attempt.diagnosis.post_filter = reasons.join(", ");
+        Vec::new()
+    }
+
+    /// Ends an attempt: binds to the best node that fits, makes room, or reports why not. `scores` of
+    /// extenders are added to those of the nodes that fit, in their order.
+    pub fn finish(
+        &mut self,
+        mut attempt: Attempt,
+        candidates: Vec<Candidate>,
+        scores: Option<Vec<i64>>,
+        now: Duration,
+    ) {
+        self.metrics.algorithm.took(now.saturating_sub(attempt.started));
+        if let Some(error) = attempt.error.take() {
+            self.fail(&attempt, Failure::Error, error, Some(None), now);
+        } else if attempt.diagnosis.total == 0 {
+            let message = "no nodes available to schedule pods".to_owned();
+            self.fail(&attempt, Failure::Rejected(vec![NO_NODES]), message, Some(None), now);
+        } else if attempt.fitting.is_empty() {
+            self.make_room(attempt, candidates, now);
+        } else {
+            let position = self.choose(&attempt, scores);
+            self.bind(attempt, position, now);
+        }
+    }
+
+    fn choose(&mut self, attempt: &Attempt, extra: Option<Vec<i64>>) -> usize {
+        let (&first, others) = match attempt.fitting.split_first() {
+            Some((first, others)) => (first, others),
+            None => return 0,
+        };
+        let pod = &attempt.queued.pod;
+        let Some(profile) = self.profiles.get(&pod.scheduler).filter(|_| !others.is_empty()) else {
+            return first;
+        };
+        let cycle = Cycle {
+            pod,
+            snapshot: &self.snapshot,
+            objects: &self.objects,
+            nominated: &self.queue.nominated,
+        };
+        let infos: Vec<&NodeInfo> = attempt
+            .fitting
+            .iter()
+            .filter_map(|position| self.snapshot.nodes().get(*position))
+            .map(|info| &**info)
+            .collect();
+        let mut scores = profile.score(cycle, &infos);
+        for (score, extra) in scores.iter_mut().zip(extra.into_iter().flatten()) {
+            *score = score.saturating_add(extra);
+        }
+        let best = scores.iter().copied().max().unwrap_or(0);
+        let ties = scores.iter().filter(|score| **score == best).count().max(1);
+        let chosen = usize::try_from(self.next_random() >> 33).unwrap_or(0) % ties;
+        let mut best_ones =
+            attempt.fitting.iter().zip(&scores).filter(|(_, score)| **score == best);
+        best_ones.nth(chosen).map_or(first, |(position, _)| *position)
+    }
+
+    fn bind(&mut self, mut attempt: Attempt, position: usize, now: Duration) {
+        let Some(info) = self.snapshot.nodes().get(position).cloned() else { return };
+        let pod = attempt.queued.pod.clone();
+        let Some(profile) = self.profiles.get(&pod.scheduler) else { return };
+        let cycle = Cycle {
+            pod: &pod,
+            snapshot: &self.snapshot,
+            objects: &self.objects,
+            nominated: &self.queue.nominated,
+        };
+        let claims = match reserve(profile, cycle, &info) {
+            Ok(claims) => claims,
+            Err(status) => {
+                let failure = match status.code {
+                    Code::Error => Failure::Error,
+                    _ => Failure::Rejected(vec![status.plugin]),
+                };
+                attempt.diagnosis =
+                    Diagnosis { total: 1, others: Some(status), ..Diagnosis::default() };
+                let message = attempt.diagnosis.message();
+                return self.fail(&attempt, failure, message, Some(None), now);
+            }
+        };
+        let assumed = Arc::new(pod.on(&info.name));
+        if let Err(error) = self.cache.assume(assumed.clone(), &info.name) {
+            return self.fail(&attempt, Failure::Error, error.to_string(), Some(None), now);
+        }
+        self.queue.nominated.remove(&pod.uid);
+        self.objects.assume(&claims);
+        let node = info.name.clone();
+        self.actions.push(self.request(&pod, &node, &claims));
+        self.bindings.insert(
+            pod.uid.clone(),
+            Binding {
+                assumed,
+                original: pod,
+                node,
+                claims,
+                seen: Vec::new(),
+                volumes_until: None,
+                started: attempt.started,
+                attempts: attempt.queued.attempts,
+                first_attempt: attempt.queued.first_attempt.unwrap_or(attempt.started),
+            },
+        );
+    }
+
+    fn make_room(&mut self, attempt: Attempt, candidates: Vec<Candidate>, now: Duration) {
+        let rejectors = attempt.diagnosis.rejectors.iter().copied().collect();
+        let message = attempt.diagnosis.message();
+        let failure = Failure::Rejected(rejectors);
+        let Some(Candidate { node, victims, .. }) = cheapest(candidates) else {
+            let nomination = attempt.nomination.clone();
+            return self.fail(&attempt, failure, message, nomination, now);
+        };
+        self.metrics.preemption_attempts.inc();
+        let pod = attempt.queued.pod.clone();
+        // Those of lower priority that wait for the same node wait in vain.
+        let demoted: Vec<Arc<Pod>> = self
+            .queue
+            .nominated
+            .on(&node)
+            .iter()
+            .filter(|other| other.priority < pod.priority)
+            .cloned()
+            .collect();
+        for other in demoted {
+            self.queue.nominated.remove(&other.uid);
+            if other.nominated_node.is_some() {
+                self.actions.push(Action::Report {
+                    pod: other,
+                    condition: None,
+                    message: String::new(),
+                    note: None,
+                    nomination: Some(None),
+                });
+            }
+        }
+        let victims: Vec<_> = victims.into_iter().filter(|victim| !victim.is_deleting).collect();
+        self.fail(&attempt, failure, message, Some(Some(node.clone())), now);
+        if !victims.is_empty() {
+            #[allow(clippy::cast_precision_loss, reason = "a number of pods")]
+            self.metrics.victims.observe(victims.len() as f64);
+            self.queue.set_preempting(&pod.uid);
+            self.actions.push(Action::Preempt { pod, node, victims });
+        }
+    }
+
+    /// Reports a failed attempt, and puts the pod back.
+    fn fail(
+        &mut self,
+        attempt: &Attempt,
+        failure: Failure,
+        message: String,
+        nomination: Option<Option<Atom>>,
+        now: Duration,
+    ) {
+        let took = now.saturating_sub(attempt.started);
+        self.put_back(&attempt.queued.pod, failure, message, nomination, took, now);
+    }
+
+    fn put_back(
+        &mut self,
+        tried: &Arc<Pod>,
+        failure: Failure,
+        message: String,
+        nomination: Option<Option<Atom>>,
+        took: Duration,
+        now: Duration,
+    ) {
+        let reason = match failure {
+            Failure::Rejected(_) => UNSCHEDULABLE,
+            Failure::Error => ERROR,
+        };
+        self.metrics.attempt(reason == ERROR, &tried.scheduler, took);
+        // It may have changed since it was taken, or be gone.
+        let Some(pod) = self.queue.get(&tried.uid).map(|own| own.pod.clone()) else { return };
+        self.queue.fail(&pod.uid, failure, now);
+        if let Some(nomination) = &nomination {
+            match nomination {
+                Some(node) => self.queue.nominated.set(&pod, Some(node)),
+                None => self.queue.nominated.remove(&pod.uid),
+            }
+        }
+        let nomination = nomination.filter(|node| *node != pod.nominated_node);
+        let is_new = pod
+            .unscheduled
+            .as_ref()
+            .is_none_or(|own| own.0 != reason || own.1 != message);
+        let note = Some(truncated(&message));
+        let condition = is_new.then_some(reason);
+        self.actions.push(Action::Report { pod, condition, message, note, nomination });
+    }
+
+    fn next_random(&mut self) -> u64 {
+        // xorshift: ties need no better one
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+fn reserve(profile: &Profile, cycle: Cycle<'_>, info: &NodeInfo) -> Result<ClaimUse, Status> {
+    let mut claims = ClaimUse::default();
+    for plugin in &profile.reserve {
+        let own = plugin.reserve(cycle, info).map_err(|status| status.by(plugin.name()))?;
+        if !own.is_empty() {
+            claims = own;
+        }
+    }
+    for plugin in &profile.permit {
+        plugin.permit(cycle, info).map_err(|status| status.by(plugin.name()))?;
+    }
+    Ok(claims)
+}
+
+fn truncated(message: &str) -> String {
+    const SUFFIX: &str = " ...";
+    if message.len() <= MAX_NOTE {
+        return message.to_owned();
+    }
+    let end = message.floor_char_boundary(MAX_NOTE - SUFFIX.len());
+    format!("{}{SUFFIX}", message.get(..end).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Changes of the cluster.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Scheduler;
+use crate::events::ClusterEvent;
+use crate::model::{
+    Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, Labels, Node, PersistentVolume,
+    Pod, Selector, StorageClass, Uid, VolumeAttachment, Workload,
+};
+
+/// A change of one object; `None`: it is gone.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// A pod. One that has ended is as good as gone.
+    Pod(Uid, Option<Arc<Pod>>),
+    /// A node.
+    Node(Atom, Option<Arc<Node>>),
+    /// A claim.
+    Claim(ClaimKey, Option<Box<Claim>>),
+    /// A volume.
+    Volume(Atom, Option<Box<PersistentVolume>>),
+    /// A storage class.
+    Class(Atom, Option<StorageClass>),
+    /// The drivers of a node.
+    CsiNode(Atom, Option<CsiNode>),
+    /// A driver.
+    CsiDriver(Atom, Option<CsiDriver>),
+    /// A capacity.
+    Capacity(ClaimKey, Option<Capacity>),
+    /// An attached volume.
+    Attachment(Atom, Option<VolumeAttachment>),
+    /// A service: namespace, name and selector.
+    Service(ClaimKey, Option<Selector>),
+    /// A controller.
+    Workload(Workload, Option<Selector>),
+    /// A pod disruption budget.
+    Budget(ClaimKey, Option<Budget>),
+    /// The labels of a namespace.
+    Namespace(Atom, Option<Labels>),
+}
+
+/// Stores an object; returns what it was and whether that is a change.
+fn store<K: Hash + Eq, V: PartialEq + Clone>(
+    map: &mut HashMap<K, V>,
+    key: K,
+    new: Option<V>,
+) -> (Option<V>, bool) {
+    let old = match &new {
+        Some(new) => map.insert(key, new.clone()),
+        None => map.remove(&key),
+    };
+    let is_change = old != new;
+    (old, is_change)
+}
+
+impl Scheduler {
+    /// Takes in a change.
+    pub fn apply(&mut self, change: Change, now: Duration) {
+        match change {
+            Change::Pod(uid, None) => self.remove_pod(&uid, now),
+            Change::Pod(_, Some(pod)) if pod.node.is_some() => self.set_bound(pod, now),
+            Change::Pod(_, Some(pod)) => self.set_pending(pod, now),
+            Change::Node(name, new) => self.set_node(&name, new, now),
+            Change::Claim(key, new) => {
+                let new = new.map(|new| *new);
+                let (old, is_change) = store(&mut self.objects.claims, key, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::Claim(old.as_ref(), &new), now);
+                }
+                self.check_volumes(now);
+            }
+            Change::Volume(name, new) => {
+                let new = new.map(|new| *new);
+                let (old, is_change) = store(&mut self.objects.volumes, name, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::Volume(old.as_ref(), &new), now);
+                }
+            }
+            Change::Class(name, new) => {
+                let (old, is_change) = store(&mut self.objects.classes, name, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::Class(old.as_ref(), &new), now);
+                }
+            }
+            Change::CsiNode(name, new) => {
+                let (old, is_change) = store(&mut self.objects.csi_nodes, name, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::CsiNode(old.as_ref(), &new), now);
+                }
+            }
+            Change::CsiDriver(name, new) => {
+                let (old, is_change) = store(&mut self.objects.csi_drivers, name, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::CsiDriver(old.as_ref(), &new), now);
+                }
+            }
+            Change::Capacity(key, new) => {
+                let (old, is_change) = store(&mut self.objects.capacities, key, new.clone());
+                if let Some(new) = new.filter(|_| is_change) {
+                    self.requeue(ClusterEvent::Capacity(old.as_ref(), &new), now);
+                }
+            }
+            Change::Attachment(name, new) => {
+                let is_gone = new.is_none();
+                let (old, _) = store(&mut self.objects.attachments, name, new);
+                if let Some(old) = old.filter(|_| is_gone) {
+                    self.requeue(ClusterEvent::AttachmentDeleted(&old), now);
+                }
+            }
+            Change::Service(key, new) => {
+                let services = self.objects.services.entry(key.namespace.clone()).or_default();
+                store(services, key.name, new);
+                if services.is_empty() {
+                    self.objects.services.remove(&key.namespace);
+                }
+            }
+            Change::Workload(key, new) => {
+                store(&mut self.objects.workloads, key, new);
+            }
+            Change::Budget(key, new) => {
+                store(&mut self.objects.budgets, key, new);
+            }
+            Change::Namespace(name, new) => {
+                store(&mut self.objects.namespaces, name, new);
+            }
+        }
+    }
+
+    fn set_node(&mut self, name: &Atom, new: Option<Arc<Node>>, now: Duration) {
+        let Some(new) = new else {
+            if let Some(old) = self.cache.remove_node(name) {
+                self.requeue(ClusterEvent::NodeDeleted(&old), now);
+            }
+            return;
+        };
+        match self.cache.set_node(new.clone()) {
+            None => self.requeue(ClusterEvent::NodeAdded(&new), now),
+            Some(old) if old != new => self.requeue(ClusterEvent::NodeUpdated(&old, &new), now),
+            Some(_) => {}
+        }
+    }
+
+    fn set_bound(&mut self, pod: Arc<Pod>, now: Duration) {
+        let was_assumed = self.cache.is_assumed(&pod.uid);
+        if !self.bindings.contains_key(&pod.uid) {
+            self.queue.remove(&pod.uid);
+        }
+        match self.cache.set_pod(pod.clone()) {
+            Some(old) if !was_assumed => {
+                if old != pod {
+                    self.requeue(ClusterEvent::PodUpdated(&old, &pod), now);
+                }
+            }
+            _ => self.requeue(ClusterEvent::PodAdded(&pod), now),
+        }
+    }
+
+    fn set_pending(&mut self, pod: Arc<Pod>, now: Duration) {
+        let Some(profile) = self.profiles.get(&pod.scheduler) else { return };
+        let is_gated = profile.pre_enqueue(&pod).is_err();
+        let Some((old, helps)) = self.queue.get(&pod.uid).map(|own| {
+            let event = ClusterEvent::UnscheduledPodUpdated(&own.pod, &pod);
+            (own.pod.clone(), profile.may_help(event, &pod, &own.rejectors))
+        }) else {
+            // A late update of one that is bound already.
+            if self.cache.pod(&pod.uid).is_none() {
+                self.queue.add(pod, is_gated, now);
+            }
+            return;
+        };
+        if old == pod {
+            return;
+        }
+        let lost_room = old.nominated_node.is_some() && old.nominated_node != pod.nominated_node;
+        self.queue.update(pod, is_gated, helps, now);
+        if lost_room {
+            self.requeue_below(&old, now);
+        }
+    }
+
+    /// Room that was made for a pod is free for those of no higher priority.
+    fn requeue_below(&mut self, pod: &Pod, now: Duration) {
+        let profiles = &self.profiles;
+        let event = ClusterEvent::PodDeleted(pod);
+        self.queue.requeue(event.label(), now, |own| {
+            own.pod.priority <= pod.priority
+                && profiles
+                    .get(&own.pod.scheduler)
+                    .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors))
+        });
+    }
+
+    fn remove_pod(&mut self, uid: &str, now: Duration) {
+        let queued = self.queue.remove(uid);
+        if let Some(old) = self.cache.remove_pod(uid) {
+            self.requeue(ClusterEvent::PodDeleted(&old), now);
+        } else if let Some(old) = queued.filter(|own| own.pod.nominated_node.is_some()) {
+            self.requeue_below(&old.pod, now);
+        }
+    }
+}
