@@ -13,8 +13,10 @@ mod auth;
 mod authz;
 mod certificates;
 mod cidr;
+mod csr;
 pub mod discovery;
 mod gates;
+pub mod kinds;
 mod kubelet;
 mod object;
 mod offload;
@@ -32,6 +34,7 @@ pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
+mod user;
 mod volumes;
 
 use std::net::{IpAddr, SocketAddr};
@@ -183,13 +186,13 @@ impl Server {
         own_names.extend(pki::names(&serving.certificate)?);
         let kubelet_client = match &config.kubelet_client {
             Some(identity) => identity.clone(),
-            None => pki.client("apiserver-kubelet-client", auth::KUBELET_CLIENT, None)?,
+            None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
         let tls = Arc::new(Tls::new(&serving, &client_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
-        kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", auth::MASTERS)?
+        kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
             .write(&admin_kubeconfig)?;
         for node in &config.node_names {
             node_kubeconfig(&pki, &format!("https://{advertised}"), node)?
@@ -216,7 +219,7 @@ impl Server {
         });
         tasks::bootstrap::run(&api).await?;
         if api.authorizer.has(Mode::Rbac) {
-            authz::bootstrap(&api).await?;
+            tasks::roles::run(&api).await?;
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
@@ -281,7 +284,7 @@ impl Server {
             },
             server::serve(self.listener, self.tls, self.router, self.connections, parts.clone()),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
-            authz::aggregate(&self.api, parts.clone()),
+            tasks::aggregation::run(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             tasks::namespaces::run(&self.api, parts.clone()),
             async {
@@ -314,7 +317,7 @@ pub fn kubeconfig(pki: &Pki, server: &str, user: &str, group: &str) -> pki::Resu
 
 /// The kubeconfig of a node.
 pub fn node_kubeconfig(pki: &Pki, server: &str, node: &str) -> pki::Result<Kubeconfig> {
-    kubeconfig(pki, server, &format!("system:node:{node}"), auth::NODES)
+    kubeconfig(pki, server, &format!("system:node:{node}"), user::NODES)
 }
 
 /// Everything that the server may be called by.

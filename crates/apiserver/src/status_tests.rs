@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::api_types::lookup;
+use crate::kinds::lookup;
 
 fn resource(group: &str, plural: &str) -> &'static Resource {
     lookup(group, "v1", plural).expect("served")

@@ -21,24 +21,6 @@ use self::imports::{Import, imports};
 const ALLOWED: &[(&str, &[&str], &str)] = &[
     (
         "crates/apiserver",
-        &[
-            "admission",
-            "auth",
-            "authz",
-            "certificates",
-            "operations",
-            "patch",
-            "pki",
-            "registry",
-            "schema",
-            "selector",
-            "serviceaccounts",
-            "tokens",
-        ],
-        "kinds are not files of their own yet, so registry and admission know each other's",
-    ),
-    (
-        "crates/apiserver",
         &["kubelet", "routes", "server"],
         "the router has the proxy to nodes in it",
     ),

@@ -3,19 +3,13 @@
 //! of storage).
 //! Called by `operations` before each write.
 
+pub(crate) mod certificates;
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
 pub(crate) mod plugins;
 pub(crate) mod pods;
+pub(crate) mod service_account;
 pub(crate) mod services;
 pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
-
-use crate::api_types::{Resource, lookup};
-use crate::status::StatusError;
-
-/// A resource that this crate itself works with.
-pub(crate) fn core(plural: &str) -> Result<&'static Resource, StatusError> {
-    lookup("", "v1", plural).ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
-}

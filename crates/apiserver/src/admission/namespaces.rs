@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::core;
 use crate::api_types::Resource;
+use crate::kinds::core;
 use crate::registry::Registry;
 use crate::status::{Cause, StatusError};
 

@@ -5,15 +5,17 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::pods::{MIRROR, is_mirror};
 use crate::api_types::Resource;
-use crate::auth::User;
-use crate::authz::{Access, ResourceTarget, Target, mirror_pod_reference, names_audience};
-use crate::certificates::Request;
+use crate::authz::{
+    Access, Authorizer, ResourceTarget, Target, mirror_pod_reference, names_audience,
+};
+use crate::csr::Request;
+use crate::kinds::pod::{MIRROR, is_mirror};
 use crate::object;
-use crate::operations::Api;
+use crate::registry::Registry;
 use crate::schema::value::{items, same, text};
 use crate::status::StatusError;
+use crate::user::User;
 
 /// Labels in Kubernetes' own namespaces that a node may give itself.
 const NODE_LABELS: [&str; 11] = [
@@ -275,7 +277,7 @@ pub(crate) fn admit_eviction(node: &str, resource: &Resource, pod: &Value) -> Ad
 /// A node may request tokens of service accounts only for pods that it runs, and for audiences that
 /// the pods name. `request`: a TokenRequest for this account.
 pub(crate) async fn admit_token_request(
-    api: &Api,
+    (registry, authorizer): (&Registry, &Authorizer),
     (user, node): (&User, &str),
     accounts: &Resource,
     (namespace, account): (&str, &str),
@@ -291,7 +293,7 @@ pub(crate) async fn admit_token_request(
     if uid.is_empty() {
         return refuse("node requested token with a pod binding without a uid");
     }
-    let pod = api.registry.get(super::core("pods")?, namespace, text(&bound["name"])).await?;
+    let pod = registry.get(crate::kinds::core("pods")?, namespace, text(&bound["name"])).await?;
     if object::uid(&pod) != uid {
         return refuse(&format!(
             "the UID in the bound object reference ({uid}) does not match the UID in record. \
@@ -317,7 +319,7 @@ pub(crate) async fn admit_token_request(
         ..ResourceTarget::default()
     };
     let access = Access { user, verb, target: Target::Resource(target) };
-    match api.is_allowed(&access).await? {
+    match authorizer.check(registry, &access).await {
         Ok(()) => Ok(()),
         Err(_) => refuse(&format!(
             "audience {audience:?} not found in pod spec volume, {} is not authorized to request \

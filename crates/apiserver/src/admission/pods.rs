@@ -5,14 +5,13 @@
 
 use serde_json::{Value, json};
 
-use crate::api_types::{self, Resource};
+use crate::api_types::Resource;
+use crate::kinds;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{entries, is_zero, items, same, text};
 use crate::status::StatusError;
 
-/// The mark of a pod that a node made from a manifest of its own.
-pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
 const TOLERATION_SECONDS: i64 = 300;
 const PREEMPTION: &str = "PreemptLowerPriority";
 
@@ -33,10 +32,6 @@ pub(crate) fn admit_update(pod: &mut Value, old: &Value) {
         }
     }
     add_tolerations(pod);
-}
-
-pub(crate) fn is_mirror(pod: &Value) -> bool {
-    pod["metadata"]["annotations"][MIRROR].is_string()
 }
 
 /// The classes whose names begin with `system-` may be used in every namespace, as upstream's plugin
@@ -125,7 +120,7 @@ async fn apply_runtime_class(
 }
 
 fn runtime_classes() -> Result<&'static Resource, StatusError> {
-    api_types::lookup("node.k8s.io", "v1", "runtimeclasses")
+    kinds::lookup("node.k8s.io", "v1", "runtimeclasses")
         .ok_or_else(|| StatusError::internal("no resource runtimeclasses"))
 }
 
@@ -181,7 +176,7 @@ mod tests {
     /// Finding 10: priorities are exactly those of upstream's plugin Priority.
     #[test]
     fn pod_priority_comes_from_its_class() {
-        let pods = super::super::core("pods").unwrap();
+        let pods = crate::kinds::core("pods").unwrap();
         let system = "system-node-critical";
         for (namespace, spec, expected) in [
             ("shop", json!({}), Ok(0)),

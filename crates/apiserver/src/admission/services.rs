@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::core;
 use super::plugins::Plugins;
 use crate::api_types::Resource;
 use crate::cidr::Cidr;
+use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::service::{is_external, needs_address, needs_health_port, needs_node_ports};

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::schema;
+use crate::kinds;
 
 fn service(spec: Value) -> Value {
     json!({"kind": "Service", "metadata": {"name": "s", "uid": "u"}, "spec": spec})
@@ -313,20 +313,20 @@ fn begin<'a>(
     let uid = format!("uid-{}", store.last);
     let mut new =
         json!({"metadata": {"name": format!("s{name}"), "namespace": "default"}, "spec": spec});
-    schema::apply_defaults(resource(), &mut new);
+    kinds::apply_defaults(resource(), &mut new);
     let (version, old) = old.unzip();
     match &old {
-        Some(old) => schema::prepare_update(resource(), &mut new, old),
+        Some(old) => kinds::prepare_update(resource(), &mut new, old),
         None => {
-            schema::prepare_create(resource(), &mut new);
+            kinds::prepare_create(resource(), &mut new);
             new["metadata"]["uid"] = uid.into();
             new["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
         }
     }
     let mut reservation = allocator.admit(resource(), &mut new, old.as_ref(), dry_run).ok()?;
     match &old {
-        Some(old) => schema::validate_update(resource(), &new, old).ok()?,
-        None => schema::validate_create(resource(), &new).ok()?,
+        Some(old) => kinds::validate_update(resource(), &new, old).ok()?,
+        None => kinds::validate_create(resource(), &new).ok()?,
     }
     reservation.begin();
     Some(Write { name, version, new: Some(new), reservation })

@@ -3,9 +3,10 @@
 
 use serde_json::{Value, json};
 
-use crate::api_types::{Resource, lookup};
+use crate::api_types::Resource;
+use crate::kinds::{class_of, is_default, known};
 use crate::object;
-use crate::operations::Api;
+use crate::registry::Registry;
 use crate::schema::quantity::Quantity;
 use crate::schema::value::text;
 use crate::status::StatusError;
@@ -17,28 +18,9 @@ pub(crate) const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// Holds a class of attributes that claims or volumes have.
 pub(crate) const ATTRIBUTES_PROTECTION: &str = "kubernetes.io/vac-protection";
 
-/// The name of a class in an annotation, of long ago.
-const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
-const IS_DEFAULT: [&str; 2] = [
-    "storageclass.kubernetes.io/is-default-class",
-    "storageclass.beta.kubernetes.io/is-default-class",
-];
-
 /// A resource of storage.k8s.io that this crate itself works with.
 pub(crate) fn resource(plural: &str) -> Result<&'static Resource, StatusError> {
-    lookup("storage.k8s.io", "v1", plural)
-        .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
-}
-
-/// The storage class of a claim or a volume; `None` when it is not set, empty for none.
-pub(crate) fn class_of(object: &Value) -> Option<&str> {
-    let annotation = object["metadata"]["annotations"][BETA_CLASS].as_str();
-    annotation.or_else(|| object["spec"]["storageClassName"].as_str())
-}
-
-/// Whether claims that name no class get this one.
-pub(crate) fn is_default(class: &Value) -> bool {
-    IS_DEFAULT.iter().any(|annotation| class["metadata"]["annotations"][*annotation] == "true")
+    known("storage.k8s.io", plural)
 }
 
 /// The class of claims that name none: the newest that is marked so, of equally old ones the first.
@@ -53,7 +35,7 @@ pub(crate) fn default_class<'a>(classes: impl Iterator<Item = &'a Value>) -> Opt
 
 /// What a new object gets.
 pub(crate) async fn admit_create(
-    api: &Api,
+    registry: &Registry,
     kind: &str,
     object: &mut Value,
 ) -> Result<(), StatusError> {
@@ -65,7 +47,7 @@ pub(crate) async fn admit_create(
     };
     protect(object, finalizer);
     if kind == "PersistentVolumeClaim" && class_of(object).is_none() {
-        let classes = api.list_all(resource("storageclasses")?, "").await?;
+        let classes = registry.list_all(resource("storageclasses")?, "").await?;
         if let Some(class) = default_class(classes.iter()) {
             object::child_mut(object, "spec").insert("storageClassName".into(), class.into());
         }
@@ -94,13 +76,13 @@ pub(crate) fn unprotect(object: &mut Value, finalizer: &str) {
 
 /// The class of a claim, if it allows expansion.
 pub(crate) async fn expandable_class(
-    api: &Api,
+    registry: &Registry,
     claims: &Resource,
     (namespace, name): (&str, &str),
 ) -> Result<Option<String>, StatusError> {
-    let Some(claim) = api.registry.find(claims, namespace, name).await? else { return Ok(None) };
+    let Some(claim) = registry.find(claims, namespace, name).await? else { return Ok(None) };
     let Some(class) = class_of(&claim).filter(|class| !class.is_empty()) else { return Ok(None) };
-    let found = api.registry.find(resource("storageclasses")?, "", class).await?;
+    let found = registry.find(resource("storageclasses")?, "", class).await?;
     Ok(found.filter(|class| class["allowVolumeExpansion"] == true).map(|_| class.to_owned()))
 }
 

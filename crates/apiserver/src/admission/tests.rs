@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{core, node_restriction};
+use super::node_restriction;
+use crate::kinds::core;
 
 #[test]
 fn node_restriction_labels() {
@@ -37,8 +38,7 @@ fn node_restriction_labels() {
 
 #[test]
 fn node_restriction_writes() {
-    let resource =
-        |kind: &str| crate::api_types::RESOURCES.iter().find(|r| r.kind == kind).unwrap();
+    let resource = |kind: &str| crate::kinds::resources().find(|r| r.kind == kind).unwrap();
     let update = |kind: &str, subresource: &str, new: Value, old: Value| {
         let verdict = node_restriction::admit_update("n1", resource(kind), subresource, &new, &old);
         verdict.err().map(|error| error.message).unwrap_or_default()

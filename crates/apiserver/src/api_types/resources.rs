@@ -1,4 +1,4 @@
-//! The table of served resources.
+//! What a row of the table of served resources holds. The rows are in `kinds`.
 
 /// Group, version and kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,11 +12,11 @@ pub struct Gvk {
 }
 
 impl Gvk {
-    const fn core(kind: &'static str) -> Self {
+    pub(crate) const fn core(kind: &'static str) -> Self {
         Self { group: "", version: "v1", kind }
     }
 
-    const fn v1(group: &'static str, kind: &'static str) -> Self {
+    pub(crate) const fn v1(group: &'static str, kind: &'static str) -> Self {
         Self { group, version: "v1", kind }
     }
 
@@ -32,6 +32,9 @@ impl Gvk {
         }
     }
 }
+
+/// Selectable fields: the name that clients use, and the name that the stored object has.
+pub type Fields = &'static [(&'static str, &'static str)];
 
 /// One served resource.
 #[derive(Debug)]
@@ -60,6 +63,8 @@ pub struct Resource {
     pub storage: &'static str,
     /// Whether `metadata.generation` counts changes of its spec.
     pub counts_generation: bool,
+    /// Fields that can be selected by, beside name and namespace.
+    pub fields: Option<Fields>,
 }
 
 /// One subresource.
@@ -114,28 +119,30 @@ impl Resource {
     }
 }
 
-/// The resource served under this group, version and plural.
-#[must_use]
-pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
-    RESOURCES.iter().find(|r| r.plural == plural && r.group == group && r.version == version)
-}
-
-const ALL: &[&str] =
+pub(crate) const ALL: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-const NO_COLLECTION_DELETE: &[&str] =
+pub(crate) const NO_COLLECTION_DELETE: &[&str] =
     &["create", "delete", "get", "list", "patch", "update", "watch"];
-const CREATE: &[&str] = &["create"];
+pub(crate) const CREATE: &[&str] = &["create"];
 /// A GET too opens a connection.
-const CONNECT: &[&str] = &["create", "get"];
+pub(crate) const CONNECT: &[&str] = &["create", "get"];
 /// Any verb.
-const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
-const READ_WRITE: &[&str] = &["get", "patch", "update"];
+pub(crate) const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+pub(crate) const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
-const fn status(kind: &'static str) -> Subresource {
-    Subresource { name: "status", gvk: Gvk::core(kind), verbs: READ_WRITE }
+pub(crate) const fn status(kind: &'static str) -> Subresource {
+    status_of("", kind)
 }
 
-const fn core(
+pub(crate) const fn status_of(group: &'static str, kind: &'static str) -> Subresource {
+    Subresource { name: "status", gvk: Gvk::v1(group, kind), verbs: READ_WRITE }
+}
+
+/// The number of replicas of a workload, read and written without the rest.
+pub(crate) const SCALE: Subresource =
+    Subresource { name: "scale", gvk: Gvk::v1("autoscaling", "Scale"), verbs: READ_WRITE };
+
+pub(crate) const fn core(
     plural: &'static str,
     singular: &'static str,
     kind: &'static str,
@@ -154,10 +161,11 @@ const fn core(
         subresources: &[],
         storage,
         counts_generation: false,
+        fields: None,
     }
 }
 
-const fn review(
+pub(crate) const fn review(
     group: &'static str,
     plural: &'static str,
     singular: &'static str,
@@ -166,210 +174,12 @@ const fn review(
     Resource { group, namespaced: false, verbs: CREATE, ..core(plural, singular, kind, "") }
 }
 
-const fn storage(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
-    Resource { group: "storage.k8s.io", namespaced: false, ..core(plural, singular, kind, plural) }
+/// A namespaced resource of another group than the core one.
+pub(crate) const fn grouped(
+    group: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+    kind: &'static str,
+) -> Resource {
+    Resource { group, ..core(plural, singular, kind, plural) }
 }
-
-const SIGNING_REQUEST: Gvk = Gvk::v1("certificates.k8s.io", "CertificateSigningRequest");
-
-const fn rbac(plural: &'static str, singular: &'static str, kind: &'static str) -> Resource {
-    Resource { group: "rbac.authorization.k8s.io", ..core(plural, singular, kind, plural) }
-}
-
-/// Every served resource, by group and then by name.
-pub static RESOURCES: &[Resource] = &[
-    Resource { short_names: &["cm"], ..core("configmaps", "configmap", "ConfigMap", "configmaps") },
-    Resource {
-        short_names: &["ep"],
-        ..core("endpoints", "endpoints", "Endpoints", "services/endpoints")
-    },
-    Resource { short_names: &["ev"], ..core("events", "event", "Event", "events") },
-    Resource {
-        short_names: &["ns"],
-        namespaced: false,
-        verbs: NO_COLLECTION_DELETE,
-        subresources: &[
-            Subresource { name: "finalize", gvk: Gvk::core("Namespace"), verbs: &["update"] },
-            status("Namespace"),
-        ],
-        ..core("namespaces", "namespace", "Namespace", "namespaces")
-    },
-    Resource {
-        short_names: &["no"],
-        namespaced: false,
-        subresources: &[
-            Subresource { name: "proxy", gvk: Gvk::core("NodeProxyOptions"), verbs: PROXY },
-            status("Node"),
-        ],
-        ..core("nodes", "node", "Node", "minions")
-    },
-    Resource {
-        short_names: &["pvc"],
-        subresources: &[status("PersistentVolumeClaim")],
-        ..core(
-            "persistentvolumeclaims",
-            "persistentvolumeclaim",
-            "PersistentVolumeClaim",
-            "persistentvolumeclaims",
-        )
-    },
-    Resource {
-        short_names: &["pv"],
-        namespaced: false,
-        subresources: &[status("PersistentVolume")],
-        ..core("persistentvolumes", "persistentvolume", "PersistentVolume", "persistentvolumes")
-    },
-    Resource {
-        short_names: &["po"],
-        categories: &["all"],
-        subresources: &[
-            Subresource { name: "attach", gvk: Gvk::core("PodAttachOptions"), verbs: CONNECT },
-            Subresource { name: "binding", gvk: Gvk::core("Binding"), verbs: CREATE },
-            Subresource { name: "ephemeralcontainers", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
-            Subresource { name: "eviction", gvk: Gvk::v1("policy", "Eviction"), verbs: CREATE },
-            Subresource { name: "exec", gvk: Gvk::core("PodExecOptions"), verbs: CONNECT },
-            Subresource { name: "log", gvk: Gvk::core("Pod"), verbs: &["get"] },
-            Subresource {
-                name: "portforward",
-                gvk: Gvk::core("PodPortForwardOptions"),
-                verbs: CONNECT,
-            },
-            Subresource { name: "proxy", gvk: Gvk::core("PodProxyOptions"), verbs: PROXY },
-            Subresource { name: "resize", gvk: Gvk::core("Pod"), verbs: READ_WRITE },
-            status("Pod"),
-        ],
-        counts_generation: true,
-        ..core("pods", "pod", "Pod", "pods")
-    },
-    Resource {
-        short_names: &["rc"],
-        categories: &["all"],
-        subresources: &[
-            Subresource { name: "scale", gvk: Gvk::v1("autoscaling", "Scale"), verbs: READ_WRITE },
-            status("ReplicationController"),
-        ],
-        counts_generation: true,
-        ..core(
-            "replicationcontrollers",
-            "replicationcontroller",
-            "ReplicationController",
-            "controllers",
-        )
-    },
-    core("secrets", "secret", "Secret", "secrets"),
-    Resource {
-        short_names: &["sa"],
-        subresources: &[Subresource {
-            name: "token",
-            gvk: Gvk::v1("authentication.k8s.io", "TokenRequest"),
-            verbs: CREATE,
-        }],
-        ..core("serviceaccounts", "serviceaccount", "ServiceAccount", "serviceaccounts")
-    },
-    Resource {
-        short_names: &["svc"],
-        categories: &["all"],
-        subresources: &[
-            Subresource { name: "proxy", gvk: Gvk::core("ServiceProxyOptions"), verbs: PROXY },
-            status("Service"),
-        ],
-        ..core("services", "service", "Service", "services/specs")
-    },
-    review("authentication.k8s.io", "selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview"),
-    review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
-    Resource {
-        namespaced: true,
-        ..review(
-            "authorization.k8s.io",
-            "localsubjectaccessreviews",
-            "localsubjectaccessreview",
-            "LocalSubjectAccessReview",
-        )
-    },
-    review(
-        "authorization.k8s.io",
-        "selfsubjectaccessreviews",
-        "selfsubjectaccessreview",
-        "SelfSubjectAccessReview",
-    ),
-    review(
-        "authorization.k8s.io",
-        "selfsubjectrulesreviews",
-        "selfsubjectrulesreview",
-        "SelfSubjectRulesReview",
-    ),
-    review(
-        "authorization.k8s.io",
-        "subjectaccessreviews",
-        "subjectaccessreview",
-        "SubjectAccessReview",
-    ),
-    Resource {
-        group: "certificates.k8s.io",
-        short_names: &["csr"],
-        namespaced: false,
-        subresources: &[
-            Subresource { name: "approval", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
-            Subresource { name: "status", gvk: SIGNING_REQUEST, verbs: READ_WRITE },
-        ],
-        ..core(
-            "certificatesigningrequests",
-            "certificatesigningrequest",
-            SIGNING_REQUEST.kind,
-            "certificatesigningrequests",
-        )
-    },
-    Resource {
-        group: "certificates.k8s.io",
-        version: "v1beta1",
-        namespaced: false,
-        ..core(
-            "clustertrustbundles",
-            "clustertrustbundle",
-            "ClusterTrustBundle",
-            "clustertrustbundles",
-        )
-    },
-    Resource { group: "coordination.k8s.io", ..core("leases", "lease", "Lease", "leases") },
-    Resource {
-        group: "discovery.k8s.io",
-        counts_generation: true,
-        ..core("endpointslices", "endpointslice", "EndpointSlice", "endpointslices")
-    },
-    Resource {
-        group: "events.k8s.io",
-        short_names: &["ev"],
-        ..core("events", "event", "Event", "events")
-    },
-    Resource {
-        group: "node.k8s.io",
-        namespaced: false,
-        ..core("runtimeclasses", "runtimeclass", "RuntimeClass", "runtimeclasses")
-    },
-    Resource {
-        namespaced: false,
-        ..rbac("clusterrolebindings", "clusterrolebinding", "ClusterRoleBinding")
-    },
-    Resource { namespaced: false, ..rbac("clusterroles", "clusterrole", "ClusterRole") },
-    rbac("rolebindings", "rolebinding", "RoleBinding"),
-    rbac("roles", "role", "Role"),
-    Resource { counts_generation: true, ..storage("csidrivers", "csidriver", "CSIDriver") },
-    storage("csinodes", "csinode", "CSINode"),
-    Resource {
-        namespaced: true,
-        ..storage("csistoragecapacities", "csistoragecapacity", "CSIStorageCapacity")
-    },
-    Resource { short_names: &["sc"], ..storage("storageclasses", "storageclass", "StorageClass") },
-    Resource {
-        subresources: &[Subresource {
-            name: "status",
-            gvk: Gvk::v1("storage.k8s.io", "VolumeAttachment"),
-            verbs: READ_WRITE,
-        }],
-        ..storage("volumeattachments", "volumeattachment", "VolumeAttachment")
-    },
-    Resource {
-        short_names: &["vac"],
-        ..storage("volumeattributesclasses", "volumeattributesclass", "VolumeAttributesClass")
-    },
-];

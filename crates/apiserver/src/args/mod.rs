@@ -61,7 +61,7 @@ impl KubeconfigArgs {
     pub fn group(&self) -> &str {
         match &self.group {
             Some(group) => group,
-            None if self.user.starts_with("system:node:") => crate::auth::NODES,
+            None if self.user.starts_with("system:node:") => crate::user::NODES,
             None => "",
         }
     }

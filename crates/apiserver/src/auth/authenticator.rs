@@ -11,14 +11,14 @@ use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOC
 use jiff::Timestamp;
 use longshore_tls::Verdict;
 
-use super::User;
 use super::bootstrap::{self, BootstrapToken};
 use super::token_file::TokenFile;
-use crate::admission::core;
+use crate::kinds::core;
 use crate::operations::Api;
 use crate::pki;
 use crate::status::StatusError;
 use crate::tokens::{self, TokenConfig};
+use crate::user::User;
 
 /// A browser cannot set headers; it sends its token as a protocol of a WebSocket.
 const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";

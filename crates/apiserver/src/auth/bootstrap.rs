@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use serde_json::Value;
 use subtle::ConstantTimeEq;
 
-use super::User;
 use crate::object;
 use crate::schema::value::text;
+use crate::user::User;
 
 /// The namespace of the secrets.
 pub(super) const NAMESPACE: &str = "kube-system";

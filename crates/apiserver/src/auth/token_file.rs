@@ -5,8 +5,8 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::User;
 use crate::pki::{Error, Result};
+use crate::user::User;
 
 /// The fewest columns of a line: token, user, UID.
 const COLUMNS: usize = 3;

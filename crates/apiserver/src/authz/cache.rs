@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::api_types::{Resource, lookup};
+use crate::api_types::Resource;
+use crate::kinds::lookup;
 use crate::registry::{Change, ListRequest, Registry, VersionMatch};
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;

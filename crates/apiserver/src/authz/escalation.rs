@@ -8,10 +8,11 @@ use super::rbac::{GROUP, RoleRef};
 use super::rule::Rule;
 use super::{Access, Authorizer, ResourceTarget, Target};
 use crate::api_types::Resource;
-use crate::auth::{MASTERS, User};
+use crate::kinds::known;
 use crate::object;
 use crate::schema::value::{items, same, text};
 use crate::status::StatusError;
+use crate::user::{MASTERS, User};
 
 /// How many rules of one verb on one thing a refusal names.
 const MAX_NAMED: usize = 200;
@@ -81,7 +82,7 @@ impl Authorizer {
         match self.rbac.rules_of(&role, namespace) {
             Ok(rules) => Ok(self.grant_fault(user, namespace, &rules)),
             // To grant what is not there yet would be to grant whatever comes.
-            Err(_) => Err(StatusError::not_found(super::bootstrap::resource(plural)?, name)),
+            Err(_) => Err(StatusError::not_found(known(GROUP, plural)?, name)),
         }
     }
 

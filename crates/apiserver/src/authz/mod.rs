@@ -7,13 +7,11 @@
 //!
 //! Current limitations: no webhooks, no ABAC files; label selectors are no part of a decision.
 
-mod aggregation;
-mod bootstrap;
 mod cache;
 mod coverage;
 mod escalation;
 mod node;
-mod policy;
+pub(crate) mod policy;
 mod rbac;
 mod rule;
 #[cfg(test)]
@@ -21,17 +19,17 @@ mod tests;
 
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::aggregation::run as aggregate;
-pub(crate) use self::bootstrap::run as bootstrap;
+pub(crate) use self::coverage::Missing;
 use self::node::NodeAuthorizer;
 pub(crate) use self::node::{mirror_pod_reference, names_audience, secrets};
+pub(crate) use self::rbac::GROUP;
 use self::rbac::Rbac;
 pub(crate) use self::rule::Rule;
 use crate::api_types::Resource;
-use crate::auth::{MASTERS, User, node_name};
 use crate::offload;
 use crate::registry::Registry;
 use crate::status::StatusError;
+use crate::user::{MASTERS, User, node_name};
 
 /// A way to decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +184,18 @@ impl Authorizer {
                 }
             },
         );
+    }
+
+    /// Whether a caller may do something, and if not, why.
+    pub(crate) async fn check(
+        &self,
+        registry: &Registry,
+        access: &Access<'_>,
+    ) -> Result<(), String> {
+        match self.authorize(registry, access).await {
+            Decision::Allow(_) => Ok(()),
+            Decision::Deny(reason) => Err(reason),
+        }
     }
 
     /// Authorizes one access. The groups of a user whom a review names are as many as its body has.

@@ -10,7 +10,7 @@ use crate::object;
 /// The role whose rules are those of all nodes.
 const NODE_ROLE: &str = "system:node";
 /// Set to "false" on an object, it is left as it is.
-pub(super) const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+pub(crate) const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -66,7 +66,7 @@ fn rules(lines: &[&str]) -> Vec<Rule> {
 }
 
 /// What every node may do.
-pub(super) fn node_rules() -> Vec<Rule> {
+pub(crate) fn node_rules() -> Vec<Rule> {
     let roles = policy().cluster_roles;
     roles
         .iter()
@@ -76,7 +76,7 @@ pub(super) fn node_rules() -> Vec<Rule> {
 }
 
 /// Every object, with the plural of its resource; roles before bindings.
-pub(super) fn objects() -> Vec<(&'static str, Value)> {
+pub(crate) fn objects() -> Vec<(&'static str, Value)> {
     let Policy { cluster_roles, cluster_role_bindings, roles, role_bindings } = policy();
     let mut objects = Vec::new();
     objects.extend(cluster_roles.iter().map(|r| ("clusterroles", r.object("ClusterRole"))));

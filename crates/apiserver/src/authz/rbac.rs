@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 use super::cache::{Cache, Index};
 use super::rule::Rule;
 use super::{Access, Decision, Rules, Target};
-use crate::auth::{self, User};
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
+use crate::user::{self, User};
 
-pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
+pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// How many missing roles a message names at most.
 const MAX_FAULTS: usize = 16;
@@ -136,7 +136,7 @@ impl Subject {
 
     /// Everything that a caller is, each once: who asks for a review names the groups.
     fn all_of(user: &User) -> BTreeSet<Subject> {
-        let account = auth::service_account(&user.name).map(|(namespace, name)| {
+        let account = user::service_account(&user.name).map(|(namespace, name)| {
             Subject::ServiceAccount { namespace: namespace.into(), name: name.into() }
         });
         let user_subject = Subject::User(user.name.as_str().into());

@@ -8,19 +8,19 @@ use serde_json::{Map, Value, json};
 use super::Target;
 use crate::schema::value::{items, text};
 
-pub(super) type Names = Box<[Box<str>]>;
+pub(crate) type Names = Box<[Box<str>]>;
 
-pub(super) const ALL: &str = "*";
+pub(crate) const ALL: &str = "*";
 
 /// A `PolicyRule`: these verbs on these resources, or on these paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rule {
-    pub(super) verbs: Names,
-    pub(super) groups: Names,
-    pub(super) resources: Names,
+    pub(crate) verbs: Names,
+    pub(crate) groups: Names,
+    pub(crate) resources: Names,
     /// Names of objects; none stands for all.
-    pub(super) names: Names,
-    pub(super) urls: Names,
+    pub(crate) names: Names,
+    pub(crate) urls: Names,
 }
 
 impl Rule {
@@ -42,7 +42,7 @@ impl Rule {
     }
 
     /// From a line of `data/rbac.json`: verbs, groups, resources and names, or verbs, `url` and paths.
-    pub(super) fn from_line(line: &str) -> Option<Rule> {
+    pub(crate) fn from_line(line: &str) -> Option<Rule> {
         fn list(word: &str) -> Names {
             word.split(',').map(|name| if name == "core" { "" } else { name }.into()).collect()
         }
@@ -94,7 +94,7 @@ impl Rule {
     }
 
     /// How many names its lists have together.
-    pub(super) fn name_count(&self) -> usize {
+    pub(crate) fn name_count(&self) -> usize {
         self.fields().iter().map(|(_, names)| names.len()).sum()
     }
 
@@ -155,7 +155,7 @@ impl fmt::Display for Rule {
     }
 }
 
-pub(super) fn contains(names: &Names, name: &str) -> bool {
+pub(crate) fn contains(names: &Names, name: &str) -> bool {
     names.iter().any(|own| **own == *name)
 }
 
@@ -174,6 +174,6 @@ fn resource_matches(own: &str, resource: &str, subresource: &str) -> bool {
 }
 
 /// A path, or the beginning of paths and `*`.
-pub(super) fn url_covers(own: &str, path: &str) -> bool {
+pub(crate) fn url_covers(own: &str, path: &str) -> bool {
     own == path || (own.ends_with('*') && path.starts_with(own.trim_end_matches('*')))
 }

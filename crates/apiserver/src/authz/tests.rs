@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::coverage::Missing;
 use super::*;
-use crate::auth::{KUBELET_CLIENT, NODES};
+use crate::tasks::{aggregation, roles as bootstrap};
+use crate::user::{KUBELET_CLIENT, NODES};
 
 fn user(name: &str, groups: &[&str]) -> User {
     User::authenticated(name.into(), groups.iter().map(|group| group.to_string()).collect())

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::checks::usages;
-use super::{APPROVED, DENIED, FAILED, Request, Signer};
-use crate::admission::core;
-use crate::api_types::{Resource, lookup};
-use crate::auth::User;
+use crate::api_types::Resource;
 use crate::authz::{Access, ResourceTarget, Target};
+use crate::csr::checks::usages;
+use crate::csr::{APPROVED, DENIED, FAILED, Request, Signer};
+use crate::kinds::core;
+use crate::kinds::lookup;
 use crate::object::{self, child_mut};
 use crate::operations::{Api, DeleteOptions};
 use crate::pki::Pki;
@@ -26,6 +26,7 @@ use crate::registry::Change;
 use crate::schema::is_dns_subdomain;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
+use crate::user::User;
 
 const GROUP: &str = "certificates.k8s.io";
 /// The resync period: while some requests wait for other objects, such as
@@ -218,7 +219,7 @@ impl Task<'_> {
     /// Whether a node asks for names and addresses that its Node object has, and that can be a node's
     /// alone. The node writes that object itself, so it proves nothing about what is somebody else's.
     async fn is_of_node(&self, user: &User, wanted: &Request) -> Result<bool, StatusError> {
-        let Some(node) = crate::auth::node_name(user).filter(|node| !node.is_empty()) else {
+        let Some(node) = crate::user::node_name(user).filter(|node| !node.is_empty()) else {
             return Ok(false);
         };
         let nodes = core("nodes")?;

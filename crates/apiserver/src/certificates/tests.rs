@@ -10,9 +10,10 @@ use rustls_pki_types::pem::PemObject;
 use serde_json::json;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::checks::Refusal;
-use super::request::Error;
-use super::*;
+use super::task;
+use crate::csr::checks::Refusal;
+use crate::csr::request::Error;
+use crate::csr::*;
 use crate::pki::Pki;
 
 /// `spec.request` of a user in a group, for these names.

@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api_types::{Gvk, RESOURCES, Resource, Subresource};
+use crate::api_types::{Gvk, Resource, Subresource};
+use crate::kinds;
 
 /// The content type of aggregated discovery, which clients send in `Accept`.
 pub const AGGREGATED_CONTENT_TYPE: &str =
@@ -51,7 +52,7 @@ pub fn api_versions(server_address: &str) -> Value {
 /// The named groups, in order of their first resource, with their versions, the preferred one first.
 fn named_groups() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
-    for resource in RESOURCES.iter().filter(|resource| !resource.group.is_empty()) {
+    for resource in kinds::resources().filter(|resource| !resource.group.is_empty()) {
         match groups.iter_mut().find(|(group, _)| *group == resource.group) {
             Some((_, versions)) if versions.contains(&resource.version) => {}
             Some((_, versions)) => versions.push(resource.version),
@@ -107,7 +108,7 @@ pub fn resources(group: &str, version: &str) -> Option<Value> {
 }
 
 pub(crate) fn served(group: &str, version: &str) -> impl Iterator<Item = &'static Resource> {
-    RESOURCES.iter().filter(move |r| r.group == group && r.version == version)
+    kinds::resources().filter(move |r| r.group == group && r.version == version)
 }
 
 fn resource_value(resource: &Resource) -> Value {
@@ -216,21 +217,31 @@ mod tests {
         assert_eq!(
             names,
             [
+                "apps",
                 "authentication.k8s.io",
                 "authorization.k8s.io",
+                "autoscaling",
+                "batch",
                 "certificates.k8s.io",
                 "coordination.k8s.io",
                 "discovery.k8s.io",
                 "events.k8s.io",
+                "flowcontrol.apiserver.k8s.io",
+                "networking.k8s.io",
                 "node.k8s.io",
+                "policy",
                 "rbac.authorization.k8s.io",
+                "resource.k8s.io",
+                "scheduling.k8s.io",
                 "storage.k8s.io"
             ]
         );
         for name in names {
             let one = group(name).unwrap();
-            assert_eq!(one["preferredVersion"]["groupVersion"], format!("{name}/v1"));
-            assert_eq!(resources(name, "v1").unwrap()["groupVersion"], format!("{name}/v1"));
+            let version = if name == "autoscaling" { "v2" } else { "v1" };
+            let preferred = format!("{name}/{version}");
+            assert_eq!(one["preferredVersion"]["groupVersion"], preferred);
+            assert_eq!(resources(name, version).unwrap()["groupVersion"], preferred);
         }
         let versions = &group("certificates.k8s.io").unwrap()["versions"];
         let versions: Vec<&str> =
@@ -238,7 +249,7 @@ mod tests {
         assert_eq!(versions, ["v1", "v1beta1"]);
         let beta = resources("certificates.k8s.io", "v1beta1").unwrap();
         assert_eq!(beta["resources"][0]["name"], "clustertrustbundles");
-        assert_eq!(group("apps"), None);
+        assert_eq!(group("extensions"), None);
         assert_eq!(group(""), None);
         assert_eq!(resources("", "v2"), None);
     }
@@ -273,9 +284,9 @@ mod tests {
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
         let named = aggregated(false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 9);
-        let csr = &named["items"][2]["versions"];
+        assert_eq!(named["items"].as_array().unwrap().len(), 17);
+        let csr = &named["items"][5]["versions"];
         assert_eq!((&csr[0]["version"], &csr[1]["version"]), (&json!("v1"), &json!("v1beta1")));
-        assert_eq!(named["items"][3]["metadata"]["name"], "coordination.k8s.io");
+        assert_eq!(named["items"][6]["metadata"]["name"], "coordination.k8s.io");
     }
 }

@@ -12,8 +12,9 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::api_types::{Gvk, RESOURCES, Resource, types};
+use crate::api_types::{Gvk, Resource, types};
 use crate::discovery::{MINOR, served};
+use crate::kinds::resources;
 
 /// What the documents say of themselves.
 static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
@@ -25,7 +26,7 @@ pub fn index() -> Value {
     let hash = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA));
     let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02X}")).collect();
     let mut paths = Map::new();
-    for resource in RESOURCES {
+    for resource in resources() {
         let path = path(resource);
         let url = format!("/openapi/v3/{path}?hash={hash}");
         paths.insert(path, json!({"serverRelativeURL": url}));

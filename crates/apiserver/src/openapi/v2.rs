@@ -10,7 +10,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{VERSION, path};
-use crate::api_types::{RESOURCES, Resource};
+use crate::api_types::Resource;
+use crate::kinds::resources;
 
 /// The media type. Old clients send it with an `@`, which is not valid in a media type.
 pub const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -57,7 +58,7 @@ pub fn protobuf() -> Vec<u8> {
 
 /// What can be patched, with the path of one object.
 fn patched() -> impl Iterator<Item = (String, &'static Resource)> {
-    RESOURCES.iter().filter(|resource| resource.allows("patch")).map(|resource| {
+    resources().filter(|resource| resource.allows("patch")).map(|resource| {
         let scope = if resource.namespaced { "namespaces/{namespace}/" } else { "" };
         (format!("/{}/{scope}{}/{{name}}", path(resource), resource.plural), resource)
     })

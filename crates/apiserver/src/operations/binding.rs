@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::{Api, DeleteOptions, calling_node};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
-use crate::auth::User;
+use crate::kinds;
 use crate::object;
 use crate::registry::Write;
-use crate::schema;
 use crate::status::StatusError;
+use crate::user::User;
 
 impl Api {
     /// Assigns a pod to the node that a Binding names.
@@ -33,7 +33,7 @@ impl Api {
                 "name in URL does not match name in Binding object",
             ));
         }
-        schema::validate_binding(binding)?;
+        kinds::validate_binding(binding)?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
         let conflict = |why: String| StatusError::conflict(pods, name, &why);
         self.registry

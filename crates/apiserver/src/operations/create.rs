@@ -3,16 +3,17 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
-use crate::admission::{core, namespaces, node_restriction, pods, storage};
+use crate::admission::{
+    certificates, namespaces, node_restriction, pods, service_account, storage,
+};
 use crate::api_types::Resource;
-use crate::auth::User;
-use crate::certificates;
+use crate::kinds;
+use crate::kinds::core;
 use crate::object;
 use crate::offload;
-use crate::schema;
 use crate::schema::value::size;
-use crate::serviceaccounts;
 use crate::status::StatusError;
+use crate::user::User;
 
 /// How many generated names are tried.
 const NAME_ATTEMPTS: usize = 8;
@@ -68,14 +69,14 @@ impl Api {
         }
         if resource.kind == "Pod" {
             pods::admit_create(&self.registry, resource, &mut object).await?;
-            serviceaccounts::admit_create(&self.registry, resource, &mut object).await?;
+            service_account::admit_create(&self.registry, resource, &mut object).await?;
         }
-        storage::admit_create(self, resource.kind, &mut object).await?;
+        storage::admit_create(&self.registry, resource.kind, &mut object).await?;
         let mut reservation = match resource.kind {
             "Service" => Some(self.services.admit(resource, &mut object, None, dry_run)?),
             _ => None,
         };
-        offload::run(length, || schema::validate_create(resource, &object))?;
+        offload::run(length, || kinds::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
@@ -129,11 +130,14 @@ impl Api {
 
 /// What an object has from its first moment, whatever the client said.
 fn begin_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
-    schema::apply_defaults(resource, object);
-    schema::prepare_create(resource, object);
+    kinds::apply_defaults(resource, object);
+    kinds::prepare_create(resource, object);
     let uid = object::new_uid().map_err(StatusError::internal)?;
     let metadata = object::metadata_mut(object);
     metadata.insert("uid".into(), uid.into());
     metadata.insert("creationTimestamp".into(), object::now().to_string().into());
+    if let Some(map) = object.as_object_mut() {
+        (kinds::strategy(resource).identified)(map);
+    }
     Ok(())
 }

@@ -10,10 +10,11 @@ use super::{Api, calling_node};
 use crate::admission::services::Reservation;
 use crate::admission::{namespaces, node_restriction};
 use crate::api_types::Resource;
-use crate::auth::User;
+use crate::kinds::{Deletion, strategy};
 use crate::object;
 use crate::registry::{Write, Written};
 use crate::status::StatusError;
+use crate::user::User;
 
 const PROPAGATION: &[&str] = &["Foreground", "Background", "Orphan"];
 
@@ -111,10 +112,12 @@ impl Api {
                 if resource.kind == "Service" {
                     reservation = Some(self.services.begin_delete(current, options.dry_run));
                 }
-                Ok(match resource.kind {
-                    "Pod" => delete_pod(current, options.grace_period_seconds, Timestamp::now()),
-                    "Namespace" => delete_namespace(current),
-                    _ => delete_when_finalized(current),
+                Ok(match strategy(resource).deletion {
+                    Deletion::Graceful => {
+                        delete_pod(current, options.grace_period_seconds, Timestamp::now())
+                    }
+                    Deletion::Namespace => delete_namespace(current),
+                    Deletion::Finalizers => delete_when_finalized(current),
                 })
             })
             .await;

@@ -17,13 +17,13 @@ pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::services::ServiceAllocator;
 use crate::api_types::Resource;
-use crate::auth::{self, User};
-use crate::authz::{Access, Authorizer, Decision};
+use crate::authz::{Access, Authorizer};
+use crate::kinds;
 use crate::object;
-use crate::registry::{ListRequest, Registry, VersionMatch};
-use crate::selector::{FieldSelector, LabelSelector};
+use crate::registry::Registry;
 use crate::status::StatusError;
 use crate::tokens::Tokens;
+use crate::user::{self, User};
 
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
@@ -46,10 +46,7 @@ impl Api {
         &self,
         access: &Access<'_>,
     ) -> Result<Result<(), String>, StatusError> {
-        Ok(match self.authorizer.authorize(&self.registry, access).await {
-            Decision::Allow(_) => Ok(()),
-            Decision::Deny(reason) => Err(reason),
-        })
+        Ok(self.authorizer.check(&self.registry, access).await)
     }
 
     /// Waits until the authorizer has the newest rules, where a write requires more than its own verb.
@@ -65,34 +62,18 @@ impl Api {
         resource: &Resource,
         namespace: &str,
     ) -> Result<Vec<Value>, StatusError> {
-        let request = ListRequest {
-            resource,
-            namespace,
-            labels: LabelSelector::default(),
-            fields: FieldSelector::default(),
-            limit: 0,
-            continue_token: "",
-            version: VersionMatch::Newest,
-        };
-        let mut items = Vec::new();
-        self.registry
-            .list(&request, |object| {
-                items.push(object);
-                Ok(())
-            })
-            .await?;
-        Ok(items)
+        self.registry.list_all(resource, namespace).await
     }
 
     /// How long the store keeps an object of this kind.
     fn ttl(&self, resource: &Resource) -> Option<Duration> {
-        (resource.kind == "Event").then_some(self.event_ttl)
+        kinds::strategy(resource).expires.then_some(self.event_ttl)
     }
 }
 
 /// The node that calls, if it is one: its writes are restricted.
 fn calling_node(user: &User) -> Option<&str> {
-    auth::node_name(user)
+    user::node_name(user)
 }
 
 /// A body's namespace must be the path's; an absent one is filled in.

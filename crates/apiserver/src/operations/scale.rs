@@ -1,21 +1,20 @@
-//! The `scale` of a replication controller: its size, seen and set without the rest.
+//! The `scale` of a workload: its number of replicas, read and written without the rest.
 
 use serde_json::{Value, json};
 
 use super::{Api, Change};
 use crate::api_types::{Gvk, Resource};
+use crate::kinds;
 use crate::object;
 use crate::patch;
 use crate::registry::Write;
 use crate::schema;
+use crate::selector::LabelSelector;
 use crate::status::{Cause, MODIFIED, StatusError};
 
-/// The Scale of a replication controller.
+/// The Scale of a workload.
 pub(crate) fn of(controller: &Value) -> Value {
-    let selector = controller["spec"]["selector"].as_object().into_iter().flatten();
-    let selector: Vec<String> = selector
-        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
-        .collect();
+    let selector = selector_text(&controller["spec"]["selector"]);
     let metadata = &controller["metadata"];
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     json!({
@@ -31,9 +30,21 @@ pub(crate) fn of(controller: &Value) -> Value {
         "spec": {"replicas": number(&controller["spec"]["replicas"])},
         "status": {
             "replicas": number(&controller["status"]["replicas"]),
-            "selector": selector.join(","),
+            "selector": selector,
         },
     })
+}
+
+/// A selector as text: a map of labels, or a LabelSelector.
+fn selector_text(selector: &Value) -> String {
+    let is_selector =
+        selector["matchLabels"].is_object() || selector["matchExpressions"].is_array();
+    match is_selector {
+        true => LabelSelector::of(selector),
+        false => LabelSelector::of(&json!({"matchLabels": selector})),
+    }
+    .map(|selector| selector.to_string())
+    .unwrap_or_default()
 }
 
 impl Api {
@@ -73,7 +84,7 @@ impl Api {
                 }
                 let mut new = current.clone();
                 object::child_mut(&mut new, "spec").insert("replicas".into(), replicas.into());
-                schema::prepare_update(resource, &mut new, current);
+                kinds::prepare_update(resource, &mut new, current);
                 Ok(Write::Put(new))
             })
             .await?;

@@ -4,18 +4,18 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
-use crate::admission::{core, node_restriction, pods, storage};
+use crate::admission::{certificates, node_restriction, pods, service_account, storage};
 use crate::api_types::{Gvk, Resource};
-use crate::auth::User;
-use crate::certificates;
+use crate::kinds;
+use crate::kinds::core;
 use crate::object;
 use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::{size, text};
 use crate::schema::{self, FieldValidation};
-use crate::serviceaccounts;
 use crate::status::{MODIFIED, StatusError};
+use crate::user::User;
 
 /// How the object is to change.
 pub(crate) enum Change<'a> {
@@ -61,7 +61,7 @@ impl Api {
         let expandable = match (resource.kind, request.subresource) {
             ("PersistentVolumeClaim", "") => {
                 let key = (request.namespace, request.name);
-                storage::expandable_class(self, resource, key).await?
+                storage::expandable_class(&self.registry, resource, key).await?
             }
             _ => None,
         };
@@ -86,7 +86,7 @@ impl Api {
                         check_identity(request, &mut new, current)?;
                         self.admit_update(request, &mut new, current)?;
                         if request.subresource == "ephemeralcontainers" {
-                            serviceaccounts::admit_ephemeral_containers(
+                            service_account::admit_ephemeral_containers(
                                 account.as_ref(),
                                 resource,
                                 &new,
@@ -145,25 +145,25 @@ impl Api {
         let resource = request.resource;
         match request.subresource {
             "" => {
-                schema::apply_defaults(resource, new);
-                schema::prepare_update(resource, new, current);
+                kinds::apply_defaults(resource, new);
+                kinds::prepare_update(resource, new, current);
                 if resource.kind == "Pod" {
                     pods::admit_update(new, current);
                 }
             }
             "finalize" => {
-                schema::prepare_namespace_finalize(new, current);
+                kinds::prepare_namespace_finalize(new, current);
             }
             "ephemeralcontainers" => {
-                schema::apply_defaults(resource, new);
-                schema::prepare_ephemeral_containers(new, current);
+                kinds::apply_defaults(resource, new);
+                kinds::prepare_ephemeral_containers(new, current);
             }
             "resize" => {
-                schema::apply_defaults(resource, new);
-                schema::prepare_resize(new, current);
+                kinds::apply_defaults(resource, new);
+                kinds::prepare_resize(new, current);
             }
-            "approval" => schema::prepare_approval(resource, new, current),
-            _ => schema::prepare_status_update(resource, new, current),
+            "approval" => kinds::prepare_approval(resource, new, current),
+            _ => kinds::prepare_status_update(resource, new, current),
         }
         let (user, subresource) = (request.user, request.subresource);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
@@ -245,13 +245,13 @@ fn check_identity(
 
 fn validate(request: &UpdateRequest<'_>, new: &Value, current: &Value) -> Result<(), StatusError> {
     match request.subresource {
-        "" => schema::validate_update(request.resource, new, current),
-        "status" => schema::validate_status_update(request.resource, new, current),
-        "approval" => schema::validate_approval(request.resource, new, current),
+        "" => kinds::validate_update(request.resource, new, current),
+        "status" => kinds::validate_status_update(request.resource, new, current),
+        "approval" => kinds::validate_approval(request.resource, new, current),
         "ephemeralcontainers" => {
-            schema::validate_ephemeral_containers(request.resource, new, current)
+            kinds::validate_ephemeral_containers(request.resource, new, current)
         }
-        "resize" => schema::validate_resize(request.resource, new, current),
+        "resize" => kinds::validate_resize(request.resource, new, current),
         _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use yasna::models::ObjectIdentifier;
 use yasna::{DERWriter, DERWriterSeq, Tag};
 
 use super::{Authority, Error, Result};
-use crate::certificates::Request;
+use crate::csr::Request;
 
 /// For machines whose clocks are a little behind.
 const BACKDATE: Duration = Duration::from_secs(300);

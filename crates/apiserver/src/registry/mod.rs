@@ -21,8 +21,9 @@ pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, VersionMatch};
 
 use crate::api_types::Resource;
+use crate::kinds;
 use crate::object;
-use crate::schema;
+use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::{Cause, MODIFIED, StatusError};
 
 /// An update that loses the race this often gives up: something writes the object in a loop.
@@ -122,6 +123,30 @@ impl Registry {
             Some(stored) => decode(resource, &stored).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// All objects of a resource, in one namespace or (empty) in all.
+    pub(crate) async fn list_all(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+    ) -> Result<Vec<Value>, StatusError> {
+        let request = ListRequest {
+            resource,
+            namespace,
+            labels: LabelSelector::default(),
+            fields: FieldSelector::default(),
+            limit: 0,
+            continue_token: "",
+            version: VersionMatch::Newest,
+        };
+        let mut items = Vec::new();
+        self.list(&request, |object| {
+            items.push(object);
+            Ok(())
+        })
+        .await?;
+        Ok(items)
     }
 
     /// An object for a list. One that cannot be read must not hide the others: it is left out, and
@@ -283,7 +308,7 @@ impl Registry {
 /// The stored form: no resourceVersion, since the store's revision is the truth.
 fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
     object::metadata_mut(&mut object).remove("resourceVersion");
-    longshore_json::write(&schema::to_storage(resource, object))
+    longshore_json::write(&kinds::to_storage(resource, object))
         .map(Bytes::from)
         .map_err(StatusError::internal)
 }
@@ -305,7 +330,7 @@ fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> 
     let value = decode_raw(&stored.value, stored.mod_revision).ok_or_else(|| {
         StatusError::internal(format!("the stored object {} cannot be read", stored.key))
     })?;
-    Ok(schema::from_storage(resource, value))
+    Ok(kinds::from_storage(resource, value))
 }
 
 /// Parses stored bytes and puts the revision in. `None` for what is no object with a name: it was

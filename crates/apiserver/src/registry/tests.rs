@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api_types::lookup;
+use crate::kinds::lookup;
 
 /// A real store that counts its watches.
 struct Counting {

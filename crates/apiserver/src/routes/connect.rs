@@ -15,7 +15,7 @@ use super::logs::container;
 use super::request::Query;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
-use crate::admission::core;
+use crate::kinds::core;
 use crate::kubelet::{self, Endpoint};
 use crate::server::{Body, BoxError};
 use crate::status::StatusError;

@@ -7,9 +7,9 @@ use percent_encoding::percent_decode_str;
 
 use super::Router;
 use super::respond::Result;
-use crate::auth::{self, Extra, User};
 use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::status::StatusError;
+use crate::user::{self, Extra, User};
 
 const PREFIX: &str = "impersonate-";
 const EXTRA_PREFIX: &str = "impersonate-extra-";
@@ -68,7 +68,7 @@ fn unreadable(header: &str) -> StatusError {
 /// Everything that the caller must be allowed to impersonate.
 fn targets(wanted: &User) -> Vec<ResourceTarget<'_>> {
     let target = |resource, name| ResourceTarget { resource, name, ..ResourceTarget::default() };
-    let mut targets = vec![match auth::service_account(&wanted.name) {
+    let mut targets = vec![match user::service_account(&wanted.name) {
         Some((namespace, name)) => ResourceTarget { namespace, ..target("serviceaccounts", name) },
         None => target("users", &wanted.name),
     }];

@@ -11,11 +11,11 @@ use longshore_base::fair_queue::{FairQueue, Permit};
 
 use super::request::RequestLine;
 use super::respond::{Answer, Result};
-use crate::auth::User;
 use crate::offload::{self, LARGE};
 use crate::server::Memory;
 use crate::status::StatusError;
-use crate::{RequestLimits, auth};
+use crate::user::User;
+use crate::{RequestLimits, user};
 
 /// Requests of the system beyond the common limit; upstream does not limit administrators.
 const SYSTEM_REQUESTS: u64 = 4096;
@@ -30,7 +30,7 @@ const ADMISSIONS: usize = 32;
 const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
 
 /// Users and groups that keep the cluster running.
-const SYSTEM_GROUPS: [&str; 3] = [auth::MASTERS, auth::NODES, "system:serviceaccounts:kube-system"];
+const SYSTEM_GROUPS: [&str; 3] = [user::MASTERS, user::NODES, "system:serviceaccounts:kube-system"];
 const SYSTEM_USERS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
 
 /// The holder of budgets for a user.

@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use hyper::StatusCode;
 
 use super::request::RequestLine;
-use crate::api_types::{self, Resource};
+use crate::api_types::Resource;
+use crate::kinds;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Labels {
@@ -29,7 +30,7 @@ impl Metrics {
     pub(super) fn count(&self, line: &RequestLine, code: StatusCode) {
         let path = line.resource.as_ref();
         let resource: Option<&'static Resource> =
-            path.and_then(|path| api_types::lookup(&path.group, &path.version, &path.resource));
+            path.and_then(|path| kinds::lookup(&path.group, &path.version, &path.resource));
         let subresource = path
             .zip(resource)
             .and_then(|(path, resource)| resource.subresource(&path.subresource))

@@ -40,15 +40,17 @@ use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
 use self::served::Route;
 use crate::RequestLimits;
-use crate::api_types::{self, Resource, Subresource};
-use crate::auth::{Authenticator, User};
+use crate::api_types::{Resource, Subresource};
+use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::gates::FeatureGates;
+use crate::kinds;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::server::{Peer, RequestGuard};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
+use crate::user::User;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -229,7 +231,7 @@ impl Router {
             return Err(StatusError::forbidden_path(&message));
         };
         let version = line.resource.as_ref().map_or("", |path| &path.version);
-        Err(match api_types::lookup(target.group, version, target.resource) {
+        Err(match kinds::lookup(target.group, version, target.resource) {
             Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
         })
@@ -241,6 +243,7 @@ impl Router {
             return self.subresource(call, subresource).await;
         }
         match call.verb {
+            "create" if call.resource.kind == "Binding" => self.bind_named(call).await,
             "create" if call.resource.storage.is_empty() => self.review(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,

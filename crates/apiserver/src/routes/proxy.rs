@@ -19,7 +19,7 @@ use super::connect::{join, streamed};
 use super::request::split_proxied;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
-use crate::admission::core;
+use crate::kinds::core;
 use crate::kubelet::{self, Endpoint, Error};
 use crate::schema::value::{items, text};
 use crate::status::StatusError;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::negotiate::Form;
 use crate::api_types::Resource;
-use crate::schema;
+use crate::kinds;
 use crate::server::Body;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
@@ -110,10 +110,9 @@ impl View {
 
     /// A stored object as this resource shows it, if it does not show it as it is stored.
     pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
-        let owner =
-            crate::api_types::RESOURCES.iter().find(|other| other.same_storage(self.resource))?;
+        let owner = crate::kinds::resources().find(|other| other.same_storage(self.resource))?;
         (owner.group != self.resource.group)
-            .then(|| schema::from_storage(self.resource, stored.clone()))
+            .then(|| kinds::from_storage(self.resource, stored.clone()))
     }
 }
 

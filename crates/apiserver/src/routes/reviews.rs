@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use super::respond::{self, Result};
 use super::tokens::user_info;
 use super::{Call, Router};
-use crate::auth::User;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::schema::FieldValidation;
 use crate::status::StatusError;
+use crate::user::User;
 
 impl Router {
     pub(super) async fn review(&self, mut call: Call<'_>) -> Result {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::request::RequestLine;
 use super::served;
-use crate::api_types::RESOURCES;
 use crate::authz::Target;
+use crate::kinds::resources;
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
     RequestLine::parse(method, &uri.parse::<Uri>().unwrap()).map_err(|error| error.code)
@@ -157,14 +157,7 @@ fn authorization_of_selectors() {
 }
 
 /// Resources of upstream's groups that this server does not have.
-const ABSENT: [&str; 6] = [
-    "bindings",
-    "componentstatuses",
-    "limitranges",
-    "podcertificaterequests",
-    "podtemplates",
-    "resourcequotas",
-];
+const ABSENT: [&str; 2] = ["componentstatuses", "podcertificaterequests"];
 
 /// Upstream's paths and methods, but for those of [`ABSENT`] resources.
 fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
@@ -183,31 +176,28 @@ fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {
 #[test]
 fn served_paths_are_upstreams() {
     let upstreams = upstreams_paths();
-    let subresources: BTreeSet<&str> = RESOURCES
-        .iter()
+    let subresources: BTreeSet<&str> = resources()
         .flat_map(|r| r.subresources.iter().map(|subresource| subresource.name))
         .chain(["namespaces", "nodes", "nothing", "pods", "watch"])
         .collect();
-    let resources: BTreeSet<&str> = RESOURCES
-        .iter()
+    let plurals: BTreeSet<&str> = resources()
         .map(|r| r.plural)
         .chain(ABSENT)
         .chain(["finalize", "nothing", "proxy", "status", "watch"])
         .collect();
-    let versions: BTreeSet<String> = RESOURCES
-        .iter()
+    let versions: BTreeSet<String> = resources()
         .map(|r| match r.group {
             "" => format!("/api/{}", r.version),
             group => format!("/apis/{group}/{}", r.version),
         })
-        .chain(["/api/v2", "/apis/apps/v1", "/apis/v1/v1"].map(str::to_owned))
+        .chain(["/api/v2", "/apis/apps/v1beta1", "/apis/v1/v1"].map(str::to_owned))
         .collect();
     let mut templates: Vec<String> = Vec::new();
     for version in &versions {
         for prefix in ["", "/watch", "/proxy"] {
             for scope in ["", "/namespaces/{namespace}"] {
                 let base = format!("{version}{prefix}{scope}");
-                for resource in &resources {
+                for resource in &plurals {
                     templates.push(format!("{base}/{resource}"));
                     templates.push(format!("{base}/{resource}/{{name}}"));
                     for subresource in &subresources {

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::api_types::Subresource;
-use crate::auth::{Error, User};
+use crate::auth::Error;
 use crate::schema::FieldValidation;
 use crate::schema::value::{items, text};
 use crate::server::Body;
 use crate::status::StatusError;
 use crate::tokens::{CONFIGURATION_PATH, KEY_SET_PATH};
+use crate::user::User;
 
 /// How long clients may cache keys.
 const KEYS_CACHING: HeaderValue = HeaderValue::from_static("public, max-age=3600");

@@ -7,6 +7,7 @@ use super::body::BodyText;
 use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
 use crate::api_types::{Gvk, Subresource};
+use crate::kinds::{core, strategy};
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
 use crate::patch::PatchKind;
@@ -14,9 +15,6 @@ use crate::registry::Written;
 use crate::schema::FieldValidation;
 use crate::schema::value::size;
 use crate::status::StatusError;
-
-/// Kinds whose deletion is answered with the object that was deleted; that of others with a bare success.
-const RETURNED_WHEN_DELETED: [&str; 4] = ["Namespace", "Pod", "Service", "ServiceAccount"];
 
 /// How many times its JSON text a value takes in memory, about.
 const VALUE_GROWTH: usize = 4;
@@ -67,7 +65,7 @@ impl Router {
         let (namespace, name) = (call.namespace(), &call.path.name);
         let Written { object, deleted } =
             self.api.delete(call.user, call.resource, namespace, name, &options).await?;
-        if !deleted || RETURNED_WHEN_DELETED.contains(&call.resource.kind) {
+        if !deleted || strategy(call.resource).returned_when_deleted {
             return Ok(view.answer(StatusCode::OK, &object));
         }
         let mut details = json!({
@@ -151,6 +149,20 @@ impl Router {
         Ok(respond::success(StatusCode::CREATED, None))
     }
 
+    /// POST of a Binding to the collection `bindings`: its name is the pod's.
+    pub(super) async fn bind_named(&self, mut call: Call<'_>) -> Result {
+        let body = self.body(&mut call).await?;
+        let (binding, _) = read(&call, call.resource.gvk(), &body)?;
+        let dry_run = call.line.query.dry_run()?;
+        let name = object::name(&binding).to_owned();
+        if name.is_empty() {
+            return Err(StatusError::bad_request("name must be provided"));
+        }
+        let pods = core("pods")?;
+        self.api.bind(call.user, pods, call.namespace(), &name, &binding, dry_run).await?;
+        Ok(respond::success(StatusCode::CREATED, None))
+    }
+
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
         let (eviction, _) = read(&call, subresource.gvk, &body)?;
@@ -188,8 +200,7 @@ impl Router {
 
 /// Kinds that a PUT makes when they are absent, as long as it does not name a version.
 fn creates_on_update(request: &UpdateRequest<'_>) -> bool {
-    let is_such_kind = matches!(request.resource.kind, "Endpoints" | "Event" | "Lease" | "Service")
-        || request.resource.group == "rbac.authorization.k8s.io";
+    let is_such_kind = strategy(request.resource).created_on_update;
     let is_unversioned = matches!(&request.change, Change::Replace(object)
         if object::resource_version(object).is_empty() && object::name(object) == request.name);
     is_such_kind && is_unversioned && request.subresource.is_empty()

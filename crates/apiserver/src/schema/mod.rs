@@ -1,42 +1,21 @@
-//! What makes a request body an object: decoding and types ([`read`]), defaults
-//! ([`apply_defaults`]), what a write may not touch ([`prepare_create`] and its sisters) and rules
-//! ([`validate_create`] and its sisters). The registry calls them in that order.
-//!
-//! Current limitations: volumes other than those a node mounts by itself, Windows fields, affinity
-//! and topology spread are checked for their types only.
+//! What makes a request body an object: decoding and types ([`read`]), and the parts of which the
+//! rules of kinds are made: names, quantities, field paths, values.
 
-mod certificates;
 mod conform;
 mod decode;
-mod defaults;
-mod events;
-mod field;
-mod names;
-mod prepare;
+pub(crate) mod field;
+pub(crate) mod names;
 mod protobuf;
-mod qos;
 pub(crate) mod quantity;
 pub(crate) mod service;
-mod validate;
 pub(crate) mod value;
 
 pub use conform::conform;
 pub use decode::{ACCEPTED, Decoded, decode};
 pub(crate) use decode::{MAX_DEPTH, json, media_type};
-pub use defaults::apply_defaults;
-pub use events::{from_storage, to_storage};
 pub(crate) use field::{Causes, Path};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
-pub(crate) use prepare::note_transition;
-pub use prepare::{
-    prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
-    prepare_resize, prepare_status_update, prepare_update,
-};
-pub use validate::{
-    validate_approval, validate_binding, validate_create, validate_ephemeral_containers,
-    validate_resize, validate_status_update, validate_update,
-};
 
 use crate::api_types::Gvk;
 use crate::status::StatusError;
@@ -81,7 +60,3 @@ impl FieldValidation {
         }
     }
 }
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-mod tests;

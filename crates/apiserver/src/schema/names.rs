@@ -4,7 +4,7 @@
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const QUALIFIED: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 
-type Complaints = Vec<String>;
+pub(crate) type Complaints = Vec<String>;
 
 fn max_len(limit: usize) -> String {
     format!("must be no more than {limit} bytes")
@@ -40,7 +40,7 @@ pub fn is_dns_subdomain(text: &str) -> bool {
     dns_subdomain(text).is_empty()
 }
 
-pub(super) fn dns_subdomain(text: &str) -> Complaints {
+pub(crate) fn dns_subdomain(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 253 {
         complaints.push(max_len(253));
@@ -57,7 +57,7 @@ pub(super) fn dns_subdomain(text: &str) -> Complaints {
 }
 
 /// The name of a role or a binding: whatever fits into a path.
-pub(super) fn path_segment(text: &str) -> Complaints {
+pub(crate) fn path_segment(text: &str) -> Complaints {
     if matches!(text, "." | "..") {
         return vec![format!("may not be '{text}'")];
     }
@@ -65,7 +65,7 @@ pub(super) fn path_segment(text: &str) -> Complaints {
     forbidden.map(|part| format!("may not contain '{part}'")).collect()
 }
 
-pub(super) fn dns_label(text: &str) -> Complaints {
+pub(crate) fn dns_label(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 63 {
         complaints.push(max_len(63));
@@ -86,7 +86,7 @@ pub(super) fn dns_label(text: &str) -> Complaints {
 }
 
 /// A name that has a random suffix put on may end in a dash.
-pub(super) fn as_prefix(text: &str) -> String {
+pub(crate) fn as_prefix(text: &str) -> String {
     match text.strip_suffix('-') {
         Some(stem) if !stem.is_empty() => format!("{stem}a"),
         _ => text.to_owned(),
@@ -145,7 +145,7 @@ pub(crate) fn label_value(text: &str) -> Complaints {
     complaints
 }
 
-pub(super) fn env_name(text: &str) -> Complaints {
+pub(crate) fn env_name(text: &str) -> Complaints {
     if text.chars().all(|c| (' '..='~').contains(&c) && c != '=') {
         return Vec::new();
     }
@@ -153,7 +153,7 @@ pub(super) fn env_name(text: &str) -> Complaints {
 }
 
 /// A key of a ConfigMap or Secret, which becomes a file name.
-pub(super) fn config_key(text: &str) -> Complaints {
+pub(crate) fn config_key(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 253 {
         complaints.push(max_len(253));
@@ -173,7 +173,7 @@ pub(super) fn config_key(text: &str) -> Complaints {
     complaints
 }
 
-pub(super) fn port_name(text: &str) -> Complaints {
+pub(crate) fn port_name(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 15 {
         complaints.push(max_len(15));
@@ -195,7 +195,7 @@ pub(super) fn port_name(text: &str) -> Complaints {
     complaints
 }
 
-pub(super) fn header_name(text: &str) -> Complaints {
+pub(crate) fn header_name(text: &str) -> Complaints {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
         return Vec::new();
     }
@@ -206,11 +206,11 @@ pub(super) fn header_name(text: &str) -> Complaints {
     )]
 }
 
-pub(super) fn port_number(port: i64) -> Complaints {
+pub(crate) fn port_number(port: i64) -> Complaints {
     if (1..=65535).contains(&port) { Vec::new() } else { vec![range(1, 65535)] }
 }
 
-pub(super) fn range(low: i64, high: i64) -> String {
+pub(crate) fn range(low: i64, high: i64) -> String {
     format!("must be between {low} and {high}, inclusive")
 }
 

@@ -22,70 +22,6 @@ struct Term {
 
 const META: [&str; 2] = ["metadata.name", "metadata.namespace"];
 
-/// Fields by the name that clients use and the name that the stored object has.
-type Fields = &'static [(&'static str, &'static str)];
-
-const POD: Fields = &[
-    ("spec.nodeName", "spec.nodeName"),
-    ("spec.restartPolicy", "spec.restartPolicy"),
-    ("spec.schedulerName", "spec.schedulerName"),
-    ("spec.serviceAccountName", "spec.serviceAccountName"),
-    ("spec.hostNetwork", "spec.hostNetwork"),
-    ("status.phase", "status.phase"),
-    ("status.podIP", "status.podIP"),
-    ("status.podIPs", "status.podIP"),
-    ("status.nominatedNodeName", "status.nominatedNodeName"),
-    // the name of v1beta3, which upstream still takes
-    ("spec.host", "spec.nodeName"),
-];
-const NODE: Fields = &[("spec.unschedulable", "spec.unschedulable")];
-const NAMESPACE: Fields = &[("status.phase", "status.phase")];
-const SECRET: Fields = &[("type", "type")];
-const SERVICE: Fields = &[("spec.clusterIP", "spec.clusterIP"), ("spec.type", "spec.type")];
-const CONTROLLER: Fields = &[("status.replicas", "status.replicas")];
-const SIGNER: Fields = &[("spec.signerName", "spec.signerName")];
-const EVENT: Fields = &[
-    ("involvedObject.kind", "involvedObject.kind"),
-    ("involvedObject.namespace", "involvedObject.namespace"),
-    ("involvedObject.name", "involvedObject.name"),
-    ("involvedObject.uid", "involvedObject.uid"),
-    ("involvedObject.apiVersion", "involvedObject.apiVersion"),
-    ("involvedObject.resourceVersion", "involvedObject.resourceVersion"),
-    ("involvedObject.fieldPath", "involvedObject.fieldPath"),
-    ("reason", "reason"),
-    ("reportingComponent", "reportingComponent"),
-    ("source", "source"),
-    ("type", "type"),
-];
-const EVENT_V1: Fields = &[
-    ("regarding.kind", "involvedObject.kind"),
-    ("regarding.namespace", "involvedObject.namespace"),
-    ("regarding.name", "involvedObject.name"),
-    ("regarding.uid", "involvedObject.uid"),
-    ("regarding.apiVersion", "involvedObject.apiVersion"),
-    ("regarding.resourceVersion", "involvedObject.resourceVersion"),
-    ("regarding.fieldPath", "involvedObject.fieldPath"),
-    ("reason", "reason"),
-    ("reportingController", "reportingComponent"),
-    ("type", "type"),
-];
-
-/// The fields that a resource offers beside its name and namespace.
-fn fields(resource: &Resource) -> Option<Fields> {
-    match (resource.group, resource.kind) {
-        ("", "Pod") => Some(POD),
-        ("", "Node") => Some(NODE),
-        ("", "Namespace") => Some(NAMESPACE),
-        ("", "Secret") => Some(SECRET),
-        ("", "Service") => Some(SERVICE),
-        ("", "ReplicationController") => Some(CONTROLLER),
-        ("", "Event") => Some(EVENT),
-        ("events.k8s.io", "Event") => Some(EVENT_V1),
-        ("certificates.k8s.io", _) => Some(SIGNER),
-        _ => None,
-    }
-}
-
 impl FieldSelector {
     /// Reads a selector; 400 when it cannot, or when the resource does not offer a field.
     pub fn parse(resource: &Resource, text: &str) -> Result<Self, StatusError> {
@@ -155,7 +91,7 @@ fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {
     if let Some(field) = META.into_iter().find(|f| *f == name) {
         return Ok(field);
     }
-    let offered = fields(resource);
+    let offered = resource.fields;
     if let Some((_, field)) = offered.unwrap_or_default().iter().find(|(known, _)| *known == name) {
         return Ok(field);
     }

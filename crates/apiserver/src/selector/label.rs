@@ -78,6 +78,7 @@ impl LabelSelector {
             let key = text(&expression["key"]).to_owned();
             requirements.push(Requirement::new(key, operator, values)?);
         }
+        requirements.sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self(requirements))
     }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api_types::lookup;
+use crate::kinds::lookup;
 
 fn labelled(labels: &Value) -> Value {
     json!({"metadata": {"labels": labels}})

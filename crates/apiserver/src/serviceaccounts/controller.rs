@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::{DEFAULT, ROOT_CA};
-use crate::admission::{core, namespaces::is_terminating};
+use crate::admission::namespaces::is_terminating;
+use crate::admission::service_account::{DEFAULT, ROOT_CA};
+use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
 use crate::registry::{Change, Subscription};

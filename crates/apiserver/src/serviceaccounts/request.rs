@@ -3,15 +3,16 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::PODS_TOKEN_EXPIRATION;
-use crate::admission::{core, node_restriction};
+use crate::admission::node_restriction;
+use crate::admission::service_account::PODS_TOKEN_EXPIRATION;
 use crate::api_types::Resource;
-use crate::auth::{self, User};
+use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
 use crate::schema::value::{items, text};
 use crate::status::{Cause, StatusError};
 use crate::tokens::{Claims, Kubernetes, Reference};
+use crate::user::{self, User};
 
 const MIN_EXPIRATION: i64 = 10 * 60;
 const MAX_EXPIRATION: i64 = 1 << 32;
@@ -33,6 +34,7 @@ static TOKEN_REQUEST: Resource = Resource {
     subresources: &[],
     storage: "",
     counts_generation: false,
+    fields: None,
 };
 
 /// The objects that a token is bound to.
@@ -61,10 +63,10 @@ impl Api {
             }
         }
         let accounts = core("serviceaccounts")?;
-        if let Some(node) = auth::node_name(user) {
+        if let Some(node) = user::node_name(user) {
             let caller = (user, node);
             node_restriction::admit_token_request(
-                self,
+                (&self.registry, &self.authorizer),
                 caller,
                 accounts,
                 (namespace, name),

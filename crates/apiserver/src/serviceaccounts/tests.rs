@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::admission::{add_token_and_pull_secrets, check_mirror, check_secrets};
 use super::token_validation::{Fault, check_reference};
+use crate::admission::service_account::{add_token_and_pull_secrets, check_mirror, check_secrets};
 use crate::tokens::Reference;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

@@ -4,13 +4,13 @@ use jiff::Timestamp;
 use longshore_tls::CREDENTIAL_ID;
 use serde_json::Value;
 
-use crate::admission::core;
-use crate::auth::{self, Extra, User};
+use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
 use crate::schema::value::text;
 use crate::status::StatusError;
 use crate::tokens::{Claims, LEEWAY, Reference};
+use crate::user::{self, Extra, User};
 
 const EXTRA: &str = "authentication.kubernetes.io/";
 const INVALIDATED: &str = "service account token has been invalidated";
@@ -121,6 +121,6 @@ fn user(claims: &Claims) -> User {
     }
     let (namespace, account) = (&bound.namespace, &bound.serviceaccount);
     let name = format!("system:serviceaccount:{namespace}:{}", account.name);
-    let user = User::authenticated(name, auth::service_account_groups(namespace));
+    let user = User::authenticated(name, user::service_account_groups(namespace));
     User { uid: account.uid.clone(), extra, ..user }
 }

@@ -3,17 +3,11 @@
 //!
 //! Current limitations: columns carry no descriptions.
 
-mod access;
-mod age;
-mod cells;
-mod pod;
-mod storage;
-
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api_types::Resource;
-use crate::schema::value::text;
+use crate::kinds::{Printer, strategy};
 use crate::status::StatusError;
 
 /// How much of each object a row carries.
@@ -42,17 +36,6 @@ impl IncludeObject {
     }
 }
 
-/// One column: name, type, format and priority.
-#[derive(Clone, Copy)]
-struct Column(&'static str, &'static str, &'static str, u8);
-
-impl Column {
-    fn to_value(self) -> Value {
-        let Self(name, kind, format, priority) = self;
-        json!({"name": name, "type": kind, "format": format, "description": "", "priority": priority})
-    }
-}
-
 /// A `meta.k8s.io/v1` Table of these objects. `list_meta` is the metadata of the list (or, for a
 /// single object, its resourceVersion). `headers` is false for all but the first event of a watch.
 pub fn render<'a>(
@@ -77,14 +60,14 @@ pub fn render<'a>(
 
 /// The parts of a table of one resource, for writing a table in parts.
 pub(crate) struct Rows {
-    printer: &'static cells::Printer,
+    printer: &'static Printer,
     include: IncludeObject,
     now: Timestamp,
 }
 
 impl Rows {
     pub(crate) fn new(resource: &Resource, include: IncludeObject, now: Timestamp) -> Rows {
-        Rows { printer: cells::printer(resource), include, now }
+        Rows { printer: strategy(resource).printer, include, now }
     }
 
     /// The `columnDefinitions`.
@@ -98,7 +81,7 @@ impl Rows {
     }
 }
 
-fn row(printer: &cells::Printer, object: &Value, include: IncludeObject, now: Timestamp) -> Value {
+fn row(printer: &Printer, object: &Value, include: IncludeObject, now: Timestamp) -> Value {
     // a bookmark is an object of the kind with nothing in it
     let mut row = json!({"cells": (printer.cells)(object, now)});
     match include {
@@ -106,12 +89,8 @@ fn row(printer: &cells::Printer, object: &Value, include: IncludeObject, now: Ti
         IncludeObject::Metadata => row["object"] = partial_metadata(object),
         IncludeObject::Object => row["object"] = object.clone(),
     }
-    let ended = match text(&object["status"]["phase"]) {
-        phase @ ("Succeeded" | "Failed") if object["kind"] == "Pod" => Some(phase),
-        _ => None,
-    };
-    if let Some(phase) = ended {
-        row["conditions"] = json!([{"type": "Completed", "status": "True", "reason": phase}]);
+    if let Some(conditions) = (printer.conditions)(object) {
+        row["conditions"] = conditions;
     }
     row
 }

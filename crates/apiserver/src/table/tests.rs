@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::api_types::{RESOURCES, lookup};
+use crate::kinds::{lookup, resources};
 
 const NOW: &str = "2026-01-02T00:00:00Z";
 const CREATED: &str = "2026-01-01T23:55:00Z";
@@ -11,7 +11,7 @@ fn now() -> Timestamp {
 }
 
 fn table(plural: &str, object: &Value) -> Value {
-    let resource = RESOURCES.iter().find(|r| r.plural == plural).unwrap();
+    let resource = resources().find(|r| r.plural == plural).unwrap();
     render(resource, [object], json!({"resourceVersion": "7"}), IncludeObject::None, true, now())
 }
 
@@ -332,7 +332,7 @@ proptest::proptest! {
         node in longshore_generators::hostile(longshore_generators::examples::node(), 8),
     ) {
         for object in [pod, service, node] {
-            for resource in RESOURCES {
+            for resource in resources() {
                 render(resource, [&object], json!({}), IncludeObject::Metadata, true, now());
             }
         }
@@ -340,7 +340,7 @@ proptest::proptest! {
 
     #[test]
     fn no_object_panics(object in crate::schema::value::arbitrary::value()) {
-        for resource in RESOURCES {
+        for resource in resources() {
             render(resource, [&object], json!({}), IncludeObject::Metadata, true, now());
         }
     }

@@ -7,8 +7,10 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{core, namespaces};
-use crate::api_types::{Resource, lookup};
+use crate::admission::namespaces;
+use crate::api_types::Resource;
+use crate::kinds::core;
+use crate::kinds::lookup;
 use crate::object;
 use crate::operations::Api;
 use crate::status::StatusError;

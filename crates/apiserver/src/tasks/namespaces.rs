@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{core, namespaces::is_terminating};
-use crate::api_types::RESOURCES;
-use crate::auth::User;
+use crate::admission::namespaces::is_terminating;
+use crate::kinds::core;
+use crate::kinds::resources;
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::registry::Subscription;
 use crate::status::StatusError;
+use crate::user::User;
 
 /// The finalizer of every namespace, removed when it is empty.
 const FINALIZER: &str = "kubernetes";
@@ -76,8 +77,7 @@ async fn sweep(api: &Api, user: &User) -> Result<bool, StatusError> {
 async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, StatusError> {
     let name = object::name(namespace);
     let mut left = 0;
-    for resource in
-        RESOURCES.iter().filter(|resource| resource.namespaced && resource.allows("delete"))
+    for resource in resources().filter(|resource| resource.namespaced && resource.allows("delete"))
     {
         for item in api.list_all(resource, name).await? {
             let result = api

@@ -6,7 +6,8 @@ use serde_json::Value;
 use super::matching::{self, Consumer};
 use super::pod::{Node, owner};
 use super::world::{Key, World, claim_of};
-use crate::admission::storage::{CLAIM_PROTECTION, VOLUME_PROTECTION, class_of, default_class};
+use crate::admission::storage::{CLAIM_PROTECTION, VOLUME_PROTECTION, default_class};
+use crate::kinds::class_of;
 use crate::object;
 use crate::schema::value::{items, same, text};
 

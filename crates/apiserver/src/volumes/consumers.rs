@@ -8,11 +8,11 @@ use super::binder::VolumeEvent;
 use super::world::Key;
 use super::writes::Done;
 use super::{Task, pod};
-use crate::admission::core;
 use crate::admission::storage::{ATTRIBUTES_PROTECTION, resource as storage, unprotect};
-use crate::auth::User;
+use crate::kinds::core;
 use crate::object::{self, child_mut};
 use crate::schema::value::{items, text};
+use crate::user::User;
 
 impl Task<'_> {
     /// Makes the claims of the pod's ephemeral volumes.

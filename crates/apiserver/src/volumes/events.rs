@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::binder::VolumeEvent;
-use crate::admission::core;
-use crate::auth::User;
+use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
 use crate::status::StatusError;
+use crate::user::User;
 
 /// The last event, by the UID of its object.
 #[derive(Default)]

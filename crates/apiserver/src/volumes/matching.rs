@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::pod::Node;
 use super::world::{Key, World, claim_of};
-use crate::admission::storage::class_of;
+use crate::kinds::class_of;
 use crate::object;
 use crate::schema::quantity::Quantity;
 use crate::schema::value::{items, same, text};

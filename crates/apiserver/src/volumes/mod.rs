@@ -31,7 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::events::EventRecorder;
 use self::world::{Item, World};
-use crate::admission::{core, storage};
+use crate::admission::storage;
+use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
 use crate::registry::{self, Change, Subscription};

@@ -9,16 +9,16 @@ use super::binder::{
 };
 use super::world::Key;
 use super::{Task, pod};
-use crate::admission::core;
 use crate::admission::storage::{CLAIM_PROTECTION, VOLUME_PROTECTION, unprotect};
 use crate::api_types::Resource;
-use crate::auth::User;
+use crate::kinds::core;
+use crate::kinds::note_transition;
 use crate::object::{self, child_mut, metadata_mut};
 use crate::operations::DeleteOptions;
 use crate::registry::Written;
-use crate::schema::note_transition;
 use crate::schema::value::text;
 use crate::status::StatusError;
+use crate::user::User;
 
 pub(super) type Done = Result<(), StatusError>;
 

@@ -20,9 +20,9 @@ use self::volumes::{Attachments, Volumes};
 use super::cache::Cache;
 use super::rule::Rule;
 use super::{Access, Decision, ResourceTarget, Target, policy};
-use crate::auth::node_name;
 use crate::registry::Registry;
 use crate::status::StatusError;
+use crate::user::node_name;
 
 const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 

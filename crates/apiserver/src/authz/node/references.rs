@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::admission::pods::is_mirror;
+use crate::kinds::pod::is_mirror;
 use crate::object;
 use crate::schema::value::{items, text};
 

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::NodeAuthorizer;
-use crate::auth::User;
 use crate::authz::{Access, ResourceTarget, Target};
+use crate::user::User;
 
 fn node(name: &str) -> User {
     User {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::api_types::{RESOURCES, lookup};
+use crate::kinds::{lookup, resources};
 use crate::schema::{FieldValidation, conform, read};
 
 fn object(gvk: Gvk, body: &[u8]) -> Result<Value, StatusError> {
@@ -55,8 +55,7 @@ fn protobuf_every_type_has_a_message() {
             }
         }
     }
-    let bodies = RESOURCES
-        .iter()
+    let bodies = resources()
         .flat_map(|r| std::iter::once(r.gvk()).chain(r.subresources.iter().map(|s| s.gvk)));
     let mut queue: Vec<&Type> =
         bodies.chain([Gvk::DELETE_OPTIONS]).filter_map(|gvk| types().of(gvk)).collect();

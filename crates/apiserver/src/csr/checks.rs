@@ -1,0 +1,125 @@
+//! What each signer of the cluster takes.
+
+use serde_json::Value;
+
+use super::Request;
+use crate::schema::value::{items, text};
+use crate::user::NODES;
+
+const NODE_PREFIX: &str = "system:node:";
+
+/// A signer of the cluster's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signer {
+    /// Certificates with which users call the apiserver.
+    Client,
+    /// Certificates with which nodes call the apiserver.
+    KubeletClient,
+    /// Certificates with which nodes serve their port 10250.
+    KubeletServing,
+}
+
+/// Why a signer does not sign, in upstream's words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("subject organization is not system:nodes")]
+    Organization,
+    #[error("subject common name does not begin with system:node:")]
+    CommonName,
+    #[error("DNS or IP subjectAltName is required")]
+    NoName,
+    #[error("{0} subjectAltNames are not allowed")]
+    Name(&'static str),
+    #[error("usages did not match {0:?}")]
+    Usages([&'static str; 3]),
+    #[error("invalid usage for client certificate: {0}")]
+    Usage(String),
+    #[error("missing required usage for client certificate: client auth")]
+    NoClientAuth,
+}
+
+impl Signer {
+    /// The signer of `spec.signerName`; `None`: not one of this server.
+    pub(crate) fn of(name: &str) -> Option<Signer> {
+        match name {
+            "kubernetes.io/kube-apiserver-client" => Some(Signer::Client),
+            "kubernetes.io/kube-apiserver-client-kubelet" => Some(Signer::KubeletClient),
+            "kubernetes.io/kubelet-serving" => Some(Signer::KubeletServing),
+            _ => None,
+        }
+    }
+
+    /// Whether it signs this.
+    pub(crate) fn check(self, request: &Request, usages: &[&str]) -> Result<(), Refusal> {
+        match self {
+            Signer::Client => client_usages(usages),
+            Signer::KubeletClient => {
+                node(request, || {
+                    let names = [
+                        ("DNS", request.dns_names.is_empty()),
+                        ("Email", request.emails.is_empty()),
+                        ("IP", request.addresses.is_empty()),
+                        ("URI", request.uris.is_empty()),
+                    ];
+                    none_of(&names)
+                })?;
+                exactly(usages, ["client auth", "digital signature", "key encipherment"])
+            }
+            Signer::KubeletServing => {
+                node(request, || {
+                    if request.dns_names.is_empty() && request.addresses.is_empty() {
+                        return Err(Refusal::NoName);
+                    }
+                    none_of(&[
+                        ("Email", request.emails.is_empty()),
+                        ("URI", request.uris.is_empty()),
+                    ])
+                })?;
+                exactly(usages, ["digital signature", "key encipherment", "server auth"])
+            }
+        }
+    }
+}
+
+/// `spec.usages`.
+pub(crate) fn usages(spec: &Value) -> Vec<&str> {
+    items(&spec["usages"]).iter().map(text).collect()
+}
+
+fn node(request: &Request, names: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refusal> {
+    if request.organizations != [NODES] {
+        return Err(Refusal::Organization);
+    }
+    names()?;
+    match request.common_name.strip_prefix(NODE_PREFIX) {
+        Some(_) => Ok(()),
+        None => Err(Refusal::CommonName),
+    }
+}
+
+fn none_of(names: &[(&'static str, bool)]) -> Result<(), Refusal> {
+    match names.iter().find(|(_, is_absent)| !is_absent) {
+        Some((kind, _)) => Err(Refusal::Name(kind)),
+        None => Ok(()),
+    }
+}
+
+/// These, of which keys that encrypt nothing leave out `key encipherment`.
+fn exactly(usages: &[&str], wanted: [&'static str; 3]) -> Result<(), Refusal> {
+    let is_wanted = |usage: &&str| wanted.contains(usage);
+    let has_rest = wanted.iter().filter(|usage| **usage != "key encipherment");
+    match usages.iter().all(is_wanted) && { has_rest }.all(|usage| usages.contains(usage)) {
+        true => Ok(()),
+        false => Err(Refusal::Usages(wanted)),
+    }
+}
+
+fn client_usages(usages: &[&str]) -> Result<(), Refusal> {
+    const OPTIONAL: [&str; 2] = ["digital signature", "key encipherment"];
+    let is_foreign = |usage: &&&str| **usage != "client auth" && !OPTIONAL.contains(*usage);
+    match usages.iter().find(is_foreign) {
+        Some(usage) => Err(Refusal::Usage((*usage).to_owned())),
+        None if !usages.contains(&"client auth") => Err(Refusal::NoClientAuth),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,52 @@
+//! CertificateSigningRequest and ClusterTrustBundle.
+
+use serde_json::json;
+
+use super::prepare::restore;
+use super::validate::certificates::Part;
+use super::{Kind, Strategy, conditions, printers, validate};
+use crate::api_types::{Gvk, READ_WRITE, Resource, Subresource, grouped, status_of};
+use crate::schema::names;
+
+pub(super) static REQUEST: Kind = Kind {
+    resource: Resource {
+        short_names: &["csr"],
+        namespaced: false,
+        fields: Some(&[("spec.signerName", "spec.signerName")]),
+        subresources: &[
+            Subresource {
+                name: "approval",
+                gvk: Gvk::v1("certificates.k8s.io", "CertificateSigningRequest"),
+                verbs: READ_WRITE,
+            },
+            status_of("certificates.k8s.io", "CertificateSigningRequest"),
+        ],
+        ..grouped(
+            "certificates.k8s.io",
+            "certificatesigningrequests",
+            "certificatesigningrequest",
+            "CertificateSigningRequest",
+        )
+    },
+    strategy: Strategy {
+        prepare_create: |request| drop(request.insert("status".into(), json!({}))),
+        prepare_update: |request, old| restore(request, old, "spec"),
+        prepare_status: conditions::keep_decisions,
+        validate: |request, old, causes| match old {
+            None => validate::certificates::create(request, causes),
+            Some(old) => validate::certificates::update(request, old, Part::Rest, causes),
+        },
+        validate_status: |request, old, causes| {
+            validate::certificates::update(request, old, Part::Status, causes)
+        },
+        name: names::path_segment,
+        printer: &printers::access::SIGNING_REQUESTS,
+        ..Strategy::PLAIN
+    },
+};
+
+pub(super) static TRUST_BUNDLE: Kind = Kind {
+ resource: Resource { version: "v1beta1", namespaced: false, fields: Some(&[("spec.signerName", "spec.signerName")]), ..grouped("certificates.k8s.io", "clustertrustbundles", "clustertrustbundle", "ClusterTrustBundle") },
+ strategy: // The name depends on the signer, which is for the rules.
+Strategy { validate: validate::certificates::trust_bundle, name: names::path_segment, printer: &printers::storage::TRUST_BUNDLES, ..Strategy::PLAIN },
+};

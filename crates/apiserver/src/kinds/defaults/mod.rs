@@ -1,0 +1,97 @@
+//! The defaults that upstream writes into objects. The API facts carry none, so they are here.
+
+pub(super) mod pod;
+pub(super) mod service;
+pub(super) mod storage;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use super::strategy;
+use crate::api_types::Resource;
+use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut};
+
+/// Fills in upstream's defaults. The object conforms to the resource's type.
+pub fn apply_defaults(resource: &Resource, object: &mut Value) {
+    if let Some(map) = object.as_object_mut() {
+        (strategy(resource).default)(map);
+    }
+}
+
+/// `stringData` is a way to write `data` and is never stored.
+pub(super) fn secret(secret: &mut Map<String, Value>) {
+    default(secret, "type", "Opaque");
+    let Some(Value::Object(texts)) = secret.remove("stringData") else { return };
+    let data = secret.entry("data").or_insert_with(|| json!({}));
+    if let Some(data) = data.as_object_mut() {
+        for (key, text) in texts {
+            data.insert(key, STANDARD.encode(text.as_str().unwrap_or_default()).into());
+        }
+    }
+}
+
+pub(super) fn namespace(namespace: &mut Map<String, Value>) {
+    let status = namespace.entry("status").or_insert_with(|| json!({}));
+    if let Some(status) = status.as_object_mut() {
+        default(status, "phase", "Active");
+    }
+    let Some(metadata) = map_mut(namespace, "metadata") else { return };
+    let Some(name) = metadata.get("name").filter(|n| !is_zero(n)).cloned() else { return };
+    let labels = metadata.entry("labels").or_insert_with(|| json!({}));
+    if let Some(labels) = labels.as_object_mut() {
+        labels.insert("kubernetes.io/metadata.name".into(), name);
+    }
+}
+
+pub(super) fn node(node: &mut Map<String, Value>) {
+    let Some(status) = map_mut(node, "status") else { return };
+    if let Some(capacity) = status.get("capacity").cloned() {
+        default_absent(status, "allocatable", capacity);
+    }
+}
+
+pub(super) fn endpoints(endpoints: &mut Map<String, Value>) {
+    for subset in items_mut(endpoints.get_mut("subsets")) {
+        for port in items_mut(subset.get_mut("ports")) {
+            default(port, "protocol", "TCP");
+        }
+    }
+}
+
+pub(super) fn endpoint_slice(slice: &mut Map<String, Value>) {
+    for port in items_mut(slice.get_mut("ports")) {
+        default_absent(port, "name", "");
+        default_absent(port, "protocol", "TCP");
+    }
+}
+
+/// Roles, users and groups are of the API group of roles; service accounts are of the core group.
+pub(super) fn binding(binding: &mut Map<String, Value>) {
+    const GROUP: &str = "rbac.authorization.k8s.io";
+    if let Some(role) = map_mut(binding, "roleRef") {
+        default(role, "apiGroup", GROUP);
+    }
+    for subject in items_mut(binding.get_mut("subjects")) {
+        if subject.get("kind").is_some_and(|kind| kind == "User" || kind == "Group") {
+            default(subject, "apiGroup", GROUP);
+        }
+    }
+}
+
+pub(super) fn replication_controller(controller: &mut Map<String, Value>) {
+    let Some(spec) = map_mut(controller, "spec") else { return };
+    default_absent(spec, "replicas", 1);
+    let mut labels = None;
+    if let Some(template) = map_mut(spec, "template") {
+        labels = template.get("metadata").map(|m| m["labels"].clone()).filter(|l| !is_zero(l));
+        if let Some(spec) = map_mut(template, "spec") {
+            pod::spec(spec);
+        }
+    }
+    let Some(labels) = labels else { return };
+    default(spec, "selector", labels.clone());
+    if let Some(metadata) = map_mut(controller, "metadata") {
+        default(metadata, "labels", labels);
+    }
+}

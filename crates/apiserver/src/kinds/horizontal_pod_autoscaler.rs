@@ -1,0 +1,182 @@
+//! HorizontalPodAutoscaler, in version v2.
+//!
+//! Current limitations: autoscaling/v1 is not served.
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::printers::{AGE, NAME, Printer, age, name, string};
+use super::workload::{child, count};
+use super::{Kind, Strategy, validate as rules};
+use crate::api_types::{Gvk, READ_WRITE, Resource, Subresource, grouped};
+use crate::schema::value::{default_absent, is_zero, items, map_mut, text};
+use crate::schema::{Causes, Path};
+
+const DEFAULT_UTILIZATION: i64 = 80;
+
+static PRINTER: Printer = Printer::new(
+    &[
+        NAME,
+        string("Reference"),
+        string("Targets"),
+        string("MinPods"),
+        string("MaxPods"),
+        string("Replicas"),
+        AGE,
+    ],
+    cells,
+);
+
+pub(super) static KIND: Kind = Kind {
+    resource: Resource {
+        version: "v2",
+        short_names: &["hpa"],
+        categories: &["all"],
+        subresources: &[Subresource {
+            name: "status",
+            gvk: Gvk { group: "autoscaling", version: "v2", kind: "HorizontalPodAutoscaler" },
+            verbs: READ_WRITE,
+        }],
+        ..grouped(
+            "autoscaling",
+            "horizontalpodautoscalers",
+            "horizontalpodautoscaler",
+            "HorizontalPodAutoscaler",
+        )
+    },
+    strategy: Strategy {
+        default: defaults,
+        prepare_create: |scaler| {
+            scaler.insert("status".into(), json!({"desiredReplicas": 0}));
+        },
+        validate,
+        printer: &PRINTER,
+        ..Strategy::PLAIN
+    },
+};
+
+fn defaults(scaler: &mut Map<String, Value>) {
+    let Some(spec) = map_mut(scaler, "spec") else { return };
+    default_absent(spec, "minReplicas", 1);
+    if spec.get("metrics").is_none_or(is_zero) {
+        let target = json!({"type": "Utilization", "averageUtilization": DEFAULT_UTILIZATION});
+        let metric = json!({"type": "Resource", "resource": {"name": "cpu", "target": target}});
+        spec.insert("metrics".into(), json!([metric]));
+    }
+    let Some(behavior) = map_mut(spec, "behavior") else { return };
+    let percent = json!({"type": "Percent", "value": 100, "periodSeconds": 15});
+    let pods = json!({"type": "Pods", "value": 4, "periodSeconds": 15});
+    if let Some(up) = child(behavior, "scaleUp") {
+        default_absent(up, "stabilizationWindowSeconds", 0);
+        default_absent(up, "selectPolicy", "Max");
+        default_absent(up, "policies", json!([pods, percent]));
+    }
+    if let Some(down) = child(behavior, "scaleDown") {
+        default_absent(down, "selectPolicy", "Max");
+        default_absent(down, "policies", json!([percent]));
+    }
+}
+
+fn validate(scaler: &Value, _: Option<&Value>, causes: &mut Causes) {
+    let (spec, path) = (&scaler["spec"], Path::root("spec"));
+    let (min, max) = (spec["minReplicas"].as_i64().unwrap_or(1), count(&spec["maxReplicas"]));
+    if min < 1 {
+        let detail = "must be greater than or equal to 1";
+        causes.invalid(&path.child("minReplicas"), &min, detail);
+    }
+    if max < 1 {
+        causes.invalid(&path.child("maxReplicas"), &max, "must be greater than 0");
+    }
+    if max < min {
+        let detail = "must be greater than or equal to `minReplicas`";
+        causes.invalid(&path.child("maxReplicas"), &max, detail);
+    }
+    let target = path.child("scaleTargetRef");
+    for field in ["kind", "name"] {
+        match text(&spec["scaleTargetRef"][field]) {
+            "" => causes.required(&target.child(field), ""),
+            given => {
+                causes.each(&target.child(field), given, crate::schema::names::path_segment(given))
+            }
+        }
+    }
+    let list = path.child("metrics");
+    for (i, metric) in items(&spec["metrics"]).iter().enumerate() {
+        let kinds = ["ContainerResource", "External", "Object", "Pods", "Resource"];
+        rules::one_of(&list.index(i).child("type"), &metric["type"], &kinds, causes);
+    }
+}
+
+fn cells(scaler: &Value, now: Timestamp) -> Vec<Value> {
+    let (spec, status) = (&scaler["spec"], &scaler["status"]);
+    let target = &spec["scaleTargetRef"];
+    let min = match spec["minReplicas"].as_i64() {
+        Some(min) => min.to_string(),
+        None => "<unset>".to_owned(),
+    };
+    vec![
+        name(scaler),
+        format!("{}/{}", text(&target["kind"]), text(&target["name"])).into(),
+        metrics(spec, status).into(),
+        min.into(),
+        count(&spec["maxReplicas"]).into(),
+        count(&status["currentReplicas"]).into(),
+        age(scaler, now),
+    ]
+}
+
+/// Current and wanted values, such as `cpu: 12%/80%`.
+fn metrics(spec: &Value, status: &Value) -> String {
+    let shown: Vec<String> = items(&spec["metrics"])
+        .iter()
+        .enumerate()
+        .map(|(i, metric)| {
+            let now = &items(&status["currentMetrics"]).get(i).unwrap_or(&Value::Null);
+            metric_cell(metric, now)
+        })
+        .collect();
+    let extra = shown.len().saturating_sub(2);
+    match shown.get(..2) {
+        Some(first) if extra > 0 => format!("{} + {extra} more...", first.join(", ")),
+        _ if shown.is_empty() => "<none>".to_owned(),
+        _ => shown.join(", "),
+    }
+}
+
+fn metric_cell(metric: &Value, now: &Value) -> String {
+    let kind = text(&metric["type"]);
+    let field = match kind {
+        "ContainerResource" => "containerResource",
+        "External" => "external",
+        "Object" => "object",
+        "Pods" => "pods",
+        "Resource" => "resource",
+        _ => return "<unknown type>".to_owned(),
+    };
+    let (target, current) = (&metric[field]["target"], &now[field]["current"]);
+    let label = match kind {
+        "ContainerResource" | "Resource" => format!("{}: ", text(&metric[field]["name"])),
+        _ => String::new(),
+    };
+    let value = |from: &Value, suffix: &str| match from {
+        Value::Null => "<unknown>".to_owned(),
+        Value::String(text) => format!("{text}{suffix}"),
+        other => format!("{other}{suffix}"),
+    };
+    match (&target["averageUtilization"], &target["averageValue"]) {
+        (Value::Null, Value::Null) => {
+            format!("{label}{}/{}", value(&current["value"], ""), value(&target["value"], ""))
+        }
+        (Value::Null, average) if field == "resource" || field == "pods" => {
+            format!("{label}{}/{}", value(&current["averageValue"], ""), value(average, ""))
+        }
+        (Value::Null, average) => {
+            let average = value(average, " (avg)");
+            format!("{label}{}/{average}", value(&current["averageValue"], ""))
+        }
+        (utilization, _) => {
+            let current = value(&current["averageUtilization"], "%");
+            format!("{label}{current}/{}", value(utilization, "%"))
+        }
+    }
+}

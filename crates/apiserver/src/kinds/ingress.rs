@@ -1,0 +1,209 @@
+//! Ingress and IngressClass.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::printers::{AGE, NAME, Printer, age, name, or, string};
+use super::{Kind, Strategy, validate as rules};
+use crate::api_types::{Resource, grouped, status_of};
+use crate::schema::names;
+use crate::schema::value::{is_zero, items, text};
+use crate::schema::{Causes, Path};
+
+static CLASSES: Printer =
+    Printer::new(&[NAME, string("Controller"), string("Parameters"), AGE], |class, now| {
+        let given = &class["spec"]["parameters"];
+        let parameters = match given.is_null() {
+            true => "<none>".to_owned(),
+            false => {
+                let group = text(&given["apiGroup"]);
+                let kind = text(&given["kind"]);
+                let kind =
+                    if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+                format!("{kind}/{}", text(&given["name"]))
+            }
+        };
+        vec![
+            name(class),
+            text(&class["spec"]["controller"]).into(),
+            parameters.into(),
+            age(class, now),
+        ]
+    });
+
+static INGRESSES: Printer = Printer::new(
+    &[NAME, string("Class"), string("Hosts"), string("Address"), string("Ports"), AGE],
+    cells,
+);
+
+pub(super) static CLASS: Kind = Kind {
+    resource: Resource {
+        namespaced: false,
+        counts_generation: true,
+        ..grouped("networking.k8s.io", "ingressclasses", "ingressclass", "IngressClass")
+    },
+    strategy: Strategy { validate: class, printer: &CLASSES, ..Strategy::PLAIN },
+};
+
+pub(super) static KIND: Kind = Kind {
+    resource: Resource {
+        short_names: &["ing"],
+        subresources: &[status_of("networking.k8s.io", "Ingress")],
+        storage: "ingress",
+        counts_generation: true,
+        ..grouped("networking.k8s.io", "ingresses", "ingress", "Ingress")
+    },
+    strategy: Strategy {
+        prepare_create: |ingress| {
+            ingress.insert("status".into(), json!({"loadBalancer": {}}));
+        },
+        validate,
+        printer: &INGRESSES,
+        ..Strategy::PLAIN
+    },
+};
+
+fn class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let path = Path::root("spec");
+    let controller = &class["spec"]["controller"];
+    match (text(controller), old) {
+        ("", None) => causes.required(&path.child("controller"), ""),
+        (given, None) if !given.contains('/') => {
+            let detail = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+            causes.invalid(&path.child("controller"), given, detail);
+        }
+        (_, Some(old)) => {
+            let was = &old["spec"]["controller"];
+            rules::immutable(&path.child("controller"), controller, was, causes);
+        }
+        _ => {}
+    }
+}
+
+fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
+    let (spec, path) = (&ingress["spec"], Path::root("spec"));
+    if is_zero(&spec["rules"]) && spec["defaultBackend"].is_null() {
+        causes.invalid(
+            &path,
+            &items(&spec["rules"]),
+            "either `defaultBackend` or `rules` must be specified",
+        );
+    }
+    if !spec["defaultBackend"].is_null() {
+        backend(&path.child("defaultBackend"), &spec["defaultBackend"], causes);
+    }
+    let class = text(&spec["ingressClassName"]);
+    if !class.is_empty() {
+        causes.each(&path.child("ingressClassName"), class, names::dns_subdomain(class));
+    }
+    let list = path.child("rules");
+    for (i, rule) in items(&spec["rules"]).iter().enumerate() {
+        let path = list.index(i);
+        let host = text(&rule["host"]);
+        if !host.is_empty() {
+            let plain = host.strip_prefix("*.").unwrap_or(host);
+            causes.each(&path.child("host"), host, names::dns_subdomain(plain));
+        }
+        if rule["http"].is_null() {
+            continue;
+        }
+        let http = path.child("http");
+        let paths = http.child("paths");
+        let all = items(&rule["http"]["paths"]);
+        if all.is_empty() {
+            causes.required(&paths, "");
+        }
+        for (i, entry) in all.iter().enumerate() {
+            let path = paths.index(i);
+            let given = text(&entry["path"]);
+            match text(&entry["pathType"]) {
+                "" => causes.required(&path.child("pathType"), "pathType must be specified"),
+                "Exact" | "Prefix" if !given.starts_with('/') => {
+                    causes.invalid(&path.child("path"), given, "must be an absolute path");
+                }
+                "Exact" | "Prefix" => {
+                    for bad in ["//", "/./", "/../", "%2f", "%2F"] {
+                        if given.contains(bad) {
+                            let detail = format!("must not contain '{bad}'");
+                            causes.invalid(&path.child("path"), given, detail);
+                        }
+                    }
+                }
+                "ImplementationSpecific" => {}
+                other => causes.not_supported(
+                    &path.child("pathType"),
+                    other,
+                    &["Exact", "ImplementationSpecific", "Prefix"],
+                ),
+            }
+            backend(&path.child("backend"), &entry["backend"], causes);
+        }
+    }
+}
+
+fn backend(path: &Path<'_>, backend: &Value, causes: &mut Causes) {
+    match (backend["resource"].is_null(), backend["service"].is_null()) {
+        (false, false) => {
+            causes.invalid(path, "", "cannot set both resource and service backends");
+        }
+        (true, true) => causes.required(path, "port name or number is required"),
+        (true, false) => {
+            let (service, path) = (&backend["service"], path.child("service"));
+            match text(&service["name"]) {
+                "" => causes.required(&path.child("name"), ""),
+                name => causes.each(&path.child("name"), name, names::dns_label(name)),
+            }
+            let port = path.child("port");
+            let (number, name) =
+                (service["port"]["number"].as_i64().unwrap_or(0), text(&service["port"]["name"]));
+            match (number, name) {
+                (0, "") => causes.required(&port, "port name or number is required"),
+                (0, name) => causes.each(&port.child("name"), name, names::port_name(name)),
+                (number, "") => {
+                    for detail in names::port_number(number) {
+                        causes.invalid(&port.child("number"), &number, detail);
+                    }
+                }
+                _ => causes.invalid(&port, "", "cannot set both port name & port number"),
+            }
+        }
+        (false, true) => {}
+    }
+}
+
+fn cells(ingress: &Value, now: Timestamp) -> Vec<Value> {
+    let spec = &ingress["spec"];
+    let class = match text(&spec["ingressClassName"]) {
+        "" => text(&ingress["metadata"]["annotations"]["kubernetes.io/ingress.class"]),
+        class => class,
+    };
+    let hosts: Vec<&str> = items(&spec["rules"])
+        .iter()
+        .map(|rule| text(&rule["host"]))
+        .filter(|h| !h.is_empty())
+        .collect();
+    let addresses: BTreeSet<&str> = items(&ingress["status"]["loadBalancer"]["ingress"])
+        .iter()
+        .map(|entry| match text(&entry["ip"]) {
+            "" => text(&entry["hostname"]),
+            ip => ip,
+        })
+        .collect();
+    let hosts = match hosts.get(..3) {
+        Some(first) if hosts.len() > 3 => {
+            format!("{} + {} more...", first.join(","), hosts.len().saturating_sub(3))
+        }
+        _ => hosts.join(","),
+    };
+    let ports = if is_zero(&spec["tls"]) { "80" } else { "80, 443" };
+    vec![
+        name(ingress),
+        or(class, "<none>"),
+        or(&hosts, "*"),
+        addresses.into_iter().collect::<Vec<_>>().join(",").into(),
+        ports.into(),
+        age(ingress, now),
+    ]
+}

@@ -1,0 +1,256 @@
+//! The kinds of objects that are served: one file per kind or tight family, each with a row of data
+//! ([`Resource`]) and a [`Strategy`] (defaults, preparation, rules, columns, deletion). Generic code
+//! finds the strategy by the resource and names no kind; a new kind is its file and a line in
+//! [`KINDS`].
+//!
+//! `defaults`, `validate` and `printers` hold what several kinds share, first of all the pod spec.
+
+mod binding;
+mod certificates;
+mod conditions;
+mod config_map;
+mod controller_revision;
+mod cron_job;
+mod daemon_set;
+mod defaults;
+mod deployment;
+mod endpoints;
+mod event;
+mod events;
+mod flow_control;
+mod horizontal_pod_autoscaler;
+mod ingress;
+mod job;
+mod lease;
+mod limit_range;
+mod namespace;
+mod network_policy;
+mod node;
+mod persistent_volume;
+mod persistent_volume_claim;
+pub(crate) mod pod;
+mod pod_disruption_budget;
+mod pod_template;
+mod prepare;
+mod printers;
+pub(crate) mod priority_class;
+mod qos;
+mod rbac;
+mod replica_set;
+mod replication_controller;
+mod resource_claim;
+mod resource_quota;
+mod reviews;
+mod runtime_class;
+mod secret;
+mod service;
+mod service_account;
+mod service_cidr;
+mod stateful_set;
+mod storage;
+mod validate;
+mod workload;
+
+use serde_json::{Map, Value};
+
+pub use self::defaults::apply_defaults;
+pub(crate) use self::persistent_volume::note_transition;
+pub use self::prepare::{
+    prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
+    prepare_resize, prepare_status_update, prepare_update,
+};
+pub(crate) use self::printers::Printer;
+pub(crate) use self::storage::{class_of, is_default};
+pub use self::validate::{
+    validate_approval, validate_binding, validate_create, validate_ephemeral_containers,
+    validate_resize, validate_status_update, validate_update,
+};
+use crate::api_types::Resource;
+use crate::schema::Causes;
+use crate::schema::names;
+use crate::status::StatusError;
+
+/// A kind: what is served, and how its objects behave.
+pub(crate) struct Kind {
+    pub(crate) resource: Resource,
+    pub(crate) strategy: Strategy,
+}
+
+/// How the objects of a kind behave. A kind names what differs from [`Strategy::PLAIN`].
+pub(crate) struct Strategy {
+    /// Fills in defaults. The object conforms to its type.
+    pub(crate) default: fn(&mut Map<String, Value>),
+    /// What a new object starts with, such as its status.
+    pub(crate) prepare_create: fn(&mut Map<String, Value>),
+    /// What a new object gets once it has its name and UID.
+    pub(crate) identified: fn(&mut Map<String, Value>),
+    /// What an update may not touch, beside metadata and status. Takes the stored object.
+    pub(crate) prepare_update: fn(&mut Map<String, Value>, &Value),
+    /// What an update of the status may not touch, beside the rest. Takes the stored object.
+    pub(crate) prepare_status: fn(&mut Value, &Value),
+    /// Rules of a new object, or of an update of the stored one.
+    pub(crate) validate: fn(&Value, Option<&Value>, &mut Causes),
+    /// Rules of an update of the status. Takes the stored object.
+    pub(crate) validate_status: fn(&Value, &Value, &mut Causes),
+    /// What is wrong with a name.
+    pub(crate) name: fn(&str) -> Vec<String>,
+    /// Columns and cells.
+    pub(crate) printer: &'static Printer,
+    /// The stored form of an object, and back.
+    pub(crate) storage: (fn(Value) -> Value, fn(Value) -> Value),
+    /// What a DELETE does.
+    pub(crate) deletion: Deletion,
+    /// A DELETE is answered with the object, rather than with a bare success.
+    pub(crate) returned_when_deleted: bool,
+    /// A PUT of an absent object creates it.
+    pub(crate) created_on_update: bool,
+    /// An update must name the version that it is based on.
+    pub(crate) versioned_updates: bool,
+    /// A change of annotations counts as a new generation.
+    pub(crate) annotations_count: bool,
+    /// The store drops the object after the TTL of events.
+    pub(crate) expires: bool,
+    /// A deletion that requests no policy leaves the dependents.
+    pub(crate) orphans_by_default: bool,
+}
+
+/// What a DELETE does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deletion {
+    /// The object goes once it has no finalizers.
+    Finalizers,
+    /// It is given its grace period first.
+    Graceful,
+    /// It goes when its contents are gone.
+    Namespace,
+}
+
+impl Strategy {
+    pub(crate) const PLAIN: Strategy = Strategy {
+        default: |_| {},
+        prepare_create: |_| {},
+        identified: |_| {},
+        prepare_update: |_, _| {},
+        prepare_status: |_, _| {},
+        validate: |_, _, _| {},
+        validate_status: |_, _, _| {},
+        name: names::dns_subdomain,
+        printer: &printers::NAME_AND_CREATION,
+        storage: (|object| object, |object| object),
+        deletion: Deletion::Finalizers,
+        returned_when_deleted: false,
+        created_on_update: false,
+        versioned_updates: false,
+        annotations_count: false,
+        expires: false,
+        orphans_by_default: false,
+    };
+}
+
+/// Every served kind, by group and then by name.
+pub(crate) static KINDS: &[&Kind] = &[
+    &binding::KIND,
+    &config_map::KIND,
+    &endpoints::ENDPOINTS,
+    &event::CORE,
+    &limit_range::KIND,
+    &namespace::KIND,
+    &node::KIND,
+    &persistent_volume_claim::KIND,
+    &persistent_volume::KIND,
+    &pod::KIND,
+    &pod_template::KIND,
+    &replication_controller::KIND,
+    &resource_quota::KIND,
+    &secret::KIND,
+    &service_account::KIND,
+    &service::KIND,
+    &controller_revision::KIND,
+    &daemon_set::KIND,
+    &deployment::KIND,
+    &replica_set::KIND,
+    &stateful_set::KIND,
+    &reviews::SELF_SUBJECT,
+    &reviews::TOKEN,
+    &reviews::LOCAL_ACCESS,
+    &reviews::SELF_ACCESS,
+    &reviews::SELF_RULES,
+    &reviews::ACCESS,
+    &horizontal_pod_autoscaler::KIND,
+    &cron_job::KIND,
+    &job::KIND,
+    &certificates::REQUEST,
+    &certificates::TRUST_BUNDLE,
+    &lease::KIND,
+    &lease::CANDIDATE,
+    &endpoints::SLICE,
+    &event::EVENTS,
+    &flow_control::SCHEMA,
+    &flow_control::PRIORITY_LEVEL,
+    &ingress::CLASS,
+    &ingress::KIND,
+    &service_cidr::IP_ADDRESS,
+    &network_policy::KIND,
+    &service_cidr::KIND,
+    &runtime_class::KIND,
+    &pod_disruption_budget::KIND,
+    &rbac::CLUSTER_ROLE_BINDING,
+    &rbac::CLUSTER_ROLE,
+    &rbac::ROLE_BINDING,
+    &rbac::ROLE,
+    &resource_claim::DEVICE_CLASS,
+    &resource_claim::KIND,
+    &resource_claim::TEMPLATE,
+    &resource_claim::SLICE,
+    &priority_class::KIND,
+    &storage::DRIVER,
+    &storage::NODE,
+    &storage::CAPACITY,
+    &storage::CLASS,
+    &storage::ATTACHMENT,
+    &storage::ATTRIBUTES_CLASS,
+];
+
+/// Every served resource, by group and then by name.
+pub fn resources() -> impl Iterator<Item = &'static Resource> + Clone {
+    KINDS.iter().map(|kind| &kind.resource)
+}
+
+/// The resource served under this group, version and plural.
+#[must_use]
+pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
+    resources().find(|r| r.plural == plural && r.group == group && r.version == version)
+}
+
+/// A resource of the core group that this crate itself works with.
+pub(crate) fn core(plural: &str) -> Result<&'static Resource, StatusError> {
+    known("", plural)
+}
+
+/// A resource of version v1 that this crate itself works with.
+pub(crate) fn known(group: &str, plural: &str) -> Result<&'static Resource, StatusError> {
+    lookup(group, "v1", plural)
+        .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))
+}
+
+/// How objects of a resource behave.
+pub(crate) fn strategy(resource: &Resource) -> &'static Strategy {
+    KINDS
+        .iter()
+        .find(|kind| std::ptr::eq(&kind.resource, resource))
+        .map_or(&Strategy::PLAIN, |kind| &kind.strategy)
+}
+
+/// The object as it is stored.
+pub(crate) fn to_storage(resource: &Resource, object: Value) -> Value {
+    (strategy(resource).storage.0)(object)
+}
+
+/// A stored object as this resource shows it.
+pub(crate) fn from_storage(resource: &Resource, stored: Value) -> Value {
+    (strategy(resource).storage.1)(stored)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

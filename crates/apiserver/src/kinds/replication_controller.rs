@@ -1,0 +1,35 @@
+//! ReplicationController.
+
+use serde_json::json;
+
+use super::{Kind, Strategy, defaults, printers, validate};
+use crate::api_types::{Resource, SCALE, core, status};
+
+pub(super) static KIND: Kind = Kind {
+    resource: Resource {
+        short_names: &["rc"],
+        categories: &["all"],
+        subresources: &[SCALE, status("ReplicationController")],
+        counts_generation: true,
+        fields: Some(&[("status.replicas", "status.replicas")]),
+        ..core(
+            "replicationcontrollers",
+            "replicationcontroller",
+            "ReplicationController",
+            "controllers",
+        )
+    },
+    strategy: Strategy {
+        default: defaults::replication_controller,
+        prepare_create: |controller| {
+            controller.insert("status".into(), json!({"replicas": 0}));
+        },
+        validate: |controller, _, causes| validate::plain::controller(controller, causes),
+        validate_status: |controller, _, causes| {
+            validate::plain::controller_status(controller, causes)
+        },
+        printer: &printers::CONTROLLERS,
+        orphans_by_default: true,
+        ..Strategy::PLAIN
+    },
+};

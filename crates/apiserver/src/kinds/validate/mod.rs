@@ -1,0 +1,175 @@
+//! The rules that objects must keep, with upstream's field paths and messages: 422 with one cause
+//! per broken rule. Objects come here conformed, defaulted and prepared.
+
+pub(super) mod certificates;
+pub(super) mod claim;
+pub(super) mod container;
+mod handlers;
+mod meta;
+pub(super) mod network;
+pub(super) mod persistent_volume;
+pub(super) mod plain;
+pub(super) mod pod;
+mod pod_parts;
+pub(super) mod pod_update;
+pub(super) mod rbac;
+pub(super) mod storage;
+mod volume;
+
+use serde_json::Value;
+
+use self::certificates::Part;
+use super::{core, strategy};
+use crate::api_types::Resource;
+use crate::schema::value::{same, text};
+use crate::schema::{Causes, Path};
+use crate::selector::LabelSelector;
+use crate::status::StatusError;
+
+/// Checks a new object: 422 with one cause per broken rule.
+pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), StatusError> {
+    if !text(&object["metadata"]["resourceVersion"]).is_empty() {
+        return Err(StatusError::bad_request(
+            "resourceVersion should not be set on objects to be created",
+        ));
+    }
+    let mut causes = Causes::default();
+    check(resource, object, None, &mut causes);
+    finish(resource, object, causes)
+}
+
+/// Checks a changed object, and that nothing immutable changed: 422, or 409 when the object given
+/// is another one of the same name.
+pub fn validate_update(
+    resource: &Resource,
+    object: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    same_uid(resource, object, old)?;
+    let mut causes = Causes::default();
+    meta::update(object, old, &mut causes);
+    check(resource, object, Some(old), &mut causes);
+    finish(resource, object, causes)
+}
+
+/// Checks an object whose status changed.
+pub fn validate_status_update(
+    resource: &Resource,
+    object: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    same_uid(resource, object, old)?;
+    let mut causes = Causes::default();
+    meta::update(object, old, &mut causes);
+    (strategy(resource).validate_status)(object, old, &mut causes);
+    finish(resource, object, causes)
+}
+
+/// Checks the approval of a certificate signing request.
+pub fn validate_approval(
+    resource: &Resource,
+    request: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    same_uid(resource, request, old)?;
+    let mut causes = Causes::default();
+    meta::update(request, old, &mut causes);
+    certificates::update(request, old, Part::Approval, &mut causes);
+    finish(resource, request, causes)
+}
+
+/// Checks a pod whose ephemeral containers changed.
+pub fn validate_ephemeral_containers(
+    resource: &Resource,
+    pod: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    part_of_pod(resource, pod, old, pod_parts::ephemeral_containers)
+}
+
+/// Checks a pod whose resources changed.
+pub fn validate_resize(resource: &Resource, pod: &Value, old: &Value) -> Result<(), StatusError> {
+    part_of_pod(resource, pod, old, pod_parts::resize)
+}
+
+fn part_of_pod(
+    resource: &Resource,
+    pod: &Value,
+    old: &Value,
+    check: fn(&Value, &Value, &mut Causes),
+) -> Result<(), StatusError> {
+    same_uid(resource, pod, old)?;
+    let mut causes = Causes::default();
+    meta::update(pod, old, &mut causes);
+    pod::metadata_and_spec(pod, &mut causes);
+    check(pod, old, &mut causes);
+    finish(resource, pod, causes)
+}
+
+/// Checks the body of a pod's `binding` subresource.
+pub fn validate_binding(binding: &Value) -> Result<(), StatusError> {
+    let mut causes = Causes::default();
+    let target = Path::root("target");
+    let kind = text(&binding["target"]["kind"]);
+    if !matches!(kind, "" | "Node") {
+        causes.not_supported(&target.child("kind"), kind, &["Node", "<empty>"]);
+    }
+    if text(&binding["target"]["name"]).is_empty() {
+        causes.required(&target.child("name"), "");
+    }
+    finish(core("pods")?, binding, causes)
+}
+
+fn finish(resource: &Resource, object: &Value, causes: Causes) -> Result<(), StatusError> {
+    if causes.0.is_empty() {
+        return Ok(());
+    }
+    Err(StatusError::invalid(resource, text(&object["metadata"]["name"]), causes.0))
+}
+
+fn same_uid(resource: &Resource, object: &Value, old: &Value) -> Result<(), StatusError> {
+    let (given, stored) = (text(&object["metadata"]["uid"]), text(&old["metadata"]["uid"]));
+    if given == stored {
+        return Ok(());
+    }
+    let why =
+        format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+    Err(StatusError::conflict(resource, text(&object["metadata"]["name"]), &why))
+}
+
+fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut Causes) {
+    meta::object(resource, object, causes);
+    (strategy(resource).validate)(object, old, causes);
+}
+
+/// The field is as it was.
+pub(super) fn immutable(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
+    if !same(new, old) {
+        causes.invalid(path, new, "field is immutable");
+    }
+}
+
+/// A valid label selector.
+pub(super) fn selector(path: &Path<'_>, selector: &Value, causes: &mut Causes) {
+    if !selector.is_null()
+        && let Err(why) = LabelSelector::of(selector)
+    {
+        causes.invalid(path, selector, why);
+    }
+}
+
+/// The number is not below zero.
+pub(super) fn non_negative(path: &Path<'_>, value: &Value, causes: &mut Causes) {
+    if let Some(number) = value.as_i64().filter(|n| *n < 0) {
+        causes.invalid(path, &number, "must be greater than or equal to 0");
+    }
+}
+
+/// The text is one of these; empty is "required".
+pub(super) fn one_of(path: &Path<'_>, value: &Value, supported: &[&str], causes: &mut Causes) {
+    match text(value) {
+        "" => causes.required(path, ""),
+        given if !supported.contains(&given) => causes.not_supported(path, given, supported),
+        _ => {}
+    }
+}

@@ -1,0 +1,403 @@
+//! Rules for services, endpoints and endpoint slices.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::container::port_number;
+use super::{handlers, immutable, meta, one_of, pod};
+use crate::schema::field::{Causes, Path};
+use crate::schema::names;
+use crate::schema::service::{is_external, needs_health_port};
+use crate::schema::value::{is_zero, items, same, text};
+
+const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
+const AFFINITY_LIMIT: i64 = 86_400;
+
+pub(in crate::kinds) fn service(service: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let path = Path::root("spec");
+    let spec = &service["spec"];
+    let kind = text(&spec["type"]);
+    let headless = text(&spec["clusterIP"]) == "None";
+    one_of(
+        &path.child("type"),
+        &spec["type"],
+        &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"],
+        causes,
+    );
+    if items(&spec["ports"]).is_empty() && !headless && kind != "ExternalName" {
+        causes.required(&path.child("ports"), "");
+    }
+    if matches!(kind, "LoadBalancer" | "NodePort") && headless {
+        let list = path.child("clusterIPs");
+        causes.invalid(
+            &list.index(0),
+            "None",
+            format!("may not be set to 'None' for {kind} services"),
+        );
+    }
+    if kind == "ExternalName" {
+        external_name(&path, spec, causes);
+    } else {
+        cluster_ips(&path, spec, causes);
+    }
+    service_ports(&path, spec, kind, causes);
+    meta::labels(&path.child("selector"), &spec["selector"], causes);
+    affinity(&path, spec, causes);
+    for (i, ip) in items(&spec["externalIPs"]).iter().enumerate() {
+        endpoint_ip(&path.child("externalIPs").index(i), ip, causes);
+    }
+    external_policy(&path.child("externalTrafficPolicy"), service, causes);
+    health_port(&path.child("healthCheckNodePort"), service, old, causes);
+    load_balancer(&path, spec, old, causes);
+    if !is_zero(&spec["internalTrafficPolicy"]) {
+        one_of(
+            &path.child("internalTrafficPolicy"),
+            &spec["internalTrafficPolicy"],
+            &["Cluster", "Local"],
+            causes,
+        );
+    }
+    if let Some(old) = old {
+        kept_addresses(&path, spec, &old["spec"], causes);
+    }
+}
+
+fn external_policy(path: &Path<'_>, service: &Value, causes: &mut Causes) {
+    let policy = &service["spec"]["externalTrafficPolicy"];
+    match (is_external(service), is_zero(policy)) {
+        (true, _) => one_of(path, policy, &["Cluster", "Local"], causes),
+        (false, true) => {}
+        (false, false) => {
+            causes.invalid(path, policy, "may only be set for externally-accessible services");
+        }
+    }
+}
+
+/// The port at which nodes answer a load balancer: with one whose traffic stays on its node, and then fixed.
+fn health_port(path: &Path<'_>, service: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let port = |service: &Value| service["spec"]["healthCheckNodePort"].as_i64().unwrap_or(0);
+    let number = port(service);
+    match needs_health_port(service) {
+        true if number == 0 => causes.required(path, ""),
+        true => port_number(path, number, causes),
+        false if number == 0 => {}
+        false => causes.invalid(
+            path,
+            &number,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        ),
+    }
+    let is_kept = |old: &&Value| needs_health_port(old) && needs_health_port(service);
+    if old.filter(is_kept).is_some_and(|old| port(old) != number) {
+        causes.forbidden(path, "field is immutable");
+    }
+}
+
+/// What is of load balancers alone.
+fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut Causes) {
+    const OTHERS: &str = "may only be used when `type` is 'LoadBalancer'";
+    let is_balancer = spec["type"] == "LoadBalancer";
+    let ranges = items(&spec["loadBalancerSourceRanges"]);
+    // upstream's spelling
+    let ranges_path = path.child("LoadBalancerSourceRanges");
+    if !is_balancer && !ranges.is_empty() {
+        causes.forbidden(&ranges_path, OTHERS);
+    }
+    let earlier = old.map_or(&[][..], |old| items(&old["spec"]["loadBalancerSourceRanges"]));
+    for (i, range) in ranges.iter().enumerate().filter(|(_, range)| !earlier.contains(range)) {
+        if !is_cidr(text(range).trim()) {
+            let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+            causes.invalid(&ranges_path.index(i), range, why);
+        }
+    }
+    if !is_balancer && !spec["allocateLoadBalancerNodePorts"].is_null() {
+        causes.forbidden(&path.child("allocateLoadBalancerNodePorts"), OTHERS);
+    }
+    let (class_path, class) = (path.child("loadBalancerClass"), &spec["loadBalancerClass"]);
+    match class.is_null() {
+        true => {}
+        false if !is_balancer => causes.forbidden(&class_path, OTHERS),
+        false => causes.each(&class_path, text(class), names::qualified(text(class))),
+    }
+    let was =
+        old.map(|old| &old["spec"]).filter(|old| is_balancer && old["type"] == "LoadBalancer");
+    if was.is_some_and(|old| !same(&old["loadBalancerClass"], class)) {
+        causes.invalid(&class_path, class, "may not change once set");
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else { return false };
+    let most = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.bytes().all(|byte| byte.is_ascii_digit())
+        && length.parse::<u8>().is_ok_and(|length| length <= most)
+}
+
+fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        let is_set =
+            !is_zero(&spec[field]) || (field == "clusterIPs" && !is_zero(&spec["clusterIP"]));
+        if is_set {
+            causes.forbidden(&path.child(field), "may not be set for ExternalName services");
+        }
+    }
+    let name = text(&spec["externalName"]);
+    match name.strip_suffix('.').unwrap_or(name) {
+        "" => causes.required(&path.child("externalName"), ""),
+        name => causes.each(&path.child("externalName"), name, names::dns_subdomain(name)),
+    }
+}
+
+fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    let list_path = path.child("clusterIPs");
+    let (one, list) = (text(&spec["clusterIP"]), items(&spec["clusterIPs"]));
+    match (one, list.first()) {
+        ("", Some(_)) => {
+            causes.invalid(&list_path, list, "must be empty when `clusterIP` is not specified")
+        }
+        ("", None) => {}
+        (_, None) => causes.required(&list_path, ""),
+        (one, Some(first)) if text(first) != one => {
+            causes.invalid(&list_path, list, "first value must match `clusterIP`");
+        }
+        _ => {}
+    }
+    for (i, ip) in list.iter().enumerate() {
+        match ip == "None" {
+            true if list.len() == 1 => {}
+            true if i == 0 => {
+                causes.invalid(&list_path, list, "'None' must be the first and only value");
+            }
+            _ => drop(pod::ip(&list_path.index(i), ip, causes)),
+        }
+    }
+    if list.len() > 2 {
+        causes.invalid(&list_path, list, "may only hold up to 2 values");
+    }
+    for (i, family) in items(&spec["ipFamilies"]).iter().enumerate() {
+        one_of(&path.child("ipFamilies").index(i), family, &["IPv4", "IPv6"], causes);
+    }
+    if !is_zero(&spec["ipFamilyPolicy"]) {
+        let supported = ["PreferDualStack", "RequireDualStack", "SingleStack"];
+        one_of(&path.child("ipFamilyPolicy"), &spec["ipFamilyPolicy"], &supported, causes);
+    }
+}
+
+/// The first address stays as long as the service has addresses at all.
+fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
+    if text(&new["type"]) == "ExternalName"
+        || text(&old["type"]) == "ExternalName"
+        || is_zero(&old["clusterIP"])
+    {
+        return;
+    }
+    if !same(&new["clusterIP"], &old["clusterIP"]) || !same(&new["clusterIPs"], &old["clusterIPs"])
+    {
+        let list = path.child("clusterIPs");
+        causes.invalid(&list.index(0), text(&new["clusterIP"]), "may not change once set");
+    }
+}
+
+fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes) {
+    let list = path.child("ports");
+    let ports = items(&spec["ports"]);
+    let (mut seen_names, mut seen_ports, mut seen_nodes) =
+        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for (i, port) in ports.iter().enumerate() {
+        let path = list.index(i);
+        let name = text(&port["name"]);
+        if name.is_empty() && ports.len() > 1 {
+            causes.required(&path.child("name"), "");
+        } else if !name.is_empty() {
+            causes.each(&path.child("name"), name, names::dns_label(name));
+            if !seen_names.insert(name) {
+                causes.duplicate(&path.child("name"), name, "");
+            }
+        }
+        let number = port["port"].as_i64().unwrap_or(0);
+        let protocol = text(&port["protocol"]);
+        port_number(&path.child("port"), number, causes);
+        one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
+        handlers::port(&path.child("targetPort"), &port["targetPort"], causes);
+        let app = text(&port["appProtocol"]);
+        if !app.is_empty() {
+            causes.each(&path.child("appProtocol"), app, names::qualified(app));
+        }
+        if !seen_ports.insert((protocol, number)) {
+            causes.duplicate(&path, port, "");
+        }
+        let Some(node) = port["nodePort"].as_i64().filter(|n| *n != 0) else { continue };
+        if kind == "ClusterIP" {
+            causes.forbidden(&path.child("nodePort"), "may not be used when `type` is 'ClusterIP'");
+        }
+        port_number(&path.child("nodePort"), node, causes);
+        if !seen_nodes.insert((protocol, node)) {
+            causes.duplicate(&path.child("nodePort"), &node, "");
+        }
+    }
+}
+
+fn affinity(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    one_of(&path.child("sessionAffinity"), &spec["sessionAffinity"], &["ClientIP", "None"], causes);
+    if spec["sessionAffinity"] == "ClientIP" {
+        let seconds =
+            spec["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"].as_i64().unwrap_or(0);
+        if !(1..=AFFINITY_LIMIT).contains(&seconds) {
+            causes.invalid(
+                &path.child("sessionAffinityConfig").child("clientIP").child("timeoutSeconds"),
+                &seconds,
+                format!("must be greater than 0 and less than {AFFINITY_LIMIT}"),
+            );
+        }
+    }
+}
+
+/// An address that traffic may be sent to: never this machine, never the link, or a service could
+/// be made to reach what only the node itself may.
+fn endpoint_ip(path: &Path<'_>, value: &Value, causes: &mut Causes) -> Option<IpAddr> {
+    let address = pod::ip(path, value, causes)?;
+    // ::ffff:127.0.0.1 is 127.0.0.1 to the kernel
+    let (loopback, link, multicast) = match address.to_canonical() {
+        IpAddr::V4(ip) => (ip.is_loopback(), ip.is_link_local(), ip.octets()[..3] == [224, 0, 0]),
+        IpAddr::V6(ip) => {
+            (ip.is_loopback(), ip.is_unicast_link_local(), ip.segments()[0] == 0xff02)
+        }
+    };
+    if address.is_unspecified() {
+        causes.invalid(path, value, format!("may not be unspecified ({address})"));
+    }
+    if loopback {
+        causes.invalid(path, value, "may not be in the loopback range (127.0.0.0/8, ::1/128)");
+    }
+    if link {
+        causes.invalid(
+            path,
+            value,
+            "may not be in the link-local range (169.254.0.0/16, fe80::/10)",
+        );
+    }
+    if multicast {
+        causes.invalid(
+            path,
+            value,
+            "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)",
+        );
+    }
+    Some(address)
+}
+
+pub(in crate::kinds) fn endpoints(endpoints: &Value, causes: &mut Causes) {
+    let root = Path::root("subsets");
+    for (i, subset) in items(&endpoints["subsets"]).iter().enumerate() {
+        let path = root.index(i);
+        if items(&subset["addresses"]).is_empty() && items(&subset["notReadyAddresses"]).is_empty()
+        {
+            causes.required(&path, "must specify `addresses` or `notReadyAddresses`");
+        }
+        for list in ["addresses", "notReadyAddresses"] {
+            let list_path = path.child(list);
+            for (j, address) in items(&subset[list]).iter().enumerate() {
+                let path = list_path.index(j);
+                endpoint_ip(&path.child("ip"), &address["ip"], causes);
+                host_and_node(&path, address, causes);
+            }
+        }
+        let ports = items(&subset["ports"]);
+        let list_path = path.child("ports");
+        for (j, port) in ports.iter().enumerate() {
+            let path = list_path.index(j);
+            match text(&port["name"]) {
+                "" if ports.len() > 1 => causes.required(&path.child("name"), ""),
+                "" => {}
+                name => causes.each(&path.child("name"), name, names::dns_label(name)),
+            }
+            port_number(&path.child("port"), port["port"].as_i64().unwrap_or(0), causes);
+            one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
+        }
+    }
+}
+
+fn host_and_node(path: &Path<'_>, endpoint: &Value, causes: &mut Causes) {
+    let host = text(&endpoint["hostname"]);
+    if !host.is_empty() {
+        causes.each(&path.child("hostname"), host, names::dns_label(host));
+    }
+    if let Some(node) = endpoint["nodeName"].as_str() {
+        causes.each(&path.child("nodeName"), node, names::dns_subdomain(node));
+    }
+}
+
+pub(in crate::kinds) fn endpoint_slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let kind_path = Path::root("addressType");
+    one_of(&kind_path, &slice["addressType"], &["FQDN", "IPv4", "IPv6"], causes);
+    if let Some(old) = old {
+        immutable(&kind_path, &slice["addressType"], &old["addressType"], causes);
+    }
+    slice_ports(slice, causes);
+    let list = Path::root("endpoints");
+    let endpoints = items(&slice["endpoints"]);
+    if endpoints.len() > 1000 {
+        return causes.too_many(&list, endpoints.len(), 1000);
+    }
+    for (i, endpoint) in endpoints.iter().enumerate() {
+        let path = list.index(i);
+        let addresses_path = path.child("addresses");
+        let addresses = items(&endpoint["addresses"]);
+        if addresses.is_empty() {
+            causes.required(&addresses_path, "must contain at least 1 address");
+        } else if addresses.len() > 100 {
+            causes.too_many(&addresses_path, addresses.len(), 100);
+        }
+        for (j, address) in addresses.iter().enumerate() {
+            slice_address(&addresses_path.index(j), text(&slice["addressType"]), address, causes);
+        }
+        host_and_node(&path, endpoint, causes);
+    }
+}
+
+fn slice_address(path: &Path<'_>, kind: &str, address: &Value, causes: &mut Causes) {
+    match kind {
+        "IPv4" | "IPv6" => {
+            let wrong = endpoint_ip(path, address, causes)
+                .is_some_and(|ip| ip.is_ipv4() != (kind == "IPv4"));
+            if wrong {
+                causes.invalid(path, address, format!("must be an {kind} address"));
+            }
+        }
+        "FQDN" => {
+            let name = text(address);
+            causes.each(path, name, names::dns_subdomain(name.strip_suffix('.').unwrap_or(name)));
+        }
+        _ => {}
+    }
+}
+
+fn slice_ports(slice: &Value, causes: &mut Causes) {
+    let list = Path::root("ports");
+    let ports = items(&slice["ports"]);
+    if ports.len() > 20_000 {
+        return causes.too_many(&list, ports.len(), 20_000);
+    }
+    let mut seen = BTreeSet::new();
+    for (i, port) in ports.iter().enumerate() {
+        let path = list.index(i);
+        let name = text(&port["name"]);
+        if !name.is_empty() {
+            causes.each(&path.child("name"), name, names::dns_label(name));
+        }
+        if !seen.insert(name) {
+            causes.duplicate(&path.child("name"), name, "");
+        }
+        one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
+        let app = text(&port["appProtocol"]);
+        if !app.is_empty() {
+            causes.each(&path.child("appProtocol"), app, names::qualified(app));
+        }
+    }
+}
