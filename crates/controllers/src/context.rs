@@ -6,6 +6,8 @@ use longshore_client::events::Recorder;
 use longshore_informer::{Informers, QueueMetrics};
 use tokio_util::sync::CancellationToken;
 
+use crate::ClusterSettings;
+
 /// The shared parts of the process. Clones are the same.
 #[derive(Clone)]
 pub struct Context {
@@ -56,6 +58,8 @@ pub struct Settings {
     pub job_workers: usize,
     /// `--concurrent-cron-job-syncs`
     pub cronjob_workers: usize,
+    /// Those of the controllers of cluster objects.
+    pub cluster: ClusterSettings,
 }
 
 impl Default for Settings {
@@ -68,6 +72,7 @@ impl Default for Settings {
             statefulset_workers: 5,
             job_workers: 5,
             cronjob_workers: 5,
+            cluster: ClusterSettings::default(),
         }
     }
 }

@@ -6,8 +6,35 @@
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
+mod cluster_settings;
 mod context;
+mod cronjob;
+mod daemonset;
+mod deployment;
+mod discovery;
+mod disruption;
+mod endpoints;
+mod endpointslice;
+mod endpointslicemirroring;
+mod garbagecollector;
+mod job;
 mod list;
+mod namespace;
+mod nodeipam;
+mod nodelifecycle;
+mod podautoscaler;
+mod podgc;
+mod pods;
+mod replicaset;
+mod resourcequota;
+mod serviceaccounts;
+mod statefulset;
+mod tainteviction;
+mod ttl;
+mod ttlafterfinished;
+mod workload;
+mod writes;
 
+pub use self::cluster_settings::ClusterSettings;
 pub use self::context::{Context, Controller, Settings};
 pub use self::list::all;

@@ -18,4 +18,28 @@ macro_rules! controllers {
     };
 }
 
-controllers! {}
+controllers! {
+    "replicationcontroller-controller" "replicationcontroller" true crate::replicaset::run_replication_controllers;
+    "replicaset-controller" "replicaset" true crate::replicaset::run;
+    "deployment-controller" "deployment" true crate::deployment::run;
+    "daemonset-controller" "daemonset" true crate::daemonset::run;
+    "statefulset-controller" "statefulset" true crate::statefulset::run;
+    "cronjob-controller" "cronjob" true crate::cronjob::run;
+    "job-controller" "job" true crate::job::run;
+    "serviceaccount-controller" "serviceaccount" true crate::serviceaccounts::default_account::run;
+    "root-ca-certificate-publisher-controller" "root-ca-cert-publisher" true crate::serviceaccounts::root_ca::run;
+    "endpointslice-controller" "endpointslice" true crate::endpointslice::run;
+    "endpoints-controller" "endpoint" true crate::endpoints::run;
+    "endpointslice-mirroring-controller" "endpointslicemirroring" true crate::endpointslicemirroring::run;
+    "namespace-controller" "namespace" true crate::namespace::run;
+    "garbage-collector-controller" "garbagecollector" true crate::garbagecollector::run;
+    "node-ipam-controller" "nodeipam" true crate::nodeipam::run;
+    "node-lifecycle-controller" "nodelifecycle" true crate::nodelifecycle::run;
+    "taint-eviction-controller" "taint-eviction-controller" true crate::tainteviction::run;
+    "pod-garbage-collector-controller" "podgc" true crate::podgc::run;
+    "ttl-controller" "ttl" true crate::ttl::run;
+    "ttl-after-finished-controller" "ttl-after-finished" true crate::ttlafterfinished::run;
+    "resourcequota-controller" "resourcequota" true crate::resourcequota::run;
+    "disruption-controller" "disruption" true crate::disruption::run;
+    "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" true crate::podautoscaler::run;
+}

@@ -1,0 +1,105 @@
+//! What the command line sets for the controllers of cluster objects, with upstream's defaults.
+
+use std::time::Duration;
+
+/// One field for each flag.
+#[derive(Clone, Debug)]
+pub struct ClusterSettings {
+    /// `--concurrent-service-endpoint-syncs`
+    pub service_endpoint_workers: usize,
+    /// `--concurrent-endpoint-syncs`
+    pub endpoint_workers: usize,
+    /// `--mirroring-concurrent-service-endpoint-syncs`
+    pub mirroring_workers: usize,
+    /// `--max-endpoints-per-slice`
+    pub max_endpoints_per_slice: usize,
+    /// `--concurrent-namespace-syncs`
+    pub namespace_workers: usize,
+    /// `--concurrent-serviceaccount-token-syncs`
+    pub service_account_workers: usize,
+    /// Workers of the root CA's config maps.
+    pub root_ca_workers: usize,
+    /// The content of `--root-ca-file`.
+    pub root_ca: Option<String>,
+    /// `--concurrent-gc-syncs`
+    pub gc_workers: usize,
+    /// `--node-monitor-period`
+    pub node_monitor_period: Duration,
+    /// `--node-monitor-grace-period`
+    pub node_monitor_grace: Duration,
+    /// `--node-startup-grace-period`
+    pub node_startup_grace: Duration,
+    /// `--node-eviction-rate`, in nodes a second.
+    pub node_eviction_rate: f64,
+    /// `--secondary-node-eviction-rate`, in nodes a second.
+    pub secondary_node_eviction_rate: f64,
+    /// `--unhealthy-zone-threshold`
+    pub unhealthy_zone_threshold: f64,
+    /// `--large-cluster-size-threshold`
+    pub large_cluster_threshold: usize,
+    /// `--terminated-pod-gc-threshold`
+    pub terminated_pod_threshold: usize,
+    /// `--allocate-node-cidrs`
+    pub allocate_node_cidrs: bool,
+    /// `--cluster-cidr`, one for each family.
+    pub cluster_cidrs: Vec<String>,
+    /// `--node-cidr-mask-size-ipv4`, or `--node-cidr-mask-size`
+    pub node_mask_v4: u8,
+    /// `--node-cidr-mask-size-ipv6`
+    pub node_mask_v6: u8,
+    /// `--concurrent-ttl-after-finished-syncs`
+    pub ttl_after_finished_workers: usize,
+    /// `--concurrent-resource-quota-syncs`
+    pub resource_quota_workers: usize,
+    /// `--resource-quota-sync-period`
+    pub resource_quota_period: Duration,
+    /// `--concurrent-horizontal-pod-autoscaler-syncs`
+    pub hpa_workers: usize,
+    /// `--horizontal-pod-autoscaler-sync-period`
+    pub hpa_period: Duration,
+    /// `--horizontal-pod-autoscaler-tolerance`
+    pub hpa_tolerance: f64,
+    /// `--horizontal-pod-autoscaler-downscale-stabilization`
+    pub hpa_stabilization: Duration,
+    /// `--horizontal-pod-autoscaler-cpu-initialization-period`
+    pub hpa_cpu_initialization: Duration,
+    /// `--horizontal-pod-autoscaler-initial-readiness-delay`
+    pub hpa_initial_readiness: Duration,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self {
+            service_endpoint_workers: 5,
+            endpoint_workers: 5,
+            mirroring_workers: 5,
+            max_endpoints_per_slice: 100,
+            namespace_workers: 10,
+            service_account_workers: 5,
+            root_ca_workers: 1,
+            root_ca: None,
+            gc_workers: 20,
+            node_monitor_period: Duration::from_secs(5),
+            node_monitor_grace: Duration::from_secs(50),
+            node_startup_grace: Duration::from_secs(60),
+            node_eviction_rate: 0.1,
+            secondary_node_eviction_rate: 0.01,
+            unhealthy_zone_threshold: 0.55,
+            large_cluster_threshold: 50,
+            terminated_pod_threshold: 12_500,
+            allocate_node_cidrs: false,
+            cluster_cidrs: Vec::new(),
+            node_mask_v4: 24,
+            node_mask_v6: 64,
+            ttl_after_finished_workers: 5,
+            resource_quota_workers: 5,
+            resource_quota_period: Duration::from_secs(300),
+            hpa_workers: 5,
+            hpa_period: Duration::from_secs(15),
+            hpa_tolerance: 0.1,
+            hpa_stabilization: Duration::from_secs(300),
+            hpa_cpu_initialization: Duration::from_secs(300),
+            hpa_initial_readiness: Duration::from_secs(30),
+        }
+    }
+}

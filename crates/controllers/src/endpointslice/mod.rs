@@ -1,0 +1,235 @@
+//! Endpoint slices of services that have a selector.
+//!
+//! Current limitations: hints by proportion of CPUs (`service.kubernetes.io/topology-mode: Auto`) are
+//! not given; such a service has slices without hints.
+
+pub(crate) mod membership;
+pub(crate) mod plan;
+#[cfg(test)]
+mod tests;
+pub(crate) mod trigger;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use longshore_informer::{
+    Event, Expectations, Informer, WorkQueue, key_of, object_key, run_workers, split_key,
+};
+
+use self::membership::Membership;
+use self::plan::{LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY};
+use self::trigger::TriggerTimes;
+use crate::Context;
+use crate::writes::{is_terminating, unless_gone, unless_stopped};
+
+/// The index of slices by the key of their service.
+pub(crate) const BY_SERVICE: &str = "service";
+
+/// Why a service is tried again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// A request failed.
+    #[error(transparent)]
+    Request(#[from] kube::Error),
+    /// A pod was left out.
+    #[error("skipping Pod {pod} for Service {service}: Node {node} Not Found")]
+    NoNode { pod: String, service: String, node: String },
+}
+
+/// The key of the service of a slice.
+pub(crate) fn service_of(slice: &EndpointSlice) -> Option<String> {
+    let name = slice.metadata.labels.as_ref()?.get(LABEL_SERVICE)?;
+    let namespace = slice.metadata.namespace.as_deref().unwrap_or_default();
+    Some(object_key(namespace, name))
+}
+
+/// Whether the slice is managed by that controller.
+pub(crate) fn is_managed_by(slice: &EndpointSlice, controller: &str) -> bool {
+    let labels = slice.metadata.labels.as_ref();
+    labels.and_then(|labels| labels.get(LABEL_MANAGED_BY)).is_some_and(|by| by == controller)
+}
+
+/// The members of services, kept up to date; services whose endpoints may change are queued.
+pub(crate) fn follow_members(
+    services: &Informer<Service>,
+    pods: &Informer<Pod>,
+    queue: &WorkQueue<String>,
+) -> Arc<Mutex<Membership>> {
+    let members: Arc<Mutex<Membership>> = Arc::default();
+    services.subscribe({
+        let (members, pods, queue) = (members.clone(), pods.clone(), queue.clone());
+        move |event: &Event<Service>| {
+            let service = event.latest();
+            let spec = match event {
+                Event::Deleted(_) => None,
+                _ => service.spec.as_ref(),
+            };
+            let key = key_of(&**service);
+            let (namespace, name) = split_key(&key);
+            let selector = spec.and_then(|spec| spec.selector.as_ref());
+            let mut members = members.lock().unwrap_or_else(PoisonError::into_inner);
+            let pods = pods.store().list_namespace(namespace);
+            members.set_service(namespace, name, selector, pods.iter().map(|pod| &**pod));
+            drop(members);
+            queue.add(key);
+        }
+    });
+    pods.subscribe({
+        let (members, queue) = (members.clone(), queue.clone());
+        move |event: &Event<Pod>| {
+            let pod = event.latest();
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let mut members = members.lock().unwrap_or_else(PoisonError::into_inner);
+            let services = match event {
+                Event::Deleted(pod) => {
+                    members.remove_pod(namespace, pod.metadata.name.as_deref().unwrap_or_default())
+                }
+                _ => members.set_pod(pod),
+            };
+            drop(members);
+            services.iter().for_each(|name| queue.add(object_key(namespace, name)));
+        }
+    });
+    members
+}
+
+struct Controller {
+    client: kube::Client,
+    services: Informer<Service>,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    slices: Informer<EndpointSlice>,
+    members: Arc<Mutex<Membership>>,
+    times: Mutex<TriggerTimes>,
+    expectations: Arc<Expectations>,
+    maximum: usize,
+}
+
+/// Runs until the context's stop.
+pub(crate) async fn run(context: Context) {
+    let queue: WorkQueue<String> = WorkQueue::new("endpoint_slice", &context.queues);
+    let services = context.informers.get::<Service>();
+    let pods = context.informers.get::<Pod>();
+    let nodes = context.informers.get::<Node>();
+    let slices = context.informers.get::<EndpointSlice>();
+    let expectations: Arc<Expectations> = Arc::default();
+    slices.store().add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
+    let members = follow_members(&services, &pods, &queue);
+    slices.subscribe({
+        let (queue, expectations) = (queue.clone(), expectations.clone());
+        move |event: &Event<EndpointSlice>| {
+            let of = |slice: &EndpointSlice| {
+                service_of(slice).filter(|_| is_managed_by(slice, MANAGED_BY))
+            };
+            let keys = [Some(event.latest()), event.old()];
+            for key in keys.into_iter().flatten().filter_map(|slice| of(slice)) {
+                if matches!(event, Event::Added(_)) {
+                    expectations.creation_observed(&key);
+                }
+                queue.add(key);
+            }
+        }
+    });
+    let all = async {
+        services.synced().await;
+        pods.synced().await;
+        nodes.synced().await;
+        slices.synced().await;
+    };
+    if !unless_stopped(&context, all).await {
+        return;
+    }
+    let controller = Controller {
+        client: context.client.clone(),
+        services,
+        pods,
+        nodes,
+        slices,
+        members,
+        times: Mutex::default(),
+        expectations,
+        maximum: context.settings.cluster.max_endpoints_per_slice,
+    };
+    let workers = context.settings.cluster.service_endpoint_workers;
+    run_workers("endpointslice-controller", &queue, workers, &context.stop, |key| {
+        controller.sync(key)
+    })
+    .await;
+}
+
+impl Controller {
+    async fn sync(&self, key: String) -> Result<(), Error> {
+        let (namespace, name) = split_key(&key);
+        let times = || self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(service) = self.services.store().get(&key) else {
+            // The garbage collector deletes the slices.
+            times().forget(namespace, name);
+            self.expectations.remove(&key);
+            return Ok(());
+        };
+        let spec = service.spec.as_ref();
+        let is_external = spec.is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
+        if is_external || spec.is_none_or(|spec| spec.selector.is_none()) {
+            return Ok(());
+        }
+        if !self.expectations.satisfied(&key) {
+            // The informer shows the new slices soon.
+            return Ok(());
+        }
+        let members = {
+            let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            members.pods_of(namespace, name)
+        };
+        let pods: Vec<Arc<Pod>> =
+            members.iter().filter_map(|pod| self.pods.store().get_named(namespace, pod)).collect();
+        let existing: Vec<Arc<EndpointSlice>> = self
+            .slices
+            .store()
+            .by_index(BY_SERVICE, &key)
+            .into_iter()
+            .filter(|slice| is_managed_by(slice, MANAGED_BY))
+            .filter(|slice| slice.metadata.deletion_timestamp.is_none())
+            .collect();
+        let names: std::collections::BTreeSet<&str> =
+            pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).collect();
+        let nodes: std::collections::HashMap<&str, Arc<Node>> = names
+            .into_iter()
+            .filter_map(|name| Some((name, self.nodes.store().get(name)?)))
+            .collect();
+        let node = |name: &str| nodes.get(name).map(|node| &**node);
+        let trigger = times().observe(&service, &pods);
+        let mut plan = plan::plan(&service, &pods, &node, &existing, self.maximum);
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), namespace);
+        let params = PostParams::default();
+        if !plan.create.is_empty() {
+            self.expectations.expect_creations(&key, plan.create.len());
+        }
+        let mut left = plan.create.len();
+        for slice in &mut plan.create {
+            plan::set_trigger_time(slice, trigger);
+            if let Err(error) = api.create(&params, slice).await {
+                self.expectations.creations_observed(&key, left);
+                if is_terminating(&error) {
+                    return Ok(());
+                }
+                return Err(error.into());
+            }
+            left -= 1;
+        }
+        for slice in &mut plan.update {
+            plan::set_trigger_time(slice, trigger);
+            let name = slice.metadata.name.clone().unwrap_or_default();
+            api.replace(&name, &params, slice).await?;
+        }
+        for name in &plan.delete {
+            unless_gone(api.delete(name, &DeleteParams::default()).await)?;
+        }
+        match plan.without_node.into_iter().next() {
+            Some((pod, node)) => Err(Error::NoNode { pod, service: key.clone(), node }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,608 @@
+//! The horizontal pod autoscaler: scales what has a `scale` by the use of resources, which
+//! `metrics.k8s.io` reports.
+//!
+//! Current limitations: metrics of `custom.metrics.k8s.io` and `external.metrics.k8s.io` are not asked
+//! for; a metric of type Pods, Object or External is reported as failed.
+
+mod limits;
+mod replicas;
+mod selector;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::autoscaling::v2::{
+    ContainerResourceMetricStatus, HPAScalingRules, HorizontalPodAutoscaler,
+    HorizontalPodAutoscalerCondition, HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus,
+    MetricSpec, MetricStatus, MetricTarget, MetricValueStatus, ResourceMetricStatus,
+};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::core::{ApiResource, Request, Selector, SelectorExt};
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::{Api, Client};
+use longshore_client::events::{EventType, Recorder};
+use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
+use longshore_pod::quantity::milli;
+use longshore_pod::resources::format as quantity;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use self::limits::{History, Range};
+use self::replicas::{Delays, Pods, Proposal, Sample, Samples, Target, Tolerances, propose};
+use crate::discovery::discover;
+use crate::workload::{Error, count, now, number, replace_status};
+use crate::writes::{is_conflict, reference, unless_replaced, unless_stopped};
+use crate::{ClusterSettings, Context};
+
+/// The answer of `metrics.k8s.io`.
+#[derive(Debug, Deserialize)]
+struct PodMetricsList {
+    #[serde(default)]
+    items: Vec<PodMetrics>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PodMetrics {
+    metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    timestamp: Timestamp,
+    #[serde(default)]
+    window: Option<String>,
+    #[serde(default)]
+    containers: Vec<ContainerMetrics>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ContainerMetrics {
+    name: String,
+    #[serde(default)]
+    usage: std::collections::BTreeMap<String, Quantity>,
+}
+
+/// What each pod used of a resource.
+fn samples(list: PodMetricsList, resource: &str, container: Option<&str>) -> Samples {
+    let mut samples = Samples::new();
+    for pod in list.items {
+        let window = pod.window.and_then(|text| text.parse::<SignedDuration>().ok());
+        let window = window.and_then(|window| Duration::try_from(window).ok());
+        let amounts: Option<Vec<i128>> = pod
+            .containers
+            .iter()
+            .filter(|own| container.is_none_or(|name| own.name == name))
+            .map(|own| own.usage.get(resource).and_then(milli))
+            .collect();
+        // A pod with a container that nothing is known of has no sample.
+        let Some(amounts) = amounts.filter(|amounts| !amounts.is_empty()) else { continue };
+        let sample = Sample {
+            value: amounts.into_iter().fold(0, i128::saturating_add),
+            at: pod.timestamp,
+            window: window.unwrap_or(Duration::from_secs(60)),
+        };
+        samples.insert(pod.metadata.name.unwrap_or_default(), sample);
+    }
+    samples
+}
+
+/// What is scaled.
+struct Scale {
+    resource: ApiResource,
+    replicas: isize,
+    selector: String,
+}
+
+/// What the metrics ask for.
+struct Computed {
+    replicas: isize,
+    metric: String,
+    statuses: Vec<MetricStatus>,
+}
+
+struct Controller {
+    client: Client,
+    autoscalers: Informer<HorizontalPodAutoscaler>,
+    pods: Informer<Pod>,
+    queue: WorkQueue<String>,
+    recorder: Recorder,
+    settings: ClusterSettings,
+    histories: Mutex<HashMap<String, History>>,
+}
+
+/// Runs until the context's stop.
+pub(crate) async fn run(context: Context) {
+    let queue: WorkQueue<String> = WorkQueue::new("horizontalpodautoscaler", &context.queues);
+    let autoscalers = context.informers.get::<HorizontalPodAutoscaler>();
+    let pods = context.informers.get::<Pod>();
+    autoscalers.subscribe({
+        let queue = queue.clone();
+        move |event: &Event<HorizontalPodAutoscaler>| match event {
+            // Its own writes of the status wait for the next period.
+            Event::Updated { old, new } if old.spec == new.spec => {}
+            Event::Deleted(_) | Event::Added(_) | Event::Updated { .. } => {
+                queue.add(key_of(&**event.latest()));
+            }
+        }
+    });
+    let all = async {
+        autoscalers.synced().await;
+        pods.synced().await;
+    };
+    if !unless_stopped(&context, all).await {
+        return;
+    }
+    let controller = Controller {
+        client: context.client.clone(),
+        autoscalers,
+        pods,
+        queue: queue.clone(),
+        recorder: context.recorder("horizontal-pod-autoscaler"),
+        settings: context.settings.cluster.clone(),
+        histories: Mutex::default(),
+    };
+    let workers = context.settings.cluster.hpa_workers;
+    let name = "horizontal-pod-autoscaler-controller";
+    run_workers(name, &queue, workers, &context.stop, |key| controller.sync(key)).await;
+}
+
+fn set_condition(
+    status: &mut HorizontalPodAutoscalerStatus,
+    type_: &str,
+    is_true: bool,
+    reason: &str,
+    message: &str,
+) {
+    let value = if is_true { "True" } else { "False" };
+    let conditions = status.conditions.get_or_insert_default();
+    let old = conditions.iter_mut().find(|condition| condition.type_ == type_);
+    let since = match &old {
+        Some(old) if old.status == value => old.last_transition_time.clone(),
+        _ => Some(now()),
+    };
+    let new = HorizontalPodAutoscalerCondition {
+        type_: type_.to_owned(),
+        status: value.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        last_transition_time: since,
+    };
+    match old {
+        Some(old) => *old = new,
+        None => conditions.push(new),
+    }
+}
+
+fn target(target: &MetricTarget) -> Result<Target, String> {
+    if let Some(average) = target.average_value.as_ref().and_then(milli) {
+        return Ok(Target::Average(average));
+    }
+    let percent = target.average_utilization;
+    let percent = percent.ok_or("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")?;
+    Ok(Target::Utilization(percent.into()))
+}
+
+fn metric_status(spec: &MetricSpec, resource: &str, proposal: Proposal) -> MetricStatus {
+    let current = MetricValueStatus {
+        average_utilization: proposal.utilization.map(number),
+        average_value: Some(Quantity(quantity(proposal.average, resource == "memory"))),
+        value: None,
+    };
+    let container = spec.container_resource.as_ref();
+    MetricStatus {
+        type_: spec.type_.clone(),
+        resource: container.is_none().then(|| ResourceMetricStatus {
+            name: resource.to_owned(),
+            current: current.clone(),
+        }),
+        container_resource: container.map(|container| ContainerResourceMetricStatus {
+            container: container.container.clone(),
+            name: resource.to_owned(),
+            current: current.clone(),
+        }),
+        ..MetricStatus::default()
+    }
+}
+
+impl Controller {
+    async fn sync(&self, key: String) -> Result<(), Error> {
+        let Some(autoscaler) = self.autoscalers.store().get(&key) else {
+            self.histories().remove(&key);
+            return Ok(());
+        };
+        // The next period, whatever comes of this one.
+        self.queue.add_after(key.clone(), self.settings.hpa_period);
+        let spec = &autoscaler.spec;
+        let mut status = autoscaler.status.clone().unwrap_or_default();
+        let failed = self.reconcile(&key, &autoscaler, spec, &mut status).await.err();
+        if autoscaler.status.as_ref() != Some(&status) {
+            let mut new = (*autoscaler).clone();
+            new.status = Some(status);
+            unless_replaced(replace_status(&self.client, &new).await)?;
+        }
+        if let Some(failed) = failed {
+            // Known to the user by condition and event: the next period is soon enough.
+            tracing::debug!(key, "cannot autoscale: {failed}");
+        }
+        Ok(())
+    }
+
+    fn histories(&self) -> std::sync::MutexGuard<'_, HashMap<String, History>> {
+        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, about: &HorizontalPodAutoscaler, kind: EventType, reason: &str, message: &str) {
+        self.recorder.event(reference(about), kind, reason, message);
+    }
+
+    async fn reconcile(
+        &self,
+        key: &str,
+        autoscaler: &HorizontalPodAutoscaler,
+        spec: &HorizontalPodAutoscalerSpec,
+        status: &mut HorizontalPodAutoscalerStatus,
+    ) -> Result<(), Error> {
+        let (namespace, _) = split_key(key);
+        let scale = match self.scale(namespace, spec).await {
+            Ok(scale) => scale,
+            Err(error) => {
+                let why = error.to_string();
+                self.record(autoscaler, EventType::Warning, "FailedGetScale", &why);
+                let message =
+                    format!("the HPA controller was unable to get the target's current scale: {why}");
+                set_condition(status, "AbleToScale", false, "FailedGetScale", &message);
+                return Err(error);
+            }
+        };
+        set_condition(
+            status,
+            "AbleToScale",
+            true,
+            "SucceededGetScale",
+            "the HPA controller was able to get the target's current scale",
+        );
+        let current = scale.replicas;
+        self.histories().entry(key.to_owned()).or_default().start(current, Instant::now());
+        let least = spec.min_replicas.map_or(1, |least| count(Some(least)));
+        let most = count(Some(spec.max_replicas));
+        let mut desired = current;
+        let mut reason = String::new();
+        status.current_replicas = Some(number(current));
+        status.observed_generation = autoscaler.metadata.generation;
+        if current == 0 && least != 0 {
+            set_condition(
+                status,
+                "ScalingActive",
+                false,
+                "ScalingDisabled",
+                "scaling is disabled since the replica count of the target is zero",
+            );
+            desired = 0;
+        } else if current > most {
+            reason = "Current number of replicas above Spec.MaxReplicas".into();
+            desired = most;
+        } else if current < least {
+            reason = "Current number of replicas below Spec.MinReplicas".into();
+            desired = least;
+        } else {
+            let computed = match self.compute(namespace, autoscaler, spec, &scale, status).await {
+                Ok(computed) => computed,
+                Err(error) => {
+                    let why = error.to_string();
+                    self.record(
+                        autoscaler,
+                        EventType::Warning,
+                        "FailedComputeMetricsReplicas",
+                        &why,
+                    );
+                    return Err(error);
+                }
+            };
+            status.current_metrics = Some(computed.statuses);
+            if computed.replicas > current {
+                reason = format!("{} above target", computed.metric);
+            } else if computed.replicas < current {
+                reason = "All metrics below target".into();
+            }
+            let limited = {
+                let mut histories = self.histories();
+                let history = histories.entry(key.to_owned()).or_default();
+                history.limit(
+                    spec.behavior.as_ref(),
+                    current,
+                    computed.replicas,
+                    Range { least, most },
+                    self.settings.hpa_stabilization,
+                    Instant::now(),
+                )
+            };
+            let (able, why, message) = limited.able;
+            set_condition(status, "AbleToScale", able, why, message);
+            let (is_limited, why, message) = limited.limited;
+            set_condition(status, "ScalingLimited", is_limited, why, message);
+            desired = limited.replicas;
+        }
+        status.desired_replicas = number(desired);
+        if desired == current {
+            return Ok(());
+        }
+        match self.rescale(namespace, spec, &scale, desired).await {
+            Ok(()) => {
+                let message =
+                    format!("the HPA controller was able to update the target scale to {desired}");
+                set_condition(status, "AbleToScale", true, "SucceededRescale", &message);
+                let message = format!("New size: {desired}; reason: {reason}");
+                self.record(autoscaler, EventType::Normal, "SuccessfulRescale", &message);
+                status.last_scale_time = Some(now());
+                let mut histories = self.histories();
+                let history = histories.entry(key.to_owned()).or_default();
+                history.scaled(current, desired, Instant::now());
+                Ok(())
+            }
+            Err(error) => {
+                let message = format!("New size: {desired}; reason: {reason}; error: {error}");
+                self.record(autoscaler, EventType::Warning, "FailedRescale", &message);
+                let message =
+                    format!("the HPA controller was unable to update the target scale: {error}");
+                set_condition(status, "AbleToScale", false, "FailedUpdateScale", &message);
+                status.desired_replicas = number(current);
+                Err(error)
+            }
+        }
+    }
+
+    async fn scale(
+        &self,
+        namespace: &str,
+        spec: &HorizontalPodAutoscalerSpec,
+    ) -> Result<Scale, Error> {
+        let reference = &spec.scale_target_ref;
+        let version = reference.api_version.as_deref().unwrap_or_default();
+        let group = version.split_once('/').map_or("", |(group, _)| group);
+        let resource = match (group, reference.kind.as_str()) {
+            // Known without a question.
+            ("apps", "Deployment") => known("apps", "Deployment", "deployments"),
+            ("apps", "ReplicaSet") => known("apps", "ReplicaSet", "replicasets"),
+            ("apps", "StatefulSet") => known("apps", "StatefulSet", "statefulsets"),
+            ("", "ReplicationController") => {
+                known("", "ReplicationController", "replicationcontrollers")
+            }
+            (group, kind) => {
+                let discovery = discover(&self.client).await?;
+                let found = discovery.resources.into_iter().find(|found| {
+                    found.resource.group == group && found.resource.kind == kind
+                });
+                let found = found.ok_or_else(|| {
+                    Error::Invalid(format!("no matches for kind {kind:?} in group {group:?}"))
+                })?;
+                found.resource
+            }
+        };
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let request = Request::new(api.resource_url())
+            .get_subresource("scale", &reference.name)
+            .map_err(|error| Error::Invalid(error.to_string()))?;
+        let scale: Value = self.client.request(request).await?;
+        Ok(Scale {
+            resource,
+            replicas: isize::try_from(scale["spec"]["replicas"].as_i64().unwrap_or_default())
+                .unwrap_or_default()
+                .max(0),
+            selector: scale["status"]["selector"].as_str().unwrap_or_default().to_owned(),
+        })
+    }
+
+    async fn rescale(
+        &self,
+        namespace: &str,
+        spec: &HorizontalPodAutoscalerSpec,
+        scale: &Scale,
+        replicas: isize,
+    ) -> Result<(), Error> {
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &scale.resource);
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        let name = &spec.scale_target_ref.name;
+        let mut attempts = 0_usize;
+        loop {
+            attempts += 1;
+            match api.patch_subresource("scale", name, &PatchParams::default(), &patch).await {
+                Err(error) if is_conflict(&error) && attempts < 5 => {}
+                patched => return Ok(patched.map(drop)?),
+            }
+        }
+    }
+
+    /// The largest of what the metrics ask for; an invalid one keeps the others from scaling down.
+    async fn compute(
+        &self,
+        namespace: &str,
+        autoscaler: &HorizontalPodAutoscaler,
+        spec: &HorizontalPodAutoscalerSpec,
+        scale: &Scale,
+        status: &mut HorizontalPodAutoscalerStatus,
+    ) -> Result<Computed, Error> {
+        let inactive = |status: &mut HorizontalPodAutoscalerStatus, reason: &str, message: &str| {
+            set_condition(status, "ScalingActive", false, reason, message);
+            Error::Invalid(message.to_owned())
+        };
+        if scale.selector.is_empty() {
+            self.record(autoscaler, EventType::Warning, "SelectorRequired", "selector is required");
+            let message = "the HPA target's scale is missing a selector";
+            return Err(inactive(status, "InvalidSelector", message));
+        }
+        let selector: Selector = match selector::parse(&scale.selector) {
+            Ok(selector) => selector,
+            Err(error) => {
+                let message = format!(
+                    "couldn't convert selector into a corresponding internal selector object: {error}"
+                );
+                self.record(autoscaler, EventType::Warning, "InvalidSelector", &message);
+                return Err(inactive(status, "InvalidSelector", &message));
+            }
+        };
+        let mut pods: Vec<Arc<Pod>> = self.pods.store().list_namespace(namespace);
+        pods.retain(|pod| selector.matches(&pod.metadata.labels.clone().unwrap_or_default()));
+        let mut best: Option<(isize, String)> = None;
+        let mut statuses = Vec::new();
+        let mut invalid: Option<(String, String)> = None;
+        let mut invalid_count = 0_usize;
+        let metrics = spec.metrics.as_deref().unwrap_or_default();
+        for metric in metrics {
+            match self.metric(namespace, spec, metric, scale, &pods).await {
+                Ok((replicas, name, metric_status)) => {
+                    statuses.push(metric_status);
+                    if best.as_ref().is_none_or(|(most, _)| replicas > *most) {
+                        best = Some((replicas, name));
+                    }
+                }
+                Err((reason, message)) => {
+                    invalid_count += 1;
+                    self.record(autoscaler, EventType::Warning, &reason, &message);
+                    invalid.get_or_insert((reason, message));
+                }
+            }
+        }
+        let is_usable = best.as_ref().is_some_and(|(replicas, _)| {
+            invalid_count == 0 || *replicas >= scale.replicas
+        });
+        match (best, invalid) {
+            (Some((replicas, metric)), _) if is_usable => {
+                let message =
+                    format!("the HPA was able to successfully calculate a replica count from {metric}");
+                set_condition(status, "ScalingActive", true, "ValidMetricFound", &message);
+                Ok(Computed { replicas, metric, statuses })
+            }
+            (_, invalid) => {
+                let (reason, message) = invalid.unwrap_or_default();
+                let total = metrics.len();
+                let condition =
+                    format!("the HPA was unable to compute the replica count: {message}");
+                set_condition(status, "ScalingActive", false, &reason, &condition);
+                Err(Error::Invalid(format!(
+                    "invalid metrics ({invalid_count} invalid out of {total}), first error is: {message}"
+                )))
+            }
+        }
+    }
+
+    async fn metric(
+        &self,
+        namespace: &str,
+        spec: &HorizontalPodAutoscalerSpec,
+        metric: &MetricSpec,
+        scale: &Scale,
+        pods: &[Arc<Pod>],
+    ) -> Result<(isize, String, MetricStatus), (String, String)> {
+        let (resource, container, wanted, reason) =
+            match (&metric.resource, &metric.container_resource) {
+                (Some(source), _) => (&source.name, None, &source.target, "FailedGetResourceMetric"),
+                (_, Some(source)) => (
+                    &source.name,
+                    Some(source.container.as_str()),
+                    &source.target,
+                    "FailedGetContainerResourceMetric",
+                ),
+                _ => {
+                    let type_ = &metric.type_;
+                    let reason = format!("FailedGet{type_}Metric");
+                    let message = format!("no metrics are served for metrics of type {type_}");
+                    return Err((reason, message));
+                }
+            };
+        let fail = |message: String| {
+            let message = format!("failed to get {resource} utilization: {message}");
+            (reason.to_owned(), message)
+        };
+        let wanted = target(wanted).map_err(fail)?;
+        let list = self.pod_metrics(namespace, &scale.selector).await.map_err(|error| {
+            fail(format!(
+                "unable to get metrics for resource {resource}: unable to fetch metrics from resource metrics API: {error}"
+            ))
+        })?;
+        let samples = samples(list, resource, container);
+        let of = Pods { pods, resource, container };
+        let behavior = spec.behavior.as_ref();
+        let tolerance = |rules: Option<&HPAScalingRules>| {
+            let own = rules.and_then(|rules| rules.tolerance.as_ref()).and_then(milli);
+            own.map_or(self.settings.hpa_tolerance, |own| own as f64 / 1000.0)
+        };
+        let tolerances = Tolerances {
+            up: tolerance(behavior.and_then(|behavior| behavior.scale_up.as_ref())),
+            down: tolerance(behavior.and_then(|behavior| behavior.scale_down.as_ref())),
+        };
+        let delays = Delays {
+            cpu_initialization: self.settings.hpa_cpu_initialization,
+            initial_readiness: self.settings.hpa_initial_readiness,
+        };
+        let proposal = propose(
+            &of,
+            scale.replicas,
+            &samples,
+            wanted,
+            tolerances,
+            delays,
+            Timestamp::now(),
+        )
+        .map_err(fail)?;
+        let what = match wanted {
+            Target::Utilization(_) => "utilization (percentage of request)",
+            Target::Average(_) => "value",
+        };
+        let name = match container {
+            Some(container) => format!("{resource} container resource {what} of {container}"),
+            None => format!("{resource} resource {what}"),
+        };
+        Ok((proposal.replicas, name, metric_status(metric, resource, proposal)))
+    }
+
+    async fn pod_metrics(
+        &self,
+        namespace: &str,
+        selector: &str,
+    ) -> Result<PodMetricsList, kube::Error> {
+        let url = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods");
+        let params = kube::api::ListParams::default().labels(selector);
+        let request = Request::new(url).list(&params).map_err(kube::Error::BuildRequest)?;
+        self.client.request(request).await
+    }
+}
+
+fn known(group: &str, kind: &str, plural: &str) -> ApiResource {
+    ApiResource {
+        group: group.to_owned(),
+        version: "v1".to_owned(),
+        api_version: if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") },
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::samples;
+
+    #[test]
+    fn hpa_samples_are_sums_of_containers() {
+        let list = || {
+            serde_json::from_value(json!({"items": [
+                {"metadata": {"name": "a"}, "timestamp": "2026-01-01T00:00:00Z", "window": "30s",
+                    "containers": [
+                        {"name": "x", "usage": {"cpu": "250m"}},
+                        {"name": "y", "usage": {"cpu": "1"}},
+                    ]},
+                {"metadata": {"name": "b"}, "timestamp": "2026-01-01T00:00:00Z",
+                    "containers": [{"name": "x", "usage": {"memory": "1Mi"}}]},
+            ]}))
+            .unwrap()
+        };
+        let all = samples(list(), "cpu", None);
+        assert_eq!(all.keys().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(all["a"].value, 1250);
+        assert_eq!(all["a"].window.as_secs(), 30);
+        assert_eq!(samples(list(), "cpu", Some("x"))["a"].value, 250);
+    }
+}

@@ -1,0 +1,5 @@
+//! What every namespace has: the service account `default`, and the config map with the CA by which
+//! pods verify the apiserver.
+
+pub(crate) mod default_account;
+pub(crate) mod root_ca;

@@ -1,0 +1,216 @@
+//! ControllerRevisions: the templates that a StatefulSet or DaemonSet has had.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use kube::Client;
+use kube::api::{DeleteParams, Preconditions};
+use longshore_client::object;
+use serde_json::{Value, json};
+
+use super::{
+    Error, Namespaced, api, controller_reference, create, hashed, is_controlled_by, name_of,
+    namespace_of, replace, uid_of,
+};
+use crate::writes::is_not_found;
+
+/// The longest prefix of a revision's name.
+const MAX_PREFIX: usize = 223;
+
+/// The name of a revision of an object with that hash.
+fn revision_name(owner: &str, hash: &str) -> String {
+    format!("{}-{hash}", &owner[..owner.floor_char_boundary(MAX_PREFIX)])
+}
+
+/// The revisions of an object, the oldest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Revisions(Vec<Arc<ControllerRevision>>);
+
+/// What came of the search for the revision of the current template.
+pub(crate) enum Current {
+    /// The revision, which is the newest.
+    Found(Arc<ControllerRevision>),
+    /// Another object has its name: the hash is to be made with one more collision.
+    Collision,
+}
+
+impl Revisions {
+    /// In their order.
+    pub(crate) fn new(mut revisions: Vec<Arc<ControllerRevision>>) -> Self {
+        revisions.sort_by_cached_key(|one| {
+            let created = one.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (one.revision, created, one.metadata.name.clone())
+        });
+        Self(revisions)
+    }
+
+    /// The one of that name.
+    pub(crate) fn named(&self, name: &str) -> Option<&Arc<ControllerRevision>> {
+        self.0.iter().find(|one| name_of(&***one) == name)
+    }
+
+    /// The revision of the template, created or renumbered if need be.
+    pub(crate) async fn current<K: Namespaced>(
+        &mut self,
+        client: &Client,
+        owner: &K,
+        template: &PodTemplateSpec,
+        collisions: Option<i32>,
+    ) -> Result<Current, Error> {
+        let data = data_of(template)?;
+        let newest = self.0.last().map_or(0, |last| last.revision);
+        let position = self.0.iter().rposition(|one| has_data(one, &data));
+        if let Some(position) = position {
+            let known = self.0.remove(position);
+            let found = if known.revision == newest {
+                known
+            } else {
+                let mut renumbered = ControllerRevision::clone(&known);
+                renumbered.revision = newest.saturating_add(1);
+                Arc::new(replace(client, &renumbered).await?)
+            };
+            self.0.push(found.clone());
+            return Ok(Current::Found(found));
+        }
+        let hash = hashed(template, collisions);
+        let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
+        let mut labels: BTreeMap<_, _> = labels.unwrap_or_default();
+        labels.insert(HASH_LABEL.to_owned(), hash.clone());
+        let new = ControllerRevision {
+            metadata: ObjectMeta {
+                name: Some(revision_name(name_of(owner), &hash)),
+                namespace: Some(namespace_of(owner).to_owned()),
+                labels: Some(labels),
+                owner_references: Some(vec![controller_reference(owner)]),
+                ..ObjectMeta::default()
+            },
+            data: Some(RawExtension(data.clone())),
+            revision: newest.saturating_add(1),
+        };
+        let created = match create(client, &new).await {
+            Ok(created) => created,
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+                let api = api::<ControllerRevision>(client, namespace_of(owner));
+                let existing = object(api.get(name_of(&new))).await?;
+                let is_same = has_data(&existing, &data)
+                    && is_controlled_by(&existing.metadata, uid_of(owner));
+                if !is_same {
+                    return Ok(Current::Collision);
+                }
+                existing
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let created = Arc::new(created);
+        self.0.push(created.clone());
+        Ok(Current::Found(created))
+    }
+
+    /// Deletes the oldest revisions above the limit that are not live.
+    pub(crate) async fn truncate(
+        &self,
+        client: &Client,
+        limit: usize,
+        is_live: impl Fn(&ControllerRevision) -> bool,
+    ) -> Result<(), Error> {
+        let unused: Vec<_> = self.0.iter().filter(|one| !is_live(one)).collect();
+        let surplus = unused.len().saturating_sub(limit);
+        for one in unused.into_iter().take(surplus) {
+            let same = Preconditions { uid: one.metadata.uid.clone(), resource_version: None };
+            let params = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+            let api = api::<ControllerRevision>(client, namespace_of(&**one));
+            match api.delete(name_of(&**one), &params).await {
+                Err(error) if !is_not_found(&error) => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The label with the hash of a revision.
+pub(crate) const HASH_LABEL: &str = "controller-revision-hash";
+
+/// The hash of a revision.
+pub(crate) fn revision_hash(revision: &ControllerRevision) -> &str {
+    let labels = revision.metadata.labels.as_ref();
+    labels.and_then(|labels| labels.get(HASH_LABEL)).map_or("", String::as_str)
+}
+
+/// The template that a revision keeps.
+pub(crate) fn template_of(revision: &ControllerRevision) -> Result<PodTemplateSpec, Error> {
+    let name = name_of(revision);
+    let invalid = |reason: &str| Error::Invalid(format!("controller revision {name}: {reason}"));
+    let data = revision.data.as_ref().ok_or_else(|| invalid("it has no data"))?;
+    let mut template = data.0["spec"]["template"].clone();
+    if let Some(members) = template.as_object_mut() {
+        members.remove("$patch");
+    }
+    serde_json::from_value(pruned(template)).map_err(|error| invalid(&error.to_string()))
+}
+
+/// What a revision keeps of an object: a patch that restores its template.
+fn data_of(template: &PodTemplateSpec) -> Result<Value, Error> {
+    let mut template =
+        serde_json::to_value(template).map_err(|error| Error::Invalid(error.to_string()))?;
+    template["$patch"] = json!("replace");
+    Ok(json!({"spec": {"template": template}}))
+}
+
+fn has_data(revision: &ControllerRevision, data: &Value) -> bool {
+    revision
+        .data
+        .as_ref()
+        .is_some_and(|known| known.0 == *data || pruned(known.0.clone()) == pruned(data.clone()))
+}
+
+/// Without nulls and empty lists and maps of metadata, which writers differ in.
+fn pruned(mut value: Value) -> Value {
+    fn prune(value: &mut Value) {
+        match value {
+            Value::Object(members) => {
+                members.values_mut().for_each(prune);
+                members.retain(|_, member| !member.is_null());
+            }
+            Value::Array(items) => items.iter_mut().for_each(prune),
+            _ => {}
+        }
+    }
+    prune(&mut value);
+    value
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn revision_restores_its_template() {
+        let template: PodTemplateSpec = serde_json::from_value(json!({
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        }))
+        .unwrap();
+        let data = data_of(&template).unwrap();
+        let mut written = data.clone();
+        written["spec"]["template"]["metadata"]["creationTimestamp"] = Value::Null;
+        let revision =
+            ControllerRevision { data: Some(RawExtension(written)), ..Default::default() };
+        assert!(has_data(&revision, &data), "Go writes nulls");
+        assert_eq!(template_of(&revision).unwrap(), template);
+        let empty = ControllerRevision::default();
+        assert!(!has_data(&empty, &data));
+        assert!(template_of(&empty).is_err());
+    }
+
+    #[test]
+    fn revision_names_fit() {
+        assert_eq!(revision_name("web", "5f"), "web-5f");
+        assert_eq!(revision_name(&"x".repeat(253), "5f").len(), 226);
+    }
+}
