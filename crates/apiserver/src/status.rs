@@ -257,6 +257,12 @@ impl StatusError {
         Self::plain(429, "TooManyRequests", message).retry_after(retry_after_seconds)
     }
 
+    /// 500 with this message alone.
+    #[must_use]
+    pub fn internal_plain(message: impl Into<String>) -> Self {
+        Self::plain(500, "", message)
+    }
+
     /// 500: the fault is ours.
     #[must_use]
     pub fn internal(why: impl std::fmt::Display) -> Self {

@@ -4,10 +4,14 @@
 //! Called by `operations` before each write.
 
 pub(crate) mod certificates;
+pub(crate) mod limits;
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
+pub(crate) mod nodes;
 pub(crate) mod plugins;
 pub(crate) mod pods;
+pub(crate) mod quota;
+mod resources;
 pub(crate) mod service_account;
 pub(crate) mod services;
 pub(crate) mod storage;

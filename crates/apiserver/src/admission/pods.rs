@@ -1,12 +1,10 @@
 //! Admission of pods: priority, tolerations, overhead and scheduling of the runtime class. What
 //! it has of its service account is in `serviceaccounts`.
-//!
-//! Current limitations: the two built-in priority classes are the only ones.
 
 use serde_json::{Value, json};
 
 use crate::api_types::Resource;
-use crate::kinds;
+use crate::kinds::known;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{entries, is_zero, items, same, text};
@@ -20,7 +18,8 @@ pub(crate) async fn admit_create(
     resource: &Resource,
     pod: &mut Value,
 ) -> Result<(), StatusError> {
-    set_priority(resource, pod)?;
+    let classes = priority_classes(registry, pod).await?;
+    set_priority(resource, pod, &classes)?;
     add_tolerations(pod);
     apply_runtime_class(registry, resource, pod).await
 }
@@ -34,20 +33,64 @@ pub(crate) fn admit_update(pod: &mut Value, old: &Value) {
     add_tolerations(pod);
 }
 
-/// The classes whose names begin with `system-` may be used in every namespace, as upstream's plugin
-/// Priority has it; where that is not wanted, a ResourceQuota limits them.
-fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError> {
+/// The class that a pod names, or the default one. The classes whose names begin with `system-` may be
+/// used in every namespace, as upstream's plugin Priority has it; where that is not wanted, a
+/// ResourceQuota limits them.
+async fn priority_classes(registry: &Registry, pod: &Value) -> Result<Vec<Value>, StatusError> {
+    let classes = known("scheduling.k8s.io", "priorityclasses")?;
+    match pod["spec"]["priorityClassName"].as_str().unwrap_or_default() {
+        "" => registry.list_all(classes, "").await,
+        name => Ok(registry.find(classes, "", name).await?.into_iter().collect()),
+    }
+}
+
+/// Of several defaults the one of the lowest value.
+pub(crate) fn default_priority_class(classes: &[Value]) -> Option<&Value> {
+    let defaults = classes.iter().filter(|class| class["globalDefault"] == true);
+    defaults.min_by_key(|class| class["value"].as_i64())
+}
+
+/// A second default is refused.
+pub(crate) async fn admit_priority_class(
+    registry: &Registry,
+    resource: &Resource,
+    name: &str,
+    class: Option<&Value>,
+) -> Result<(), StatusError> {
+    if class.is_some_and(|class| class["globalDefault"] != true) {
+        return Ok(());
+    }
+    let all = registry.list_all(resource, "").await?;
+    match default_priority_class(&all).map(object::name).filter(|default| *default != name) {
+        Some(default) => {
+            let why = format!(
+                "PriorityClass {default} is already marked as default. Only one default can exist"
+            );
+            Err(StatusError::forbidden(resource, name, &why))
+        }
+        None => Ok(()),
+    }
+}
+
+fn set_priority(
+    resource: &Resource,
+    pod: &mut Value,
+    classes: &[Value],
+) -> Result<(), StatusError> {
     let forbidden =
         |pod: &Value, why: String| Err(StatusError::forbidden(resource, object::name(pod), &why));
-    let class = pod["spec"]["priorityClassName"].as_str().unwrap_or_default();
-    let priority = match class {
-        "" => 0,
-        "system-cluster-critical" => 2_000_000_000,
-        "system-node-critical" => 2_000_001_000,
-        class => {
-            let why = format!("no PriorityClass with name {class} was found");
-            return forbidden(pod, why);
-        }
+    let name = text(&pod["spec"]["priorityClassName"]).to_owned();
+    let class = match name.as_str() {
+        "" => default_priority_class(classes),
+        name => match classes.iter().find(|class| object::name(class) == name) {
+            Some(class) => Some(class),
+            None => return forbidden(pod, format!("no PriorityClass with name {name} was found")),
+        },
+    };
+    let priority = class.and_then(|class| class["value"].as_i64()).unwrap_or(0);
+    let wanted = match class.map_or("", |class| text(&class["preemptionPolicy"])) {
+        "" => PREEMPTION,
+        policy => policy,
     };
     let given = &pod["spec"]["priority"];
     if !given.is_null() && given != &json!(priority) {
@@ -57,19 +100,21 @@ fn set_priority(resource: &Resource, pod: &mut Value) -> Result<(), StatusError>
         );
         return forbidden(pod, why);
     }
-    // Both classes, and the absence of one, have the same policy.
     let policy = &pod["spec"]["preemptionPolicy"];
-    if !policy.is_null() && policy != PREEMPTION {
+    if !policy.is_null() && policy != wanted {
         let why = format!(
             "the string value of PreemptionPolicy ({}) must not be provided in pod spec; priority admission \
-             controller computed {PREEMPTION} from the given PriorityClass name",
+             controller computed {wanted} from the given PriorityClass name",
             text(policy)
         );
         return forbidden(pod, why);
     }
     let spec = object::child_mut(pod, "spec");
     spec.insert("priority".into(), priority.into());
-    spec.insert("preemptionPolicy".into(), PREEMPTION.into());
+    spec.insert("preemptionPolicy".into(), wanted.into());
+    if let Some(class) = class {
+        spec.insert("priorityClassName".into(), object::name(class).into());
+    }
     Ok(())
 }
 
@@ -120,8 +165,7 @@ async fn apply_runtime_class(
 }
 
 fn runtime_classes() -> Result<&'static Resource, StatusError> {
-    kinds::lookup("node.k8s.io", "v1", "runtimeclasses")
-        .ok_or_else(|| StatusError::internal("no resource runtimeclasses"))
+    known("node.k8s.io", "runtimeclasses")
 }
 
 fn follow_runtime_class(class: &Value, pod: &mut Value) -> Result<(), String> {
@@ -172,12 +216,17 @@ fn follow_runtime_class(class: &Value, pod: &mut Value) -> Result<(), String> {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
+    use crate::kinds::priority_class::SYSTEM;
 
     /// Finding 10: priorities are exactly those of upstream's plugin Priority.
     #[test]
     fn pod_priority_comes_from_its_class() {
         let pods = crate::kinds::core("pods").unwrap();
         let system = "system-node-critical";
+        let mut classes: Vec<Value> = SYSTEM
+            .iter()
+            .map(|(name, value, _)| json!({"metadata": {"name": name}, "value": value}))
+            .collect();
         for (namespace, spec, expected) in [
             ("shop", json!({}), Ok(0)),
             ("shop", json!({"priority": 0}), Ok(0)),
@@ -199,7 +248,7 @@ mod tests {
             ("shop", json!({"preemptionPolicy": "PreemptLowerPriority"}), Ok(0)),
         ] {
             let mut pod = json!({"metadata": {"name": "p", "namespace": namespace}, "spec": spec});
-            match (set_priority(pods, &mut pod), expected) {
+            match (set_priority(pods, &mut pod, &classes), expected) {
                 (Ok(()), Ok(priority)) => {
                     assert_eq!(pod["spec"]["priority"], priority, "{spec}");
                     assert_eq!(pod["spec"]["preemptionPolicy"], PREEMPTION, "{spec}");
@@ -208,5 +257,19 @@ mod tests {
                 (answer, expected) => panic!("{spec}: {answer:?}, not {expected:?}"),
             }
         }
+        let class = |name: &str, value: i64| {
+            json!({
+                "metadata": {"name": name},
+                "value": value,
+                "globalDefault": true,
+                "preemptionPolicy": "Never",
+            })
+        };
+        classes.extend([class("high", 20), class("low", 10)]);
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {}});
+        set_priority(pods, &mut pod, &classes).unwrap();
+        let expected =
+            json!({"priority": 10, "preemptionPolicy": "Never", "priorityClassName": "low"});
+        assert_eq!(pod["spec"], expected);
     }
 }

@@ -60,6 +60,7 @@ pub use self::prepare::{
     prepare_resize, prepare_status_update, prepare_update,
 };
 pub(crate) use self::printers::Printer;
+pub(crate) use self::qos::class as pod_qos;
 pub(crate) use self::storage::{class_of, is_default};
 pub use self::validate::{
     validate_approval, validate_binding, validate_create, validate_ephemeral_containers,

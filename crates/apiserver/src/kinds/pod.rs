@@ -101,3 +101,8 @@ pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 pub(crate) fn is_mirror(pod: &Value) -> bool {
     pod["metadata"]["annotations"][MIRROR].is_string()
 }
+
+/// The QoS class of a new pod, by what its containers request now.
+pub(crate) fn set_qos(pod: &mut Value) {
+    pod["status"]["qosClass"] = qos::class(&pod["spec"]).into();
+}

@@ -6,7 +6,7 @@ use crate::schema::quantity::Quantity;
 use crate::schema::value::{entries, items, text};
 
 /// `Guaranteed`, `Burstable` or `BestEffort`.
-pub(super) fn class(spec: &Value) -> &'static str {
+pub(crate) fn class(spec: &Value) -> &'static str {
     // requests and limits of the pod as a whole, where it has them, say it all
     let whole = &spec["resources"];
     if entries(&whole["requests"]).chain(entries(&whole["limits"])).any(counts) {

@@ -1,10 +1,8 @@
-//! Binding of pods to nodes (`pods/binding`) and eviction (`pods/eviction`).
-//!
-//! Current limitations: no disruption budgets exist yet, so every eviction is granted.
+//! Binding of pods to nodes (`pods/binding`).
 
 use serde_json::{Value, json};
 
-use super::{Api, DeleteOptions, calling_node};
+use super::{Api, calling_node};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
 use crate::kinds;
@@ -58,31 +56,6 @@ impl Api {
             })
             .await
             .map(drop)
-    }
-
-    /// Deletes a pod on behalf of an Eviction.
-    pub(crate) async fn evict(
-        &self,
-        user: &User,
-        pods: &Resource,
-        namespace: &str,
-        name: &str,
-        eviction: &Value,
-        dry_run: bool,
-    ) -> Result<(), StatusError> {
-        let named = object::name(eviction);
-        if named != name {
-            return Err(StatusError::bad_request(
-                "name in URL does not match name in Eviction object",
-            ));
-        }
-        if let Some(node) = calling_node(user) {
-            let pod = self.registry.get(pods, namespace, name).await?;
-            node_restriction::admit_eviction(node, pods, &pod)?;
-        }
-        let mut options = DeleteOptions::from_value(&eviction["deleteOptions"])?;
-        options.dry_run |= dry_run;
-        self.delete(user, pods, namespace, name, &options).await.map(drop)
     }
 }
 

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::{
-    certificates, namespaces, node_restriction, pods, service_account, storage,
+    certificates, limits, namespaces, node_restriction, nodes, pods, quota, service_account,
+    storage,
 };
 use crate::api_types::Resource;
 use crate::kinds;
@@ -71,6 +72,20 @@ impl Api {
             pods::admit_create(&self.registry, resource, &mut object).await?;
             service_account::admit_create(&self.registry, resource, &mut object).await?;
         }
+        if limits::applies(resource) {
+            let ranges = limits::ranges(&self.registry, namespace).await?;
+            if resource.kind == "Pod" {
+                limits::set_defaults(&ranges, &mut object);
+                kinds::pod::set_qos(&mut object);
+            }
+            limits::check(resource, &ranges, &object)?;
+        }
+        if resource.kind == "PriorityClass" {
+            pods::admit_priority_class(&self.registry, resource, &name, Some(&object)).await?;
+        }
+        if resource.kind == "Node" {
+            nodes::taint_not_ready(&mut object);
+        }
         storage::admit_create(&self.registry, resource.kind, &mut object).await?;
         let mut reservation = match resource.kind {
             "Service" => Some(self.services.admit(resource, &mut object, None, dry_run)?),
@@ -80,6 +95,7 @@ impl Api {
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
+        let charge = quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
                 Some(_) => Err(StatusError::already_exists(resource, &name)),
@@ -92,6 +108,9 @@ impl Api {
         let created = self.registry.create(resource, object, self.ttl(resource)).await;
         if let Some(reservation) = reservation {
             reservation.end(created.as_ref().map(Some));
+        }
+        if created.is_err() {
+            charge.release(&self.registry).await;
         }
         let created = created?;
         if resource.kind == "Namespace" {

@@ -1,7 +1,5 @@
-//! Deleting an object: at once, after its grace period, or when its finalizers are done.
-//!
-//! Current limitations: no garbage collector exists yet, so `propagationPolicy` is accepted and
-//! dependents are left alone.
+//! Deleting an object: at once, after its grace period, or when its finalizers are done. The policy for
+//! its dependents becomes a finalizer, which the garbage collector acts on and removes.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -26,8 +24,26 @@ pub(crate) struct DeleteOptions {
     pub(crate) uid: Option<String>,
     /// Only this version of the object.
     pub(crate) resource_version: Option<String>,
+    /// What becomes of the dependents; `None` is the kind's default.
+    pub(crate) propagation: Option<Propagation>,
     pub(crate) dry_run: bool,
 }
+
+/// What becomes of the objects that an object owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Propagation {
+    /// They go first.
+    Foreground,
+    /// They go afterwards.
+    Background,
+    /// They stay.
+    Orphan,
+}
+
+/// The finalizer of an object whose dependents go first.
+const FOREGROUND: &str = "foregroundDeletion";
+/// The finalizer of an object whose dependents are to be released.
+const ORPHAN: &str = "orphan";
 
 impl DeleteOptions {
     /// Reads an object that conforms to `DeleteOptions`; 400 for choices that do not exist.
@@ -46,11 +62,26 @@ impl DeleteOptions {
             grace_period_seconds: options["gracePeriodSeconds"].as_i64(),
             uid: text(&options["preconditions"]["uid"]),
             resource_version: text(&options["preconditions"]["resourceVersion"]),
+            propagation: match (options["propagationPolicy"].as_str(), &options["orphanDependents"])
+            {
+                (Some("Foreground"), _) => Some(Propagation::Foreground),
+                (Some("Background"), _) | (None, Value::Bool(false)) => {
+                    Some(Propagation::Background)
+                }
+                (Some("Orphan"), _) | (None, Value::Bool(true)) => Some(Propagation::Orphan),
+                _ => None,
+            },
             dry_run: options["dryRun"].as_array().is_some_and(|stages| !stages.is_empty()),
         })
     }
 
-    fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
+    /// The same for this version of the object only.
+    pub(super) fn of_version(&self, object: &Value) -> DeleteOptions {
+        let version = object::resource_version(object).to_owned();
+        DeleteOptions { resource_version: Some(version), ..self.clone() }
+    }
+
+    pub(super) fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
         let conflict =
             |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
         if let Some(uid) = &self.uid
@@ -112,7 +143,9 @@ impl Api {
                 if resource.kind == "Service" {
                     reservation = Some(self.services.begin_delete(current, options.dry_run));
                 }
-                Ok(match strategy(resource).deletion {
+                let strategy = strategy(resource);
+                let current = &with_propagation(current, options, strategy.orphans_by_default);
+                Ok(match strategy.deletion {
                     Deletion::Graceful => {
                         delete_pod(current, options.grace_period_seconds, Timestamp::now())
                     }
@@ -136,11 +169,44 @@ impl Api {
     }
 }
 
+/// The object with the finalizer that its policy for dependents means. Without a policy in the request,
+/// an earlier one stays.
+fn with_propagation(current: &Value, options: &DeleteOptions, orphans: bool) -> Value {
+    let own = || current["metadata"]["finalizers"].as_array().into_iter().flatten();
+    let has = |finalizer: &str| own().any(|own| own == finalizer);
+    let wanted = match options.propagation {
+        Some(Propagation::Foreground) => Some(FOREGROUND),
+        Some(Propagation::Orphan) => Some(ORPHAN),
+        Some(Propagation::Background) => None,
+        None if has(ORPHAN) => Some(ORPHAN),
+        None if has(FOREGROUND) => Some(FOREGROUND),
+        None => orphans.then_some(ORPHAN),
+    };
+    let mut finalizers: Vec<Value> = own()
+        .filter(|own| {
+            *own != FOREGROUND && *own != ORPHAN || wanted.is_some_and(|wanted| *own == wanted)
+        })
+        .cloned()
+        .collect();
+    if let Some(wanted) = wanted.filter(|wanted| !has(wanted)) {
+        finalizers.push(wanted.into());
+    }
+    let mut new = current.clone();
+    match finalizers.is_empty() {
+        true => drop(object::metadata_mut(&mut new).remove("finalizers")),
+        false => {
+            drop(object::metadata_mut(&mut new).insert("finalizers".into(), finalizers.into()))
+        }
+    }
+    new
+}
+
 /// Finalizers first; without any the object goes at once.
 fn delete_when_finalized(current: &Value) -> Write {
     match (object::has_finalizers(current), object::is_deleting(current)) {
         (false, _) => Write::Delete,
-        (true, true) => Write::Keep,
+        // Its finalizers may be others than the stored ones.
+        (true, true) => Write::Put(current.clone()),
         (true, false) => {
             let mut new = current.clone();
             mark(&mut new, object::now(), 0);
@@ -172,7 +238,7 @@ fn delete_pod(current: &Value, requested: Option<i64>, now: Timestamp) -> Write 
         let Some((deadline, grace)) = shortened(current, requested, now) else {
             return match pending_grace(current) {
                 0 => delete_when_finalized(current),
-                _ => Write::Keep,
+                _ => Write::Put(current.clone()),
             };
         };
         mark(&mut new, deadline, grace);
@@ -285,8 +351,8 @@ mod tests {
         let Write::Put(deleting) = delete_pod(&pod("n1", "Running"), None, now) else { panic!() };
         assert_eq!(deleting["metadata"]["generation"], 2);
         for (requested, expected) in [
-            (None, ("keep", -1)),
-            (Some(60), ("keep", -1)),
+            (None, ("put", 30)),
+            (Some(60), ("put", 30)),
             (Some(10), ("put", 10)),
             (Some(0), ("delete", 0)),
         ] {
@@ -303,7 +369,38 @@ mod tests {
         assert_eq!(grace_of(delete_pod(&held, None, Timestamp::now())), ("put", 0));
         let Write::Put(marked) = delete_when_finalized(&held) else { panic!() };
         assert!(object::is_deleting(&marked));
-        assert_eq!(grace_of(delete_when_finalized(&marked)), ("keep", -1));
+        let Write::Put(again) = delete_when_finalized(&marked) else { panic!() };
+        assert_eq!(again, marked, "nothing is left to write");
         assert_eq!(grace_of(delete_when_finalized(&pod("", ""))), ("delete", -1));
+    }
+
+    #[test]
+    fn delete_policies_become_finalizers() {
+        let object = |finalizers: &[&str]| json!({"metadata": {"finalizers": finalizers}});
+        let [none, mine, orphan, foreground] =
+            [&[][..], &["mine"], &["orphan", "mine"], &["foregroundDeletion"]];
+        for (had, policy, orphans, expected) in [
+            (none, None, false, none),
+            (none, None, true, &["orphan"][..]),
+            (none, Some(Propagation::Background), true, none),
+            (none, Some(Propagation::Foreground), false, foreground),
+            (mine, Some(Propagation::Foreground), true, &["mine", "foregroundDeletion"]),
+            (mine, Some(Propagation::Orphan), false, &["mine", "orphan"]),
+            (orphan, None, false, orphan),
+            (orphan, Some(Propagation::Background), false, mine),
+            (orphan, Some(Propagation::Foreground), false, &["mine", "foregroundDeletion"]),
+            (foreground, None, true, foreground),
+            (foreground, Some(Propagation::Orphan), false, &["orphan"]),
+        ] {
+            let options = DeleteOptions { propagation: policy, ..DeleteOptions::default() };
+            let new = with_propagation(&object(had), &options, orphans);
+            let found: Vec<&str> = new["metadata"]["finalizers"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect();
+            assert_eq!(found, expected, "{had:?} {policy:?} {orphans}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 mod binding;
 mod create;
 mod delete;
+mod eviction;
 pub(crate) mod scale;
 mod update;
 

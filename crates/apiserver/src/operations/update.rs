@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
-use crate::admission::{certificates, node_restriction, pods, service_account, storage};
+use crate::admission::{certificates, limits, node_restriction, pods, service_account, storage};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds;
 use crate::kinds::core;
@@ -47,6 +47,9 @@ pub(crate) struct UpdateRequest<'a> {
     pub(crate) dry_run: bool,
 }
 
+/// A patch without this name does not make a priority class the default.
+const DEFAULT: &[u8] = b"globalDefault";
+
 impl Api {
     /// Carries out an update. Returns the object and warnings for the client.
     pub(crate) async fn update(
@@ -64,6 +67,22 @@ impl Api {
                 storage::expandable_class(&self.registry, resource, key).await?
             }
             _ => None,
+        };
+        if resource.kind == "PriorityClass" && request.subresource.is_empty() {
+            let class = match &request.change {
+                Change::Replace(class) => Some(class),
+                Change::Patch { body, .. } => {
+                    let names = body.windows(DEFAULT.len()).any(|part| part == DEFAULT);
+                    if names { None } else { Some(&Value::Null) }
+                }
+            };
+            pods::admit_priority_class(&self.registry, resource, request.name, class).await?;
+        }
+        let ranges = match (limits::applies(resource), resource.kind, request.subresource) {
+            (true, "PersistentVolumeClaim", "") | (true, "Pod", "resize") => {
+                limits::ranges(&self.registry, request.namespace).await?
+            }
+            _ => Vec::new(),
         };
         let mut warnings = Vec::new();
         let mut reservation: Option<Reservation<'_>> = None;
@@ -101,6 +120,9 @@ impl Api {
                             && request.subresource.is_empty()
                         {
                             storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
+                        }
+                        if !object::is_deleting(current) {
+                            limits::check(resource, &ranges, &new)?;
                         }
                         validate(request, &new, current)?;
                         self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;

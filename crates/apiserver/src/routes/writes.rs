@@ -191,6 +191,7 @@ impl Router {
             true => DeleteOptions::from_value(&json!({
                 "gracePeriodSeconds": query.number::<i64>("gracePeriodSeconds")?,
                 "propagationPolicy": query.get("propagationPolicy"),
+                "orphanDependents": query.get("orphanDependents").map(|orphan| orphan == "true"),
             }))?,
         };
         options.dry_run |= query.dry_run()?;

@@ -73,6 +73,22 @@ impl Quantity {
         self.nanos
     }
 
+    /// So many whole units.
+    pub(crate) fn whole(units: i64) -> Self {
+        Self { nanos: i128::from(units).saturating_mul(NANO), format: Format::Decimal }
+    }
+
+    /// The sum, in the format of the first that is not zero.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let format = if self.nanos == 0 { other.format } else { self.format };
+        Self { nanos: self.nanos.saturating_add(other.nanos).min(MAX), format }
+    }
+
+    /// The difference, at least zero.
+    pub(crate) fn minus(self, other: Self) -> Self {
+        Self { nanos: self.nanos.saturating_sub(other.nanos).max(0), ..self }
+    }
+
     /// Rounded up to thousandths, the finest that resources are counted in.
     pub(crate) fn round_up_to_milli(self) -> Self {
         const STEP: i128 = 1_000_000;

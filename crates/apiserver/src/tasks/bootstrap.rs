@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::namespaces;
 use crate::api_types::Resource;
-use crate::kinds::core;
-use crate::kinds::lookup;
+use crate::kinds::priority_class::SYSTEM;
+use crate::kinds::{core, known, lookup};
 use crate::object;
 use crate::operations::Api;
 use crate::status::StatusError;
@@ -37,6 +37,16 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         api.ensure(core("namespaces")?, namespace).await?;
         api.ensure_namespace_defaults(name).await?;
+    }
+    for (name, value, description) in SYSTEM {
+        let class = json!({
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": name},
+            "value": value,
+            "description": description,
+        });
+        api.ensure(known("scheduling.k8s.io", "priorityclasses")?, class).await?;
     }
     reconcile_kubernetes_service(api).await?;
     let service = api.registry.get(core("services")?, "default", NAME).await?;
