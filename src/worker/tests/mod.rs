@@ -149,14 +149,16 @@ impl Node {
         self.api.follow(updates);
 
         let objects = Objects::new(Some(client.clone()), Detection::Get(Duration::from_secs(60)));
-        let volumes = Volumes::new(
-            &settings.root_dir,
-            objects.clone(),
-            settings.allocatable.clone(),
-            pod_events.clone(),
-            Drivers::new("n", registry),
-            registry,
-        );
+        let parts = longshore_volumes::Parts {
+            root: settings.root_dir.clone(),
+            objects: objects.clone(),
+            allocatable: settings.allocatable.clone(),
+            pod_events: pod_events.clone(),
+            drivers: Drivers::new("n", registry),
+            node: None,
+            claim_poll_interval: Duration::from_secs(60),
+        };
+        let volumes = Volumes::new(parts, registry);
         let observer = Observer::new(cri.clone(), registry);
         tasks.spawn(observe::run(observer.clone(), stop.clone()));
         let status = StatusWriter::new(registry);
