@@ -9,6 +9,7 @@ pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
 pub(crate) mod nodes;
 pub(crate) mod plugins;
+pub(crate) mod pod_security;
 pub(crate) mod pods;
 pub(crate) mod quota;
 mod resources;

@@ -51,7 +51,7 @@ const PLUGINS: [(&str, Support); 41] = [
     ("PodGroupWorkloadExists", Absent),
     ("PodNodeSelector", Absent),
     ("PodResizeValidator", Absent),
-    ("PodSecurity", Absent),
+    ("PodSecurity", Always),
     ("PodTolerationRestriction", Absent),
     ("PodTopologyLabels", Absent),
     ("Priority", Always),

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::{
-    certificates, limits, namespaces, node_restriction, nodes, pods, quota, service_account,
-    storage,
+    certificates, limits, namespaces, node_restriction, nodes, pod_security, pods, quota,
+    service_account, storage,
 };
 use crate::api_types::Resource;
 use crate::kinds;
@@ -20,15 +20,29 @@ use crate::user::User;
 const NAME_ATTEMPTS: usize = 8;
 
 impl Api {
-    /// Makes an object from a body that conforms to its type. Returns it as it was stored.
+    /// Makes an object of the cluster's own from a body that conforms to its type. Returns it as it was
+    /// stored.
     pub(crate) async fn create(
+        &self,
+        user: &User,
+        resource: &'static Resource,
+        namespace: &str,
+        object: Value,
+        dry_run: bool,
+    ) -> Result<Value, StatusError> {
+        self.create_for(user, resource, namespace, object, dry_run).await.map(|(object, _)| object)
+    }
+
+    /// Makes an object from a body that conforms to its type. Returns it as it was stored, and warnings
+    /// for the client.
+    pub(crate) async fn create_for(
         &self,
         user: &User,
         resource: &'static Resource,
         namespace: &str,
         mut object: Value,
         dry_run: bool,
-    ) -> Result<Value, StatusError> {
+    ) -> Result<(Value, Vec<String>), StatusError> {
         settle_namespace(resource, &mut object, namespace)?;
         let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
         if !object::name(&object).is_empty() || base.is_empty() {
@@ -54,7 +68,7 @@ impl Api {
         namespace: &str,
         mut object: Value,
         dry_run: bool,
-    ) -> Result<Value, StatusError> {
+    ) -> Result<(Value, Vec<String>), StatusError> {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         let length = size(&object);
@@ -95,11 +109,12 @@ impl Api {
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
+        let warnings = self.pod_security(resource, &object).await?;
         let charge = quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
                 Some(_) => Err(StatusError::already_exists(resource, &name)),
-                None => Ok(object),
+                None => Ok((object, warnings)),
             };
         }
         if let Some(reservation) = &mut reservation {
@@ -116,7 +131,24 @@ impl Api {
         if resource.kind == "Namespace" {
             self.ensure_namespace_defaults(&name).await?;
         }
-        Ok(created)
+        Ok((created, warnings))
+    }
+
+    async fn pod_security(
+        &self,
+        resource: &Resource,
+        object: &Value,
+    ) -> Result<Vec<String>, StatusError> {
+        let warning = match resource.kind {
+            "Namespace" => {
+                pod_security::check_namespace(resource, object, None)?;
+                None
+            }
+            "Pod" => pod_security::admit_pod(&self.registry, resource, object).await?,
+            _ if resource.namespaced => pod_security::warn_template(&self.registry, object).await?,
+            _ => None,
+        };
+        Ok(warning.into_iter().collect())
     }
 
     /// Makes a service of the cluster's own unless one of that name exists.

@@ -4,7 +4,9 @@ use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
-use crate::admission::{certificates, limits, node_restriction, pods, service_account, storage};
+use crate::admission::{
+    certificates, limits, node_restriction, pod_security, pods, service_account, storage,
+};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds;
 use crate::kinds::core;
@@ -78,6 +80,12 @@ impl Api {
             };
             pods::admit_priority_class(&self.registry, resource, request.name, class).await?;
         }
+        let namespace = match request.subresource {
+            "ephemeralcontainers" => {
+                Some(pod_security::namespace_of(&self.registry, request.namespace).await?)
+            }
+            _ => None,
+        };
         let ranges = match (limits::applies(resource), resource.kind, request.subresource) {
             (true, "PersistentVolumeClaim", "") | (true, "Pod", "resize") => {
                 limits::ranges(&self.registry, request.namespace).await?
@@ -123,6 +131,13 @@ impl Api {
                         }
                         if !object::is_deleting(current) {
                             limits::check(resource, &ranges, &new)?;
+                        }
+                        if let Some(namespace) = &namespace {
+                            let warning = pod_security::check_pod(resource, namespace, &new)?;
+                            warnings.extend(warning);
+                        }
+                        if resource.kind == "Namespace" && request.subresource.is_empty() {
+                            pod_security::check_namespace(resource, &new, Some(current))?;
                         }
                         validate(request, &new, current)?;
                         self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;

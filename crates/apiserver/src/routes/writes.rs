@@ -23,10 +23,12 @@ impl Router {
     pub(super) async fn create(&self, mut call: Call<'_>) -> Result {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
-        let (object, warnings) = read(&call, call.resource.gvk(), &body)?;
+        let (object, mut warnings) = read(&call, call.resource.gvk(), &body)?;
         let dry_run = call.line.query.dry_run()?;
-        let created =
-            self.api.create(call.user, call.resource, call.namespace(), object, dry_run).await?;
+        let (namespace, resource) = (call.namespace(), call.resource);
+        let (created, said) =
+            self.api.create_for(call.user, resource, namespace, object, dry_run).await?;
+        warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
     }
 
@@ -47,9 +49,9 @@ impl Router {
             Err(error) if error.code == 404 && creates_on_update(&request) => {
                 let Change::Replace(object) = request.change else { return Err(error) };
                 self.authorize(call.user, "create", call.line).await?;
-                let created = self
+                let (created, _) = self
                     .api
-                    .create(call.user, call.resource, call.namespace(), object, request.dry_run)
+                    .create_for(call.user, call.resource, call.namespace(), object, request.dry_run)
                     .await?;
                 return Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings));
             }

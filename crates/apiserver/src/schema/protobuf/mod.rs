@@ -210,7 +210,7 @@ impl Reader {
             },
             Leaf::Time | Leaf::MicroTime => time(wire.bytes()?)?,
             Leaf::IntOrString => int_or_string(wire.bytes()?)?,
-            Leaf::Any => Value::Null,
+            Leaf::Any => raw_json(wire.bytes()?),
             Leaf::Struct(index) => {
                 let ty = types().get(index);
                 let mut object = Map::new();
@@ -219,6 +219,15 @@ impl Reader {
             }
         })
     }
+}
+
+/// Any object travels as JSON in the first field of a message.
+fn raw_json(message: &[u8]) -> Value {
+    const FIRST_BYTES: u8 = 1 << 3 | 2;
+    let Some((&FIRST_BYTES, rest)) = message.split_first() else { return Value::Null };
+    let digits = rest.iter().take_while(|byte| **byte & 0x80 != 0).count();
+    let json = rest.get(digits.saturating_add(1)..).unwrap_or_default();
+    serde_json::from_slice(json).unwrap_or(Value::Null)
 }
 
 /// Seconds and nanoseconds since 1970; without either, no time at all.
