@@ -17,6 +17,7 @@ pub mod memory;
 pub mod output;
 pub mod panics;
 pub mod rate;
+pub mod retry;
 pub mod time;
 pub mod trees;
 pub mod version;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use longshore_base::retry::Delays;
 use longshore_base::{files, panics};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -195,7 +196,8 @@ impl CertificateManager {
     /// Tries until there is a new pair, or none is needed any more. Returns whether it was requested
     /// here.
     async fn replace(&mut self) -> bool {
-        let (mut backoff, mut last) = (INITIAL_BACKOFF, None::<(String, tokio::time::Instant)>);
+        let mut delays = Delays::doubling(INITIAL_BACKOFF, MAX_BACKOFF);
+        let mut last = None::<(String, tokio::time::Instant)>;
         loop {
             let failure = match self.attempt().await {
                 Ok(new) => return new,
@@ -216,8 +218,8 @@ impl CertificateManager {
             let rejected = matches!(failure, Failure::Request(RequestError::Rejected { .. }));
             self.last_error = Some(text);
             self.reload();
+            let backoff = delays.next_delay();
             self.wait(if rejected { DENIED_BACKOFF } else { backoff }).await;
-            backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
             self.reload();
             if self.rotation_due(Timestamp::now()).is_ok() {
                 self.last_error = None;

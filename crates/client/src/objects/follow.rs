@@ -11,6 +11,7 @@ use kube::api::ListParams;
 use kube::client::Body;
 use kube::core::{Request, WatchEvent};
 use kube::{Client, Error as KubeError, Resource};
+use longshore_base::retry::Delays;
 use tokio::sync::Notify;
 
 use super::cache::{Key, Named};
@@ -44,23 +45,22 @@ pub(super) async fn follow<K: Named>(
     report: impl Fn(Found<K>),
 ) {
     let followed = Followed { client, key };
-    let mut delay = INITIAL_BACKOFF;
+    let mut delays = Delays::doubling(INITIAL_BACKOFF, MAX_BACKOFF);
     loop {
         match followed.list::<K>().await {
             Ok((item, version)) => {
-                delay = INITIAL_BACKOFF;
+                delays.reset();
                 let found = read(&followed.key, item);
                 let immutable = matches!(&found, Ok(Some(object)) if object.immutable());
                 report(found);
                 if immutable || followed.watch(version, retry_now, &report).await {
                     return;
                 }
-                backoff(delay, retry_now).await;
+                backoff(INITIAL_BACKOFF, retry_now).await;
             }
             Err(error) => {
                 report(Err(followed.error::<K>(error)));
-                backoff(delay, retry_now).await;
-                delay = delay.saturating_mul(2).min(MAX_BACKOFF);
+                backoff(delays.next_delay(), retry_now).await;
             }
         }
     }
@@ -118,14 +118,14 @@ impl Followed {
         retry_now: &Notify,
         report: &impl Fn(Found<K>),
     ) -> bool {
-        let mut delay = INITIAL_BACKOFF;
+        let mut delays = Delays::doubling(INITIAL_BACKOFF, MAX_BACKOFF);
         loop {
             let began = Instant::now();
             match self.watch_once(&mut version, report).await {
                 Ok(true) => return true,
                 Err(WatchError::Gone) => return false,
                 Ok(false) if began.elapsed() > MIN_WATCH => {
-                    delay = INITIAL_BACKOFF;
+                    delays.reset();
                     continue;
                 }
                 Ok(false) => {}
@@ -133,12 +133,11 @@ impl Followed {
                     let (namespace, name) = (&self.key.namespace, &self.key.name);
                     tracing::debug!(%namespace, %name, %error, "watch of a {} ended", K::NAME);
                     if began.elapsed() > MAX_BACKOFF {
-                        delay = INITIAL_BACKOFF;
+                        delays.reset();
                     }
                 }
             }
-            backoff(delay, retry_now).await;
-            delay = delay.saturating_mul(2).min(MAX_BACKOFF);
+            backoff(delays.next_delay(), retry_now).await;
         }
     }
 

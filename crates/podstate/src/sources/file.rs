@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use inotify::{EventMask, Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::panics;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
@@ -39,14 +40,14 @@ pub async fn watch_manifests(
     let mut last_pods: Option<Vec<Pod>> = None;
     loop {
         // A directory on a network may hang, and must not block a thread of the runtime.
-        let scanned = tokio::task::spawn_blocking(move || {
+        let scanned = panics::blocking(move || {
             let pods = scanner.scan();
             (scanner, pods)
         });
         let pods;
         (scanner, pods) = match scanned.await {
             Ok(scanned) => scanned,
-            Err(_) => return, // shutdown
+            Err(_) => return, // shutdown, or a panic, with which the scanner is lost
         };
         if let Some(pods) = pods.filter(|pods| last_pods.as_ref() != Some(pods)) {
             last_pods = Some(pods.clone());

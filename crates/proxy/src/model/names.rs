@@ -1,6 +1,8 @@
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+
+use ipnet::IpNet;
 
 /// A family of IP addresses: each has services, endpoints and rules of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,10 +108,7 @@ pub(super) fn is_plain(name: &str) -> bool {
 
 /// A range of addresses; host bits are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Cidr {
-    address: IpAddr,
-    prefix: u8,
-}
+pub struct Cidr(IpNet);
 
 /// Text that is no range of addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -124,23 +123,23 @@ impl Cidr {
 
     /// The range of addresses that share their first `prefix` bits with `address`.
     pub fn new(address: IpAddr, prefix: u8) -> Self {
-        let prefix = prefix.min(width(address));
-        Self { address: masked(address, prefix), prefix }
+        let net = IpNet::new(address, prefix);
+        Self(net.map_or_else(|_| IpNet::from(address), |net| net.trunc()))
     }
 
     /// Its family.
     pub fn family(&self) -> Family {
-        Family::of(self.address)
+        Family::of(self.0.addr())
     }
 
     /// Whether it holds every address of its family.
     pub fn is_all(&self) -> bool {
-        self.prefix == 0
+        self.0.prefix_len() == 0
     }
 
     /// Whether it is one of loopback addresses, or holds all of IPv4's.
     pub fn has_v4_loopback(&self) -> bool {
-        match self.address {
+        match self.0.addr() {
             IpAddr::V4(v4) => v4.is_loopback() || self.contains(Ipv4Addr::new(127, 0, 0, 0).into()),
             IpAddr::V6(_) => false,
         }
@@ -148,24 +147,7 @@ impl Cidr {
 
     /// Whether it holds `ip`.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        Family::of(ip) == self.family() && masked(ip, self.prefix) == self.address
-    }
-}
-
-fn width(ip: IpAddr) -> u8 {
-    if ip.is_ipv4() { 32 } else { 128 }
-}
-
-fn masked(ip: IpAddr, prefix: u8) -> IpAddr {
-    match ip {
-        IpAddr::V4(v4) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-            Ipv4Addr::from_bits(v4.to_bits() & mask).into()
-        }
-        IpAddr::V6(v6) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
-            Ipv6Addr::from_bits(v6.to_bits() & mask).into()
-        }
+        self.0.contains(&ip)
     }
 }
 
@@ -175,10 +157,10 @@ impl std::str::FromStr for Cidr {
     fn from_str(text: &str) -> Result<Self, CidrError> {
         let parsed = text.split_once('/').and_then(|(address, prefix)| {
             let address: IpAddr = address.parse().ok()?;
-            // "/08" and "/+8" are numbers to Rust
+            // as Go's parser: host bits are let through, "/08" and "/+8" are not
             let plain = prefix == "0" || prefix.starts_with(|c: char| matches!(c, '1'..='9'));
-            let prefix: u8 = prefix.parse().ok().filter(|p| plain && *p <= width(address))?;
-            Some(Self::new(address, prefix))
+            let prefix = prefix.parse().ok().filter(|_| plain)?;
+            Some(Self(IpNet::new(address, prefix).ok()?.trunc()))
         });
         parsed.ok_or_else(|| CidrError(text.to_owned()))
     }
@@ -186,6 +168,6 @@ impl std::str::FromStr for Cidr {
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix)
+        self.0.fmt(f)
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_base::files;
+use longshore_base::{files, panics};
 use longshore_config::KubeletConfiguration;
 use longshore_topology::{Allocator, StateError, checkpoint, cpu, memory};
 use tracing::warn;
@@ -108,7 +108,7 @@ pub(super) async fn run(shared: &Arc<Shared>) {
         let version = *versions.borrow_and_update();
         let texts = shared.files.texts(&shared.allocator());
         let (files, old) = (shared.files.clone(), stored.take());
-        let writing = tokio::task::spawn_blocking(move || {
+        let writing = panics::blocking(move || {
             let outcome = files.store(&texts, old.as_ref());
             (outcome, texts)
         });

@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use longshore_base::panics;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::pull::Pull;
@@ -144,7 +145,7 @@ impl Shared {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::Backend(error.to_string()))?
+    panics::blocking(work).await.map_err(|error| Error::Backend(error.to_string()))?
 }
 
 #[async_trait]

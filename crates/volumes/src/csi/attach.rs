@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::Api;
+use longshore_base::retry::Delays;
 use longshore_base::time;
 use longshore_client::{Item, optional};
 use longshore_csi::Code;
@@ -69,7 +70,8 @@ impl Csi {
         let client = self.client(|| format!("get VolumeAttachment {name}"))?;
         let api = Api::<Item<VolumeAttachment>>::all(client.clone());
         let deadline = time::after(self.attach_timeout);
-        let mut pause = FIRST_PAUSE;
+        let mut delays = Delays::growing(FIRST_PAUSE, LONGEST_PAUSE, 1.5);
+        let mut pause = delays.next_delay();
         let (mut node_status_seen, mut limit) = (false, None);
         loop {
             let reason = match timeout_at(deadline, within(optional(api.get_opt(&name)))).await {
@@ -106,7 +108,7 @@ impl Csi {
                     None => Error::NotAttached { driver, volume, reason },
                 });
             }
-            pause = pause.mul_f64(1.5).min(LONGEST_PAUSE);
+            pause = delays.next_delay();
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::panics;
+use longshore_base::retry::Delays;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
@@ -164,7 +165,8 @@ async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> 
 
 async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, staged: Staged) {
     let device = staged.device();
-    let (mut pause, mut last_error) = (node.csi.pause, None);
+    let mut delays = Delays::doubling(node.csi.pause, LONGEST_PAUSE);
+    let mut last_error = None;
     loop {
         let guard = match held.take() {
             Some(guard) => guard,
@@ -181,8 +183,7 @@ async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, st
             }
         }
         drop(guard);
-        sleep(pause).await;
-        pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+        sleep(delays.next_delay()).await;
     }
 }
 

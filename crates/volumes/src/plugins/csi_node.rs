@@ -9,6 +9,7 @@ use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeN
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
+use longshore_base::retry::Delays;
 use longshore_client::{Item, object, optional};
 use longshore_csi::v1::NodeGetInfoResponse;
 use serde_json::{Value, json};
@@ -57,12 +58,11 @@ impl CsiNode {
         readiness: watch::Sender<Option<String>>,
     ) {
         let node = Self::new(&name, Some(client.clone()));
-        let mut pause = FIRST_PAUSE;
+        let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
         while let Err(error) = node.get_or_create(&client).await {
             debug!("failed to initialize CSINode, will be retried: {error}");
             readiness.send_replace(Some(format!("failed to initialize CSINode: {error}")));
-            sleep(pause).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            sleep(delays.next_delay()).await;
         }
         readiness.send_replace(None);
     }
@@ -99,14 +99,13 @@ impl CsiNode {
     async fn change(&self, driver: &str, change: Change<'_>) -> Result<(), Error> {
         let Some(client) = &self.client else { return Ok(()) };
         let _turn = self.write_lock.lock().await;
-        let mut pause = FIRST_PAUSE;
+        let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..TRIES {
             match self.try_change(client, driver, change).await {
                 Err(Error::Api { action, reason }) => debug!("failed to {action}: {reason}"),
                 done => return done,
             }
-            sleep(pause).await;
-            pause = pause.saturating_mul(2);
+            sleep(delays.next_delay()).await;
         }
         self.try_change(client, driver, change).await
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use longshore_base::retry::Delays;
 use longshore_csi::registration::PluginInfo;
 use longshore_csi::{Driver, Plugin};
 use tokio::time::sleep;
@@ -49,8 +50,8 @@ impl Registrar {
 
     /// Registers with retries; `None` if it cannot succeed.
     async fn registered(&self, socket: &Path) -> Option<String> {
-        let mut pause = FIRST_PAUSE;
-        let mut last_error = None;
+        let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
+        let (mut is_retry, mut last_error) = (false, None);
         loop {
             let error = match self.register(socket).await {
                 Ok(name) => return Some(name),
@@ -62,12 +63,12 @@ impl Registrar {
                 return None;
             }
             // The same error is logged once.
-            if pause > FIRST_PAUSE && last_error.as_ref() != Some(&text) {
+            if is_retry && last_error.as_ref() != Some(&text) {
                 warn!(socket = %socket.display(), "plugin registration failed, will be retried: {text}");
                 last_error = Some(text);
             }
-            sleep(pause).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            is_retry = true;
+            sleep(delays.next_delay()).await;
         }
     }
 
@@ -119,14 +120,13 @@ impl Registrar {
             return;
         }
         info!(driver = name, socket = %socket.display(), "CSI driver unregistered");
-        let mut pause = FIRST_PAUSE;
+        let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
         while let Err(error) = self.csi_node.uninstall(name).await {
             debug!(
                 driver = name,
                 "failed to remove the driver from the CSINode, will be retried: {error}"
             );
-            sleep(pause).await;
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            sleep(delays.next_delay()).await;
             if self.drivers.get(name).is_some() {
                 return; // it is registered at another socket
             }
