@@ -15,9 +15,9 @@ help: ## this list
 
 # How `make run` builds: for its user, or as the tests are built.
 PROFILE ?= quick
-run: ## start a node and an apiserver with a demo pod; ONCE=1 checks it and leaves
+run: ## start a cluster of one node with a demo application; ONCE=1 checks it and leaves
 	@scripts/install-deps.sh run
-	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-demo
+	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-demo
 	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
 
 test: ## run all tests

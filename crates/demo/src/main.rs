@@ -1,7 +1,7 @@
 //! `make run`: Longshore on this machine, in a network namespace with a containerd of its own,
-//! with a demo pod and a live view. Takes down everything when it ends.
+//! with a demo application and a live view. Takes down everything when it ends.
 //!
-//! Flow: `stack` brings up → `check` starts the pod → `inspect` reads node, pods and processes →
+//! Flow: `stack` brings up → `check` starts the application → `inspect` reads node, pods and processes →
 //! `view` makes lines of it → `screen` shows them.
 
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
@@ -23,10 +23,10 @@ use tokio_util::sync::CancellationToken;
 use progress::Progress;
 use stack::{Interrupted, Stack};
 
-/// Runs Longshore with a demo pod, in a network namespace of its own.
+/// Runs a Longshore cluster of one node with a demo application, in a network namespace of its own.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Check the demo pod from its start to its end, take everything down, exit 0 or 1.
+    /// Check the demo application from its start to its end, take everything down, exit 0 or 1.
     #[arg(long, conflicts_with = "sweep")]
     once: bool,
     /// Only remove what killed runs and tests left on this machine.
@@ -90,13 +90,13 @@ async fn demo(
     once: bool,
 ) -> Result<()> {
     let client = stack.bring_up(progress, stop).await?;
-    let node = stack.host()?.name();
-    let pod = check::start_pod(progress, &client, &node);
-    let pod = stop.run_until_cancelled(pod).await.ok_or(Interrupted)??;
+    let started = check::start_application(progress, &client);
+    stop.run_until_cancelled(started).await.ok_or(Interrupted)??;
     if once {
         let checks = async {
-            check::check_log(progress, &client, &pod).await?;
-            check::delete_pod(progress, &client, &pod, stack.host()?).await
+            check::check_logs(progress, &client).await?;
+            check::check_service(progress, &client).await?;
+            check::delete_application(progress, &client, stack.host()?).await
         };
         stop.run_until_cancelled(checks).await.ok_or(Interrupted)??;
         stack.daemons()?;

@@ -1,16 +1,22 @@
 //! What `make run` starts, in order, and takes down again: a host of the testkit with containerd,
-//! the apiserver, the node daemon. Blocks the main thread, on which nothing else runs.
+//! the apiserver, controllers and scheduler, the DNS server, the node daemon with kube-proxy. Blocks the
+//! main thread, on which nothing else runs.
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::api::core::v1::{Node as NodeObject, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use longshore_testkit::{
-    Apiserver, Host, Image, Node, NodeOptions, log_tails, sweep_abandoned, wait_until,
+    Apiserver, Controllers, Dns, Host, Image, Node, NodeOptions, kube_proxy_configuration, log_tails,
+    sweep_abandoned, wait_until,
 };
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::progress::Progress;
@@ -19,11 +25,16 @@ use crate::progress::Progress;
 const GRACE: Duration = Duration::from_secs(10);
 const APISERVER_READY: Duration = Duration::from_secs(30);
 const NODE_READY: Duration = Duration::from_secs(60);
+const CONTROLLER_FLAGS: &[&str] = &["--enable-hostpath-provisioner"];
+/// The address of the Service kube-dns, in the apiserver's default range.
+const DNS_ADDRESS: &str = "10.96.0.10";
 
 /// Everything that runs, as far as it has come up.
 #[derive(Debug, Default)]
 pub(crate) struct Stack {
     node: Option<Node>,
+    dns: Option<Dns>,
+    controllers: Option<Controllers>,
     apiserver: Option<Apiserver>,
     host: Option<Host>,
 }
@@ -74,8 +85,21 @@ impl Stack {
         let (client, apiserver) = started.await?;
         go_on(stop)?;
 
+        let admin = apiserver.admin_kubeconfig();
+        let started = progress.step("controllers, scheduler and DNS", async {
+            self.controllers = Some(Controllers::start(host, &admin, CONTROLLER_FLAGS)?);
+            self.dns = Some(Dns::start(host, &admin)?);
+            create_cluster_objects(&client, host).await
+        });
+        started.await?;
+        go_on(stop)?;
+
         let (kubeconfig, ca) = (apiserver.node_kubeconfig(), apiserver.client_ca());
-        let started = Node::start(host, &kubeconfig, &ca, NodeOptions::default())?;
+        let mut options =
+            NodeOptions { proxy: Some(kube_proxy_configuration(host)), ..NodeOptions::default() };
+        options.config.insert("clusterDNS".to_owned(), json!([DNS_ADDRESS]));
+        options.config.insert("clusterDomain".to_owned(), json!("cluster.local"));
+        let started = Node::start(host, &kubeconfig, &ca, options)?;
         let (node, name) = (self.node.insert(started), host.name());
         let ready = progress.step("node daemon, until its node is Ready", async {
             let ready = wait_node_ready(client.clone(), &name);
@@ -106,7 +130,10 @@ impl Stack {
         let node = self.node.as_mut().map(|node| ("longshore", node.daemon()));
         let apiserver = self.apiserver.as_mut().map(|server| ("apiserver", server.daemon()));
         let containerd = self.host.as_mut().map(Host::containerd).transpose()?;
-        let all = [node, apiserver, containerd.map(|daemon| ("containerd", daemon))];
+        let controllers = self.controllers.as_mut().map(|one| ("controllers", one.daemon()));
+        let dns = self.dns.as_mut().map(|dns| ("dns", dns.daemon()));
+        let containerd = containerd.map(|daemon| ("containerd", daemon));
+        let all = [node, apiserver, controllers, dns, containerd];
         let running = all.into_iter().flatten().map(|(name, daemon)| {
             daemon.check_running()?;
             Ok(Daemon { name, pid: daemon.pid() })
@@ -126,6 +153,12 @@ impl Stack {
             // One that does not leave in time goes with the host.
             if let Some(mut node) = self.node {
                 let _ = node.daemon().terminate(GRACE);
+            }
+            if let Some(mut dns) = self.dns {
+                let _ = dns.daemon().terminate(GRACE);
+            }
+            if let Some(mut controllers) = self.controllers {
+                let _ = controllers.daemon().terminate(GRACE);
             }
             if let Some(mut apiserver) = self.apiserver {
                 let _ = apiserver.daemon().terminate(GRACE);
@@ -167,6 +200,32 @@ async fn connect(kubeconfig: PathBuf) -> Result<Client> {
     config.connect_timeout = Some(Duration::from_secs(5));
     config.read_timeout = Some(Duration::from_secs(30));
     Ok(Client::try_from(config)?)
+}
+
+/// Creates what a cluster has from its start: the Service of its DNS server, and a default StorageClass.
+async fn create_cluster_objects(client: &Client, host: &Host) -> Result<()> {
+    let create = PostParams::default();
+    let service: Service = serde_saphyr::from_str(include_str!("dns.yaml")).context("dns.yaml")?;
+    let class: StorageClass =
+        serde_saphyr::from_str(include_str!("storage.yaml")).context("storage.yaml")?;
+    let slice: EndpointSlice = serde_json::from_value(json!({
+        "metadata": {
+            "name": "kube-dns",
+            "namespace": "kube-system",
+            "labels": {"kubernetes.io/service-name": "kube-dns"},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [host.node_ip()], "conditions": {"ready": true}}],
+        "ports": [
+            {"name": "dns", "protocol": "UDP", "port": 53},
+            {"name": "dns-tcp", "protocol": "TCP", "port": 53},
+        ],
+    }))?;
+    let namespace = "kube-system";
+    Api::namespaced(client.clone(), namespace).create(&create, &service).await?;
+    Api::namespaced(client.clone(), namespace).create(&create, &slice).await?;
+    Api::all(client.clone()).create(&create, &class).await?;
+    Ok(())
 }
 
 async fn wait_node_ready(client: Client, name: &str) -> Result<()> {
