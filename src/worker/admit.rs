@@ -5,6 +5,7 @@ use longshore_base::clock;
 use longshore_pod::admission;
 use longshore_pod::status::{self, Verdict};
 
+use super::state::PodState;
 use super::task::Task;
 use crate::admission::{Refusal, Reservation};
 
@@ -53,7 +54,8 @@ impl Task {
         let ends = self.take_order().is_some();
         let is_known = !ends && admission::was_admitted(&self.state.pod);
         if is_known || !self.state.inputs.observed.borrow().is_gone() {
-            self.state.admitted.reservation = Some(self.state.context.admission.keep(&self.state.pod));
+            self.state.admitted.reservation =
+                Some(self.state.context.admission.keep(&self.state.pod));
             if !ends {
                 self.state.allocate();
             }
@@ -74,7 +76,8 @@ impl Task {
             AdmissionState::Known => return,
             AdmissionState::New => {}
             AdmissionState::Refused(refusal) => {
-                match self.state.context.admission.admit_with_current_node(&self.state.pod, refusal).await {
+                let PodState { context, pod, .. } = &self.state;
+                match context.admission.admit_with_current_node(pod, refusal).await {
                     Ok(reservation) => self.state.admitted.reservation = Some(reservation),
                     Err(verdict) => return self.refuse(&verdict),
                 }

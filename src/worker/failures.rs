@@ -171,3 +171,61 @@ impl Failures {
         self.partial_since = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(millis).unwrap()
+    }
+
+    #[test]
+    fn failures_of_a_pod_back_off_until_it_recovers() {
+        let mut failures = Failures::default();
+        for delay in [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+            failures.pod_failed("no".to_owned(), at(0));
+            assert_eq!(failures.pod_retry_at(at(0)), Some(at(delay)));
+            assert_eq!(failures.pod_retry_at(at(delay)), None, "it is due");
+        }
+        assert_eq!(failures.pod_error(), Some("no"));
+        failures.pod_recovered();
+        assert_eq!(failures.pod_error(), None);
+        failures.pod_failed("no".to_owned(), at(0));
+        assert_eq!(failures.pod_retry_at(at(0)), Some(at(200)));
+        failures.retry_pod();
+        assert_eq!(failures.pod_retry_at(at(0)), None);
+    }
+
+    #[test]
+    fn failures_of_containers_are_retried_on_their_own() {
+        let mut failures = Failures::default();
+        let error = |reason, retry_at| StartError { reason, message: String::new(), retry_at };
+        failures.container_failed("a".to_owned(), error("RunContainerError", None), at(0));
+        failures.container_failed("b".to_owned(), error(CONFIG_ERROR, None), at(0));
+        failures.container_failed("c".to_owned(), error("ErrImagePull", Some(at(9))), at(0));
+        let until = |failures: &Failures| {
+            ["a", "b", "c", "d"].map(|name| failures.waits_until(name, at(0)))
+        };
+        assert_eq!(until(&failures), [Some(at(200)), Some(at(200)), Some(at(9)), None]);
+        failures.retry_config_errors();
+        assert_eq!(until(&failures), [Some(at(200)), None, Some(at(9)), None]);
+        failures.container_started("a");
+        assert_eq!(until(&failures), [None, None, Some(at(9)), None]);
+        assert_eq!(failures.waiting().len(), 2);
+    }
+
+    #[test]
+    fn failures_report_an_incomplete_state_once() {
+        let mut failures = Failures::default();
+        for _ in 0..2 {
+            assert!(matches!(failures.partial(at(0)), Partial::Due(due) if due == at(5000)));
+            assert!(matches!(failures.partial(at(4999)), Partial::Due(due) if due == at(5000)));
+            assert!(matches!(failures.partial(at(5000)), Partial::Report));
+            assert!(matches!(failures.partial(at(9000)), Partial::Reported));
+            failures.complete();
+        }
+    }
+}

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use k8s_openapi::api::core::v1::PodStatus;
 use longshore_base::clock;
 use longshore_pod::observed::ObservedPod;
-use longshore_pod::status::{self, Context};
 use longshore_pod::spec;
+use longshore_pod::status::{self, Context};
 
 use super::state::PodState;
 

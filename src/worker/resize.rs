@@ -7,17 +7,17 @@ use crate::allocation;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::plan::{self, Plan};
-use longshore_pod::status;
 use longshore_pod::resize::{self, InProgress, PodResources};
 use longshore_pod::spec::describe;
+use longshore_pod::status;
 use longshore_pod::{Timestamp, spec};
 use longshore_runtime::PodRuntime;
 use tokio::time::Instant;
 use tracing::debug;
 
 use super::act::StepContext;
-use super::steps::{Outcome, Resized, Subject};
 use super::state::PodState;
+use super::steps::{Outcome, Resized, Subject};
 
 /// Backoff key of resizes; no container has that name.
 const RETRIES: &str = "/resize";

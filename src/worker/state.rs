@@ -6,14 +6,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use longshore_base::clock;
 use longshore_base::time;
+use longshore_pod::Timestamp;
 use longshore_pod::spec;
 use longshore_pod::status::{self, Verdict};
-use longshore_pod::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::admit::Admitted;
 use super::act::StepContext;
+use super::admit::Admitted;
 use super::end::grace;
 use super::failures::{Failures, Partial};
 use super::inputs::Inputs;
@@ -158,5 +158,24 @@ impl PodState {
 
     pub(super) fn step_context(&self) -> StepContext {
         StepContext { context: self.context.clone(), pod: self.pod.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn grace_period_of_a_pod_is_only_shortened() {
+        let grace = GracePeriod::default();
+        let left = || grace.0.borrow().map(|end| end.duration_since(Instant::now()).as_secs());
+        assert_eq!(left(), None, "before the termination");
+        for (limit, expected) in [(30, 30), (60, 30), (5, 5), (30, 5)] {
+            grace.limit(Duration::from_secs(limit));
+            assert_eq!(left(), Some(expected), "{limit}");
+        }
+        sleep(Duration::from_secs(2)).await;
+        grace.limit(Duration::from_secs(5));
+        assert_eq!(left(), Some(3));
     }
 }

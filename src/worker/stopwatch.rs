@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-use longshore_pod::observed::{ObservedPod, State};
 use longshore_base::clock;
+use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::spec;
 use tokio::time::Instant;
 

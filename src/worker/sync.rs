@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_base::clock;
 use longshore_client::objects::Changed;
-use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::Timestamp;
 use longshore_pod::backoff::{Backoff, RESTART_BASE};
 use longshore_pod::deadline::{Deadline, deadline};
@@ -156,8 +156,9 @@ impl Syncing {
         let (mut kills, mut starts): (Vec<Kill>, Vec<Start>) = (kill, start);
         // A replaced container is killed and started in one step: otherwise its exit would be handled
         // by the restart policy. None starts before the limits of the pod are raised.
-        let may_start =
-            mounts.is_some() && !state.steps.is_busy(&Subject::Image) && state.resize.may_start_containers();
+        let may_start = mounts.is_some()
+            && !state.steps.is_busy(&Subject::Image)
+            && state.resize.may_start_containers();
         if !may_start {
             self.slot.release(); // it does not wait for the runtime
         }
@@ -221,7 +222,13 @@ impl Syncing {
     }
 
     /// There is no usable sandbox: stops the containers of the old one, then creates another.
-    fn replace_sandbox(&mut self, state: &mut PodState, observed: &ObservedPod, attempt: u32, may_retry: bool) {
+    fn replace_sandbox(
+        &mut self,
+        state: &mut PodState,
+        observed: &ObservedPod,
+        attempt: u32,
+        may_retry: bool,
+    ) {
         if state.steps.is_busy(&Subject::Pod) {
             return;
         }
@@ -276,7 +283,13 @@ impl Syncing {
     }
 
     /// Restarts all containers of the pod in its sandbox.
-    fn reset(&self, state: &mut PodState, observed: &ObservedPod, resets: Vec<Reset>, may_retry: bool) {
+    fn reset(
+        &self,
+        state: &mut PodState,
+        observed: &ObservedPod,
+        resets: Vec<Reset>,
+        may_retry: bool,
+    ) {
         if state.steps.is_busy(&Subject::Pod) || !may_retry {
             return;
         }
@@ -310,9 +323,7 @@ fn status_coalesced_until(
         let is_newest = observed.newest(&run.name).is_some_and(|newest| newest.id == id);
         run.finished_at().filter(|_| is_newest)
     });
-    ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok())
-        .filter(|until| *until > now)
-        .max()
+    ends.filter_map(|at| at.checked_add(STATUS_COALESCE).ok()).filter(|until| *until > now).max()
 }
 
 /// Removes from a plan what is in progress, and what is in backoff.

@@ -33,3 +33,19 @@ mod testing {
         shifted.unwrap_or(start)
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::time::Duration;
+
+    use super::now;
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_follows_paused_time() {
+        for _ in 0..2 {
+            let before = now();
+            tokio::time::sleep(Duration::from_secs(1000)).await;
+            assert_eq!(now().duration_since(before).as_secs(), 1000);
+        }
+    }
+}

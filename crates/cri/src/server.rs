@@ -5,13 +5,13 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use longshore_grpc::{Server, service_of};
 use tokio::net::UnixListener;
+use tower::Service as _;
 #[cfg(feature = "testing")]
 use {
     hyper::server::conn::http2,
     hyper_util::rt::{TokioExecutor, TokioIo},
     tonic::transport::Channel,
 };
-use tower::Service as _;
 
 use crate::MAX_MESSAGE;
 use crate::v1::image_service_server::{self, ImageService, ImageServiceServer};

@@ -101,6 +101,26 @@ async fn pod_deletion_grace_can_be_shortened_and_not_extended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pod_deletion_grace_covers_failed_calls() {
+    for fault in [Fault::Fails, Fault::FailsAfter, Fault::Late(seconds(3))] {
+        let node = Node::start().await;
+        node.runtime.set_behaviour("c", Behaviour { stops_in: seconds(1000), exits: None });
+        node.api.put_pod(pod("p", json!({}), json!({})));
+        node.running(5, &["c"]).await;
+        let began = Instant::now();
+        node.api.delete_pod("p", 20);
+        sleep(seconds(10)).await;
+        // The call in progress is made again for the shorter grace period, and so is one that fails.
+        node.runtime.inject("StopContainer", fault.clone());
+        node.api.delete_pod("p", 5);
+        node.running(100, &[]).await;
+        let took = began.elapsed().as_secs();
+        assert!((15..=19).contains(&took), "{fault:?}: {took} s");
+        node.clean().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn pod_eviction_reports_its_verdict() {
     let node = Node::start().await;
     node.runtime.set_behaviour("c", Behaviour { stops_in: seconds(1000), exits: None });

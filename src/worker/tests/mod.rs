@@ -164,7 +164,8 @@ impl Node {
         let status = StatusWriter::new(registry);
         tasks.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
         let handlers = Handlers::new(cri.clone());
-        let probes = Probes::new(handlers.clone(), pod_events.clone(), &settings.host_ips, registry);
+        let probes =
+            Probes::new(handlers.clone(), pod_events.clone(), &settings.host_ips, registry);
         let managers = Managers::default();
         let pods = PodRuntime::new(Parts {
             cri: cri.clone(),
@@ -311,7 +312,9 @@ impl Node {
             (self.runtime.world().calls.clone(), self.api.objects().events.clone());
         let held = self.daemon.as_ref().map(|_| self.held());
         let pods = self.api.objects().pods.clone();
-        panic!("not within {seconds} s: {what}; held: {held:?}, calls: {calls:?}, events: {events:?}, pods: {pods:?}");
+        panic!(
+            "not within {seconds} s: {what}; held: {held:?}, calls: {calls:?}, events: {events:?}, pods: {pods:?}"
+        );
     }
 
     async fn phase(&self, seconds: u64, name: &str, phase: &str) {

@@ -98,9 +98,14 @@ fn setting() -> impl Strategy<Value = Setting> {
     let policy = prop::sample::select(vec!["Always", "OnFailure", "Never"]);
     let stops_in = prop::sample::select(vec![10u64, 3_000, 1_000_000]);
     let exits = prop::option::weighted(0.3, (0..20u64, 0..2i32));
-    (policy, any::<bool>(), stops_in, exits).prop_map(|(restart_policy, probed, stops_in, exits)| {
-        Setting { restart_policy, probed, stops_in, exits }
-    })
+    (policy, any::<bool>(), stops_in, exits).prop_map(
+        |(restart_policy, probed, stops_in, exits)| Setting {
+            restart_policy,
+            probed,
+            stops_in,
+            exits,
+        },
+    )
 }
 
 /// Whether the node has ended the pod for good.
@@ -216,13 +221,7 @@ async fn until(node: &Node, what: &str, holds: impl Fn(&Node) -> bool) -> Result
 fn outcome(setting: Setting, events: Vec<Event>) -> Result<(), String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    let began = std::time::Instant::now();
-    let shown = format!("{setting:?} {events:?}");
-    let result = runtime.unwrap().block_on(run(setting, events));
-    if std::env::var_os("SHOW").is_some() {
-        eprintln!("CASE {:?} {result:?} {shown}", began.elapsed());
-    }
-    result
+    runtime.unwrap().block_on(run(setting, events))
 }
 
 /// `PROPTEST_CASES`, or as many as take half a minute.
@@ -234,6 +233,7 @@ proptest! {
     #![proptest_config(ProptestConfig {
         cases: cases(),
         max_shrink_iters: 300,
+        max_shrink_time: 60_000,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

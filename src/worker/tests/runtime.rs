@@ -147,8 +147,12 @@ impl Scripted {
     /// Names of the running containers, sorted.
     pub(super) fn running(&self) -> Vec<String> {
         let world = self.world();
-        let mut names: Vec<String> =
-            world.runs.values().filter(|run| run.is_running()).map(|run| run.name.clone()).collect();
+        let mut names: Vec<String> = world
+            .runs
+            .values()
+            .filter(|run| run.is_running())
+            .map(|run| run.name.clone())
+            .collect();
         names.sort();
         names
     }
@@ -306,7 +310,8 @@ impl World {
         if !self.sandboxes.get(&run.sandbox).is_some_and(|sandbox| sandbox.ready) {
             return Err(Status::unknown("sandbox is not running"));
         }
-        let twin = |other: &Run| other.is_running() && other.uid == run.uid && other.name == run.name;
+        let twin =
+            |other: &Run| other.is_running() && other.uid == run.uid && other.name == run.name;
         if self.runs.values().any(twin) {
             self.violations.push(format!("two runs of container {}", run.name));
         }
@@ -371,7 +376,10 @@ fn nanoseconds(at: Timestamp) -> i64 {
 
 #[tonic::async_trait]
 impl RuntimeService for Scripted {
-    async fn version(&self, _: Request<VersionRequest>) -> Result<Response<VersionResponse>, Status> {
+    async fn version(
+        &self,
+        _: Request<VersionRequest>,
+    ) -> Result<Response<VersionResponse>, Status> {
         Ok(Response::new(VersionResponse {
             version: "0.1.0".to_owned(),
             runtime_name: "scripted".to_owned(),
