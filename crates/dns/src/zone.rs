@@ -3,15 +3,24 @@
 //! What there is follows the specification of DNS-based service discovery of Kubernetes, version
 //! 1.1.0, and where that leaves a choice CoreDNS as kubeadm configures it. There are no wildcards.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+mod objects;
+mod services;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod tests;
+
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use hickory_server::proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
+use hickory_server::proto::rr::rdata::{CNAME, NS, PTR, SOA, TXT};
 use hickory_server::proto::rr::{Name, RData, Record, RecordType};
 
+use self::services::{MAX_OWNERS, Selection, without_underscore};
 use crate::names::{Domain, Reverse, undashed};
 use crate::random::Shuffle;
 use crate::shards::Shards;
+
+pub(crate) use self::objects::{Endpoint, Key, Kind, Owner, Port, Service};
 
 /// The version of the specification.
 const SCHEMA_VERSION: &str = "1.1.0";
@@ -32,90 +41,6 @@ pub enum PodNames {
     Insecure,
     /// Addresses of pods of the namespace.
     Verified,
-}
-
-/// The key of a service in lower case: namespace, NUL, name. No label of Kubernetes has a NUL.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key(Arc<[u8]>);
-
-impl Key {
-    pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        let key = [namespace.as_bytes(), &[0], name.as_bytes()].concat().to_ascii_lowercase();
-        Self(key.into())
-    }
-
-    /// Namespace and name.
-    fn parts(&self) -> (&[u8], &[u8]) {
-        let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
-        (&self.0[..end], self.0.get(end + 1..).unwrap_or_default())
-    }
-}
-
-impl std::borrow::Borrow<[u8]> for Key {
-    fn borrow(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-/// A service with what is behind it.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Service {
-    pub(crate) kind: Kind,
-    /// What its name stands for: cluster IPs, or the addresses of the endpoints of a headless service.
-    pub(crate) v4: Vec<Ipv4Addr>,
-    /// The same of the other family.
-    pub(crate) v6: Vec<Ipv6Addr>,
-    /// Its endpoints, in the parts that they were published in.
-    pub(crate) endpoints: Vec<Arc<[Endpoint]>>,
-    /// Endpoints count as ready whatever they say.
-    pub(crate) publishes_all: bool,
-}
-
-/// What a service is.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Kind {
-    /// It is another name for this one.
-    External(Name),
-    /// It has cluster IPs, and these ports.
-    Cluster(Vec<Port>),
-    /// It is the set of its endpoints.
-    Headless,
-}
-
-/// A port of a service or an endpoint, in lower case.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Port {
-    pub(crate) name: Box<str>,
-    pub(crate) protocol: &'static str,
-    pub(crate) port: u16,
-}
-
-/// An endpoint of a service.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
-    /// Its label, in lower case.
-    pub(crate) hostname: Box<str>,
-    pub(crate) address: IpAddr,
-    pub(crate) ready: bool,
-    /// The same for all of a slice.
-    pub(crate) ports: Arc<[Port]>,
-}
-
-impl Service {
-    /// The endpoints that have names.
-    pub(crate) fn ready(&self) -> impl Iterator<Item = &Endpoint> {
-        let all = self.endpoints.iter().flat_map(|part| part.iter());
-        all.filter(|endpoint| endpoint.ready || self.publishes_all)
-    }
-}
-
-/// Whom an address belongs to.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Owner {
-    /// The label of the endpoint; `None`: it is a cluster IP. Those come first.
-    pub(crate) hostname: Option<Box<str>>,
-    /// The service.
-    pub(crate) service: Key,
 }
 
 /// A snapshot of all records of the cluster. A copy shares what did not change.
@@ -373,247 +298,8 @@ impl Zone {
         let Some(address) = address else { return Found::NoName };
         Found::records(self.address_record(name, address, kind).into_iter().collect())
     }
-
-    fn find_service(
-        &self,
-        name: &Name,
-        namespace: &[u8],
-        service: &[u8],
-        selection: Selection<'_>,
-        question: &Question<'_>,
-        random: &mut Shuffle,
-    ) -> Found {
-        let key = [namespace, &[0], service].concat();
-        let Some(service) = self.services.get(&key[..]) else { return Found::NoName };
-        let kind = question.kind;
-        match (&service.kind, selection) {
-            (Kind::External(_), Selection::Endpoint(_)) => Found::NoName,
-            (Kind::External(target), _) => match kind {
-                RecordType::A | RecordType::AAAA | RecordType::CNAME => {
-                    Found::Alias(target.clone())
-                }
-                _ => Found::Nothing,
-            },
-            // the frequent ones
-            (Kind::Cluster(_), Selection::All) if kind != RecordType::SRV => {
-                Found::records(self.some_addresses(service, name, question, random))
-            }
-            (Kind::Headless, Selection::All) if kind != RecordType::SRV => {
-                if service.v4.is_empty() && service.v6.is_empty() {
-                    return Found::NoName;
-                }
-                Found::records(self.some_addresses(service, name, question, random))
-            }
-            (Kind::Cluster(ports), Selection::All | Selection::Port { .. }) => {
-                let ports: Vec<_> = ports.iter().filter(|port| selection.has(port)).collect();
-                if ports.is_empty() && !matches!(selection, Selection::All) {
-                    return Found::NoName;
-                }
-                match kind {
-                    RecordType::SRV => self.cluster_ports(name, &key, service, &ports),
-                    _ => Found::records(self.some_addresses(service, name, question, random)),
-                }
-            }
-            (Kind::Cluster(_) | Kind::Headless, _) => {
-                self.endpoints(name, &key, service, selection, question, random)
-            }
-        }
-    }
-
-    /// SRV records of the ports of a service with cluster IPs.
-    fn cluster_ports(&self, name: &Name, key: &[u8], service: &Service, ports: &[&Port]) -> Found {
-        let (namespace, label) = split(key);
-        let Some(target) = self.domain.below(&[label, namespace, b"svc"]) else {
-            return Found::Nothing;
-        };
-        let count = ports.len() * (service.v4.len() + service.v6.len());
-        let record = |port: &&Port| {
-            let data = SRV::new(0, weight(count), port.port, target.clone());
-            Record::from_rdata(name.clone(), self.ttl, RData::SRV(data))
-        };
-        let both = [RecordType::A, RecordType::AAAA].into_iter();
-        let additionals = both.flat_map(|kind| self.addresses_of(service, &target, kind));
-        Found::Records(ports.iter().map(record).collect(), additionals.collect())
-    }
-
-    /// Records of single endpoints: those of a name, or of a port.
-    fn endpoints(
-        &self,
-        name: &Name,
-        key: &[u8],
-        service: &Service,
-        selection: Selection<'_>,
-        question: &Question<'_>,
-        random: &mut Shuffle,
-    ) -> Found {
-        let selected: Vec<&Endpoint> =
-            service.ready().filter(|endpoint| selection.has_endpoint(endpoint)).collect();
-        if selected.is_empty() {
-            return Found::NoName;
-        }
-        // What does not fit is left out at random.
-        let (after, before) = {
-            let (before, after) = selected.split_at(random.below(selected.len()));
-            (after, before)
-        };
-        let in_turn = after.iter().chain(before).copied();
-        if question.kind != RecordType::SRV {
-            let mut addresses: Vec<IpAddr> = Vec::new();
-            let wanted = in_turn.map(|endpoint| endpoint.address);
-            for address in wanted.filter(|address| is_of(*address, question.kind)) {
-                if !addresses.contains(&address) {
-                    addresses.push(address);
-                }
-                if addresses.len() >= question.limit.min(MAX_OWNERS) {
-                    break;
-                }
-            }
-            let kind = question.kind;
-            let records = addresses.into_iter();
-            let records = records.filter_map(|address| self.address_record(name, address, kind));
-            return Found::records(records.collect());
-        }
-        let (namespace, label) = split(key);
-        let ports = |endpoint: &Endpoint| {
-            let ports = Arc::clone(&endpoint.ports);
-            (0..ports.len()).filter_map(move |at| ports.get(at).cloned())
-        };
-        let count = selected
-            .iter()
-            .map(|endpoint| endpoint.ports.iter().filter(|port| selection.has(port)).count())
-            .sum();
-        let (mut records, mut additionals) = (Vec::new(), Vec::new());
-        for endpoint in in_turn {
-            if records.len() >= question.limit {
-                break;
-            }
-            let labels = [endpoint.hostname.as_bytes(), label, namespace, b"svc"];
-            let Some(target) = self.domain.below(&labels) else { continue };
-            for port in ports(endpoint).filter(|port| selection.has(port)) {
-                let data = SRV::new(0, weight(count), port.port, target.clone());
-                let record = Record::from_rdata(name.clone(), self.ttl, RData::SRV(data));
-                if records.len() < MAX_OWNERS && records.contains(&record) {
-                    continue;
-                }
-                records.push(record);
-            }
-            let kind = family_of(endpoint.address);
-            additionals.extend(self.address_record(&target, endpoint.address, kind));
-        }
-        Found::Records(records, additionals)
-    }
-
-    /// The addresses of a service in random order, as many as there is room for.
-    fn some_addresses(
-        &self,
-        service: &Service,
-        name: &Name,
-        question: &Question<'_>,
-        random: &mut Shuffle,
-    ) -> Vec<Record> {
-        let count = match question.kind {
-            RecordType::A => service.v4.len(),
-            RecordType::AAAA => service.v6.len(),
-            _ => 0,
-        };
-        let start = random.below(count);
-        let record = |address| Record::from_rdata(name.clone(), self.ttl, address);
-        let mut records: Vec<Record> = match question.kind {
-            RecordType::A => in_turn(&service.v4, start)
-                .take(question.limit)
-                .map(|address| record(RData::A(A(*address))))
-                .collect(),
-            RecordType::AAAA => in_turn(&service.v6, start)
-                .take(question.limit)
-                .map(|address| record(RData::AAAA(AAAA(*address))))
-                .collect(),
-            _ => Vec::new(),
-        };
-        random.shuffle(&mut records);
-        records
-    }
-
-    /// The addresses of a service, a few.
-    fn addresses_of(&self, service: &Service, name: &Name, kind: RecordType) -> Vec<Record> {
-        let v4 = service.v4.iter().copied().map(IpAddr::V4);
-        let all = v4.chain(service.v6.iter().copied().map(IpAddr::V6));
-        let records = all.filter_map(|address| self.address_record(name, address, kind));
-        records.take(MAX_OWNERS).collect()
-    }
-
-    fn address_record(&self, name: &Name, address: IpAddr, kind: RecordType) -> Option<Record> {
-        let data = match (address, kind) {
-            (IpAddr::V4(address), RecordType::A) => RData::A(A(address)),
-            (IpAddr::V6(address), RecordType::AAAA) => RData::AAAA(AAAA(address)),
-            _ => return None,
-        };
-        Some(Record::from_rdata(name.clone(), self.ttl, data))
-    }
 }
 
 fn is_passed(aliases: &[Record], name: &Name) -> bool {
     aliases.iter().any(|alias| alias.name == *name)
 }
-
-/// Records of what one address or endpoint name stands for.
-const MAX_OWNERS: usize = 64;
-
-fn in_turn<T>(items: &[T], start: usize) -> impl Iterator<Item = &T> {
-    let (before, after) = items.split_at(start.min(items.len()));
-    after.iter().chain(before)
-}
-
-fn split(key: &[u8]) -> (&[u8], &[u8]) {
-    let end = key.iter().position(|byte| *byte == 0).unwrap_or(key.len());
-    (&key[..end], key.get(end + 1..).unwrap_or_default())
-}
-
-fn family_of(address: IpAddr) -> RecordType {
-    if address.is_ipv4() { RecordType::A } else { RecordType::AAAA }
-}
-
-fn is_of(address: IpAddr, kind: RecordType) -> bool {
-    family_of(address) == kind
-}
-
-/// The weight of one SRV record of so many: together they are 100, and none is 0.
-fn weight(count: usize) -> u16 {
-    u16::try_from(100_usize.checked_div(count).unwrap_or(100)).unwrap_or(100).max(1)
-}
-
-fn without_underscore(label: &[u8]) -> &[u8] {
-    label.strip_prefix(b"_").unwrap_or(label)
-}
-
-/// Which part of a service is asked for.
-#[derive(Debug, Clone, Copy)]
-enum Selection<'a> {
-    All,
-    Endpoint(&'a [u8]),
-    Port { protocol: &'a [u8], port: &'a [u8] },
-}
-
-impl Selection<'_> {
-    fn has(&self, port: &Port) -> bool {
-        match self {
-            Self::All | Self::Endpoint(_) => true,
-            Self::Port { protocol, port: name } => {
-                !port.name.is_empty()
-                    && port.name.as_bytes() == *name
-                    && port.protocol.as_bytes() == *protocol
-            }
-        }
-    }
-
-    fn has_endpoint(&self, endpoint: &Endpoint) -> bool {
-        match self {
-            Self::All => true,
-            Self::Endpoint(label) => endpoint.hostname.as_bytes() == *label,
-            Self::Port { .. } => endpoint.ports.iter().any(|port| self.has(port)),
-        }
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-pub(crate) mod tests;

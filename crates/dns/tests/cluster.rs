@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use hickory_server::proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_server::proto::rr::{Name, RecordType};
-use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -28,7 +28,7 @@ struct Cluster {
     ready: SocketAddr,
     metrics: SocketAddr,
     stop: CancellationToken,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Drop for Cluster {
@@ -77,18 +77,11 @@ impl Cluster {
         let client =
             longshore_client::connect(&credentials, limits, server.client_metrics()).await.unwrap();
         tokio::spawn(server.run(client.clone(), stop.clone()));
-        Self { client, dns, ready, metrics, stop, _dir: dir }
+        Self { client, dns, ready, metrics, stop, dir }
     }
 
     async fn ask(&self, name: &str, kind: RecordType) -> Message {
-        let mut message = Message::new(7, MessageType::Query, OpCode::Query);
-        message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        socket.connect(self.dns).await.unwrap();
-        socket.send(&message.to_vec().unwrap()).await.unwrap();
-        let mut buffer = [0; 4096];
-        let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.unwrap().unwrap();
-        Message::from_vec(&buffer[..length]).unwrap()
+        ask(self.dns, name, kind).await.unwrap()
     }
 
     /// Asks until the answer is this one: a code, or records.
@@ -134,6 +127,17 @@ impl Cluster {
     fn slices(&self) -> Api<EndpointSlice> {
         Api::namespaced(self.client.clone(), "shop")
     }
+}
+
+async fn ask(server: SocketAddr, name: &str, kind: RecordType) -> std::io::Result<Message> {
+    let mut message = Message::new(7, MessageType::Query, OpCode::Query);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    socket.connect(server).await?;
+    socket.send(&message.to_vec().unwrap()).await?;
+    let mut buffer = [0; 4096];
+    let length = timeout(PATIENCE, socket.recv(&mut buffer)).await??;
+    Ok(Message::from_vec(&buffer[..length]).unwrap())
 }
 
 async fn page(address: SocketAddr, path: &str) -> String {
@@ -229,4 +233,52 @@ async fn cluster_names_follow_the_objects() {
     let metrics = page(cluster.metrics, "/metrics").await;
     let measured = r#"coredns_kubernetes_dns_programming_duration_seconds_count{service_kind="headless_with_selector"} 1"#;
     assert!(metrics.contains(measured), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_names_of_pods_are_verified() {
+    let cluster = Cluster::start(PodNames::Verified).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "kube-system");
+    let containers = json!([{"name": "c", "image": "i"}]);
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": containers}});
+    cluster.create(pods.clone(), pod).await;
+    let name = "10-244-0-9.kube-system.pod.cluster.local.";
+    cluster.expect(name, RecordType::A, "NXDomain").await;
+    let status = json!({"status": {"phase": "Running", "podIP": "10.244.0.9",
+        "podIPs": [{"ip": "10.244.0.9"}]}});
+    pods.patch_status("p", &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
+    cluster.expect(name, RecordType::A, "10.244.0.9").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_answers_and_stops() {
+    let cluster = Cluster::start(PodNames::Insecure).await;
+    // Two that are free now.
+    let free = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (dns, ready) = (free(), free());
+    let kubeconfig = cluster.dir.path().join("pki/admin.conf");
+    let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_longshore-dns"))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format!("--listen={dns}"))
+        .arg(format!("--ready-addr={ready}"))
+        .args(["--metrics-addr=", "--health-addr=", "--upstream-resolv-conf=/dev/null"])
+        .arg("--lameduck=0")
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let name = "kubernetes.default.svc.cluster.local.";
+    let answered = async {
+        loop {
+            let answer = ask(dns, name, RecordType::A).await;
+            if answer.is_ok_and(|answer| !answer.answers.is_empty()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, answered).await.unwrap();
+    let process = nix::unistd::Pid::from_raw(program.id().unwrap().try_into().unwrap());
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGTERM).unwrap();
+    let ended = timeout(PATIENCE, program.wait()).await.unwrap().unwrap();
+    assert!(ended.success(), "{ended}");
 }

@@ -334,5 +334,4 @@ impl Snapshot {
 }
 
 #[cfg(test)]
-#[path = "cache_tests.rs"]
 mod tests;

@@ -6,10 +6,16 @@
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 pub mod cache;
+pub mod config;
+pub mod driver;
 pub mod events;
 pub mod framework;
 pub mod metrics;
 pub mod model;
 pub mod plugins;
+pub mod program;
 pub mod queue;
 pub mod scheduler;
+pub mod service;
+#[cfg(test)]
+mod testing;

@@ -234,7 +234,8 @@ impl Queue {
             }
         };
         let count = if is_error { own.errors } else { own.rejections };
-        own.backoff_until = now.saturating_add(pause(count, self.initial_backoff, self.max_backoff));
+        own.backoff_until =
+            now.saturating_add(pause(count, self.initial_backoff, self.max_backoff));
         let own_uid = own.pod.uid.clone();
         if is_error || std::mem::take(&mut own.is_requeued) {
             self.move_on(&own_uid, "ScheduleAttemptFailure", now);
@@ -415,5 +416,4 @@ impl Nominated {
 }
 
 #[cfg(test)]
-#[path = "queue_tests.rs"]
 mod tests;

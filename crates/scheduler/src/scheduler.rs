@@ -124,6 +124,12 @@ impl Attempt {
     pub fn pod(&self) -> &Arc<Pod> {
         &self.queued.pod
     }
+
+    /// Something went wrong: the attempt ends with this error.
+    pub(crate) fn fail(&mut self, error: String) {
+        self.fitting.clear();
+        self.error = Some(error);
+    }
 }
 
 /// A pod that is being bound.
@@ -599,10 +605,7 @@ impl Scheduler {
             }
         }
         let nomination = nomination.filter(|node| *node != pod.nominated_node);
-        let is_new = pod
-            .unscheduled
-            .as_ref()
-            .is_none_or(|own| own.0 != reason || own.1 != message);
+        let is_new = pod.unscheduled.as_ref().is_none_or(|own| own.0 != reason || own.1 != message);
         let note = Some(truncated(&message));
         let condition = is_new.then_some(reason);
         self.actions.push(Action::Report { pod, condition, message, note, nomination });

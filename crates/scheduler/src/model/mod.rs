@@ -18,6 +18,7 @@ pub use self::pod::{
     VolumeSource, WeightedTerm,
 };
 pub use self::resources::Resources;
+pub(crate) use self::storage::SELECTED_NODE;
 pub use self::storage::{
     Capacity, Claim, ClaimKey, ClaimRef, CsiDriver, CsiNode, PersistentVolume, StorageClass,
     VolumeAttachment,

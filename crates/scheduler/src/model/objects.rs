@@ -61,10 +61,12 @@ impl Budget {
         Self {
             namespace: Atom::new(api.metadata.namespace.as_deref().unwrap_or_default()),
             selector: Selector::new(selector).unwrap_or_default(),
-            allowed: status
-                .and_then(|status| status.disruptions_allowed)
-                .map_or(0, i64::from),
-            disrupted: disrupted.into_iter().flatten().map(|(name, _)| name.as_str().into()).collect(),
+            allowed: status.and_then(|status| status.disruptions_allowed).map_or(0, i64::from),
+            disrupted: disrupted
+                .into_iter()
+                .flatten()
+                .map(|(name, _)| name.as_str().into())
+                .collect(),
         }
     }
 
@@ -217,7 +219,8 @@ impl Objects {
             VolumeSource::GcePd(name, _) => Some((Atom::new(GCE_DRIVER), name.clone())),
             VolumeSource::Claim { name, .. } => {
                 let claim = self.claims.get(name)?;
-                if let Some(volume) = claim.volume.as_ref().and_then(|name| self.volumes.get(name)) {
+                if let Some(volume) = claim.volume.as_ref().and_then(|name| self.volumes.get(name))
+                {
                     return volume.csi.clone();
                 }
                 // It is not provisioned yet: the claim stands for its volume.

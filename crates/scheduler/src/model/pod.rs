@@ -138,7 +138,8 @@ pub struct Toleration {
 
 impl Toleration {
     fn new(api: &ApiToleration) -> Self {
-        let non_empty = |text: &Option<String>| text.as_deref().filter(|text| !text.is_empty()).map(Atom::new);
+        let non_empty =
+            |text: &Option<String>| text.as_deref().filter(|text| !text.is_empty()).map(Atom::new);
         Self {
             key: non_empty(&api.key),
             operator: match api.operator.as_deref().unwrap_or_default() {
@@ -360,7 +361,8 @@ impl Pod {
             all.into_iter().flatten().find(|one| one.type_ == type_)
         };
         let is_deleting = meta.deletion_timestamp.is_some();
-        let non_empty = |text: Option<&String>| text.filter(|text| !text.is_empty()).map(Atom::from);
+        let non_empty =
+            |text: Option<&String>| text.filter(|text| !text.is_empty()).map(Atom::from);
         let (requests, with_defaults) = resources::of_pod(api);
         let mut error = None;
         let affinity = terms(spec.affinity.as_ref(), &namespace, &labels, &mut error);
@@ -384,7 +386,12 @@ impl Pod {
             ),
             priority: spec.priority.unwrap_or(0),
             may_preempt: spec.preemption_policy.as_deref() != Some("Never"),
-            gates: spec.scheduling_gates.iter().flatten().map(|gate| gate.name.as_str().into()).collect(),
+            gates: spec
+                .scheduling_gates
+                .iter()
+                .flatten()
+                .map(|gate| gate.name.as_str().into())
+                .collect(),
             requests,
             score_requests: Resources {
                 milli_cpu: with_defaults.milli_cpu,
@@ -474,11 +481,8 @@ fn seconds(meta: &ObjectMeta) -> i64 {
 }
 
 fn owner(meta: &ObjectMeta) -> Option<Owner> {
-    let owner = meta
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true))?;
+    let owner =
+        meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
     Some(Owner {
         kind: Atom::new(&owner.kind),
         name: Atom::new(&owner.name),
@@ -503,20 +507,21 @@ fn terms(
         }
         term
     };
-    let mut of = |required: Option<&Vec<PodAffinityTerm>>,
-                  preferred: Option<&Vec<k8s_openapi::api::core::v1::WeightedPodAffinityTerm>>| {
-        PodAffinity {
-            required: required.into_iter().flatten().filter_map(&mut parse).collect(),
-            preferred: preferred
-                .into_iter()
-                .flatten()
-                .filter_map(|one| {
-                    let term = parse(&one.pod_affinity_term)?;
-                    Some(WeightedTerm { weight: i64::from(one.weight), term })
-                })
-                .collect(),
-        }
-    };
+    let mut of =
+        |required: Option<&Vec<PodAffinityTerm>>,
+         preferred: Option<&Vec<k8s_openapi::api::core::v1::WeightedPodAffinityTerm>>| {
+            PodAffinity {
+                required: required.into_iter().flatten().filter_map(&mut parse).collect(),
+                preferred: preferred
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|one| {
+                        let term = parse(&one.pod_affinity_term)?;
+                        Some(WeightedTerm { weight: i64::from(one.weight), term })
+                    })
+                    .collect(),
+            }
+        };
     let affinity = api.and_then(|api| api.pod_affinity.as_ref());
     let anti = api.and_then(|api| api.pod_anti_affinity.as_ref());
     (

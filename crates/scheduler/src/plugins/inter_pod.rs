@@ -313,12 +313,15 @@ impl Plugin for InterPodAffinity {
             ClusterEvent::PodAdded(new) => wants(new),
             ClusterEvent::PodDeleted(old) => shuns(old),
             ClusterEvent::PodUpdated(old, new) => {
-                old.labels != new.labels && ((wants(new) && !wants(old)) || (shuns(old) && !shuns(new)))
+                old.labels != new.labels
+                    && ((wants(new) && !wants(old)) || (shuns(old) && !shuns(new)))
             }
             ClusterEvent::UnscheduledPodUpdated(old, new) => {
                 new.uid == pod.uid && old.labels != new.labels
             }
-            _ => event.node().is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
+            _ => event
+                .node()
+                .is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
         }
     }
 }

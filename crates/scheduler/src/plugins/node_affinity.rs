@@ -55,7 +55,9 @@ impl NodeFilter for Selected<'_> {
     fn filter(&self, info: &NodeInfo) -> Result<(), Status> {
         let Some(node) = &info.node else { return Ok(()) };
         if !self.0.enforces(node) {
-            return Err(Status::unresolvable("node(s) didn't match scheduler-enforced node affinity"));
+            return Err(Status::unresolvable(
+                "node(s) didn't match scheduler-enforced node affinity",
+            ));
         }
         if !self.1.selects_node(&node.name, &node.labels) {
             return Err(Status::unresolvable("node(s) didn't match Pod's node affinity/selector"));

@@ -178,10 +178,7 @@ pub(crate) fn victims(
 }
 
 /// Pods whose removal violates a budget, and the others.
-fn by_protection(
-    pods: &[Arc<Pod>],
-    budgets: &[&Budget],
-) -> (Vec<Arc<Pod>>, Vec<Arc<Pod>>) {
+fn by_protection(pods: &[Arc<Pod>], budgets: &[&Budget]) -> (Vec<Arc<Pod>>, Vec<Arc<Pod>>) {
     let mut allowed: Vec<i64> = budgets.iter().map(|budget| budget.allowed).collect();
     pods.iter().cloned().partition(|pod| {
         let mut is_violated = false;

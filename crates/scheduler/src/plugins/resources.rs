@@ -105,7 +105,10 @@ impl Allocation {
                 Scorer::Ratio(shape(FIT, own.map(|own| &*own.shape).unwrap_or_default())?)
             }
             other => {
-                return Err(invalid(FIT, format!("scoringStrategy.type: Unsupported value: {other:?}")));
+                return Err(invalid(
+                    FIT,
+                    format!("scoringStrategy.type: Unsupported value: {other:?}"),
+                ));
             }
         };
         Ok(Self { name: FIT, scorer, resources: specs(FIT, &strategy.resources)? })
@@ -206,7 +209,11 @@ impl NodeScore for Allocated<'_> {
         }
         match &self.own.scorer {
             _ if weights == 0 => 0,
-            #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "small")]
+            #[allow(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                reason = "small"
+            )]
             Scorer::Ratio(_) => (sum as f64 / weights as f64).round() as i64,
             _ => sum.checked_div(weights).unwrap_or(0),
         }
@@ -293,12 +300,13 @@ impl Room<'_> {
         if i64::try_from(info.pods.len()).unwrap_or(i64::MAX) >= allocatable.pods {
             reasons.push("Too many pods".into());
         }
-        let mut check = |wanted: i64, total: i64, used: i64, reason: &dyn Fn() -> Cow<'static, str>| {
-            if wanted > 0 && wanted > total.saturating_sub(used) {
-                reasons.push(reason());
-                is_resolvable &= wanted <= total;
-            }
-        };
+        let mut check =
+            |wanted: i64, total: i64, used: i64, reason: &dyn Fn() -> Cow<'static, str>| {
+                if wanted > 0 && wanted > total.saturating_sub(used) {
+                    reasons.push(reason());
+                    is_resolvable &= wanted <= total;
+                }
+            };
         let (wanted, used) = (&pod.requests, &info.requested);
         check(wanted.milli_cpu, allocatable.milli_cpu, used.milli_cpu, &|| {
             "Insufficient cpu".into()
@@ -359,9 +367,10 @@ impl Plugin for Fit {
             ClusterEvent::UnscheduledPodUpdated(old, new) => {
                 new.uid == pod.uid && new.requests.is_below(&old.requests)
             }
-            ClusterEvent::NodeAdded(node) => {
-                Room(self, pod).insufficient(&NodeInfo::new(node.name.clone(), None), node).0.is_empty()
-            }
+            ClusterEvent::NodeAdded(node) => Room(self, pod)
+                .insufficient(&NodeInfo::new(node.name.clone(), None), node)
+                .0
+                .is_empty(),
             ClusterEvent::NodeUpdated(old, new) => {
                 let (old, own) = (&old.allocatable, &new.allocatable);
                 let grows = own.pods > old.pods || old.is_below(own);

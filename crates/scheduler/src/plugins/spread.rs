@@ -43,7 +43,9 @@ impl PodTopologySpread {
         let is_system = match args.defaulting_type.as_str() {
             "" | "System" => true,
             "List" => false,
-            other => return Err(invalid(NAME, format!("defaultingType: Invalid value: {other:?}"))),
+            other => {
+                return Err(invalid(NAME, format!("defaultingType: Invalid value: {other:?}")));
+            }
         };
         if is_system && !args.default_constraints.is_empty() {
             return Err(invalid(NAME, "defaultConstraints: only with defaultingType List"));
@@ -75,7 +77,11 @@ impl PodTopologySpread {
     }
 
     /// The hard or soft constraints of a pod.
-    fn constraints<'a>(&'a self, cycle: Cycle<'a>, is_hard: bool) -> Vec<Cow<'a, SpreadConstraint>> {
+    fn constraints<'a>(
+        &'a self,
+        cycle: Cycle<'a>,
+        is_hard: bool,
+    ) -> Vec<Cow<'a, SpreadConstraint>> {
         let wanted = |own: &&SpreadConstraint| own.is_hard == is_hard;
         if !cycle.pod.spread.is_empty() {
             return cycle.pod.spread.iter().filter(wanted).map(Cow::Borrowed).collect();
@@ -86,9 +92,7 @@ impl PodTopologySpread {
         }
         let Some(selector) = cycle.objects.default_selector(cycle.pod) else { return Vec::new() };
         defaults
-            .map(|own| {
-                Cow::Owned(SpreadConstraint { selector: selector.clone(), ..own.clone() })
-            })
+            .map(|own| Cow::Owned(SpreadConstraint { selector: selector.clone(), ..own.clone() }))
             .collect()
     }
 }
@@ -162,7 +166,9 @@ impl Spread<'_> {
 
 impl NodeFilter for Spread<'_> {
     fn filter(&self, info: &NodeInfo) -> Result<(), Status> {
-        for ((constraint, counts), least) in self.constraints.iter().zip(&self.counts).zip(&self.least) {
+        for ((constraint, counts), least) in
+            self.constraints.iter().zip(&self.counts).zip(&self.least)
+        {
             let Some(value) = info.label(&constraint.topology_key) else {
                 return Err(Status::unresolvable(
                     "node(s) didn't match pod topology spread constraints (missing required label)",

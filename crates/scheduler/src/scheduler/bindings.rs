@@ -97,7 +97,8 @@ impl Scheduler {
         for uid in ready {
             if let Some(own) = self.bindings.get_mut(&uid) {
                 own.volumes_until = None;
-                self.actions.push(Action::Bind { pod: own.original.clone(), node: own.node.clone() });
+                self.actions
+                    .push(Action::Bind { pod: own.original.clone(), node: own.node.clone() });
             }
         }
         for (uid, error) in failed {

@@ -258,9 +258,7 @@ impl Plugin for VolumeBinding {
             return PreFilter::Skip;
         }
         match claims(cycle.pod, cycle.objects) {
-            Ok(claims) => {
-                PreFilter::Filter(Box::new(Reachable { claims, objects: cycle.objects }))
-            }
+            Ok(claims) => PreFilter::Filter(Box::new(Reachable { claims, objects: cycle.objects })),
             Err(status) => PreFilter::Reject(status),
         }
     }
@@ -281,14 +279,14 @@ impl Plugin for VolumeBinding {
         match event {
             ClusterEvent::Claim(_, new) => has_claim(pod, &new.key),
             ClusterEvent::Volume(..) | ClusterEvent::CsiDriver(Some(_), _) => true,
-            ClusterEvent::Class(old, new) => {
-                old.is_none_or(|old| old.topologies != new.topologies)
-            }
+            ClusterEvent::Class(old, new) => old.is_none_or(|old| old.topologies != new.topologies),
             ClusterEvent::CsiNode(old, new) => old.is_none_or(|old| old.migrated != new.migrated),
             ClusterEvent::Capacity(old, new) => {
                 new.limit.is_some() && old.is_none_or(|old| old.limit < new.limit)
             }
-            _ => event.node().is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
+            _ => event
+                .node()
+                .is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
         }
     }
 }

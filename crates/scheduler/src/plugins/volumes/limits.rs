@@ -4,9 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::has_claim;
 use crate::events::ClusterEvent;
-use crate::framework::{
-    Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status,
-};
+use crate::framework::{Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status};
 use crate::model::{Atom, NodeInfo, Objects, Pod, VolumeSource};
 
 /// Rejects nodes that cannot attach as many volumes.

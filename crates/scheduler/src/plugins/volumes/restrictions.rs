@@ -4,9 +4,7 @@ use std::collections::HashSet;
 
 use super::has_claim;
 use crate::events::ClusterEvent;
-use crate::framework::{
-    Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status,
-};
+use crate::framework::{Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status};
 use crate::model::{Atom, ClaimKey, NodeInfo, Pod, VolumeSource};
 
 /// Rejects nodes on which a disk is used already, and pods whose exclusive claim is in use.
@@ -66,8 +64,7 @@ impl Plugin for VolumeRestrictions {
 
     fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
         let pod = cycle.pod;
-        let mut own =
-            Conflicts { pod, exclusive: HashSet::new(), uses: 0, disks: Vec::new() };
+        let mut own = Conflicts { pod, exclusive: HashSet::new(), uses: 0, disks: Vec::new() };
         for volume in &pod.volumes {
             match &volume.source {
                 VolumeSource::Claim { name, .. } => {

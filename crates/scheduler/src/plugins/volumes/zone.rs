@@ -2,9 +2,7 @@
 
 use super::has_claim;
 use crate::events::ClusterEvent;
-use crate::framework::{
-    Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status,
-};
+use crate::framework::{Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status};
 use crate::model::{Atom, NodeInfo, PersistentVolume, Pod};
 
 /// Rejects nodes outside the zones that a bound volume's labels say.
@@ -80,8 +78,7 @@ impl Plugin for VolumeZone {
 
     fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
         let mut required = Vec::new();
-        let reject =
-            |reason: String| PreFilter::Reject(Status::new(Code::Unresolvable, reason));
+        let reject = |reason: String| PreFilter::Reject(Status::new(Code::Unresolvable, reason));
         for key in cycle.pod.claims() {
             if key.name.is_empty() {
                 return reject("PersistentVolumeClaim had no name".to_owned());
@@ -102,9 +99,13 @@ impl Plugin for VolumeZone {
                 );
             };
             match cycle.objects.classes.get(class).map(|class| class.waits) {
-                None => return reject(format!("storageclasses.storage.k8s.io \"{class}\" not found")),
+                None => {
+                    return reject(format!("storageclasses.storage.k8s.io \"{class}\" not found"));
+                }
                 Some(None) => {
-                    return reject(format!("VolumeBindingMode not set for StorageClass \"{class}\""));
+                    return reject(format!(
+                        "VolumeBindingMode not set for StorageClass \"{class}\""
+                    ));
                 }
                 Some(Some(true)) => {}
                 Some(Some(false)) => return reject("PersistentVolume had no name".to_owned()),
@@ -123,7 +124,9 @@ impl Plugin for VolumeZone {
             }
             ClusterEvent::Volume(old, new) => old.is_none_or(|old| old.labels != new.labels),
             ClusterEvent::Class(None, _) => true,
-            _ => event.node().is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
+            _ => event
+                .node()
+                .is_some_and(|(old, new)| old.is_none_or(|old| old.labels != new.labels)),
         }
     }
 }

@@ -1,0 +1,251 @@
+//! Actions as requests to an apiserver.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use longshore_client::events::{EventType, Recorder};
+use serde_json::{Value, json};
+use tracing::{debug, warn};
+
+use super::extender::Extenders;
+use super::{Action, Executor, Outcome};
+use crate::model::{Atom, ClaimKey, Pod};
+use crate::scheduler::VolumeRequest;
+
+/// How often a status is written.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Carries out actions by requests.
+pub struct ApiExecutor {
+    client: Client,
+    /// Recorders by the name of the scheduler.
+    recorders: HashMap<Atom, Recorder>,
+    extenders: Extenders,
+}
+
+/// The media types of patches.
+#[derive(Clone, Copy)]
+enum PatchType {
+    Merge,
+    Strategic,
+}
+
+impl ApiExecutor {
+    /// Events of each profile are recorded under its name.
+    pub fn new(client: Client, recorders: HashMap<Atom, Recorder>, extenders: Extenders) -> Self {
+        Self { client, recorders, extenders }
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> kube::Result<()> {
+        let request = hyper::http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header(hyper::http::header::CONTENT_TYPE, content_type)
+            .body(body.to_string().into_bytes())
+            .map_err(kube::Error::HttpError)?;
+        self.client.request_text(request).await.map(|_| ())
+    }
+
+    async fn patch(&self, path: &str, type_: PatchType, body: &Value) -> kube::Result<()> {
+        let type_ = match type_ {
+            PatchType::Merge => "application/merge-patch+json",
+            PatchType::Strategic => "application/strategic-merge-patch+json",
+        };
+        self.send("PATCH", path, type_, body).await
+    }
+
+    async fn bind(&self, pod: &Pod, node: &Atom) -> Result<(), String> {
+        if let Some(result) = self.extenders.bind(pod, node).await {
+            return result;
+        }
+        let path = format!("{}/binding", path(pod));
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"namespace": &*pod.namespace, "name": pod.name, "uid": &*pod.uid},
+            "target": {"kind": "Node", "name": &**node},
+        });
+        self.send("POST", &path, "application/json", &body).await.map_err(|error| error.to_string())
+    }
+
+    async fn request_volumes(
+        &self,
+        node: &Atom,
+        volumes: &[VolumeRequest],
+        claims: &[(ClaimKey, Box<str>)],
+    ) -> kube::Result<()> {
+        for own in volumes {
+            let path = format!("/api/v1/persistentvolumes/{}", own.name);
+            let body = json!({
+                "metadata": {
+                    "resourceVersion": own.version,
+                    "annotations": {"pv.kubernetes.io/bound-by-controller": "yes"},
+                },
+                "spec": {"claimRef": {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "namespace": &*own.claim.namespace,
+                    "name": &*own.claim.name,
+                    "uid": own.uid,
+                }},
+            });
+            self.patch(&path, PatchType::Merge, &body).await?;
+        }
+        for (key, version) in claims {
+            let path =
+                format!("/api/v1/namespaces/{}/persistentvolumeclaims/{}", key.namespace, key.name);
+            let body = json!({"metadata": {
+                "resourceVersion": version,
+                "annotations": {crate::model::SELECTED_NODE: &**node},
+            }});
+            self.patch(&path, PatchType::Merge, &body).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a status; a pod that is gone needs none.
+    async fn patch_status(&self, pod: &Pod, status: Value) {
+        let path = format!("{}/status", path(pod));
+        let body = json!({ "status": status });
+        for attempt in 1..=MAX_ATTEMPTS {
+            match self.patch(&path, PatchType::Strategic, &body).await {
+                Ok(()) => return,
+                Err(error) if is_gone(&error) => return,
+                Err(error) if attempt == MAX_ATTEMPTS => {
+                    warn!(pod = pod.key(), "cannot write the status: {error}");
+                }
+                Err(error) => debug!(pod = pod.key(), "cannot write the status: {error}"),
+            }
+        }
+    }
+
+    async fn evict(&self, victim: &Pod, preemptor: &Pod, node: &Atom) -> kube::Result<()> {
+        let condition = json!({
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+            "message": format!(
+                "{}: preempting to accommodate a higher priority pod",
+                preemptor.scheduler
+            ),
+            "lastTransitionTime": now(),
+            "observedGeneration": victim.generation,
+        });
+        self.patch_status(victim, json!({"conditions": [condition]})).await;
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": &*victim.uid},
+        });
+        match self.send("DELETE", &path(victim), "application/json", &body).await {
+            Err(error) if !is_gone(&error) => return Err(error),
+            _ => {}
+        }
+        let message = format!("Preempted by pod {} on node {node}", preemptor.uid);
+        self.event(preemptor, victim, EventType::Normal, "Preempted", &message);
+        Ok(())
+    }
+
+    fn event(&self, by: &Pod, about: &Pod, kind: EventType, reason: &str, message: &str) {
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(about.namespace.to_string()),
+            name: Some(about.name.to_string()),
+            uid: Some(about.uid.to_string()),
+            ..ObjectReference::default()
+        };
+        if let Some(recorder) = self.recorders.get(&by.scheduler) {
+            recorder.event(reference, kind, reason, message);
+        }
+    }
+}
+
+impl Executor for ApiExecutor {
+    async fn carry_out(&self, action: Action) -> Option<Outcome> {
+        match action {
+            Action::Bind { pod, node } => match self.bind(&pod, &node).await {
+                Ok(()) => {
+                    let message = format!("Successfully assigned {} to {node}", pod.key());
+                    self.event(&pod, &pod, EventType::Normal, "Scheduled", &message);
+                    Some(Outcome::Bound(pod.uid.clone()))
+                }
+                Err(error) => Some(Outcome::Failed(pod.uid.clone(), error)),
+            },
+            Action::BindVolumes { pod, node, volumes, claims } => {
+                Some(match self.request_volumes(&node, &volumes, &claims).await {
+                    Ok(()) => Outcome::VolumesRequested(pod.uid.clone()),
+                    Err(error) => Outcome::Failed(pod.uid.clone(), error.to_string()),
+                })
+            }
+            Action::Report { pod, condition, message, note, nomination } => {
+                if let Some(note) = note {
+                    self.event(&pod, &pod, EventType::Warning, "FailedScheduling", &note);
+                }
+                let status = status(&pod, condition, message, nomination);
+                if let Some(status) = status {
+                    self.patch_status(&pod, status).await;
+                }
+                None
+            }
+            Action::Preempt { pod, node, victims } => {
+                for victim in &victims {
+                    if let Err(error) = self.evict(victim, &pod, &node).await {
+                        warn!(pod = victim.key(), "cannot preempt: {error}");
+                    }
+                }
+                Some(Outcome::Preempted(pod.uid.clone()))
+            }
+        }
+    }
+}
+
+/// What changes in the status of a pod that could not be scheduled.
+fn status(
+    pod: &Pod,
+    condition: Option<&str>,
+    message: String,
+    nomination: Option<Option<Atom>>,
+) -> Option<Value> {
+    let mut status = json!({});
+    if let Some(reason) = condition {
+        let mut own = json!({
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": reason,
+            "message": message,
+            "observedGeneration": pod.generation,
+        });
+        // one that was false before stays so since then
+        if pod.unscheduled.is_none() {
+            own["lastTransitionTime"] = now();
+        }
+        status["conditions"] = json!([own]);
+    }
+    if let Some(node) = nomination {
+        status["nominatedNodeName"] = node.map_or(Value::Null, |node| json!(&*node));
+    }
+    (status != json!({})).then_some(status)
+}
+
+fn now() -> Value {
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+    json!(now.to_string())
+}
+
+fn path(pod: &Pod) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
+}
+
+/// Whether the object is gone, or another has its name.
+fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
+}

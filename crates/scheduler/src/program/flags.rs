@@ -1,0 +1,344 @@
+//! Flags as kube-scheduler has them: `--flag=value`, `--flag value`, `--flag` for booleans.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use longshore_duration::GoDuration;
+
+use crate::config::LeaderElection;
+
+/// Why the command line cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    /// There is no such flag.
+    #[error("unknown flag: --{0}")]
+    Unknown(String),
+    /// A flag has no value.
+    #[error("flag needs an argument: --{0}")]
+    Missing(String),
+    /// A value is not valid.
+    #[error("invalid argument {value:?} for \"--{flag}\" flag: {reason}")]
+    Invalid {
+        /// The flag.
+        flag: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Something that is no flag.
+    #[error("\"kube-scheduler\" does not take any arguments, got {0:?}")]
+    Argument(String),
+}
+
+/// What the command line asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Parsed {
+    /// To run.
+    Run(Box<Options>),
+    /// To show the flags.
+    Help,
+    /// To show the version.
+    Version,
+}
+
+/// Leader election as flags set it; what they do not set is the configuration's.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct LeaderFlags {
+    elect: Option<bool>,
+    lease_duration: Option<GoDuration>,
+    renew_deadline: Option<GoDuration>,
+    retry_period: Option<GoDuration>,
+    resource_lock: Option<String>,
+    resource_name: Option<String>,
+    resource_namespace: Option<String>,
+}
+
+impl LeaderFlags {
+    /// Sets what the flags say.
+    pub fn apply(&self, to: &mut LeaderElection) {
+        fn set<T: Clone>(to: &mut T, from: Option<&T>) {
+            if let Some(from) = from {
+                to.clone_from(from);
+            }
+        }
+        set(&mut to.leader_elect, self.elect.as_ref());
+        set(&mut to.lease_duration, self.lease_duration.as_ref());
+        set(&mut to.renew_deadline, self.renew_deadline.as_ref());
+        set(&mut to.retry_period, self.retry_period.as_ref());
+        set(&mut to.resource_lock, self.resource_lock.as_ref());
+        set(&mut to.resource_name, self.resource_name.as_ref());
+        set(&mut to.resource_namespace, self.resource_namespace.as_ref());
+    }
+}
+
+/// What the flags say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// `--config`
+    pub config: Option<PathBuf>,
+    /// `--policy-config-file`: a classic policy.
+    pub policy: Option<PathBuf>,
+    /// `--algorithm-provider`: a classic policy by name.
+    pub provider: Option<String>,
+    /// `--master`
+    pub master: Option<String>,
+    /// `--kubeconfig`
+    pub kubeconfig: Option<String>,
+    /// `--kube-api-qps`
+    pub qps: Option<f32>,
+    /// `--kube-api-burst`
+    pub burst: Option<i32>,
+    /// `--leader-elect…`
+    pub leader: LeaderFlags,
+    /// `--bind-address`
+    pub bind_address: IpAddr,
+    /// `--secure-port`; 0: none.
+    pub secure_port: u16,
+    /// `--cert-dir`
+    pub cert_dir: Option<PathBuf>,
+    /// `--tls-cert-file`
+    pub tls_cert_file: Option<PathBuf>,
+    /// `--tls-private-key-file`
+    pub tls_private_key_file: Option<PathBuf>,
+    /// `--client-ca-file`
+    pub client_ca_file: Option<PathBuf>,
+    /// `--authentication-kubeconfig`
+    pub authentication_kubeconfig: Option<PathBuf>,
+    /// `--authorization-kubeconfig`
+    pub authorization_kubeconfig: Option<PathBuf>,
+    /// `--authorization-always-allow-paths`
+    pub always_allow_paths: Vec<String>,
+    /// `--v`
+    pub verbosity: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            config: None,
+            policy: None,
+            provider: None,
+            master: None,
+            kubeconfig: None,
+            qps: None,
+            burst: None,
+            leader: LeaderFlags::default(),
+            bind_address: IpAddr::from([0, 0, 0, 0]),
+            secure_port: 10259,
+            cert_dir: None,
+            tls_cert_file: None,
+            tls_private_key_file: None,
+            client_ca_file: None,
+            authentication_kubeconfig: None,
+            authorization_kubeconfig: None,
+            always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
+            verbosity: 0,
+        }
+    }
+}
+
+/// Flags of upstream that have no effect here; those with `true` are booleans.
+const IGNORED: [(&str, bool); 37] = [
+    ("allow-metric-labels", false),
+    ("allow-metric-labels-manifest", false),
+    ("authentication-skip-lookup", true),
+    ("authentication-token-webhook-cache-ttl", false),
+    ("authentication-tolerate-lookup-failure", true),
+    ("authorization-webhook-cache-authorized-ttl", false),
+    ("authorization-webhook-cache-unauthorized-ttl", false),
+    ("contention-profiling", true),
+    ("disable-http2-serving", true),
+    ("disabled-metrics", false),
+    ("emulated-version", false),
+    ("emulation-forward-compatible", true),
+    ("feature-gates", false),
+    ("http2-max-streams-per-connection", false),
+    ("kube-api-content-type", false),
+    ("log-flush-frequency", false),
+    ("log-json-info-buffer-size", false),
+    ("log-json-split-stream", true),
+    ("log-text-info-buffer-size", false),
+    ("log-text-split-stream", true),
+    ("logging-format", false),
+    ("min-compatibility-version", false),
+    ("permit-address-sharing", true),
+    ("permit-port-sharing", true),
+    ("pod-max-in-unschedulable-pods-duration", false),
+    ("profiling", true),
+    ("requestheader-allowed-names", false),
+    ("requestheader-client-ca-file", false),
+    ("requestheader-extra-headers-prefix", false),
+    ("requestheader-group-headers", false),
+    ("requestheader-uid-headers", false),
+    ("requestheader-username-headers", false),
+    ("show-hidden-metrics-for-version", false),
+    ("tls-cipher-suites", false),
+    ("tls-min-version", false),
+    ("tls-sni-cert-key", false),
+    ("vmodule", false),
+];
+/// Booleans that have an effect.
+const BOOLEANS: [&str; 3] = ["leader-elect", "help", "version"];
+
+fn is_boolean(name: &str) -> bool {
+    BOOLEANS.contains(&name) || IGNORED.contains(&(name, true))
+}
+
+fn value<T: FromStr<Err: fmt::Display>>(flag: &str, value: &str) -> Result<T, FlagError> {
+    value.parse().map_err(|error: T::Err| FlagError::Invalid {
+        flag: flag.to_owned(),
+        value: value.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+impl Options {
+    /// Reads a command line without the program's name.
+    ///
+    /// # Errors
+    /// A flag is not known, or its value is not valid.
+    pub fn parse(args: impl IntoIterator<Item = String>) -> Result<Parsed, FlagError> {
+        let mut own = Self::default();
+        let mut args = args.into_iter();
+        while let Some(arg) = args.next() {
+            let name = match arg.strip_prefix("--") {
+                Some(name) => name,
+                None if arg == "-h" => return Ok(Parsed::Help),
+                None => match arg.strip_prefix("-v") {
+                    Some(level) if !level.is_empty() => {
+                        own.verbosity = value("v", level.trim_start_matches('='))?;
+                        continue;
+                    }
+                    Some(_) => "v",
+                    None => return Err(FlagError::Argument(arg)),
+                },
+            };
+            let (name, given) = match name.split_once('=') {
+                Some((name, value)) => (name.replace('_', "-"), Some(value.to_owned())),
+                None => (name.replace('_', "-"), None),
+            };
+            let text = match given {
+                Some(value) => value,
+                None if is_boolean(&name) => "true".to_owned(),
+                None if !own.knows(&name) => return Err(FlagError::Unknown(name)),
+                None => args.next().ok_or_else(|| FlagError::Missing(name.clone()))?,
+            };
+            match name.as_str() {
+                "help" if value(&name, &text)? => return Ok(Parsed::Help),
+                "version" if text != "false" => return Ok(Parsed::Version),
+                "help" | "version" => {}
+                _ if own.set(&name, &text)? => {}
+                _ => return Err(FlagError::Unknown(name)),
+            }
+        }
+        Ok(Parsed::Run(Box::new(own)))
+    }
+
+    fn knows(&self, name: &str) -> bool {
+        // a value that does not fit is as good as one that does
+        !matches!(self.clone().set(name, "0"), Ok(false))
+    }
+
+    /// Whether there is such a flag.
+    fn set(&mut self, name: &str, text: &str) -> Result<bool, FlagError> {
+        let path = || Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
+        match name {
+            "config" => self.config = path(),
+            "policy-config-file" => self.policy = path(),
+            "algorithm-provider" => self.provider = Some(text.to_owned()),
+            "master" => self.master = Some(text.to_owned()).filter(|text| !text.is_empty()),
+            "kubeconfig" => self.kubeconfig = Some(text.to_owned()),
+            "kube-api-qps" => self.qps = Some(value(name, text)?),
+            "kube-api-burst" => self.burst = Some(value(name, text)?),
+            "leader-elect" => self.leader.elect = Some(value(name, text)?),
+            "leader-elect-lease-duration" => self.leader.lease_duration = Some(value(name, text)?),
+            "leader-elect-renew-deadline" => self.leader.renew_deadline = Some(value(name, text)?),
+            "leader-elect-retry-period" => self.leader.retry_period = Some(value(name, text)?),
+            "leader-elect-resource-lock" => self.leader.resource_lock = Some(text.to_owned()),
+            "leader-elect-resource-name" => self.leader.resource_name = Some(text.to_owned()),
+            "leader-elect-resource-namespace" => {
+                self.leader.resource_namespace = Some(text.to_owned());
+            }
+            "bind-address" => self.bind_address = value(name, text)?,
+            "secure-port" => self.secure_port = value(name, text)?,
+            "cert-dir" => self.cert_dir = path(),
+            "tls-cert-file" => self.tls_cert_file = path(),
+            "tls-private-key-file" => self.tls_private_key_file = path(),
+            "client-ca-file" => self.client_ca_file = path(),
+            "authentication-kubeconfig" => self.authentication_kubeconfig = path(),
+            "authorization-kubeconfig" => self.authorization_kubeconfig = path(),
+            "authorization-always-allow-paths" => {
+                self.always_allow_paths = text.split(',').map(str::to_owned).collect();
+            }
+            "v" => self.verbosity = value(name, text)?,
+            _ => {
+                let Some((_, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {
+                    return Ok(false);
+                };
+                if *is_boolean {
+                    value::<bool>(name, text)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Parsed, FlagError> {
+        Options::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    fn options(line: &str) -> Options {
+        match parse(line).unwrap() {
+            Parsed::Run(options) => *options,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_are_upstreams() {
+        let own = options(
+            "--config=/etc/scheduler.yaml --kubeconfig /etc/scheduler.conf --leader-elect=false \
+             --leader-elect-lease-duration 30s --bind-address=127.0.0.1 --secure-port=10260 \
+             --authentication-kubeconfig=/a --authorization-kubeconfig=/b --profiling --v=4 \
+             --feature-gates=A=true --leader_elect_retry_period=5s",
+        );
+        assert_eq!(own.config, Some("/etc/scheduler.yaml".into()));
+        assert_eq!(own.kubeconfig.as_deref(), Some("/etc/scheduler.conf"));
+        assert_eq!((own.secure_port, own.verbosity), (10260, 4));
+        let mut election = LeaderElection::default();
+        own.leader.apply(&mut election);
+        assert!(!election.leader_elect);
+        assert_eq!(election.lease_duration, GoDuration::secs(30));
+        assert_eq!(election.retry_period, GoDuration::secs(5));
+        assert_eq!(election.renew_deadline, GoDuration::secs(10));
+        assert_eq!(options("").secure_port, 10259);
+        assert_eq!(options("-v2").verbosity, 2);
+    }
+
+    #[test]
+    fn flags_that_are_not_known_or_not_valid_are_errors() {
+        for (line, expected) in [
+            ("--nope", "unknown flag: --nope"),
+            ("--nope=1", "unknown flag: --nope"),
+            ("--config", "flag needs an argument: --config"),
+            ("--secure-port=x", "invalid argument \"x\" for \"--secure-port\" flag"),
+            ("--profiling=x", "invalid argument \"x\" for \"--profiling\" flag"),
+            ("run", "does not take any arguments"),
+        ] {
+            let error = parse(line).unwrap_err().to_string();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        assert_eq!(parse("--help"), Ok(Parsed::Help));
+        assert_eq!(parse("--version"), Ok(Parsed::Version));
+        assert!(matches!(parse("--help=false"), Ok(Parsed::Run(_))));
+    }
+}

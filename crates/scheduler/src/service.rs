@@ -1,0 +1,85 @@
+//! A scheduler on an apiserver: what a program runs once it leads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kube::Client;
+use longshore_client::events::Recorder;
+use longshore_informer::Informers;
+use tokio::sync::mpsc;
+use tracing::info;
+
+use crate::config::{ConfigError, Configuration};
+use crate::driver::{self, ApiExecutor, Extender, ExtenderError, Extenders, Follower};
+use crate::metrics::Metrics;
+use crate::plugins::Registry;
+use crate::scheduler::{Scheduler, Settings};
+
+/// Why a scheduler does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An extender cannot be used.
+    #[error(transparent)]
+    Extender(#[from] ExtenderError),
+}
+
+/// What a scheduler is made of.
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Its configuration.
+    pub configuration: Configuration,
+    /// Plugins by name.
+    pub registry: Registry,
+    /// Its metrics.
+    pub metrics: Metrics,
+    /// Whether others use the same informers, so that nothing is left out of objects.
+    pub shares_informers: bool,
+}
+
+impl Service {
+    /// Runs until it is dropped. `synced` is called when everything that is there is known.
+    ///
+    /// # Errors
+    /// The configuration or an extender cannot be used.
+    pub async fn run(
+        self,
+        client: Client,
+        informers: &Informers,
+        synced: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let profiles = self.configuration.profiles(&self.registry)?;
+        let extenders = self.configuration.extenders.iter().cloned().map(Extender::new);
+        let extenders: Vec<Extender> = extenders.collect::<Result<_, _>>()?;
+        let (changes, received) = mpsc::unbounded_channel();
+        let keeps_all = self.shares_informers || !extenders.is_empty();
+        let (follower, all_sent) = Follower::start(informers, &changes, keeps_all);
+        let mut recorders = HashMap::new();
+        for profile in &profiles {
+            // a name for each profile of the configuration, for as long as the process runs
+            let name: &'static str = Box::leak(profile.name.to_string().into_boxed_str());
+            let (recorder, _) = Recorder::start_as(name, Some(client.clone()), "");
+            recorders.insert(profile.name.clone(), recorder);
+        }
+        let (initial_backoff, max_backoff) = self.configuration.backoff();
+        let settings = Settings {
+            initial_backoff,
+            max_backoff,
+            volumes_timeout: self.configuration.volumes_timeout(),
+            assumed_ttl: None,
+            has_extenders: !extenders.is_empty(),
+        };
+        let scheduler = Scheduler::new(profiles, settings, self.metrics);
+        all_sent.await;
+        info!("the caches are complete");
+        synced();
+        let follower = Arc::new(follower);
+        let extenders = Extenders::new(extenders, follower.clone());
+        let executor = Arc::new(ApiExecutor::new(client, recorders, extenders.clone()));
+        driver::run(scheduler, received, executor, extenders).await;
+        drop((changes, follower));
+        Ok(())
+    }
+}

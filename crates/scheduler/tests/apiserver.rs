@@ -1,0 +1,323 @@
+//! The scheduler on an apiserver in this process.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::http::Request;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use longshore_apiserver::{
+    AuthenticationConfig, Config, ConnectionLimits, FeatureGates, Mode, RequestLimits, Server,
+};
+use longshore_informer::Informers;
+use longshore_metrics::Registry;
+use longshore_scheduler::config::Configuration;
+use longshore_scheduler::metrics::Metrics;
+use longshore_scheduler::service::Service;
+use longshore_store::EmbeddedStore;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+struct Cluster {
+    _dir: TempDir,
+    client: Client,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Cluster {
+    /// An apiserver and a scheduler on it.
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(Config {
+            store: Arc::new(EmbeddedStore::open(dir.path().join("store")).await.unwrap()),
+            bind: "127.0.0.1:0".parse().unwrap(),
+            advertise: "127.0.0.1".parse().unwrap(),
+            cert_dir: dir.path().join("pki"),
+            service_range: "10.96.0.0/24".parse().unwrap(),
+            client_ca: None,
+            root_ca: None,
+            serving: None,
+            kubelet_client: None,
+            kubelet_ca: None,
+            event_ttl: Duration::from_secs(3600),
+            compaction_interval: Duration::from_secs(300),
+            node_names: Vec::new(),
+            authentication: AuthenticationConfig::default(),
+            authorization: vec![Mode::Rbac],
+            approve_kubelet_serving: false,
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
+            bind_volumes: false,
+            delete_host_paths: false,
+            gates: FeatureGates::default(),
+            requests: RequestLimits::default(),
+            connections: ConnectionLimits::DEFAULT,
+            plugins: longshore_apiserver::Plugins::default(),
+        })
+        .await
+        .unwrap();
+        let kubeconfig = Kubeconfig::read_from(server.admin_kubeconfig()).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+        let client = Client::try_from(config).unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(server.run(stop.clone()));
+        let own = Self { _dir: dir, client: client.clone(), _stop: stop.clone().drop_guard() };
+        own.ensure(
+            "/api/v1/namespaces/default/serviceaccounts",
+            json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}),
+        )
+        .await;
+        let service = Service {
+            configuration: Configuration::default(),
+            registry: longshore_scheduler::plugins::Registry::default(),
+            metrics: Metrics::new(&Registry::default()),
+            shares_informers: false,
+        };
+        tokio::spawn(async move {
+            let informers = Informers::new(client.clone());
+            tokio::select! {
+                ended = service.run(client, &informers, || {}) => panic!("{ended:?}"),
+                () = stop.cancelled() => {}
+            }
+        });
+        own
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        type_: &str,
+        body: Value,
+    ) -> kube::Result<Value> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", type_)
+            .body(body.to_string().into_bytes())
+            .unwrap();
+        let text = self.client.request_text(request).await?;
+        Ok(serde_json::from_str(&text).unwrap())
+    }
+
+    async fn create(&self, path: &str, object: Value) -> Value {
+        self.send("POST", path, "application/json", object).await.unwrap()
+    }
+
+    async fn ensure(&self, path: &str, object: Value) {
+        match self.send("POST", path, "application/json", object).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => {
+                other.unwrap();
+            }
+        }
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let request = Request::get(path).body(Vec::new()).unwrap();
+        serde_json::from_str(&self.client.request_text(request).await.unwrap()).unwrap()
+    }
+
+    async fn node(&self, name: &str, cpus: &str) {
+        self.create(
+            "/api/v1/nodes",
+            json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            }),
+        )
+        .await;
+        let capacity = json!({"cpu": cpus, "memory": "8Gi", "pods": "110"});
+        // A node begins with the taint that its controller takes away.
+        self.send(
+            "PATCH",
+            &format!("/api/v1/nodes/{name}"),
+            "application/merge-patch+json",
+            json!({"spec": {"taints": null}}),
+        )
+        .await
+        .unwrap();
+        self.send(
+            "PATCH",
+            &format!("/api/v1/nodes/{name}/status"),
+            "application/merge-patch+json",
+            json!({"status": {"capacity": capacity, "allocatable": capacity}}),
+        )
+        .await
+        .unwrap();
+    }
+
+    async fn pod(&self, name: &str, cpus: &str, more: Value) -> Value {
+        let mut spec = json!({
+            "containers": [{"name": "c", "image": "image", "resources": {"requests": {"cpu": cpus}}}],
+            "terminationGracePeriodSeconds": 0,
+        });
+        for (key, value) in more.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        self.create(
+            "/api/v1/namespaces/default/pods",
+            json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec,
+            }),
+        )
+        .await
+    }
+
+    /// The object once it is as wanted.
+    async fn wait(&self, path: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let path_ = path.to_owned();
+        let found = timeout(Duration::from_secs(60), async {
+            loop {
+                let object = self.get(&path_).await;
+                if wanted(&object) {
+                    return object;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        match found {
+            Ok(object) => object,
+            Err(_) => panic!("{path} stays {:#}", self.get(path).await),
+        }
+    }
+
+    async fn wait_for_pod(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        self.wait(&format!("/api/v1/namespaces/default/pods/{name}"), wanted).await
+    }
+
+    async fn wait_for_event(&self, reason: &str, about: &str) -> Value {
+        let is_wanted =
+            |event: &Value| event["reason"] == reason && event["involvedObject"]["name"] == about;
+        let list = self
+            .wait("/api/v1/namespaces/default/events", |list| {
+                list["items"].as_array().unwrap().iter().any(is_wanted)
+            })
+            .await;
+        list["items"].as_array().unwrap().iter().find(|event| is_wanted(event)).unwrap().clone()
+    }
+}
+
+fn is_on(node: &'static str) -> impl Fn(&Value) -> bool {
+    move |pod| pod["spec"]["nodeName"] == node
+}
+
+fn scheduled(pod: &Value) -> Option<&Value> {
+    pod["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "PodScheduled")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_bound_and_events_say_so() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "4").await;
+    cluster.pod("p", "1", json!({})).await;
+    let pod = cluster.wait_for_pod("p", is_on("n1")).await;
+    assert_eq!(scheduled(&pod).unwrap()["status"], "True");
+    let event = cluster.wait_for_event("Scheduled", "p").await;
+    assert_eq!(event["message"], "Successfully assigned default/p to n1");
+    assert_eq!(event["reportingComponent"], "default-scheduler");
+    assert_eq!(event["type"], "Normal");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_fit_nowhere_say_why_and_go_to_a_node_that_comes() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "1").await;
+    cluster.pod("p", "2", json!({})).await;
+    let message = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
+    let pod = cluster
+        .wait_for_pod("p", |pod| scheduled(pod).is_some_and(|one| one["message"] == message))
+        .await;
+    let condition = scheduled(&pod).unwrap();
+    assert_eq!(
+        (&condition["status"], &condition["reason"]),
+        (&json!("False"), &json!("Unschedulable"))
+    );
+    assert!(condition["lastTransitionTime"].is_string(), "{condition}");
+    let event = cluster.wait_for_event("FailedScheduling", "p").await;
+    assert_eq!((&event["message"], &event["type"]), (&json!(message), &json!("Warning")));
+    cluster.node("n2", "4").await;
+    cluster.wait_for_pod("p", is_on("n2")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_of_higher_priority_preempt_others() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "1").await;
+    cluster.pod("low", "1", json!({})).await;
+    let low = cluster.wait_for_pod("low", is_on("n1")).await;
+    let high = json!({"priorityClassName": "system-cluster-critical"});
+    let created = cluster.pod("high", "1", high).await;
+    cluster.wait_for_pod("high", |pod| pod["status"]["nominatedNodeName"] == "n1").await;
+    let event = cluster.wait_for_event("Preempted", "low").await;
+    let uid = created["metadata"]["uid"].as_str().unwrap();
+    assert_eq!(event["message"], format!("Preempted by pod {uid} on node n1"));
+    // the kubelet of the node ends it
+    let path = "/api/v1/namespaces/default/pods/low";
+    let gone =
+        |error: &kube::Error| matches!(error, kube::Error::Api(status) if status.code == 404);
+    match cluster.send("GET", path, "application/json", json!({})).await {
+        Ok(pod) if pod["metadata"]["uid"] == low["metadata"]["uid"] => {
+            let conditions = pod["status"]["conditions"].as_array().unwrap();
+            let target = conditions.iter().find(|one| one["type"] == "DisruptionTarget").unwrap();
+            assert_eq!(target["reason"], "PreemptionByScheduler");
+            assert_eq!(
+                target["message"],
+                "default-scheduler: preempting to accommodate a higher priority pod"
+            );
+            let now = json!({"gracePeriodSeconds": 0});
+            let _ = cluster.send("DELETE", path, "application/json", now).await;
+        }
+        Ok(pod) => panic!("{pod}"),
+        Err(error) => assert!(gone(&error), "{error}"),
+    }
+    cluster.wait_for_pod("high", is_on("n1")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_wait_are_given_the_node() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "4").await;
+    cluster.create("/apis/storage.k8s.io/v1/storageclasses", json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "wait"},
+        "provisioner": "driver", "volumeBindingMode": "WaitForFirstConsumer",
+    })).await;
+    cluster.create("/api/v1/namespaces/default/persistentvolumeclaims", json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"},
+        "spec": {"storageClassName": "wait", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    })).await;
+    let volume = json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]});
+    cluster.pod("p", "1", volume).await;
+    let path = "/api/v1/namespaces/default/persistentvolumeclaims/c";
+    cluster
+        .wait(path, |claim| {
+            claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "n1"
+        })
+        .await;
+    assert!(cluster.get("/api/v1/namespaces/default/pods/p").await["spec"]["nodeName"].is_null());
+    // a provisioner does its work
+    cluster.create("/api/v1/persistentvolumes", json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv"},
+        "spec": {"storageClassName": "wait", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "csi": {"driver": "driver", "volumeHandle": "h"}, "persistentVolumeReclaimPolicy": "Delete",
+            "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "c"}},
+    })).await;
+    cluster
+        .send(
+            "PATCH",
+            path,
+            "application/merge-patch+json",
+            json!({
+                "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+                "spec": {"volumeName": "pv"},
+            }),
+        )
+        .await
+        .unwrap();
+    cluster.wait_for_pod("p", is_on("n1")).await;
+}
