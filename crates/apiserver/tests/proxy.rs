@@ -177,6 +177,6 @@ async fn node_proxy_rejects_the_apiserver_address() {
         assert_eq!(code, 200, "{set}");
         let (code, text) = cluster.admin_text(&format!("{NODE}/api/v1/secrets"), &[]);
         assert_eq!(code, 400, "{address}: {text}");
-        assert!(text.contains("not allowed for a node"), "{text}");
+        assert!(text.contains("is not allowed for a node"), "{text}");
     }
 }

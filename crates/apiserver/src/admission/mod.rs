@@ -18,3 +18,66 @@ pub(crate) mod services;
 pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
+
+use serde_json::Value;
+
+use crate::api_types::Resource;
+use crate::kinds::{self, core};
+use crate::object;
+use crate::registry::Registry;
+use crate::status::StatusError;
+use crate::user::{User, node_name};
+
+/// The plugins that change or refuse a new object before its rules are checked, in upstream's order.
+pub(crate) async fn mutate_create(
+    registry: &Registry,
+    user: &User,
+    resource: &'static Resource,
+    object: &mut Value,
+) -> Result<(), StatusError> {
+    if let Some(node) = node_name(user) {
+        let own = match resource.kind {
+            "Pod" => registry.find(core("nodes")?, "", node).await?,
+            _ => None,
+        };
+        node_restriction::admit_create(node, resource, object, own.as_ref())?;
+    }
+    if resource.kind == "Pod" {
+        pods::admit_create(registry, resource, object).await?;
+        service_account::admit_create(registry, resource, object).await?;
+    }
+    if limits::applies(resource) {
+        let ranges = limits::ranges(registry, object::namespace(object)).await?;
+        if resource.kind == "Pod" {
+            limits::set_defaults(&ranges, object);
+            kinds::pod::set_qos(object);
+        }
+        limits::check(resource, &ranges, object)?;
+    }
+    if resource.kind == "PriorityClass" {
+        pods::admit_priority_class(registry, resource, object::name(object), Some(object)).await?;
+    }
+    if resource.kind == "Node" {
+        nodes::taint_not_ready(object);
+    }
+    storage::admit_create(registry, resource.kind, object).await?;
+    Ok(())
+}
+
+/// The plugins that look at a new object once it is complete. Returns warnings for the client.
+pub(crate) async fn validate_create(
+    registry: &Registry,
+    resource: &Resource,
+    object: &Value,
+) -> Result<Vec<String>, StatusError> {
+    let warning = match resource.kind {
+        "Namespace" => {
+            pod_security::check_namespace(resource, object, None)?;
+            None
+        }
+        "Pod" => pod_security::admit_pod(registry, resource, object).await?,
+        _ if resource.namespaced => pod_security::warn_template(registry, object).await?,
+        _ => None,
+    };
+    Ok(warning.into_iter().collect())
+}

@@ -300,6 +300,19 @@ impl ServiceAllocator {
         }
     }
 
+    /// Reserves what a new service needs; `None` for objects of other resources.
+    pub(crate) fn admit_create(
+        &self,
+        resource: &Resource,
+        object: &mut Value,
+        dry_run: bool,
+    ) -> Result<Option<Reservation<'_>>, StatusError> {
+        if resource.kind != "Service" {
+            return Ok(None);
+        }
+        self.admit(resource, object, None, dry_run).map(Some)
+    }
+
     /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it. With
     /// `is_dry_run` it is only checked whether it is free.
     pub(crate) fn admit(

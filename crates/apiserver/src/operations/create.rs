@@ -2,11 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Api, calling_node, settle_namespace};
-use crate::admission::{
-    certificates, limits, namespaces, node_restriction, nodes, pod_security, pods, quota,
-    service_account, storage,
-};
+use super::{Api, settle_namespace};
+use crate::admission::{self, certificates, namespaces, quota};
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::kinds::core;
@@ -75,41 +72,13 @@ impl Api {
         offload::run(length, || begin_life(resource, &mut object))?;
         certificates::stamp(resource, user, &mut object);
         certificates::admit_create(resource, &object)?;
-        if let Some(node) = calling_node(user) {
-            let own = match resource.kind {
-                "Pod" => self.registry.find(core("nodes")?, "", node).await?,
-                _ => None,
-            };
-            node_restriction::admit_create(node, resource, &object, own.as_ref())?;
-        }
-        if resource.kind == "Pod" {
-            pods::admit_create(&self.registry, resource, &mut object).await?;
-            service_account::admit_create(&self.registry, resource, &mut object).await?;
-        }
-        if limits::applies(resource) {
-            let ranges = limits::ranges(&self.registry, namespace).await?;
-            if resource.kind == "Pod" {
-                limits::set_defaults(&ranges, &mut object);
-                kinds::pod::set_qos(&mut object);
-            }
-            limits::check(resource, &ranges, &object)?;
-        }
-        if resource.kind == "PriorityClass" {
-            pods::admit_priority_class(&self.registry, resource, &name, Some(&object)).await?;
-        }
-        if resource.kind == "Node" {
-            nodes::taint_not_ready(&mut object);
-        }
-        storage::admit_create(&self.registry, resource.kind, &mut object).await?;
-        let mut reservation = match resource.kind {
-            "Service" => Some(self.services.admit(resource, &mut object, None, dry_run)?),
-            _ => None,
-        };
+        admission::mutate_create(&self.registry, user, resource, &mut object).await?;
+        let mut reservation = self.services.admit_create(resource, &mut object, dry_run)?;
         offload::run(length, || kinds::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
-        let warnings = self.pod_security(resource, &object).await?;
+        let warnings = admission::validate_create(&self.registry, resource, &object).await?;
         let charge = quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
@@ -132,23 +101,6 @@ impl Api {
             self.ensure_namespace_defaults(&name).await?;
         }
         Ok((created, warnings))
-    }
-
-    async fn pod_security(
-        &self,
-        resource: &Resource,
-        object: &Value,
-    ) -> Result<Vec<String>, StatusError> {
-        let warning = match resource.kind {
-            "Namespace" => {
-                pod_security::check_namespace(resource, object, None)?;
-                None
-            }
-            "Pod" => pod_security::admit_pod(&self.registry, resource, object).await?,
-            _ if resource.namespaced => pod_security::warn_template(&self.registry, object).await?,
-            _ => None,
-        };
-        Ok(warning.into_iter().collect())
     }
 
     /// Makes a service of the cluster's own unless one of that name exists.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub(crate) use delete::DeleteOptions;
+pub(crate) use delete::{DeleteOptions, Propagation};
 pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::services::ServiceAllocator;

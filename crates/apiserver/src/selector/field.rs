@@ -118,7 +118,9 @@ fn read<'a>(object: &'a Value, field: &str) -> Cow<'a, str> {
         Value::Null if matches!(field, "spec.unschedulable" | "spec.hostNetwork") => {
             Cow::Borrowed("false")
         }
-        Value::Null if field == "status.replicas" => Cow::Borrowed("0"),
+        Value::Null if matches!(field, "status.replicas" | "status.succeeded") => {
+            Cow::Borrowed("0")
+        }
         Value::Null => Cow::Borrowed(""),
         other => Cow::Owned(other.to_string()),
     }

@@ -11,7 +11,7 @@ use crate::admission::namespaces::is_terminating;
 use crate::kinds::core;
 use crate::kinds::resources;
 use crate::object;
-use crate::operations::{Api, DeleteOptions};
+use crate::operations::{Api, DeleteOptions, Propagation};
 use crate::registry::Subscription;
 use crate::status::StatusError;
 use crate::user::User;
@@ -79,10 +79,13 @@ async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, Statu
     let mut left = 0;
     for resource in resources().filter(|resource| resource.namespaced && resource.allows("delete"))
     {
+        // Nobody would release dependents in a namespace that goes.
+        let options = DeleteOptions {
+            propagation: Some(Propagation::Background),
+            ..DeleteOptions::default()
+        };
         for item in api.list_all(resource, name).await? {
-            let result = api
-                .delete(user, resource, name, object::name(&item), &DeleteOptions::default())
-                .await;
+            let result = api.delete(user, resource, name, object::name(&item), &options).await;
             match result {
                 Err(error) if error.code == 404 => {}
                 result => left += usize::from(!result?.deleted),

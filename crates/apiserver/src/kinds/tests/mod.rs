@@ -7,6 +7,7 @@ mod pod_rules;
 mod preparing;
 mod rules;
 mod storage_rules;
+mod workloads;
 
 use serde_json::{Value, json};
 
