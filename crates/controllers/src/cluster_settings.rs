@@ -65,6 +65,8 @@ pub struct ClusterSettings {
     pub hpa_cpu_initialization: Duration,
     /// `--horizontal-pod-autoscaler-initial-readiness-delay`
     pub hpa_initial_readiness: Duration,
+    /// `--enable-hostpath-provisioner`
+    pub enable_hostpath_provisioner: bool,
 }
 
 impl Default for ClusterSettings {
@@ -100,6 +102,7 @@ impl Default for ClusterSettings {
             hpa_stabilization: Duration::from_secs(300),
             hpa_cpu_initialization: Duration::from_secs(300),
             hpa_initial_readiness: Duration::from_secs(30),
+            enable_hostpath_provisioner: false,
         }
     }
 }

@@ -9,6 +9,7 @@
 mod cluster_settings;
 mod context;
 mod cronjob;
+mod csrcleaner;
 mod daemonset;
 mod deployment;
 mod discovery;
@@ -17,6 +18,7 @@ mod endpoints;
 mod endpointslice;
 mod endpointslicemirroring;
 mod garbagecollector;
+mod hostpathprovisioner;
 mod job;
 mod list;
 mod namespace;
@@ -37,4 +39,5 @@ mod writes;
 
 pub use self::cluster_settings::ClusterSettings;
 pub use self::context::{Context, Controller, Settings};
+pub use self::hostpathprovisioner::PROVISIONER as HOST_PATH_PROVISIONER;
 pub use self::list::all;

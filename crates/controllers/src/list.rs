@@ -27,6 +27,7 @@ controllers! {
     "cronjob-controller" "cronjob" true crate::cronjob::run;
     "job-controller" "job" true crate::job::run;
     "serviceaccount-controller" "serviceaccount" true crate::serviceaccounts::default_account::run;
+    "serviceaccount-token-controller" "serviceaccount-token" true crate::serviceaccounts::tokens::run;
     "root-ca-certificate-publisher-controller" "root-ca-cert-publisher" true crate::serviceaccounts::root_ca::run;
     "endpointslice-controller" "endpointslice" true crate::endpointslice::run;
     "endpoints-controller" "endpoint" true crate::endpoints::run;
@@ -42,4 +43,6 @@ controllers! {
     "resourcequota-controller" "resourcequota" true crate::resourcequota::run;
     "disruption-controller" "disruption" true crate::disruption::run;
     "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" true crate::podautoscaler::run;
+    "certificatesigningrequest-cleaner-controller" "csrcleaner" true crate::csrcleaner::run;
+    "hostpath-provisioner" "hostpath-provisioner" true crate::hostpathprovisioner::run;
 }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -101,14 +102,14 @@ impl Namespace {
 }
 
 impl Membership {
-    /// Records a service and its selector; `pods` are those of its namespace, and are only gone
-    /// through when the selector is new. Without a selector the service has no members.
-    pub(crate) fn set_service<'a>(
+    /// Records a service and its selector; `pods` lists those of its namespace, and is only called
+    /// when the selector is new. Without a selector the service has no members.
+    pub(crate) fn set_service(
         &mut self,
         namespace: &str,
         name: &str,
         selector: Option<&Labels>,
-        pods: impl IntoIterator<Item = &'a Pod>,
+        pods: impl FnOnce() -> Vec<Arc<Pod>>,
     ) {
         let selector = selector.filter(|selector| !selector.is_empty());
         let known = self.namespaces.get(namespace).and_then(|space| space.services.get(name));
@@ -121,14 +122,14 @@ impl Membership {
             selector.and_then(|selector| Some((selector, space.rarest(selector)?)))
         {
             let mut members = BTreeSet::new();
-            for pod in pods {
+            for pod in pods() {
                 let labels = pod.metadata.labels.as_ref();
                 if let (Some(labels), Some(pod_name)) = (labels, &pod.metadata.name)
                     && selects(selector, labels)
                 {
                     members.insert(pod_name.clone());
                     let print =
-                        || Member { fingerprint: fingerprint(pod), services: BTreeSet::new() };
+                        || Member { fingerprint: fingerprint(&pod), services: BTreeSet::new() };
                     let member = space.pods.entry(pod_name.clone()).or_insert_with(print);
                     member.services.insert(name.to_owned());
                 }
@@ -201,6 +202,7 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use k8s_openapi::api::core::v1::Pod;
     use proptest::prelude::*;
@@ -224,16 +226,16 @@ mod tests {
     fn endpointslice_membership_follows_labels_and_selectors() {
         let mut members = Membership::default();
         let web = labels(&[(1, 1)]);
-        members.set_service("ns", "web", Some(&web), []);
+        members.set_service("ns", "web", Some(&web), Vec::new);
         assert_eq!(members.set_pod(&pod(1, &web, 1)), ["web".to_owned()].into());
         assert!(members.set_pod(&pod(1, &web, 1)).is_empty(), "nothing that endpoints show");
         assert_eq!(members.set_pod(&pod(1, &web, 2)), ["web".to_owned()].into());
         assert!(members.set_pod(&pod(2, &labels(&[(1, 2)]), 3)).is_empty());
         let both = [pod(1, &web, 2), pod(2, &labels(&[(1, 2)]), 3)];
-        members.set_service("ns", "web", Some(&labels(&[(1, 2)])), &both);
+        members.set_service("ns", "web", Some(&labels(&[(1, 2)])), || both.map(Arc::new).into());
         assert_eq!(members.pods_of("ns", "web"), ["p2"]);
         assert_eq!(members.remove_pod("ns", "p2"), ["web".to_owned()].into());
-        members.set_service("ns", "web", None, []);
+        members.set_service("ns", "web", None, Vec::new);
         assert!(members.namespaces.is_empty(), "nothing is left behind");
     }
 
@@ -267,7 +269,7 @@ mod tests {
                 match step {
                     Step::Service(name, pairs) => {
                         let selector = labels(&pairs);
-                        members.set_service("ns", &format!("s{name}"), Some(&selector), pods.values());
+                        members.set_service("ns", &format!("s{name}"), Some(&selector), || pods.values().cloned().map(Arc::new).collect());
                         services.insert(name, selector);
                     }
                     Step::Pod(name, pairs, ip) => {

@@ -71,8 +71,8 @@ pub(crate) fn follow_members(
             let (namespace, name) = split_key(&key);
             let selector = spec.and_then(|spec| spec.selector.as_ref());
             let mut members = members.lock().unwrap_or_else(PoisonError::into_inner);
-            let pods = pods.store().list_namespace(namespace);
-            members.set_service(namespace, name, selector, pods.iter().map(|pod| &**pod));
+            let list = || pods.store().list_namespace(namespace);
+            members.set_service(namespace, name, selector, list);
             drop(members);
             queue.add(key);
         }

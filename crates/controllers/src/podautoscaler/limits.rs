@@ -82,8 +82,7 @@ impl History {
     }
 
     fn forget(&mut self, now: Instant) {
-        let is_recent =
-            |(at, _): &(Instant, isize)| now.saturating_duration_since(*at) < LONGEST;
+        let is_recent = |(at, _): &(Instant, isize)| now.saturating_duration_since(*at) < LONGEST;
         self.proposals.retain(is_recent);
         self.added.retain(is_recent);
         self.removed.retain(is_recent);
@@ -97,7 +96,13 @@ impl History {
     }
 
     /// The replicas that the policies allow at most, or at least.
-    fn rate(&self, rules: Option<&HPAScalingRules>, current: isize, is_up: bool, now: Instant) -> isize {
+    fn rate(
+        &self,
+        rules: Option<&HPAScalingRules>,
+        current: isize,
+        is_up: bool,
+        now: Instant,
+    ) -> isize {
         let select = rules.and_then(|rules| rules.select_policy.as_deref()).unwrap_or("Max");
         if select == "Disabled" {
             return current;
@@ -139,8 +144,7 @@ impl History {
         self.forget(now);
         let up = behavior.and_then(|behavior| behavior.scale_up.as_ref());
         let down = behavior.and_then(|behavior| behavior.scale_down.as_ref());
-        let least_up =
-            self.recent(window(up, Duration::ZERO), now).fold(proposed, isize::min);
+        let least_up = self.recent(window(up, Duration::ZERO), now).fold(proposed, isize::min);
         let most_down = self.recent(window(down, stabilization), now).fold(proposed, isize::max);
         self.proposals.push((now, proposed));
         let stable = match behavior {
@@ -201,11 +205,9 @@ impl History {
         };
         let limited = match limited {
             Some((reason, message)) => (true, reason, message),
-            None => (
-                false,
-                "DesiredWithinRange",
-                "the desired count is within the acceptable range",
-            ),
+            None => {
+                (false, "DesiredWithinRange", "the desired count is within the acceptable range")
+            }
         };
         Limited { replicas, able, limited }
     }
@@ -224,7 +226,9 @@ mod tests {
     const RANGE: Range = Range { least: 1, most: 100 };
     const WINDOW: Duration = Duration::from_secs(300);
 
-    fn behavior(value: Value) -> k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscalerBehavior {
+    fn behavior(
+        value: Value,
+    ) -> k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscalerBehavior {
         serde_json::from_value(value).unwrap()
     }
 
@@ -268,7 +272,10 @@ mod tests {
         assert_eq!((made.replicas, made.limited.1), (11, "ScaleDownLimit"));
         let disabled = behavior(json!({"scaleDown": {"selectPolicy": "Disabled",
             "stabilizationWindowSeconds": 0}}));
-        assert_eq!(History::default().limit(Some(&disabled), 9, 1, RANGE, WINDOW, at(0)).replicas, 9);
+        assert_eq!(
+            History::default().limit(Some(&disabled), 9, 1, RANGE, WINDOW, at(0)).replicas,
+            9
+        );
         let waits = behavior(json!({"scaleUp": {"stabilizationWindowSeconds": 60}}));
         let mut history = History::default();
         history.start(5, at(0));

@@ -20,8 +20,8 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::core::{ApiResource, Request, Selector, SelectorExt};
 use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::{ApiResource, Request, Selector, SelectorExt};
 use kube::{Api, Client};
 use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
@@ -191,10 +191,9 @@ fn metric_status(spec: &MetricSpec, resource: &str, proposal: Proposal) -> Metri
     let container = spec.container_resource.as_ref();
     MetricStatus {
         type_: spec.type_.clone(),
-        resource: container.is_none().then(|| ResourceMetricStatus {
-            name: resource.to_owned(),
-            current: current.clone(),
-        }),
+        resource: container
+            .is_none()
+            .then(|| ResourceMetricStatus { name: resource.to_owned(), current: current.clone() }),
         container_resource: container.map(|container| ContainerResourceMetricStatus {
             container: container.container.clone(),
             name: resource.to_owned(),
@@ -231,7 +230,13 @@ impl Controller {
         self.histories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, about: &HorizontalPodAutoscaler, kind: EventType, reason: &str, message: &str) {
+    fn record(
+        &self,
+        about: &HorizontalPodAutoscaler,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+    ) {
         self.recorder.event(reference(about), kind, reason, message);
     }
 
@@ -248,8 +253,9 @@ impl Controller {
             Err(error) => {
                 let why = error.to_string();
                 self.record(autoscaler, EventType::Warning, "FailedGetScale", &why);
-                let message =
-                    format!("the HPA controller was unable to get the target's current scale: {why}");
+                let message = format!(
+                    "the HPA controller was unable to get the target's current scale: {why}"
+                );
                 set_condition(status, "AbleToScale", false, "FailedGetScale", &message);
                 return Err(error);
             }
@@ -369,9 +375,10 @@ impl Controller {
             }
             (group, kind) => {
                 let discovery = discover(&self.client).await?;
-                let found = discovery.resources.into_iter().find(|found| {
-                    found.resource.group == group && found.resource.kind == kind
-                });
+                let found = discovery
+                    .resources
+                    .into_iter()
+                    .find(|found| found.resource.group == group && found.resource.kind == kind);
                 let found = found.ok_or_else(|| {
                     Error::Invalid(format!("no matches for kind {kind:?} in group {group:?}"))
                 })?;
@@ -464,13 +471,14 @@ impl Controller {
                 }
             }
         }
-        let is_usable = best.as_ref().is_some_and(|(replicas, _)| {
-            invalid_count == 0 || *replicas >= scale.replicas
-        });
+        let is_usable = best
+            .as_ref()
+            .is_some_and(|(replicas, _)| invalid_count == 0 || *replicas >= scale.replicas);
         match (best, invalid) {
             (Some((replicas, metric)), _) if is_usable => {
-                let message =
-                    format!("the HPA was able to successfully calculate a replica count from {metric}");
+                let message = format!(
+                    "the HPA was able to successfully calculate a replica count from {metric}"
+                );
                 set_condition(status, "ScalingActive", true, "ValidMetricFound", &message);
                 Ok(Computed { replicas, metric, statuses })
             }
@@ -497,7 +505,9 @@ impl Controller {
     ) -> Result<(isize, String, MetricStatus), (String, String)> {
         let (resource, container, wanted, reason) =
             match (&metric.resource, &metric.container_resource) {
-                (Some(source), _) => (&source.name, None, &source.target, "FailedGetResourceMetric"),
+                (Some(source), _) => {
+                    (&source.name, None, &source.target, "FailedGetResourceMetric")
+                }
                 (_, Some(source)) => (
                     &source.name,
                     Some(source.container.as_str()),
@@ -536,16 +546,9 @@ impl Controller {
             cpu_initialization: self.settings.hpa_cpu_initialization,
             initial_readiness: self.settings.hpa_initial_readiness,
         };
-        let proposal = propose(
-            &of,
-            scale.replicas,
-            &samples,
-            wanted,
-            tolerances,
-            delays,
-            Timestamp::now(),
-        )
-        .map_err(fail)?;
+        let proposal =
+            propose(&of, scale.replicas, &samples, wanted, tolerances, delays, Timestamp::now())
+                .map_err(fail)?;
         let what = match wanted {
             Target::Utilization(_) => "utilization (percentage of request)",
             Target::Average(_) => "value",

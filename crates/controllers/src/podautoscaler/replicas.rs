@@ -125,9 +125,11 @@ fn requests(of: &Pods<'_>) -> Result<BTreeMap<String, i128>, String> {
         let request = match (own, of.container) {
             (Some(_), None) => milli_of(Some(&resources::requests(spec)), of.resource),
             _ => {
-                let sidecars = spec.init_containers.iter().flatten().filter(|container| {
-                    container.restart_policy.as_deref() == Some("Always")
-                });
+                let sidecars = spec
+                    .init_containers
+                    .iter()
+                    .flatten()
+                    .filter(|container| container.restart_policy.as_deref() == Some("Always"));
                 let is_counted =
                     |container: &&Container| of.container.is_none_or(|one| container.name == one);
                 let mut sum = 0_i128;
@@ -245,8 +247,7 @@ pub(super) fn propose(
     }
     let count = values.len() as f64;
     let replicas = up(second * count);
-    let is_opposite =
-        (second < 1.0 && replicas > current) || (second > 1.0 && replicas < current);
+    let is_opposite = (second < 1.0 && replicas > current) || (second > 1.0 && replicas < current);
     Ok(proposal(if is_opposite { current } else { replicas }))
 }
 
@@ -295,7 +296,8 @@ mod tests {
             .iter()
             .enumerate()
             .filter_map(|(at, value)| {
-                let sample = Sample { value: (*value)?, at: now(), window: Duration::from_secs(60) };
+                let sample =
+                    Sample { value: (*value)?, at: now(), window: Duration::from_secs(60) };
                 Some((format!("p{at}"), sample))
             })
             .collect();
@@ -338,7 +340,10 @@ mod tests {
     fn hpa_waits_for_pods_that_start() {
         let pods = [pod(0, "Running", true), pod(1, "Pending", false)];
         // without the pending one it would be 4
-        assert_eq!(proposed(&pods, &[Some(2000), None], Target::Utilization(50)), Ok((4, Some(200))));
+        assert_eq!(
+            proposed(&pods, &[Some(2000), None], Target::Utilization(50)),
+            Ok((4, Some(200)))
+        );
         assert_eq!(proposed(&pods, &[Some(900), None], Target::Utilization(50)), Ok((2, Some(90))));
         // a pod that was never ready does not count
         let pods = [pod(0, "Running", true), pod(1, "Running", false)];

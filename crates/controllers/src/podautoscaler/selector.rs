@@ -26,8 +26,8 @@ fn requirements(text: &str) -> Vec<&str> {
 fn expression(text: &str) -> Result<Expression, String> {
     let key = |key: &str| {
         let key = key.trim();
-        let is_key = !key.is_empty()
-            && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+        let is_key =
+            !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
         if is_key { Ok(key.to_owned()) } else { Err(format!("{text:?} is no requirement")) }
     };
     if let Some((head, values)) = text.split_once('(') {

@@ -3,3 +3,4 @@
 
 pub(crate) mod default_account;
 pub(crate) mod root_ca;
+pub(crate) mod tokens;

@@ -1,0 +1,383 @@
+//! The controllers of cluster objects over a real apiserver.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use common::{Cluster, eventually};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Endpoints, Event, Namespace, Node, Pod, ReplicationController, ResourceQuota,
+    Secret, Service, ServiceAccount,
+};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// The addresses of a service's slices that are ready.
+async fn ready_addresses(cluster: &Cluster, service: &str) -> BTreeSet<String> {
+    let label = ListParams::default().labels(&format!("kubernetes.io/service-name={service}"));
+    let slices = cluster.api::<EndpointSlice>("default").list(&label).await.unwrap();
+    let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints.unwrap_or_default());
+    endpoints
+        .filter(|endpoint| endpoint.conditions.as_ref().and_then(|own| own.ready) == Some(true))
+        .flat_map(|endpoint| endpoint.addresses)
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_follow_the_pods_of_a_service() {
+    let controllers =
+        ["endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"];
+    let mut cluster = Cluster::start(&controllers, |_| {}).await;
+    cluster.add_node("n1").await;
+    let labels = json!({"labels": {"app": "web"}});
+    for name in ["a", "b"] {
+        cluster.pod("default", name, "n1", labels.clone()).await;
+    }
+    cluster.pod("default", "other", "n1", json!({"labels": {"app": "db"}})).await;
+    let service = json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]},
+    });
+    cluster.create::<Service>("default", service).await;
+    let both = eventually(
+        "two addresses",
+        async || ready_addresses(&cluster, "web").await,
+        |found| found.len() == 2,
+    )
+    .await;
+    let subsets = async || {
+        let found = cluster.api::<Endpoints>("default").get_opt("web").await.unwrap();
+        serde_json::to_value(found.and_then(|found| found.subsets)).unwrap()
+    };
+    let subsets = eventually("endpoints", subsets, |subsets| {
+        subsets[0]["addresses"].as_array().is_some_and(|addresses| addresses.len() == 2)
+    })
+    .await;
+    assert_eq!(subsets[0]["ports"], json!([{"port": 8080, "protocol": "TCP"}]));
+    let slices =
+        cluster.api::<EndpointSlice>("default").list(&ListParams::default()).await.unwrap();
+    let of_web: Vec<_> = slices
+        .items
+        .iter()
+        .filter(|slice| slice.metadata.generate_name.as_deref() == Some("web-"))
+        .collect();
+    assert_eq!(of_web.len(), 1, "endpoints of a service with a selector are not mirrored");
+
+    let pods = cluster.api::<Pod>("default");
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"app": "gone"}}}));
+    pods.patch("a", &PatchParams::default(), &patch).await.unwrap();
+    let one = eventually(
+        "one address",
+        async || ready_addresses(&cluster, "web").await,
+        |found| found.len() == 1,
+    )
+    .await;
+    assert!(one.is_subset(&both));
+    pods.delete("b", &DeleteParams::default()).await.unwrap();
+    eventually("no address", async || ready_addresses(&cluster, "web").await, BTreeSet::is_empty)
+        .await;
+
+    // endpoints that somebody writes for a service without a selector are mirrored
+    let service = json!({"metadata": {"name": "db"}, "spec": {"ports": [{"port": 5432}]}});
+    cluster.create::<Service>("default", service).await;
+    let written = json!({
+        "metadata": {"name": "db"},
+        "subsets": [{"addresses": [{"ip": "192.0.2.7"}], "ports": [{"port": 5432}]}],
+    });
+    cluster.create::<Endpoints>("default", written).await;
+    let mirrored = set(&["192.0.2.7"]);
+    eventually(
+        "a mirror",
+        async || ready_addresses(&cluster, "db").await,
+        |found| *found == mirrored,
+    )
+    .await;
+    let endpoints = cluster.api::<Endpoints>("default");
+    let patch = Patch::Merge(json!({"subsets": [
+        {"addresses": [{"ip": "192.0.2.8"}], "ports": [{"port": 5432}]}]}));
+    endpoints.patch("db", &PatchParams::default(), &patch).await.unwrap();
+    let mirrored = set(&["192.0.2.8"]);
+    eventually(
+        "the change",
+        async || ready_addresses(&cluster, "db").await,
+        |found| *found == mirrored,
+    )
+    .await;
+    endpoints.delete("db", &DeleteParams::default()).await.unwrap();
+    eventually("no mirror", async || ready_addresses(&cluster, "db").await, BTreeSet::is_empty)
+        .await;
+}
+
+async fn owned_pods(cluster: &Cluster, owner: &str, blocks: bool) {
+    let controller = json!({
+        "metadata": {"name": owner},
+        "spec": {"replicas": 0, "selector": {"app": owner}, "template": {
+            "metadata": {"labels": {"app": owner}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        }},
+    });
+    let controller = cluster.create::<ReplicationController>("default", controller).await;
+    for number in 0..3 {
+        let metadata = json!({"ownerReferences": [{
+            "apiVersion": "v1", "kind": "ReplicationController", "name": owner,
+            "uid": controller.metadata.uid, "blockOwnerDeletion": blocks,
+        }]});
+        cluster.pod("default", &format!("{owner}-{number}"), "n1", metadata).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gc_deletes_pods_of_deleted_owners() {
+    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    owned_pods(&cluster, "one", true).await;
+    owned_pods(&cluster, "two", true).await;
+    let owners = cluster.api::<ReplicationController>("default");
+    owners.delete("one", &DeleteParams::background()).await.unwrap();
+    let left = set(&["two-0", "two-1", "two-2"]);
+    eventually(
+        "the others",
+        async || cluster.names::<Pod>("default").await,
+        |found| *found == left,
+    )
+    .await;
+    // an owner that never was
+    let metadata = json!({"ownerReferences": [{
+        "apiVersion": "v1", "kind": "ReplicationController", "name": "none", "uid": "none",
+    }]});
+    cluster.pod("default", "stray", "n1", metadata).await;
+    eventually(
+        "the others",
+        async || cluster.names::<Pod>("default").await,
+        |found| *found == left,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gc_finishes_foreground_and_orphan_deletions() {
+    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    owned_pods(&cluster, "one", true).await;
+    owned_pods(&cluster, "two", true).await;
+    let owners = cluster.api::<ReplicationController>("default");
+    owners.delete("one", &DeleteParams::foreground()).await.unwrap();
+    eventually(
+        "one owner",
+        async || cluster.names::<ReplicationController>("default").await,
+        |found| *found == set(&["two"]),
+    )
+    .await;
+    let left = set(&["two-0", "two-1", "two-2"]);
+    assert_eq!(cluster.names::<Pod>("default").await, left, "the owner goes last");
+    owners.delete("two", &DeleteParams::orphan()).await.unwrap();
+    eventually(
+        "no owner",
+        async || cluster.names::<ReplicationController>("default").await,
+        |found| found.is_empty(),
+    )
+    .await;
+    let pods = cluster.api::<Pod>("default").list(&ListParams::default()).await.unwrap();
+    assert_eq!(pods.items.len(), 3);
+    assert!(pods.items.iter().all(|pod| pod.metadata.owner_references.is_none()));
+}
+
+async fn namespace(cluster: &Cluster, name: &str) {
+    let api: Api<Namespace> = Api::all(cluster.client.clone());
+    let namespace = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    api.create(&PostParams::default(), &namespace).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespace_deletion_takes_everything() {
+    let controllers = ["namespace-controller", "serviceaccount-controller"];
+    let mut cluster = Cluster::start(&controllers, |_| {}).await;
+    cluster.add_node("n1").await;
+    namespace(&cluster, "doomed").await;
+    let accounts = async || cluster.names::<ServiceAccount>("doomed").await;
+    eventually("the default account", accounts, |found| found.contains("default")).await;
+    cluster.create::<ConfigMap>("doomed", json!({"metadata": {"name": "m"}})).await;
+    cluster.create::<Secret>("doomed", json!({"metadata": {"name": "s"}})).await;
+    cluster.pod("doomed", "p", "n1", json!({})).await;
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    namespaces.delete("doomed", &DeleteParams::default()).await.unwrap();
+    let gone = async || namespaces.get_opt("doomed").await.unwrap();
+    eventually("no namespace", gone, Option::is_none).await;
+    assert!(cluster.names::<Pod>("doomed").await.is_empty());
+    assert!(cluster.names::<ConfigMap>("doomed").await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespace_gets_the_root_ca_again() {
+    let controllers = ["root-ca-certificate-publisher-controller"];
+    let cluster = Cluster::start(&controllers, |own| own.cluster.root_ca = Some("CA".into())).await;
+    let maps = cluster.api::<ConfigMap>("default");
+    let data = async || {
+        let map = maps.get_opt("kube-root-ca.crt").await.unwrap();
+        map.and_then(|map| map.data?.get("ca.crt").cloned())
+    };
+    // the apiserver publishes its own
+    eventually("the map", data, Option::is_some).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taint_eviction_deletes_pods_that_do_not_tolerate() {
+    let mut cluster = Cluster::start(&["taint-eviction-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    cluster.pod("default", "plain", "n1", json!({})).await;
+    let tolerant =
+        json!({"tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute"}]});
+    cluster.pod_with("default", "tolerant", "n1", json!({}), tolerant).await;
+    let a_while = json!({"tolerations": [
+        {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 600}]});
+    cluster.pod_with("default", "patient", "n1", json!({}), a_while).await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let taint = json!({"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}});
+    nodes.patch("n1", &PatchParams::default(), &Patch::Merge(taint)).await.unwrap();
+    let left = set(&["patient", "tolerant"]);
+    eventually(
+        "the tolerant",
+        async || cluster.names::<Pod>("default").await,
+        |found| *found == left,
+    )
+    .await;
+    let none = json!({"spec": {"taints": null}});
+    nodes.patch("n1", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
+    let events = async || -> BTreeSet<String> {
+        let list = cluster.api::<Event>("default").list(&ListParams::default()).await.unwrap();
+        let own = list
+            .items
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some("TaintManagerEviction"));
+        own.filter_map(|event| event.message).collect()
+    };
+    let said = set(&[
+        "Marking for deletion Pod default/plain",
+        "Cancelling deletion of Pod default/patient",
+    ]);
+    eventually("both events", events, |found| *found == said).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_is_silent_is_marked_and_tainted() {
+    let settings = |settings: &mut longshore_controllers::Settings| {
+        let cluster = &mut settings.cluster;
+        cluster.node_monitor_period = Duration::from_millis(100);
+        cluster.node_monitor_grace = Duration::from_secs(2);
+        cluster.node_eviction_rate = 100.0;
+    };
+    let mut cluster = Cluster::start(&["node-lifecycle-controller"], settings).await;
+    for name in ["quiet", "loud"] {
+        cluster.add_node(name).await;
+    }
+    cluster.pod("default", "p", "quiet", json!({})).await;
+    let pods = cluster.api::<Pod>("default");
+    let ready = async || {
+        let pod = serde_json::to_value(pods.get("p").await.unwrap()).unwrap();
+        pod["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|condition| condition["type"] == "Ready")
+            .map(|condition| condition["status"].clone())
+    };
+    eventually("a ready pod", ready, |found| *found == Some(json!("True"))).await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    // one of them goes on to report
+    let heartbeat = tokio::spawn({
+        let nodes = nodes.clone();
+        async move {
+            for second in 0..600 {
+                let (minutes, seconds) = (second / 60, second % 60);
+                let patch = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready",
+                    "lastHeartbeatTime": format!("2026-01-01T00:{minutes:02}:{seconds:02}Z")}]}}));
+                let _ = nodes.patch_status("loud", &PatchParams::default(), &patch).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        }
+    });
+    let taints = async || -> BTreeSet<String> {
+        let node = nodes.get("quiet").await.unwrap();
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        taints.into_iter().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect()
+    };
+    let wanted = set(&[
+        "node.kubernetes.io/unreachable:NoExecute",
+        "node.kubernetes.io/unreachable:NoSchedule",
+    ]);
+    eventually("both taints", taints, |found| *found == wanted).await;
+    eventually("a pod that is not ready", ready, |found| *found == Some(json!("False"))).await;
+    let loud = nodes.get("loud").await.unwrap();
+    assert_eq!(loud.spec.and_then(|spec| spec.taints), None);
+    heartbeat.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quota_status_follows_what_is_there() {
+    let mut cluster = Cluster::start(&["resourcequota-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {
+        "pods": "5", "configmaps": "9", "services": "9", "requests.cpu": "2", "count/secrets": "9"}}});
+    cluster.create::<ResourceQuota>("default", quota).await;
+    let used = async || -> Value {
+        let quota = cluster.api::<ResourceQuota>("default").get("q").await.unwrap();
+        serde_json::to_value(quota.status.and_then(|status| status.used)).unwrap()
+    };
+    let first = eventually("a status", used, |used| used["pods"] == "0").await;
+    let maps: usize = first["configmaps"].as_str().unwrap().parse().unwrap();
+    let cpu = json!({"containers": [{"name": "c", "image": "i",
+        "resources": {"requests": {"cpu": "500m"}}}]});
+    cluster.pod_with("default", "p", "n1", json!({}), cpu).await;
+    cluster.create::<ConfigMap>("default", json!({"metadata": {"name": "m"}})).await;
+    let more = (maps + 1).to_string();
+    eventually("one pod and map more", used, |used| {
+        used["pods"] == "1" && used["requests.cpu"] == "500m" && used["configmaps"] == more.as_str()
+    })
+    .await;
+    cluster.api::<Pod>("default").delete("p", &DeleteParams::default()).await.unwrap();
+    cluster.api::<ConfigMap>("default").delete("m", &DeleteParams::default()).await.unwrap();
+    eventually("what was before", used, |used| *used == first).await;
+    // what somebody writes is corrected
+    let patch = Patch::Merge(json!({"status": {"used": {"pods": "4"}}}));
+    let quotas = cluster.api::<ResourceQuota>("default");
+    quotas.patch_status("q", &PatchParams::default(), &patch).await.unwrap();
+    eventually("what is true", used, |used| *used == first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disruption_status_follows_the_pods() {
+    let mut cluster = Cluster::start(&["disruption-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    let labels = json!({"labels": {"app": "web"}});
+    for name in ["a", "b", "c"] {
+        cluster.pod("default", name, "n1", labels.clone()).await;
+    }
+    let budget = json!({
+        "metadata": {"name": "web"},
+        "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "web"}}},
+    });
+    cluster.create::<PodDisruptionBudget>("default", budget).await;
+    let status = async || -> Value {
+        let budget = cluster.api::<PodDisruptionBudget>("default").get("web").await.unwrap();
+        serde_json::to_value(budget.status).unwrap()
+    };
+    let numbers = |status: &Value| {
+        ["expectedPods", "desiredHealthy", "currentHealthy", "disruptionsAllowed"]
+            .map(|field| status[field].as_i64().unwrap_or(-1))
+    };
+    let first =
+        eventually("one disruption", status, |status| numbers(status) == [3, 2, 3, 1]).await;
+    assert_eq!(first["conditions"][0]["reason"], "SufficientPods");
+    assert_eq!(first["observedGeneration"], 1);
+    cluster.api::<Pod>("default").delete("a", &DeleteParams::default()).await.unwrap();
+    eventually("no disruption", status, |status| numbers(status) == [2, 2, 2, 0]).await;
+}
