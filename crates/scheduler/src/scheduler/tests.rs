@@ -1,5 +1,7 @@
 //! The whole without I/O.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::hash_map::Entry;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -448,9 +450,9 @@ proptest! {
                 0 => world.add_node(node(&format!("n{}", number % 3), 4, json!({}))),
                 1 => {
                     let name = format!("p{number}");
-                    if !hosts.contains_key(&name) {
+                    if let Entry::Vacant(vacant) = hosts.entry(name.clone()) {
                         world.add_pod(pod(&name, &amount.to_string(), json!({})));
-                        hosts.insert(name, (String::new(), amount));
+                        vacant.insert((String::new(), amount));
                     }
                 }
                 _ => {
