@@ -150,6 +150,20 @@ fn scheduler_gives_up_pods_that_are_deleted_while_they_are_bound() {
 }
 
 #[test]
+fn scheduler_leaves_a_pod_that_is_bound_in_spite_of_an_error() {
+    let mut world = World::new();
+    world.add_node(node("n1", 1, json!({})));
+    world.add_pod(pod("p", "1", json!({})));
+    assert_eq!(bound(&world.attempt()).len(), 1);
+    world.add_pod(pod("p", "1", json!({"spec": {"nodeName": "n1"}})));
+    world.scheduler.outcome(Outcome::Failed("p".into(), "timeout".into()), world.now);
+    world.now += seconds(60);
+    assert!(world.settle().is_empty());
+    world.add_pod(pod("q", "1", json!({})));
+    assert_eq!(messages(&world.settle()).len(), 1);
+}
+
+#[test]
 fn scheduler_looks_at_named_nodes_only() {
     let mut world = World::new();
     for name in ["n1", "n2", "n3"] {
