@@ -3,7 +3,7 @@
 mod policy;
 mod profiles;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
 
 use std::time::Duration;
@@ -138,7 +138,7 @@ pub struct ClientConnection {
 }
 
 /// An extender.
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ExtenderConfig {
     /// The URL before the verbs.
@@ -169,26 +169,6 @@ pub struct ExtenderConfig {
     pub managed_resources: Vec<ManagedResource>,
     /// Whether the pod is scheduled without it when it fails.
     pub ignorable: bool,
-}
-
-impl Default for ExtenderConfig {
-    fn default() -> Self {
-        Self {
-            url_prefix: String::new(),
-            filter_verb: String::new(),
-            preempt_verb: String::new(),
-            prioritize_verb: String::new(),
-            weight: 0,
-            bind_verb: String::new(),
-            enable_https: false,
-            enable_https_v1: false,
-            tls_config: None,
-            http_timeout: None,
-            node_cache_capable: false,
-            managed_resources: Vec::new(),
-            ignorable: false,
-        }
-    }
 }
 
 /// TLS to an extender.

@@ -580,7 +580,7 @@ fn host_ports(spec: &PodSpec) -> Box<[HostPort]> {
 
 fn images(spec: &PodSpec) -> Box<[Atom]> {
     let all = spec.init_containers.iter().flatten().chain(&spec.containers);
-    all.filter_map(|container| container.image.as_deref()).map(|image| normalized(image)).collect()
+    all.filter_map(|container| container.image.as_deref()).map(normalized).collect()
 }
 
 /// An image's name with its tag.

@@ -146,9 +146,7 @@ impl Scheduler {
 
     fn set_bound(&mut self, pod: Arc<Pod>, now: Duration) {
         let was_assumed = self.cache.is_assumed(&pod.uid);
-        if !self.bindings.contains_key(&pod.uid) {
-            self.queue.remove(&pod.uid);
-        }
+        self.queue.remove(&pod.uid);
         match self.cache.set_pod(pod.clone()) {
             Some(old) if !was_assumed => {
                 if old != pod {

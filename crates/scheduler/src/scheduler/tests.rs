@@ -1,5 +1,7 @@
 //! The whole without I/O.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::hash_map::Entry;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -145,6 +147,20 @@ fn scheduler_gives_up_pods_that_are_deleted_while_they_are_bound() {
     assert!(world.settle().is_empty());
     world.add_pod(pod("q", "1", json!({})));
     assert_eq!(bound(&world.settle()), [("q".into(), "n1".into())]);
+}
+
+#[test]
+fn scheduler_leaves_a_pod_that_is_bound_in_spite_of_an_error() {
+    let mut world = World::new();
+    world.add_node(node("n1", 1, json!({})));
+    world.add_pod(pod("p", "1", json!({})));
+    assert_eq!(bound(&world.attempt()).len(), 1);
+    world.add_pod(pod("p", "1", json!({"spec": {"nodeName": "n1"}})));
+    world.scheduler.outcome(Outcome::Failed("p".into(), "timeout".into()), world.now);
+    world.now += seconds(60);
+    assert!(world.settle().is_empty());
+    world.add_pod(pod("q", "1", json!({})));
+    assert_eq!(messages(&world.settle()).len(), 1);
 }
 
 #[test]
@@ -448,9 +464,9 @@ proptest! {
                 0 => world.add_node(node(&format!("n{}", number % 3), 4, json!({}))),
                 1 => {
                     let name = format!("p{number}");
-                    if !hosts.contains_key(&name) {
+                    if let Entry::Vacant(vacant) = hosts.entry(name.clone()) {
                         world.add_pod(pod(&name, &amount.to_string(), json!({})));
-                        hosts.insert(name, (String::new(), amount));
+                        vacant.insert((String::new(), amount));
                     }
                 }
                 _ => {
