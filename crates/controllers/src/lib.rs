@@ -4,7 +4,15 @@
 //! Each controller is a module of one shape: handlers of informers add keys to a queue; workers take
 //! a key and sync its object; what is to be done is decided by pure functions. [`all`] is the list.
 
-#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::arithmetic_side_effects,
+        clippy::unwrap_used,
+        clippy::panic,
+        clippy::expect_used
+    )
+)]
 
 mod cluster_settings;
 mod context;
