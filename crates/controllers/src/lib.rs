@@ -14,6 +14,7 @@
     )
 )]
 
+mod args;
 mod cluster_settings;
 mod context;
 mod cronjob;
@@ -35,7 +36,9 @@ mod nodelifecycle;
 mod podautoscaler;
 mod podgc;
 mod pods;
+pub mod program;
 mod replicaset;
+mod serving;
 mod resourcequota;
 mod serviceaccounts;
 mod statefulset;
@@ -45,7 +48,9 @@ mod ttlafterfinished;
 mod workload;
 mod writes;
 
+pub use self::args::{FlagError, Flags};
 pub use self::cluster_settings::ClusterSettings;
 pub use self::context::{Context, Controller, Settings};
 pub use self::hostpathprovisioner::PROVISIONER as HOST_PATH_PROVISIONER;
 pub use self::list::all;
+pub use self::serving::ServingError;
