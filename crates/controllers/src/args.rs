@@ -179,6 +179,7 @@ flags! {
         leader_elect = "true";
         /// Whether nodes get address ranges for their pods.
         allocate_node_cidrs = "false";
+        enable_hostpath_provisioner = "false";
         /// Accepted: all controllers use the credentials of the program.
         use_service_account_credentials = "false";
     }
@@ -219,7 +220,7 @@ flags! {
         authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
         disable_force_detach_on_timeout enable_dynamic_provisioning enable_garbage_collector
-        enable_hostpath_provisioner enable_leader_migration log_text_split_stream
+        enable_leader_migration log_text_split_stream
         permit_address_sharing permit_port_sharing profiling volume_host_allow_local_loopback
     }
 }
@@ -319,6 +320,7 @@ impl Flags {
                 large_cluster_threshold: self.large_cluster_size_threshold,
                 terminated_pod_threshold: self.terminated_pod_gc_threshold,
                 allocate_node_cidrs: self.allocate_node_cidrs,
+                enable_hostpath_provisioner: self.enable_hostpath_provisioner,
                 cluster_cidrs: self.cluster_cidr.clone(),
                 node_mask_v4: self.node_cidr_mask_size_ipv4,
                 node_mask_v6: self.node_cidr_mask_size_ipv6,
