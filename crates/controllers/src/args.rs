@@ -179,6 +179,7 @@ flags! {
         leader_elect = "true";
         /// Whether nodes get address ranges for their pods.
         allocate_node_cidrs = "false";
+        /// Whether claims of its classes get directories of nodes as volumes.
         enable_hostpath_provisioner = "false";
         /// Accepted: all controllers use the credentials of the program.
         use_service_account_credentials = "false";
