@@ -4,8 +4,17 @@
 //! Each controller is a module of one shape: handlers of informers add keys to a queue; workers take
 //! a key and sync its object; what is to be done is decided by pure functions. [`all`] is the list.
 
-#![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::arithmetic_side_effects,
+        clippy::unwrap_used,
+        clippy::panic,
+        clippy::expect_used
+    )
+)]
 
+mod args;
 mod cluster_settings;
 mod context;
 mod cronjob;
@@ -27,9 +36,11 @@ mod nodelifecycle;
 mod podautoscaler;
 mod podgc;
 mod pods;
+pub mod program;
 mod replicaset;
 mod resourcequota;
 mod serviceaccounts;
+mod serving;
 mod statefulset;
 mod tainteviction;
 mod ttl;
@@ -37,7 +48,9 @@ mod ttlafterfinished;
 mod workload;
 mod writes;
 
+pub use self::args::{FlagError, Flags};
 pub use self::cluster_settings::ClusterSettings;
 pub use self::context::{Context, Controller, Settings};
 pub use self::hostpathprovisioner::PROVISIONER as HOST_PATH_PROVISIONER;
 pub use self::list::all;
+pub use self::serving::ServingError;

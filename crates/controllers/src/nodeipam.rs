@@ -86,7 +86,7 @@ impl Range {
     }
 
     fn size(&self) -> u128 {
-        1 << (self.mask - self.prefix)
+        1_u128.checked_shl(u32::from(self.mask - self.prefix)).unwrap_or(u128::MAX)
     }
 
     fn occupy(&mut self, text: &str) {

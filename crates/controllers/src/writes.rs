@@ -47,10 +47,7 @@ pub(crate) fn unless_replaced<T>(result: Result<T, Error>) -> Result<Option<T>, 
 }
 
 /// The reference of an event about the object.
-pub(crate) fn reference<K: Object>(object: &K) -> ObjectReference
-where
-    K: k8s_openapi::Resource,
-{
+pub(crate) fn reference<K: Object + k8s_openapi::Resource>(object: &K) -> ObjectReference {
     let metadata = k8s_openapi::Metadata::metadata(object);
     ObjectReference {
         api_version: Some(<K as k8s_openapi::Resource>::API_VERSION.into()),

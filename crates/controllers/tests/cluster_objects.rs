@@ -1,5 +1,5 @@
 //! The controllers of cluster objects over a real apiserver.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::arithmetic_side_effects, missing_docs)]
 
 mod common;
 

@@ -20,6 +20,8 @@ pub struct QueueMetrics {
     queues: Arc<Mutex<Vec<Known>>>,
 }
 
+/// What of the times of a queue a family has.
+type Value = fn((f64, f64)) -> f64;
 type Known = (&'static str, Weak<dyn Processing>);
 
 /// The metrics of one queue.
@@ -74,7 +76,7 @@ impl QueueMetrics {
                 .filter_map(|(name, queue)| Some((*name, queue.upgrade()?.unfinished())))
                 .collect();
             drop(queues);
-            let families: [(_, _, fn((f64, f64)) -> f64); 2] = [
+            let families: [(_, _, Value); 2] = [
                 (
                     "workqueue_unfinished_work_seconds",
                     "[BETA] How many seconds of work has done that is in progress and hasn't been observed by work_duration. Large values indicate stuck threads. One can deduce the number of stuck threads by observing the rate at which this increases.",

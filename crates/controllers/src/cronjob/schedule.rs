@@ -1,9 +1,8 @@
 //! Cron lines: minute, hour, day of the month, month, day of the week.
 
-use std::time::Duration;
-
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan, Zoned};
+use longshore_duration::GoDuration;
 
 /// A schedule with no time in so many years has none.
 const MAX_YEARS: i16 = 5;
@@ -196,29 +195,10 @@ fn field(text: &str, least: u32, most: u32, names: &[&str]) -> Result<Field, Sch
     if bits == 0 { Err(invalid()) } else { Ok(Field { bits, any }) }
 }
 
-/// A duration as Go writes it, such as `1h30m`, of at least a second.
+/// A duration as Go writes it, such as `1h30m`, in whole seconds and at least one.
 fn go_duration(text: &str) -> Option<SignedDuration> {
-    let mut rest = text;
-    let mut total = 0_f64;
-    while !rest.is_empty() {
-        let end = rest.find(|byte: char| !byte.is_ascii_digit() && byte != '.')?;
-        let (number, tail) = rest.split_at(end);
-        let unit = tail.find(|byte: char| byte.is_ascii_digit()).unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit);
-        let seconds = match unit {
-            "h" => 3600.0,
-            "m" => 60.0,
-            "s" => 1.0,
-            "ms" => 0.001,
-            "us" | "µs" => 1e-6,
-            "ns" => 1e-9,
-            _ => return None,
-        };
-        total += number.parse::<f64>().ok()? * seconds;
-        rest = tail;
-    }
-    let whole = Duration::try_from_secs_f64(total.floor().max(1.0)).ok()?;
-    SignedDuration::try_from(whole).ok().filter(|_| !text.is_empty())
+    let duration: GoDuration = text.parse().ok()?;
+    i64::try_from(duration.get().as_secs().max(1)).ok().map(SignedDuration::from_secs)
 }
 
 #[cfg(test)]

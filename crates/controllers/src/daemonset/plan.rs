@@ -109,12 +109,11 @@ fn superfluous(set: &DaemonSet, running: &[Arc<Pod>], hash: &str, now: Timestamp
     doomed
 }
 
+/// The pods of a node of the current and of an older template.
+type NewAndOld<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
+
 /// The pods of a node by template: the new and the old one; nothing if there are several of one.
-fn by_template<'a>(
-    set: &DaemonSet,
-    pods: &'a [Arc<Pod>],
-    hash: &str,
-) -> Option<(Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>)> {
+fn by_template<'a>(set: &DaemonSet, pods: &'a [Arc<Pod>], hash: &str) -> Option<NewAndOld<'a>> {
     let alive = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     let (new, old): (Vec<_>, Vec<_>) = alive.partition(|pod| is_updated(set, pod, hash));
     (new.len() <= 1 && old.len() <= 1).then(|| (new.first().copied(), old.first().copied()))

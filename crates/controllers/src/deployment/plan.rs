@@ -239,7 +239,7 @@ fn proportion(
         return 0;
     }
     let part = if limits.replicas == 0 {
-        -size
+        size.saturating_neg()
     } else {
         let before = max_replicas(set).filter(|before| *before != 0).unwrap_or(total);
         rounded(size.saturating_mul(limits.most()), before).map_or(0, |new| new - size)

@@ -35,7 +35,10 @@ type AddressKey = (String, Option<String>);
 
 /// Each address once, with all its ports; of one that is both, the ready one counts.
 #[derive(Debug, Default)]
-struct Addresses(BTreeMap<AddressKey, (EndpointAddress, BTreeMap<PortKey, (EndpointPort, bool)>)>);
+struct Addresses(BTreeMap<AddressKey, (EndpointAddress, Ports)>);
+
+/// Ports, and whether the address is ready there.
+type Ports = BTreeMap<PortKey, (EndpointPort, bool)>;
 
 impl Addresses {
     fn add(&mut self, address: &EndpointAddress, ready: bool, port: Option<&EndpointPort>) {

@@ -163,7 +163,7 @@ fn hints(service: &Service, node: Option<&String>, zone: Option<&String>) -> Opt
         let mode = annotations.and_then(|annotations| annotations.get(*mode));
         mode.is_some_and(|mode| mode == "Auto" || mode == "auto")
     };
-    if TOPOLOGY_MODES.iter().any(|mode| by_proportion(&mode)) {
+    if TOPOLOGY_MODES.iter().any(by_proportion) {
         return None;
     }
     let distribution = service.spec.as_ref()?.traffic_distribution.as_deref()?;

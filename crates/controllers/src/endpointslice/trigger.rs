@@ -100,8 +100,8 @@ mod tests {
         let mut times = TriggerTimes::default();
         let web = service("2026-01-01T00:00:00Z");
         let old = pod("a", "2026-01-01T00:00:05Z");
-        assert_eq!(times.observe(&web, &[old.clone()]), at("2026-01-01T00:00:00Z"));
-        assert_eq!(times.observe(&web, &[old.clone()]), None);
+        assert_eq!(times.observe(&web, std::slice::from_ref(&old)), at("2026-01-01T00:00:00Z"));
+        assert_eq!(times.observe(&web, std::slice::from_ref(&old)), None);
         let new = [old, pod("b", "2026-01-01T00:01:00Z"), pod("c", "2026-01-01T00:00:50Z")];
         assert_eq!(times.observe(&web, &new), at("2026-01-01T00:00:50Z"));
         times.forget("ns", "web");

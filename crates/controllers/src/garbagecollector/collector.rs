@@ -17,13 +17,13 @@ use super::graph::{
 pub(crate) enum Error {
     /// A request failed.
     #[error("{object}: {source}")]
-    Request { object: Identity, source: Box<kube::Error> },
+    Request { object: Box<Identity>, source: Box<kube::Error> },
     /// The apiserver has no such kind, or had none when it was asked last.
     #[error("unable to get REST mapping for {api_version}/{kind}.")]
     NoKind { api_version: String, kind: String },
     /// The object was changed meanwhile.
     #[error("{0}: changed meanwhile")]
-    Changed(Identity),
+    Changed(Box<Identity>),
 }
 
 /// The requests of the garbage collector.

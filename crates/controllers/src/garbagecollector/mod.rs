@@ -81,7 +81,7 @@ impl ApiCluster {
 }
 
 fn failed(object: &Identity) -> impl FnOnce(kube::Error) -> Error {
-    let object = object.clone();
+    let object = Box::new(object.clone());
     move |error| match is_conflict(&error) {
         true => Error::Changed(object),
         false => Error::Request { object, source: Box::new(error) },
@@ -222,9 +222,7 @@ async fn follow_resources(collector: Shared, queue: WorkQueue<Work>, synced: wat
             .collect();
         *collector.cluster.kinds.write().unwrap_or_else(PoisonError::into_inner) = kinds;
         // A group that does not answer keeps its watches.
-        let is_failed = |resource: &ApiResource| {
-            discovery.failed.iter().any(|failed| *failed == resource.api_version)
-        };
+        let is_failed = |resource: &ApiResource| discovery.failed.contains(&resource.api_version);
         monitors.retain(|resource, _| {
             let stays = wanted.contains(resource) || is_failed(resource);
             if !stays {

@@ -99,7 +99,7 @@ impl Cluster for Fake {
         let mut state = self.state();
         let Some(found) = state.objects.get(&object.name) else { return Ok(()) };
         if resource_version.is_some() && resource_version != found.resource_version.as_deref() {
-            return Err(Error::Changed(object.clone()));
+            return Err(Error::Changed(Box::new(object.clone())));
         }
         state.delete(&object.name, policy);
         Ok(())
@@ -110,7 +110,7 @@ impl Cluster for Fake {
         let Some(mut found) = state.objects.get(&object.name).cloned() else { return Ok(()) };
         let patch = &patch["metadata"];
         if patch["resourceVersion"] != found.resource_version.clone().unwrap().as_str() {
-            return Err(Error::Changed(object.clone()));
+            return Err(Error::Changed(Box::new(object.clone())));
         }
         if let Some(owners) = patch.get("ownerReferences") {
             found.owner_references = serde_json::from_value(owners.clone()).unwrap();

@@ -86,7 +86,7 @@ pub(crate) fn no_execute(node: &Node, wanted: Option<&str>, now: Timestamp) -> O
     let before = taints(node);
     let mut new: Vec<Taint> =
         before.iter().filter(|taint| !is_own(taint) || is_wanted(taint)).cloned().collect();
-    let is_there = new.iter().any(|taint| is_own(taint));
+    let is_there = new.iter().any(is_own);
     match wanted {
         Some(key) if !is_there => new.push(taint(key, "NoExecute", Some(now))),
         _ if new.len() == before.len() => return None,

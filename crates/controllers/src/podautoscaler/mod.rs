@@ -271,7 +271,7 @@ impl Controller {
         self.histories().entry(key.to_owned()).or_default().start(current, Instant::now());
         let least = spec.min_replicas.map_or(1, |least| count(Some(least)));
         let most = count(Some(spec.max_replicas));
-        let mut desired = current;
+        let desired;
         let mut reason = String::new();
         status.current_replicas = Some(number(current));
         status.observed_generation = autoscaler.metadata.generation;

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::quantity::milli_of;
 use longshore_pod::resources;
 
-use crate::workload::{length, name_of, phase, pod_condition};
+use crate::workload::{name_of, phase, pod_condition};
 
 /// What a pod used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -251,12 +251,6 @@ pub(super) fn propose(
     Ok(proposal(if is_opposite { current } else { replicas }))
 }
 
-/// The number of pods, for tests of the target's size.
-#[cfg(test)]
-pub(super) fn size(of: &Pods<'_>) -> isize {
-    length(of.pods)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -266,7 +260,8 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
-    use super::{Delays, Pods, Sample, Samples, Target, Tolerances, propose, size};
+    use super::{Delays, Pods, Sample, Samples, Target, Tolerances, propose};
+    use crate::workload::length;
 
     fn now() -> Timestamp {
         "2026-01-01T01:00:00Z".parse().unwrap()
@@ -307,7 +302,7 @@ mod tests {
             initial_readiness: Duration::from_secs(30),
         };
         let tolerances = Tolerances { up: 0.1, down: 0.1 };
-        propose(&of, size(&of), &samples, target, tolerances, delays, now())
+        propose(&of, length(pods), &samples, target, tolerances, delays, now())
             .map(|proposal| (proposal.replicas, proposal.utilization))
     }
 
