@@ -54,6 +54,9 @@ macro_rules! flags {
             /// The URL of the apiserver, instead of that in the kubeconfig.
             #[arg(long)]
             master: Option<String>,
+            /// The KubeSchedulerConfiguration, where a scheduler runs in the same process.
+            #[arg(long)]
+            pub(crate) scheduler_config: Option<PathBuf>,
             /// The serving certificate.
             #[arg(long)]
             pub(crate) tls_cert_file: Option<PathBuf>,
@@ -251,6 +254,16 @@ impl Flags {
             (None, Some(master)) => ConfigSource::Master(master),
             (None, None) => ConfigSource::Pod,
         }
+    }
+
+    /// Whether the scheduler's configuration is named.
+    pub fn has_scheduler_config(&self) -> bool {
+        self.scheduler_config.is_some()
+    }
+
+    /// Requests in a second, at most what the client's limit can hold; 0 and less are no limit.
+    pub(crate) fn qps(&self) -> i32 {
+        if self.kube_api_qps >= 1.0 { self.kube_api_qps.min(1e6) as i32 } else { 0 }
     }
 
     /// The controllers that are to run.

@@ -53,4 +53,5 @@ pub use self::cluster_settings::ClusterSettings;
 pub use self::context::{Context, Controller, Settings};
 pub use self::hostpathprovisioner::PROVISIONER as HOST_PATH_PROVISIONER;
 pub use self::list::all;
+pub use self::program::ProgramError;
 pub use self::serving::ServingError;

@@ -1,23 +1,37 @@
-//! The program `longshore-controllers`, also as `kube-controller-manager`.
+//! The program `longshore-controllers`: controllers and scheduler in one process. By the name
+//! `kube-controller-manager` or `kube-scheduler`, of a link or as the first argument, it is that
+//! program, with upstream's flags.
 
 use std::ffi::OsString;
+use std::future::Future;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use longshore_base::output;
+use longshore_base::version::KUBERNETES_VERSION;
 use longshore_base::{logging, memory, panics};
-use longshore_controllers::{Flags, program};
+use longshore_controllers::program::{self, Role};
+use longshore_controllers::{Flags, ProgramError};
+use longshore_scheduler::program::{Options, Parsed};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// The subcommand that does what the program does without one.
-const SUBCOMMAND: &str = "kube-controller-manager";
+/// The programs that upstream has.
+const KUBE_CONTROLLER_MANAGER: &str = "kube-controller-manager";
+const KUBE_SCHEDULER: &str = "kube-scheduler";
 
 fn main() -> ExitCode {
     panics::install();
     memory::configure_allocator();
-    match run(Flags::parse_from(arguments(std::env::args_os()))) {
+    let (name, arguments) = program_of(std::env::args_os().collect());
+    let done = match name {
+        Some(KUBE_SCHEDULER) => kube_scheduler(&arguments),
+        Some(_) => controllers(arguments, Role::Controllers),
+        None => controllers(arguments, Role::ControllersAndScheduler),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::report(format_args!("Error: {error:?}"));
@@ -26,17 +40,47 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments without the subcommand.
-fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments: Vec<_> = arguments.collect();
-    if arguments.get(1).is_some_and(|first| first == SUBCOMMAND) {
+/// The upstream program that a command line names, if it does, and its arguments from the program's
+/// name on.
+fn program_of(mut arguments: Vec<OsString>) -> (Option<&'static str>, Vec<OsString>) {
+    let known = |name: Option<&str>| {
+        [KUBE_CONTROLLER_MANAGER, KUBE_SCHEDULER].into_iter().find(|known| Some(*known) == name)
+    };
+    if let Some(name) = known(arguments.get(1).and_then(|first| first.to_str())) {
         arguments.remove(1);
+        return (Some(name), arguments);
     }
-    arguments
+    let link = arguments.first().and_then(|path| Path::new(path).file_name()?.to_str());
+    (known(link), arguments)
 }
 
-fn run(flags: Flags) -> anyhow::Result<()> {
-    logging::start(flags.v);
+fn controllers(arguments: Vec<OsString>, role: Role) -> anyhow::Result<()> {
+    let flags = Flags::parse_from(arguments);
+    if role == Role::Controllers && flags.has_scheduler_config() {
+        let kind = clap::error::ErrorKind::UnknownArgument;
+        Flags::command().error(kind, "unknown flag: --scheduler-config").exit();
+    }
+    start(flags.v, |stop| program::run(flags, role, stop))
+}
+
+fn kube_scheduler(arguments: &[OsString]) -> anyhow::Result<()> {
+    let arguments = arguments.iter().skip(1).map(|one| one.to_string_lossy().into_owned());
+    match Options::parse(arguments)? {
+        Parsed::Help => output::report(format_args!("kube-scheduler: the flags of upstream's kube-scheduler; the usual ones are --config, --kubeconfig, --leader-elect, --bind-address, --secure-port")),
+        Parsed::Version => output::report(format_args!("Kubernetes {KUBERNETES_VERSION}")),
+        Parsed::Run(options) => {
+            return start(options.verbosity, |stop| program::run_kube_scheduler(*options, stop));
+        }
+    }
+    Ok(())
+}
+
+/// Runs until SIGTERM or SIGINT.
+fn start<F: Future<Output = Result<(), ProgramError>>>(
+    verbosity: u32,
+    work: impl FnOnce(CancellationToken) -> F,
+) -> anyhow::Result<()> {
+    logging::start(verbosity);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -55,6 +99,6 @@ fn run(flags: Flags) -> anyhow::Result<()> {
                 stopper.cancel();
             });
             tokio::spawn(memory::trim_periodically());
-            Ok(program::run(flags, stop).await?)
+            Ok(work(stop).await?)
         })
 }

@@ -1,26 +1,28 @@
-//! The program: connects, serves, waits for the lease, and runs the controllers.
+//! The programs: connect, serve, wait for the lease, and run controllers, scheduler or both.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use kube::Client;
 use longshore_base::panics;
 use longshore_client::{ClientError, Credentials, Limits, connect};
 use longshore_informer::{ElectionError, Informers, LeaderElector, LeaseApi, QueueMetrics};
 use longshore_metrics::{Registry, RestClient, register_process_metrics};
+use longshore_scheduler::program as scheduler;
+use longshore_scheduler::service::Service;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::args::{FlagError, Flags};
-use crate::serving::{Endpoints, Serving, ServingError};
+use crate::serving::{Endpoints, Health, Serving, ServingError};
 use crate::{Context, Controller};
 
 /// How long the apiserver may take to begin its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long after its end a part starts again.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// Why the program ended.
 #[derive(Debug, thiserror::Error)]
@@ -37,28 +39,60 @@ pub enum ProgramError {
     /// The lease.
     #[error(transparent)]
     Election(#[from] ElectionError),
+    /// The scheduler.
+    #[error("scheduler: {0}")]
+    Scheduler(#[from] scheduler::Error),
 }
 
-/// Runs until `stop`, or until the lease is lost.
+/// What a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The controllers, as kube-controller-manager.
+    Controllers,
+    /// Controllers and scheduler, with the same informers and under one lease.
+    ControllersAndScheduler,
+}
+
+/// Runs controllers, and a scheduler as the role says, until `stop` or until the lease is lost.
 ///
 /// # Errors
 /// The program cannot start, or the lease was lost.
-pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), ProgramError> {
+pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<(), ProgramError> {
     let controllers = flags.selected()?;
     let settings = flags.settings()?;
     let registry = Registry::default();
     register_process_metrics(&registry, Handle::current());
-    // at most what the type can hold; 0 and less are no limit
-    let qps = if flags.kube_api_qps >= 1.0 { flags.kube_api_qps.min(1e6) as i32 } else { 0 };
+    let credentials = Credentials::from(flags.config_source());
+    let requests = RestClient::new(&registry);
+    // Upstream gives each controller a client, and each client this rate.
+    let clients = i32::try_from(controllers.len()).unwrap_or(i32::MAX).max(1);
     let limits = Limits {
         component: "kube-controller-manager",
-        qps,
-        burst: flags.kube_api_burst,
+        qps: flags.qps().saturating_mul(clients),
+        burst: flags.kube_api_burst.saturating_mul(clients),
         timeout: REQUEST_TIMEOUT,
     };
-    let credentials = Credentials::from(flags.config_source());
-    let client = connect(&credentials, limits, RestClient::new(&registry)).await?;
-    let healthy = Arc::new(AtomicBool::new(true));
+    let client = connect(&credentials, limits, requests.clone()).await?;
+    let scheduler = match role {
+        Role::Controllers => None,
+        Role::ControllersAndScheduler => {
+            let options = scheduler::Options {
+                config: flags.scheduler_config.clone(),
+                ..scheduler::Options::default()
+            };
+            let service =
+                Service::new(scheduler::configuration(&options)?, &registry).sharing_informers();
+            service.check().map_err(scheduler::Error::from)?;
+            let limits = Limits {
+                component: "kube-scheduler",
+                qps: 0,
+                burst: 0,
+                timeout: REQUEST_TIMEOUT,
+            };
+            Some((service, connect(&credentials, limits, requests).await?))
+        }
+    };
+    let health = Health::default();
     if flags.secure_port != 0 {
         let files = flags.tls_cert_file.as_deref().zip(flags.tls_private_key_file.as_deref());
         let address = SocketAddr::new(flags.bind_address, flags.secure_port);
@@ -66,7 +100,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), ProgramErr
             client: client.clone(),
             registry: registry.clone(),
             configz: "{}".to_owned(),
-            healthy: healthy.clone(),
+            health: health.clone(),
         };
         tokio::spawn(Serving::open(address, files).await?.run(endpoints));
     }
@@ -77,7 +111,14 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), ProgramErr
         settings,
         stop: stop.clone(),
     };
-    let work = || run_all(context, controllers);
+    let work = || async move {
+        let scheduling = async {
+            if let Some((service, client)) = scheduler {
+                run_scheduler(&context, service, client).await;
+            }
+        };
+        join(run_all(context.clone(), controllers), scheduling).await;
+    };
     match flags.leader(&identity()) {
         None => work().await,
         Some(leader) => {
@@ -85,7 +126,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), ProgramErr
             let elector = LeaderElector::new(store, leader);
             tokio::select! {
                 done = elector.run(work) => {
-                    healthy.store(done.is_ok(), Ordering::Relaxed);
+                    if done.is_err() {
+                        health.set_unhealthy();
+                    }
                     done?;
                 }
                 // what this copy does is dropped; others take the lease over when it is not renewed
@@ -94,6 +137,56 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> Result<(), ProgramErr
         }
     }
     Ok(())
+}
+
+/// Runs a scheduler by itself, as kube-scheduler, until `stop` or until the lease is lost.
+///
+/// # Errors
+/// The program cannot start, or the lease was lost.
+pub async fn run_kube_scheduler(
+    options: scheduler::Options,
+    stop: CancellationToken,
+) -> Result<(), ProgramError> {
+    let registry = Registry::default();
+    register_process_metrics(&registry, Handle::current());
+    let configuration = scheduler::configuration(&options)?;
+    let client = scheduler::connect(&configuration, &options, RestClient::new(&registry)).await?;
+    let running = scheduler::Running::default();
+    if options.secure_port != 0 {
+        let files = options.tls_cert_file.as_deref().zip(options.tls_private_key_file.as_deref());
+        let address = SocketAddr::new(options.bind_address, options.secure_port);
+        let ready = running.clone();
+        let endpoints = Endpoints {
+            client: client.clone(),
+            registry: registry.clone(),
+            configz: configuration.configz().to_string(),
+            health: Health::with_readiness(move || ready.is_ready()),
+        };
+        tokio::spawn(Serving::open(address, files).await?.run(endpoints));
+    }
+    Ok(scheduler::run(configuration, client, &registry, running, stop).await?)
+}
+
+/// Runs the scheduler until the context's stop. If it panics, it starts again.
+async fn run_scheduler(context: &Context, service: Service, client: Client) {
+    while !context.stop.is_cancelled() {
+        info!("starting the scheduler");
+        let (service, client, informers) =
+            (service.clone(), client.clone(), context.informers.clone());
+        let work = panics::task(async move { service.run(client, &informers, || {}).await });
+        tokio::select! {
+            ended = work => match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(failed)) => error!("scheduler: {failed}"),
+                Err(panicked) => error!("scheduler: {panicked}"),
+            },
+            () = context.stop.cancelled() => return,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RESTART_DELAY) => {}
+            () = context.stop.cancelled() => {}
+        }
+    }
 }
 
 /// Runs controllers until the context's stop. One that ends early, which none should, starts again.
@@ -111,7 +204,7 @@ pub async fn run_all(context: Context, controllers: Vec<Controller>) {
                     () = context.stop.cancelled() => return,
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                    () = tokio::time::sleep(RESTART_DELAY) => {}
                     () = context.stop.cancelled() => {}
                 }
             }

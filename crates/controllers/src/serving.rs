@@ -66,7 +66,43 @@ pub(crate) struct Endpoints {
     /// The page `/configz`, as JSON.
     pub(crate) configz: String,
     /// Whether the program works as it should.
-    pub(crate) healthy: Arc<AtomicBool>,
+    pub(crate) health: Health,
+}
+
+/// The health of the program, as its parts report it. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Health {
+    lost_lease: Arc<AtomicBool>,
+    ready: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::with_readiness(|| true)
+    }
+}
+
+impl Health {
+    /// Healthy, and ready when `ready` says so.
+    pub(crate) fn with_readiness(ready: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { lost_lease: Arc::default(), ready: Arc::new(ready) }
+    }
+
+    /// The lease is lost: the program ends.
+    pub(crate) fn set_unhealthy(&self) {
+        self.lost_lease.store(true, Ordering::Relaxed);
+    }
+
+    /// What is wrong, of `/healthz`, `/livez` or `/readyz`.
+    fn fault(&self, page: &str) -> Option<&'static str> {
+        if self.lost_lease.load(Ordering::Relaxed) {
+            Some("leader election lost\n")
+        } else if page == "readyz" && !(self.ready)() {
+            Some("not ready\n")
+        } else {
+            None
+        }
+    }
 }
 
 /// An open port.
@@ -162,10 +198,9 @@ impl Handler {
         let path = request.uri().path();
         let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         if matches!(first, "healthz" | "livez" | "readyz") {
-            return if self.endpoints.healthy.load(Ordering::Relaxed) {
-                text(StatusCode::OK, "ok")
-            } else {
-                text(StatusCode::INTERNAL_SERVER_ERROR, "leader election lost\n")
+            return match self.endpoints.health.fault(first) {
+                None => text(StatusCode::OK, "ok"),
+                Some(fault) => text(StatusCode::INTERNAL_SERVER_ERROR, fault),
             };
         }
         let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());

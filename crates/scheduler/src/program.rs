@@ -19,8 +19,6 @@ use tracing::info;
 
 pub use self::flags::{FlagError, Options, Parsed};
 use crate::config::{ConfigError, Configuration, Policy, provider};
-use crate::metrics::Metrics;
-use crate::plugins::Registry;
 use crate::service::{Error as ServiceError, Service};
 
 /// The component, in user agents and leases.
@@ -137,14 +135,9 @@ pub async fn run(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     // An invalid configuration ends the program before it leads.
-    configuration.profiles(&Registry::default())?;
     let election = configuration.leader_election.clone();
-    let service = Service {
-        configuration,
-        registry: Registry::default(),
-        metrics: Metrics::new(metrics),
-        shares_informers: false,
-    };
+    let service = Service::new(configuration, metrics);
+    service.check()?;
     let informers = Informers::new(client.clone());
     let lease_client = client.clone();
     let work = || service.run(client, &informers, || running.set_synced());

@@ -40,6 +40,30 @@ pub struct Service {
 }
 
 impl Service {
+    /// A scheduler with all plugins, and metrics in `registry`.
+    pub fn new(configuration: Configuration, registry: &longshore_metrics::Registry) -> Self {
+        Self {
+            configuration,
+            registry: Registry::default(),
+            metrics: Metrics::new(registry),
+            shares_informers: false,
+        }
+    }
+
+    /// One whose informers others use too.
+    #[must_use]
+    pub fn sharing_informers(self) -> Self {
+        Self { shares_informers: true, ..self }
+    }
+
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// As for [`Service::run`].
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(self.configuration.profiles(&self.registry).map(drop)?)
+    }
+
     /// Runs until it is dropped. `synced` is called when everything that is there is known.
     ///
     /// # Errors
