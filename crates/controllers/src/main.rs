@@ -21,6 +21,13 @@ use tokio_util::sync::CancellationToken;
 /// The programs that upstream has.
 const KUBE_CONTROLLER_MANAGER: &str = "kube-controller-manager";
 const KUBE_SCHEDULER: &str = "kube-scheduler";
+const HELP: &str = "\
+The scheduler of a cluster, with the flags of upstream's kube-scheduler.
+
+Usage: kube-scheduler [--config=FILE] [--kubeconfig=FILE] [--master=URL] [--leader-elect=BOOL]
+    [--bind-address=IP] [--secure-port=PORT] [--tls-cert-file=FILE --tls-private-key-file=FILE]
+    [--policy-config-file=FILE | --algorithm-provider=NAME] [-v=LEVEL]
+";
 
 fn main() -> ExitCode {
     panics::install();
@@ -66,8 +73,8 @@ fn controllers(arguments: Vec<OsString>, role: Role) -> anyhow::Result<()> {
 fn kube_scheduler(arguments: &[OsString]) -> anyhow::Result<()> {
     let arguments = arguments.iter().skip(1).map(|one| one.to_string_lossy().into_owned());
     match Options::parse(arguments)? {
-        Parsed::Help => output::report(format_args!("kube-scheduler: the flags of upstream's kube-scheduler; the usual ones are --config, --kubeconfig, --leader-elect, --bind-address, --secure-port")),
-        Parsed::Version => output::report(format_args!("Kubernetes {KUBERNETES_VERSION}")),
+        Parsed::Help => output::print(HELP)?,
+        Parsed::Version => output::print(format_args!("Kubernetes {KUBERNETES_VERSION}\n"))?,
         Parsed::Run(options) => {
             return start(options.verbosity, |stop| program::run_kube_scheduler(*options, stop));
         }
