@@ -42,26 +42,26 @@ pub(crate) async fn mutate_create(
         };
         node_restriction::admit_create(node, resource, object, own.as_ref())?;
     }
-    if resource.kind == "Pod" {
-        pods::admit_create(registry, resource, object).await?;
-        service_account::admit_create(registry, resource, object).await?;
-    }
-    if limits::applies(resource) {
-        let ranges = limits::ranges(registry, object::namespace(object)).await?;
-        if resource.kind == "Pod" {
+    let ranges = match limits::applies(resource) {
+        true => limits::ranges(registry, object::namespace(object)).await?,
+        false => Vec::new(),
+    };
+    match resource.kind {
+        "Pod" => {
             limits::set_defaults(&ranges, object);
             kinds::pod::set_qos(object);
+            service_account::admit_create(registry, resource, object).await?;
+            pods::admit_create(registry, resource, object).await?;
         }
-        limits::check(resource, &ranges, object)?;
+        "Node" => nodes::taint_not_ready(object),
+        "PriorityClass" => {
+            let name = object::name(object);
+            pods::admit_priority_class(registry, resource, name, Some(object)).await?;
+        }
+        _ => {}
     }
-    if resource.kind == "PriorityClass" {
-        pods::admit_priority_class(registry, resource, object::name(object), Some(object)).await?;
-    }
-    if resource.kind == "Node" {
-        nodes::taint_not_ready(object);
-    }
-    storage::admit_create(registry, resource.kind, object).await?;
-    Ok(())
+    limits::check(resource, &ranges, object)?;
+    storage::admit_create(registry, resource.kind, object).await
 }
 
 /// The plugins that look at a new object once it is complete. Returns warnings for the client.

@@ -56,7 +56,8 @@ pub(super) static EVENTS: Kind = Kind {
             validate::plain::event(&events::to_storage(event.clone()), old.as_ref(), true, causes);
         },
         printer: &printers::EVENTS,
-        storage: (events::to_storage, events::from_storage),
+        to_storage: events::to_storage,
+        from_storage: events::from_storage,
         created_on_update: true,
         expires: true,
         ..Strategy::PLAIN

@@ -97,8 +97,10 @@ pub(crate) struct Strategy {
     pub(crate) name: fn(&str) -> Vec<String>,
     /// Columns and cells.
     pub(crate) printer: &'static Printer,
-    /// The stored form of an object, and back.
-    pub(crate) storage: (fn(Value) -> Value, fn(Value) -> Value),
+    /// The stored form of an object.
+    pub(crate) to_storage: fn(Value) -> Value,
+    /// An object from its stored form.
+    pub(crate) from_storage: fn(Value) -> Value,
     /// What a DELETE does.
     pub(crate) deletion: Deletion,
     /// A DELETE is answered with the object, rather than with a bare success.
@@ -137,7 +139,8 @@ impl Strategy {
         validate_status: |_, _, _| {},
         name: names::dns_subdomain,
         printer: &printers::NAME_AND_CREATION,
-        storage: (|object| object, |object| object),
+        to_storage: |object| object,
+        from_storage: |object| object,
         deletion: Deletion::Finalizers,
         returned_when_deleted: false,
         created_on_update: false,
@@ -244,12 +247,12 @@ pub(crate) fn strategy(resource: &Resource) -> &'static Strategy {
 
 /// The object as it is stored.
 pub(crate) fn to_storage(resource: &Resource, object: Value) -> Value {
-    (strategy(resource).storage.0)(object)
+    (strategy(resource).to_storage)(object)
 }
 
 /// A stored object as this resource shows it.
 pub(crate) fn from_storage(resource: &Resource, stored: Value) -> Value {
-    (strategy(resource).storage.1)(stored)
+    (strategy(resource).from_storage)(stored)
 }
 
 #[cfg(test)]

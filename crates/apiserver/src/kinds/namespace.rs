@@ -21,7 +21,7 @@ pub(super) static KIND: Kind = Kind {
     },
     strategy: Strategy {
         default: defaults::namespace,
-        prepare_create: prepare_create,
+        prepare_create,
         prepare_update: |namespace, old| {
             namespace.remove("spec");
             restore(namespace, old, "spec");

@@ -53,7 +53,7 @@ pub(super) static KIND: Kind = Kind {
             let status = new_status(pod.get("spec").unwrap_or(&Value::Null));
             pod.insert("status".into(), status);
         },
-        prepare_status: prepare_status,
+        prepare_status,
         validate: |pod, old, causes| match old {
             None => validate::pod::create(pod, causes),
             Some(old) => validate::pod_update::update(pod, old, causes),

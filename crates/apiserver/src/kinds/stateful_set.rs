@@ -91,7 +91,7 @@ fn validate(set: &Value, old: Option<&Value>, causes: &mut Causes) {
     if old.is_none() {
         let list = path.child("volumeClaimTemplates");
         for (i, claim) in items(&spec["volumeClaimTemplates"]).iter().enumerate() {
-            rules::claim::template(&list.index(i), claim, causes);
+            rules::claim::spec(&list.index(i).child("spec"), &claim["spec"], causes);
         }
         let service = text(&spec["serviceName"]);
         if !service.is_empty() {

@@ -89,6 +89,31 @@ fn workloads_are_validated() {
         ("deployments", workload(json!({})), ""),
         ("replicasets", workload(json!({})), ""),
         ("statefulsets", workload(json!({"serviceName": "web"})), ""),
+        (
+            "statefulsets",
+            workload(json!({
+                "volumeClaimTemplates": [{
+                    "metadata": {"name": "data"},
+                    "spec": {
+                        "accessModes": ["ReadWriteOnce"],
+                        "resources": {"requests": {"storage": "1Gi"}},
+                    },
+                }],
+                "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{
+                    "name": "c",
+                    "image": "busybox:1",
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }]}},
+            })),
+            "",
+        ),
+        (
+            "statefulsets",
+            workload(json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {
+                "accessModes": ["ReadWriteOnce"],
+            }}]})),
+            "spec.volumeClaimTemplates[0].spec.resources[storage]: Required value",
+        ),
         ("daemonsets", workload(json!({})), ""),
         ("jobs", job(json!({})), ""),
         (

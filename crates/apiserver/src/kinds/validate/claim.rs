@@ -45,7 +45,7 @@ pub(in crate::kinds) fn template(path: &Path<'_>, template: &Value, causes: &mut
     spec(&path.child("spec"), &template["spec"], causes);
 }
 
-fn spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+pub(in crate::kinds) fn spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     let modes = path.child("accessModes");
     if items(&spec["accessModes"]).is_empty() {
         causes.required(&modes, "at least 1 access mode is required");
