@@ -11,10 +11,10 @@ use std::path::Path;
 use k8s_openapi::jiff::Timestamp;
 use nix::errno::Errno;
 
-use super::dir::{Dir, Kind};
-use super::error::Error;
-use super::payload::Payload;
-use super::remove::{Scope, tree};
+use crate::dir::{Dir, Kind};
+use crate::error::Error;
+use crate::payload::Payload;
+use crate::remove::{Scope, tree};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";

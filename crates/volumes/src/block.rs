@@ -10,12 +10,13 @@ use longshore_base::time;
 use nix::errno::Errno;
 use tokio::time::{Instant, sleep};
 
-use super::error::Error;
-use super::host::loops;
-use super::host::mounts::{self, BindOptions, Table};
-use super::host::tools::Tools;
-use super::persistent::Task;
-use super::{Mounted, blocking, layout, remove};
+use crate::error::Error;
+use crate::host::mounts::{self, BindOptions, Table};
+use crate::host::tools::Tools;
+use crate::host::{blocking, loops};
+use crate::mounted::Mounted;
+use crate::task::Task;
+use crate::{layout, remove};
 
 /// A loop device keeps its file open until nothing has the device open any more: how long to wait
 /// for that.

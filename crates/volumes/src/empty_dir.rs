@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
-use super::dir::Dir;
-use super::error::{Error, if_exists};
-use super::layout;
-use super::medium::Medium;
+use crate::dir::Dir;
+use crate::error::{Error, if_exists};
+use crate::layout;
+use crate::medium::Medium;
 
 /// The root of a volume is open to all users; access is controlled by mounts.
 const MODE: u32 = 0o777;

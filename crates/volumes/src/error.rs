@@ -1,5 +1,7 @@
 //! Errors of a pod's volumes.
 
+pub(crate) mod csi;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,8 +9,7 @@ use std::time::Duration;
 use longshore_client::objects;
 use nix::errno::Errno;
 
-use super::claims::ClaimError;
-use super::csi;
+use crate::claims::ClaimError;
 
 /// Upstream's names of the operations, for file system and block volumes.
 pub(super) const SET_UP: &str = "MountVolume.SetUp";
@@ -260,7 +261,7 @@ impl Error {
     /// The reason of the pod's status, if the pod cannot run on this node because of the error.
     pub fn rejects(&self) -> Option<&'static str> {
         match self {
-            Self::Csi(super::CsiError::AttachLimit(_)) => Some("VolumeAttachmentLimitExceeded"),
+            Self::Csi(csi::Error::AttachLimit(_)) => Some("VolumeAttachmentLimitExceeded"),
             Self::SetUp { source, .. } => source.rejects(),
             _ => None,
         }

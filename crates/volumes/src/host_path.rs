@@ -3,11 +3,21 @@
 use std::fs::{self, FileType, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::error::Error;
+use crate::error::Error;
+use crate::host::blocking;
+use crate::mounted::Mounted;
+
+/// A host path as a volume, set up as by [`set_up`].
+pub(super) async fn mount(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
+    let path = PathBuf::from(&source.path);
+    let source = source.clone();
+    blocking(move || set_up(&source)).await?;
+    Ok(Mounted::at(path))
+}
 
 /// Checks a host path against its type, and makes it for the `…OrCreate` types. Links are followed
 /// as everywhere on the host. Blocks as long as the file system does.

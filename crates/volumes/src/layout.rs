@@ -1,6 +1,8 @@
 //! Paths of a pod's volumes below the node's root directory, the same as upstream's, so that either
 //! kubelet can take over the other's pods.
 
+mod reconstructed;
+
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -8,8 +10,10 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::dir::Dir;
-use super::error::{Error, if_exists};
+use crate::dir::Dir;
+use crate::error::{Error, if_exists};
+
+pub(super) use reconstructed::{ReconstructedVolume, names};
 
 pub(super) const PODS: &str = "pods";
 pub(super) const VOLUMES: &str = "volumes";
@@ -28,6 +32,10 @@ pub(super) const LOCAL: &str = "kubernetes.io~local-volume";
 pub(super) const NFS: &str = "kubernetes.io~nfs";
 pub(super) const ISCSI: &str = "kubernetes.io~iscsi";
 pub(super) const CSI: &str = "kubernetes.io~csi";
+
+/// Names of plugins, in paths below `plugins` and in the unique names of devices.
+pub(super) const LOCAL_PLUGIN: &str = "kubernetes.io/local-volume";
+pub(super) const ISCSI_PLUGIN: &str = "kubernetes.io/iscsi";
 
 /// Mode of directories that containers reach only through their mounts.
 const PRIVATE: u32 = 0o750;

@@ -10,6 +10,7 @@
 mod atomic;
 mod block;
 mod claims;
+mod collect;
 mod csi;
 mod devices;
 mod dir;
@@ -18,6 +19,7 @@ mod error;
 mod host;
 mod host_path;
 mod iscsi;
+mod kind;
 mod layout;
 mod local;
 mod medium;
@@ -29,14 +31,17 @@ mod ownership;
 mod payload;
 mod persistent;
 pub mod plugins;
+mod reconstruct;
 mod remove;
 mod set_up;
 mod source;
+mod state;
 mod stats;
 mod sub_path;
+mod task;
 mod teardown;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -51,46 +56,34 @@ use parking_lot::Mutex;
 use tokio::sync::{RwLock, watch};
 
 pub use claims::ClaimError;
-pub use csi::Error as CsiError;
 pub use devices::{Devices, InUse};
 pub use error::Error;
+pub use error::csi::Error as CsiError;
 pub use mounted::{Mounted, PodMounts};
 pub use ownership::Ownership;
 pub use stats::{Condition, PersistentMount, VolumeStats};
 pub use sub_path::{SubPath, validate as validate_sub_path};
 
 use crate::plugins::Drivers;
-use csi::Csi;
 use dir::Dir;
 use error::if_exists;
+use host::blocking;
+use host::kernel::Kernel;
 use host::tools::Tools;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::{Changed, Objects};
 use metrics::Metrics;
 use persistent::Persistent;
-use source::{Source, kind_of};
+use reconstruct::Reconstructed;
+use source::Source;
+use state::State;
+use state::csi::Csi;
 use stats::{MountedAt, PersistentMounts};
 
 /// Sets up and takes down the volumes of pods. A cheap handle.
 #[derive(Clone)]
 pub struct Volumes {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    root: PathBuf,
-    objects: Objects,
-    allocatable: BTreeMap<String, Quantity>,
-    pod_events: PodEventRecorder,
-    devices: Devices,
-    tools: Tools,
-    kernel: iscsi::Kernel,
-    csi: Csi,
-    /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
-    /// operation itself, which goes on when the caller is cancelled.
-    locks: Mutex<HashMap<String, Weak<RwLock<()>>>>,
-    metrics: Metrics,
-    persistent_mounts: PersistentMounts,
+    inner: Arc<State>,
 }
 
 /// What [`Volumes`] work with.
@@ -118,20 +111,20 @@ impl Volumes {
             parts;
         let metrics = Metrics::new(registry);
         csi::clear_stale_dirs(&root);
-        let (devices, reconstructed) = Devices::find(&root, node);
-        metrics.reconstructed(&reconstructed);
+        let reconstructed = Reconstructed::from_disk(&root);
+        metrics.reconstructed(reconstructed.volumes, reconstructed.unknown.len() as u64);
         for unknown in &reconstructed.unknown {
             tracing::warn!(unknown, "failed to reconstruct a volume from the pod directory");
         }
-        let inner = Inner {
+        let inner = State {
             csi: Csi::new(drivers, objects.client().cloned(), claim_poll_interval),
             root,
             objects,
             allocatable,
             pod_events,
-            devices,
+            devices: Devices::new(reconstructed.users, node),
             tools: Tools::default(),
-            kernel: iscsi::Kernel::default(),
+            kernel: Kernel::default(),
             locks: Mutex::default(),
             metrics,
             persistent_mounts: PersistentMounts::default(),
@@ -166,7 +159,8 @@ impl Volumes {
             let dir_name = persistent.as_ref().map(Persistent::dir_name);
             mounted.name = dir_name.unwrap_or_else(|| volume.name.clone());
             if source.has_stats() {
-                let mount = MountedAt::new(&source, &mounted);
+                let (path, csi_volume) = (mounted.path.clone(), source.csi_volume());
+                let mount = MountedAt { path, csi_volume };
                 self.inner.persistent_mounts.insert(spec::uid(pod), &volume.name, mount);
             }
             Ok((volume.name.clone(), mounted))
@@ -310,13 +304,6 @@ async fn in_pods(
         pods.map_or(Ok(()), |pods| work(&pods, uid.as_ref()))
     })
     .await
-}
-
-/// Runs file operations on a blocking thread.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    panics::blocking(work).await.unwrap_or(Err(Error::Interrupted))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_pod::{qos, spec};
 
-use super::error::Error;
+use crate::error::Error;
 
 const HUGE_PAGES: &str = "HugePages";
 const HUGE_PAGES_OF: &str = "HugePages-";

@@ -7,8 +7,7 @@ use std::time::Instant;
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Kind, Labels, Registry, Text};
 use parking_lot::Mutex;
 
-use super::Error;
-use super::devices::Reconstructed;
+use crate::error::Error;
 
 /// Cheap to clone.
 #[derive(Clone, Debug)]
@@ -87,10 +86,9 @@ impl Metrics {
         }
     }
 
-    /// Volumes that were reconstructed at the start.
-    pub(super) fn reconstructed(&self, reconstructed: &Reconstructed) {
-        let unknown = reconstructed.unknown.len() as u64;
-        self.reconstructed.add(reconstructed.volumes.saturating_add(unknown));
+    /// The numbers of volumes that were reconstructed at the start, and of those that were not.
+    pub(super) fn reconstructed(&self, volumes: u64, unknown: u64) {
+        self.reconstructed.add(volumes.saturating_add(unknown));
         self.not_found.add(unknown);
     }
 

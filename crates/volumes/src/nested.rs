@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 use longshore_pod::spec;
 
-use super::dir::Dir;
-use super::error::Error;
+use crate::dir::Dir;
+use crate::error::Error;
 
 /// Creates the directories in a volume that other volumes of the pod are mounted on.
 pub(super) fn make_mount_points(dir: &Dir, mount_points: &[PathBuf]) -> Result<(), Error> {

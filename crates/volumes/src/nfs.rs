@@ -8,13 +8,15 @@ use nix::mount::{MntFlags, umount2};
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::devices::ReconstructedVolume;
-use super::error::Error;
-use super::host::format::MOUNT;
-use super::host::mounts::Table;
-use super::host::tools::Tool;
-use super::persistent::Task;
-use super::{Inner, Mounted, blocking, layout, local};
+use crate::error::Error;
+use crate::host::format::MOUNT;
+use crate::host::mounts::Table;
+use crate::host::tools::Tool;
+use crate::host::{self, blocking};
+use crate::layout::{self, ReconstructedVolume};
+use crate::mounted::Mounted;
+use crate::state::State;
+use crate::task::Task;
 
 /// The mount helper.
 pub(super) const HELPER: Tool = Tool { name: "mount.nfs", package: "nfs-common (or nfs-utils)" };
@@ -53,7 +55,7 @@ pub(super) async fn set_up(task: &Task<'_>, source: &NFSVolumeSource) -> Result<
 }
 
 pub(super) async fn take_down(
-    node: &Inner,
+    node: &State,
     uid: &str,
     volume: &ReconstructedVolume,
 ) -> Result<(), Error> {
@@ -66,7 +68,7 @@ async fn is_mounted(path: PathBuf) -> Result<bool, Error> {
 
 /// Unmounts; by force, if the server does not answer.
 async fn unmount(path: &Path) -> Result<(), Error> {
-    let mut unmounting = Box::pin(local::unmount(path.to_owned()));
+    let mut unmounting = Box::pin(host::unmount(path.to_owned()));
     if let Ok(unmounted) = timeout(UNMOUNT_TIMEOUT, &mut unmounting).await {
         return unmounted;
     }

@@ -19,7 +19,7 @@ use longshore_pod::spec;
 use tokio::sync::oneshot;
 use tokio::time::sleep_until;
 
-use super::error::Error;
+use crate::error::Error;
 
 pub(super) use walk::Change;
 #[cfg(test)]

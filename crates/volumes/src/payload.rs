@@ -13,7 +13,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_client::objects::Objects;
 use longshore_pod::{downward, spec};
 
-use super::error::Error;
+use crate::error::Error;
+use crate::kind::kind_of;
 
 /// The API's default mode.
 const DEFAULT_MODE: i32 = 0o644;
@@ -172,7 +173,7 @@ impl Sources<'_> {
         } else if projection.pod_certificate.is_some() {
             Err(Error::UnsupportedPart("projected source podCertificate".to_owned()))
         } else {
-            Err(Error::UnsupportedPart(format!("projected source {}", super::kind_of(projection))))
+            Err(Error::UnsupportedPart(format!("projected source {}", kind_of(projection))))
         }
     }
 

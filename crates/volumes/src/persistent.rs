@@ -1,25 +1,21 @@
-//! Persistent volumes, and how each type is set up, whether through a claim or inline in the pod.
+//! Persistent volumes as a pod uses them, whether through a claim or inline in the pod.
+
+mod disk;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, CSIVolumeSource, HostPathVolumeSource, LocalVolumeSource,
-    NFSVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeSpec, Pod, Volume,
+    NFSVolumeSource, NodeSelector, PersistentVolume, PersistentVolumeSpec, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use longshore_base::panics;
-use longshore_pod::spec;
 
-use super::claims::Bound;
-use super::devices::Devices;
-use super::error::{self, Error};
-use super::iscsi::{self, Disk};
-use super::ownership::Ownership;
-use super::set_up::host_path;
-use super::stats::CsiVolume;
-use super::{Inner, Mounted, Volumes, csi, layout, local, nfs};
+use crate::claims::Bound;
+use crate::error::{self, Error};
+use crate::layout;
+use crate::stats::CsiVolume;
+
+pub(super) use disk::Disk;
 
 /// The annotation with mount options of a PersistentVolume, which takes precedence over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
@@ -195,89 +191,11 @@ impl Persistent {
     pub(super) fn plugin(&self) -> &'static str {
         match self.source {
             PersistentSource::HostPath(_) => "kubernetes.io/host-path",
-            PersistentSource::Local(_) => local::PLUGIN,
+            PersistentSource::Local(_) => layout::LOCAL_PLUGIN,
             PersistentSource::Nfs(_) => "kubernetes.io/nfs",
-            PersistentSource::Iscsi(_) => iscsi::PLUGIN,
+            PersistentSource::Iscsi(_) => layout::ISCSI_PLUGIN,
             PersistentSource::Csi(_) | PersistentSource::CsiInline(_) => "kubernetes.io/csi",
         }
-    }
-}
-
-/// One volume to be set up for one pod.
-pub(super) struct Task<'a> {
-    pub(super) node: &'a Arc<Inner>,
-    pub(super) pod: &'a Pod,
-    pub(super) persistent: &'a Persistent,
-}
-
-impl Task<'_> {
-    pub(super) fn uid(&self) -> &str {
-        spec::uid(self.pod)
-    }
-
-    pub(super) fn devices(&self) -> &Devices {
-        &self.node.devices
-    }
-
-    /// Applies the pod's fsGroup to a path.
-    pub(super) async fn set_volume_ownership(&self, path: PathBuf) -> Result<(), Error> {
-        let Some(ownership) = Ownership::of_pod(self.pod, self.persistent.read_only) else {
-            return Ok(());
-        };
-        ownership.apply(path, self.pod, &self.node.pod_events).await
-    }
-
-    fn check_node_affinity(&self) -> Result<(), Error> {
-        let Some(selector) = &self.persistent.node_affinity else { return Ok(()) };
-        let Some(node) = self.devices().node() else { return Ok(()) };
-        let name = node.metadata.name.as_deref().unwrap_or_default();
-        let labels = node.metadata.labels.clone().unwrap_or_default();
-        match longshore_pod::admission::selects_node(selector, name, &labels) {
-            true => Ok(()),
-            false => Err(Error::OtherNodes),
-        }
-    }
-}
-
-impl Volumes {
-    /// Sets up a persistent volume. It goes on when the caller is cancelled, so that no operation
-    /// is left half-done.
-    pub(super) async fn set_up_persistent(
-        &self,
-        pod: &Pod,
-        persistent: &Persistent,
-    ) -> Result<Mounted, Error> {
-        layout::component("volume name", &persistent.dir_name())?;
-        layout::component("pod UID", spec::uid(pod))?;
-        let task = Task { node: &self.inner, pod, persistent };
-        match &persistent.source {
-            PersistentSource::Csi(source) => csi::until_attached(&task, source).await?,
-            PersistentSource::Iscsi(disk) => iscsi::until_attached(&task, disk).await?,
-            _ => {}
-        }
-        let guard = self.lock(spec::uid(pod)).read_owned().await;
-        let (inner, pod, persistent) = (Arc::clone(&self.inner), pod.clone(), persistent.clone());
-        let work = panics::task(async move {
-            let _guard = guard;
-            let task = Task { node: &inner, pod: &pod, persistent: &persistent };
-            task.check_node_affinity()?;
-            let mounted = match &persistent.source {
-                PersistentSource::HostPath(_) if !persistent.mount_options.is_empty() => {
-                    return Err(Error::MountOptions);
-                }
-                PersistentSource::HostPath(source) => {
-                    let read_only = persistent.read_only;
-                    Mounted { read_only, ..host_path(source).await? }
-                }
-                PersistentSource::Local(source) => local::set_up(&task, source).await?,
-                PersistentSource::Nfs(source) => nfs::set_up(&task, source).await?,
-                PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await?,
-                PersistentSource::Csi(source) => csi::set_up(&task, source).await?,
-                PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await?,
-            };
-            Ok(Mounted { group: persistent.group, ..mounted })
-        });
-        work.await.unwrap_or(Err(Error::Interrupted))
     }
 }
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-use super::dir::{Dir, Entry, Kind};
-use super::error::{Error, FirstError, if_exists};
-use super::layout;
+use crate::dir::{Dir, Entry, Kind};
+use crate::error::{Error, FirstError, if_exists};
+use crate::layout;
 
 /// Entries per listing, to bound the memory for huge directories.
 const BATCH: usize = 1024;

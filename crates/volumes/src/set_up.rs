@@ -1,19 +1,22 @@
 //! Set-up of one volume of a pod.
 
+mod persistent;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
-use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume};
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use longshore_pod::spec;
 
-use super::claims::migrated;
-use super::medium::Medium;
-use super::payload::{Payload, Sources, fs_group};
-use super::persistent::Persistent;
-use super::source::Source;
-use super::{
-    Error, Inner, Mounted, Volumes, atomic, blocking, claims, empty_dir, error, layout, nested,
-};
+use crate::claims::{self, migrated};
+use crate::error::{self, Error};
+use crate::medium::Medium;
+use crate::mounted::Mounted;
+use crate::payload::{Payload, Sources, fs_group};
+use crate::persistent::Persistent;
+use crate::source::Source;
+use crate::state::State;
+use crate::{Volumes, atomic, empty_dir, host_path, layout, nested};
 
 impl Volumes {
     pub(super) async fn set_up(
@@ -59,11 +62,11 @@ impl Volumes {
         name: &str,
         source: &Source<'_>,
     ) -> Result<Mounted, Error> {
-        let Inner { objects, allocatable, .. } = &*self.inner;
+        let State { objects, allocatable, .. } = &*self.inner;
         let sources = Sources { pod, objects, allocatable };
         let memory = || Medium::memory(None, pod, allocatable);
         let (plugin, medium, payload) = match source {
-            Source::HostPath(source) => return host_path(source).await,
+            Source::HostPath(source) => return host_path::mount(source).await,
             Source::Persistent(persistent) => {
                 return self.set_up_persistent(pod, persistent).await;
             }
@@ -124,11 +127,4 @@ impl Volumes {
         let name = layout::component("volume name", name)?;
         Ok(self.pod_dir(spec::uid(pod)).join(layout::VOLUMES).join(plugin).join(name))
     }
-}
-
-pub(super) async fn host_path(source: &HostPathVolumeSource) -> Result<Mounted, Error> {
-    let path = PathBuf::from(&source.path);
-    let source = source.clone();
-    blocking(move || super::host_path::set_up(&source)).await?;
-    Ok(Mounted::at(path))
 }

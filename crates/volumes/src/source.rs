@@ -4,11 +4,12 @@ use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource,
     ProjectedVolumeSource, SecretVolumeSource, Volume,
 };
-use serde::Serialize;
 
-use super::error::{self, Error};
-use super::metrics::Plugin;
-use super::persistent::{Persistent, REMOVED};
+use crate::error::{self, Error};
+use crate::kind::kind_of;
+use crate::metrics::Plugin;
+use crate::persistent::{Persistent, REMOVED};
+use crate::stats::CsiVolume;
 
 /// The supported volume types.
 pub(super) enum Source<'a> {
@@ -64,15 +65,16 @@ impl<'a> Source<'a> {
         matches!(self, Self::Persistent(persistent) if !persistent.is_host_path())
     }
 
+    /// The CSI volume, if it is one.
+    pub(super) fn csi_volume(&self) -> Option<CsiVolume> {
+        match self {
+            Self::Persistent(persistent) => persistent.csi_volume(),
+            _ => None,
+        }
+    }
+
     /// Whether its content is written by the node and can change.
     pub(super) fn has_data(&self) -> bool {
         !matches!(self, Self::EmptyDir(_) | Self::HostPath(_) | Self::Persistent(_))
     }
-}
-
-/// What kind a volume or a projected source is of: the one field of the object that is set.
-pub(super) fn kind_of(object: &impl Serialize) -> String {
-    let fields = serde_json::to_value(object).unwrap_or_default();
-    let kind = fields.as_object().and_then(|fields| fields.keys().find(|key| *key != "name"));
-    kind.cloned().unwrap_or_else(|| "unknown".to_owned())
 }

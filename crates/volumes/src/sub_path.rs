@@ -15,9 +15,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, lstat, mkdirat, umask};
 
-use super::dir::Dir;
-use super::error::{Error, if_exists};
-use super::{layout, remove};
+use crate::dir::Dir;
+use crate::error::{Error, if_exists};
+use crate::{layout, remove};
 
 /// The kernel gives up a resolution when something is renamed at the same time.
 const ATTEMPTS: usize = 32;

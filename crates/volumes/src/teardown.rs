@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 
-use super::devices::ReconstructedVolume;
-use super::error::{Error, FirstError};
-use super::{Inner, blocking, csi, iscsi, layout, local, nfs};
+use crate::error::{Error, FirstError};
+use crate::host::blocking;
+use crate::layout::{self, ReconstructedVolume};
+use crate::state::State;
+use crate::{csi, iscsi, local, nfs};
 
-impl Inner {
+impl State {
     /// Attempts all of them and returns the first error.
     pub(super) async fn take_down_persistent(self: &Arc<Self>, uid: &str) -> Result<(), Error> {
         let (root, owned) = (self.root.clone(), uid.to_owned());

@@ -12,9 +12,9 @@ use longshore_client::objects::root_cause;
 use longshore_client::{Item, object, optional};
 use tokio::time::timeout;
 
-use super::Csi;
-use super::error::Error;
 use super::policy::Policy;
+use crate::error::csi::Error;
+use crate::state::csi::Csi;
 
 /// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);

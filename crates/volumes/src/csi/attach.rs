@@ -11,17 +11,15 @@ use longshore_client::{Item, optional};
 use longshore_csi::Code;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::super::devices::DeviceGuard;
-use super::super::layout;
-use super::super::persistent::Task;
-use super::Csi;
 use super::api::within;
-use super::error::Error;
 use super::paths::{BlockVolumePaths, VolumePaths, attachment_name};
 use super::request::Volume;
+use crate::devices::DeviceGuard;
+use crate::error::csi::Error;
+use crate::layout;
+use crate::state::csi::Csi;
+use crate::task::Task;
 
-/// Timeout of the attachment.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// Poll intervals. Nodes may not watch attachments; but their own object, which is watched, has the
 /// attached volumes, too.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -33,7 +31,7 @@ const ONE_POD: &str = "ReadWriteOncePod";
 pub(super) async fn mark_in_use(
     task: &Task<'_>,
     volume: &Volume<'_>,
-) -> Result<(), super::super::Error> {
+) -> Result<(), crate::error::Error> {
     let held = task.devices().hold(&volume.device).await;
     if task.persistent.access_modes == [ONE_POD] && is_used_by_others(task, &held).await? {
         return Err(Error::InUse.into());
@@ -46,10 +44,10 @@ pub(super) async fn mark_in_use(
 async fn is_used_by_others(
     task: &Task<'_>,
     held: &DeviceGuard,
-) -> Result<bool, super::super::Error> {
+) -> Result<bool, crate::error::Error> {
     let (root, name) = (task.node.root.clone(), task.persistent.dir_name());
     let other_users = held.other_users(task.uid());
-    super::super::blocking(move || {
+    crate::host::blocking(move || {
         let published = BlockVolumePaths::new(&root, &name).published;
         Ok(other_users.iter().filter(|uid| layout::component("pod UID", uid).is_ok()).any(|uid| {
             VolumePaths::of_pod(&root, uid, &name).dir.exists() || published.join(uid).exists()

@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use tracing::debug;
 
-use super::super::block::BlockMapping;
-use super::super::persistent::Task;
-use super::super::{Error, Inner, Mounted, blocking, layout};
-use super::error;
 use super::mount::write;
 use super::paths::{BlockVolumePaths, device_name};
 use super::request::Volume;
 use super::staging::{self, Staged};
 use super::vol_data::VolData;
+use crate::block::BlockMapping;
+use crate::error::{Error, csi as error};
+use crate::host::blocking;
+use crate::layout;
+use crate::mounted::Mounted;
+use crate::state::State;
+use crate::task::Task;
 
 fn map(root: &Path, uid: &str, name: &str) -> BlockMapping {
     BlockMapping::new(root, uid, layout::CSI, name, BlockVolumePaths::new(root, name).maps)
@@ -78,7 +81,7 @@ async fn vol_data(
 }
 
 /// Unpublishes a device from a pod; after the last pod it is unstaged.
-pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Result<(), Error> {
+pub(super) async fn take_down(node: &Arc<State>, uid: &str, name: &str) -> Result<(), Error> {
     let paths = BlockVolumePaths::new(&node.root, name);
     let data = paths.data.clone();
     let Some(vol_data) = blocking(move || VolData::read(&data)).await? else {
@@ -99,7 +102,7 @@ pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Resul
 
 /// Unstages a device that no pod uses, and removes its directories.
 pub(super) async fn unstage(
-    node: &Inner,
+    node: &State,
     driver: &str,
     handle: &str,
     name: &str,

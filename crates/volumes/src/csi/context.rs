@@ -9,9 +9,9 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_pod::spec;
 use serde_json::{Value, json};
 
-use super::super::Error;
-use super::super::persistent::Task;
 use super::request::Volume;
+use crate::error::Error;
+use crate::task::Task;
 
 impl Volume<'_> {
     /// The pod info (`podInfoOnMount`).

@@ -17,12 +17,13 @@ use longshore_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
 use longshore_pod::{qos, spec};
 use serde_json::{Value, json};
 
-use super::super::persistent::{Persistent, Task};
-use super::super::{Error, Inner};
 use super::api::within;
-use super::error;
 use super::paths::{BlockVolumePaths, VolumePaths};
 use super::request::Volume;
+use crate::error::{Error, csi as error};
+use crate::persistent::Persistent;
+use crate::state::State;
+use crate::task::Task;
 
 /// The resource name of sizes.
 pub(super) const STORAGE: &str = "storage";
@@ -83,7 +84,7 @@ pub(super) async fn expand(task: &Task<'_>, volume: &Volume<'_>) -> Result<Expan
 
 /// Reads the claim of a volume.
 pub(super) async fn claim(
-    node: &Inner,
+    node: &State,
     pod: &Pod,
     persistent: &Persistent,
 ) -> Result<Option<PersistentVolumeClaim>, Error> {

@@ -8,15 +8,19 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_base::panics;
 use tracing::{debug, warn};
 
-use super::super::host::mounts::Table;
-use super::super::persistent::{Persistent, Task};
-use super::super::{Error, Inner, Mounted, blocking, layout};
-use super::BackgroundTask;
-use super::error;
 use super::paths::{VolumePaths, device_name};
 use super::request::Volume;
 use super::staging::{self, Staged};
 use super::vol_data::VolData;
+use crate::error::{Error, csi as error};
+use crate::host::blocking;
+use crate::host::mounts::Table;
+use crate::layout;
+use crate::mounted::Mounted;
+use crate::persistent::Persistent;
+use crate::state::State;
+use crate::state::csi::BackgroundTask;
+use crate::task::Task;
 
 /// Interval of republishing (`requiresRepublish`); upstream does so with every sync of the pod,
 /// each minute or two.
@@ -117,7 +121,7 @@ pub(super) async fn clear_if_unmounted(paths: &VolumePaths) {
 }
 
 /// Unpublishes a volume from a pod; after the last pod it is unstaged.
-pub(super) async fn take_down(node: &Arc<Inner>, uid: &str, name: &str) -> Result<(), Error> {
+pub(super) async fn take_down(node: &Arc<State>, uid: &str, name: &str) -> Result<(), Error> {
     let paths = VolumePaths::of_pod(&node.root, uid, name);
     let dir = paths.dir.clone();
     let Some(vol_data) = blocking(move || VolData::read(&dir)).await? else {
@@ -171,7 +175,7 @@ fn start_republishing(task: &Task<'_>) {
     );
 }
 
-async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
+async fn republish(node: Arc<State>, pod: Pod, persistent: Persistent) {
     loop {
         tokio::time::sleep(REPUBLISH).await;
         let task = Task { node: &node, pod: &pod, persistent: &persistent };
@@ -183,7 +187,7 @@ async fn republish(node: Arc<Inner>, pod: Pod, persistent: Persistent) {
 }
 
 async fn republish_once(task: &Task<'_>) -> Result<(), Error> {
-    use super::super::persistent::PersistentSource as Source;
+    use crate::persistent::PersistentSource as Source;
     let volume = match &task.persistent.source {
         Source::Csi(source) => Volume::persistent(task, source).await?,
         Source::CsiInline(source) => Volume::inline(task, source).await?,

@@ -2,7 +2,6 @@
 //! polled, as a Go kubelet does with every sync of the pod; and more often during a resize. Only
 //! for drivers that support expansion on the node.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,48 +10,20 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::Api;
 use longshore_base::panics;
 use longshore_client::{Item, object};
-use parking_lot::{Mutex, MutexGuard};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::super::persistent::{Persistent, PersistentSource, Task};
-use super::super::{Error, Inner};
-use super::BackgroundTask;
 use super::api::within;
-use super::error;
 use super::expand::{self, Expansion, bytes};
 use super::request::Volume;
+use crate::error::{Error, csi as error};
+use crate::persistent::{Persistent, PersistentSource};
+use crate::state::State;
+use crate::state::csi::BackgroundTask;
+use crate::task::Task;
 
 /// Initial poll interval of a claim that requests a resize; it increases.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// The sizes that volumes have on this node, by their unique names.
-#[derive(Default)]
-pub(super) struct Sizes(Mutex<HashMap<String, i128>>);
-
-impl Sizes {
-    fn get(&self, device: &str) -> i128 {
-        self.known().get(device).copied().unwrap_or(0)
-    }
-
-    fn set(&self, device: &str, size: i128) {
-        self.known().insert(device.to_owned(), size);
-    }
-
-    /// The initial size of a volume, unless it is known.
-    fn insert_initial(&self, device: &str, size: i128) {
-        self.known().entry(device.to_owned()).or_insert(size);
-    }
-
-    /// The volume was unstaged.
-    pub(super) fn forget(&self, device: &str) {
-        self.known().remove(device);
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<String, i128>> {
-        self.0.lock()
-    }
-}
 
 /// Starts to follow the claim of a volume that is set up for a pod, until it is torn down.
 pub(super) fn start(task: &Task<'_>, volume: &Volume<'_>, expansion: Expansion) {
@@ -87,7 +58,7 @@ pub(super) fn start(task: &Task<'_>, volume: &Volume<'_>, expansion: Expansion) 
 }
 
 struct ClaimFollower {
-    node: Arc<Inner>,
+    node: Arc<State>,
     pod: Pod,
     persistent: Persistent,
     device: String,

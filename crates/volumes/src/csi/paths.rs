@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::super::{Error, layout};
 use super::vol_data::VolData;
+use crate::error::Error;
+use crate::layout;
 
 /// The plugin's name.
 const PLUGIN: &str = "kubernetes.io/csi";

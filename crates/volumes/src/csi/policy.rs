@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::storage::v1::{CSIDriverSpec, TokenRequest};
 
-use super::error::Error;
+use crate::error::csi::Error;
 
 pub(super) const PERSISTENT: &str = "Persistent";
 pub(super) const EPHEMERAL: &str = "Ephemeral";

@@ -10,13 +10,13 @@ use longshore_csi::v1::{NodePublishVolumeRequest, NodeStageVolumeRequest, Volume
 use longshore_csi::{Capabilities, Driver, access_mode, capability};
 use longshore_pod::spec;
 
-use super::super::Error;
-use super::super::persistent::Task;
 use super::api::SecretName;
 use super::paths::{attachment_name, device_name, inline_handle};
 use super::policy::{EPHEMERAL, GroupPolicy, PERSISTENT, Policy};
 use super::selinux;
 use super::vol_data::VolData;
+use crate::error::{Error, csi as error};
+use crate::task::Task;
 
 /// The default access mode, such as of ephemeral volumes.
 const READ_WRITE_ONCE: &str = "ReadWriteOnce";
@@ -94,7 +94,7 @@ impl<'a> Volume<'a> {
         let driver = csi.driver(name)?;
         let policy = csi.policy(name).await?;
         policy.check(mode, name)?;
-        let capabilities = driver.capabilities().await.map_err(super::Error::from)?;
+        let capabilities = driver.capabilities().await.map_err(error::Error::from)?;
         Ok(Self {
             driver,
             capabilities,

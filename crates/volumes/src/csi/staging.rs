@@ -13,18 +13,19 @@ use longshore_base::retry::Delays;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::super::devices::{DeviceGuard, ReconstructedVolume};
-use super::super::persistent::Task;
-use super::super::{Error, Inner, blocking};
 use super::paths::{BlockVolumePaths, VolumePaths, device_name, staged_volumes};
 use super::request::Volume;
 use super::vol_data::VolData;
-use super::{block, error, mount};
+use super::{block, device_of, mount};
+use crate::devices::DeviceGuard;
+use crate::error::{Error, csi as error};
+use crate::host::blocking;
 use crate::host::mounts::Table;
-use crate::layout;
+use crate::layout::{self, ReconstructedVolume};
+use crate::state::State;
+use crate::task::Task;
 
 /// Backoff of unstaging.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 /// The node itself, as a user of a volume that is yet to be unstaged.
 const NODE_USER: &str = "";
@@ -45,7 +46,7 @@ impl Staged {
     }
 
     /// Unstages the volume, whose lock is held, unless a pod uses it.
-    async fn unstage_if_unused(&self, node: &Inner, held: &DeviceGuard) -> Result<(), Error> {
+    async fn unstage_if_unused(&self, node: &State, held: &DeviceGuard) -> Result<(), Error> {
         if !owners(node, held).await?.is_empty() {
             return Ok(());
         }
@@ -107,7 +108,7 @@ pub(super) fn stage_error(error: Error) -> Error {
 }
 
 /// Unstages a volume, if it is staged.
-async fn unstage(node: &Inner, driver: &str, handle: &str) -> Result<(), Error> {
+async fn unstage(node: &State, driver: &str, handle: &str) -> Result<(), Error> {
     let paths = VolumePaths::staged(&node.root, driver, handle);
     let dir = paths.dir.clone();
     let Some(vol_data) = blocking(move || VolData::read(&dir)).await? else {
@@ -126,7 +127,7 @@ async fn unstage(node: &Inner, driver: &str, handle: &str) -> Result<(), Error> 
 /// Removes a pod from the volume's users after unpublishing; if no pod uses the volume any more, it
 /// is unstaged.
 pub(super) async fn release_staged(
-    node: &Arc<Inner>,
+    node: &Arc<State>,
     held: DeviceGuard,
     uid: &str,
     staged: Staged,
@@ -148,13 +149,13 @@ pub(super) async fn release_staged(
 
 /// The pods that use a volume, or may use it, by `vol_data.json` in their directories. Pods that
 /// still wait for it are not counted, as they may never get it.
-async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> {
+async fn owners(node: &State, held: &DeviceGuard) -> Result<Vec<String>, Error> {
     let (root, device, users) =
         (node.root.clone(), held.name().to_owned(), held.other_users(NODE_USER));
     blocking(move || {
         let mut owners = Vec::new();
         for uid in users {
-            if ReconstructedVolume::has_csi_volume(&root, &uid, &device)? {
+            if has_volume(&root, &uid, &device)? {
                 owners.push(uid);
             }
         }
@@ -163,7 +164,17 @@ async fn owners(node: &Inner, held: &DeviceGuard) -> Result<Vec<String>, Error> 
     .await
 }
 
-async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, staged: Staged) {
+/// Whether the directory of a pod has a volume with that unique name.
+fn has_volume(root: &Path, uid: &str, device: &str) -> Result<bool, Error> {
+    let all = ReconstructedVolume::of_pod(root, uid)?;
+    let mut devices = all.iter().filter(|volume| volume.plugin == layout::CSI).map(|volume| {
+        let own = device_of(root, uid, volume)?;
+        Ok(own.is_some_and(|own| own == device))
+    });
+    devices.find(|reconstructed| !matches!(reconstructed, Ok(false))).unwrap_or(Ok(false))
+}
+
+async fn unstage_unless_used(node: Arc<State>, mut held: Option<DeviceGuard>, staged: Staged) {
     let device = staged.device();
     let mut delays = Delays::doubling(node.csi.pause, LONGEST_PAUSE);
     let mut last_error = None;
@@ -188,7 +199,7 @@ async fn unstage_unless_used(node: Arc<Inner>, mut held: Option<DeviceGuard>, st
 }
 
 /// Unstages volumes of an earlier daemon that no pod uses.
-pub(crate) async fn recover(node: &Arc<Inner>) {
+pub(crate) async fn recover(node: &Arc<State>) {
     let root = node.root.clone();
     let staged_volumes_on_disk = match blocking(move || staged_volumes_on_disk(&root)).await {
         Ok(staged_volumes_on_disk) => staged_volumes_on_disk,

@@ -5,15 +5,16 @@ use std::time::Instant;
 use longshore_csi::v1::volume_usage::Unit;
 use longshore_csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse};
 
-use super::super::stats::{Condition, CsiVolume, VolumeStats};
-use super::super::{Error, Inner, blocking};
-use super::error;
 use super::paths::{BlockVolumePaths, VolumePaths};
 use super::vol_data::VolData;
+use crate::error::{Error, csi as error};
+use crate::host::blocking;
+use crate::state::State;
+use crate::stats::{Condition, CsiVolume, VolumeStats};
 
 /// Queries the driver for the stats of a pod's volume; `None` if it does not support that.
 pub(crate) async fn stats(
-    node: &Inner,
+    node: &State,
     uid: &str,
     volume: &CsiVolume,
 ) -> Result<Option<VolumeStats>, Error> {

@@ -9,9 +9,8 @@ use std::sync::OnceLock;
 
 use longshore_base::files;
 
-use super::super::Error;
-use super::super::layout;
-use super::error;
+use crate::error::{Error, csi as error};
+use crate::layout;
 
 pub(super) const FILE: &str = "vol_data.json";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use super::tools::{Tool, Tools};
 use crate::error::Error;
+use crate::host::blocking;
 use crate::host::mounts::Table;
-use crate::{blocking, layout, remove};
+use crate::{layout, remove};
 
 const BLKID: Tool = Tool { name: "blkid", package: "util-linux" };
 const FSCK: Tool = Tool { name: "fsck", package: "util-linux" };

@@ -1,6 +1,26 @@
 //! Host operations: mounts, file systems, loop devices, and system tools.
 
-pub(super) mod format;
-pub(super) mod loops;
-pub(super) mod mounts;
-pub(super) mod tools;
+pub(crate) mod format;
+pub(crate) mod kernel;
+pub(crate) mod loops;
+pub(crate) mod mounts;
+pub(crate) mod tools;
+
+use std::path::PathBuf;
+
+use longshore_base::panics;
+
+use crate::error::Error;
+use crate::remove;
+
+/// Runs file operations on a blocking thread.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    panics::blocking(work).await.unwrap_or(Err(Error::Interrupted))
+}
+
+/// Unmounts all mounts at a path.
+pub(crate) async fn unmount(path: PathBuf) -> Result<(), Error> {
+    blocking(move || remove::unmount(&path)).await
+}

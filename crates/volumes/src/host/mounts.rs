@@ -10,6 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::error::Error;
+use crate::remove;
 
 const TABLE: &str = "/proc/self/mountinfo";
 /// The mount option of file systems that support SELinux labels.
@@ -222,7 +223,7 @@ pub(crate) fn complete(to: &Path, options: BindOptions) -> Result<(), Error> {
     let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | wanted;
     let remounted = mount(none, to, none, flags, none).map_err(fail("set the options of"));
     // A read-only volume must not stay mounted writable.
-    remounted.or_else(|error| super::super::remove::unmount(to).and(Err(error)))
+    remounted.or_else(|error| remove::unmount(to).and(Err(error)))
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use longshore_base::time;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::Disk;
 use crate::error::Error;
+use crate::host::kernel::Kernel;
 use crate::host::tools::{Output, Tool, Tools};
+use crate::persistent::Disk;
 
 pub(crate) const ISCSIADM: Tool =
     Tool { name: "iscsiadm", package: "open-iscsi (or iscsi-initiator-utils)" };
@@ -25,22 +26,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 const DISCOVERY: &str = "discovery.sendtargets.auth";
 const SESSION: &str = "node.session.auth";
 const CHAP: [&str; 4] = ["username", "password", "username_in", "password_in"];
-
-/// Paths of udev and sysfs.
-#[derive(Clone, Debug)]
-pub(crate) struct Kernel {
-    pub(crate) disks: PathBuf,
-    pub(crate) sys: PathBuf,
-    /// Timeout for a disk to appear after a login.
-    pub(crate) device_timeout: Duration,
-}
-
-impl Default for Kernel {
-    fn default() -> Self {
-        let (disks, sys) = ("/dev/disk/by-path".into(), "/sys".into());
-        Self { disks, sys, device_timeout: Duration::from_secs(30) }
-    }
-}
 
 /// Operations on one disk.
 pub(super) struct Admin<'a> {

@@ -3,7 +3,6 @@
 //! supported.
 
 mod admin;
-mod disk;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,24 +12,21 @@ use std::time::Duration;
 use longshore_pod::spec;
 use tokio::time::timeout;
 
-use super::block::BlockMapping;
-use super::devices::ReconstructedVolume;
-use super::error::{Error, if_exists};
-use super::host::format::{self, Wanted};
-use super::host::mounts::{Table, real_dir};
-use super::local::Groups;
-use super::persistent::Task;
-use super::{Inner, Mounted, blocking, layout, local};
+use crate::block::BlockMapping;
+use crate::error::{Error, if_exists};
+use crate::host::format::{self, Wanted};
+use crate::host::mounts::{Table, real_dir};
+use crate::host::{self, blocking};
+use crate::layout::{self, ReconstructedVolume};
+use crate::mounted::Mounted;
+use crate::persistent::Disk;
+use crate::state::State;
+use crate::task::{Groups, Task};
 use admin::Admin;
 
 #[cfg(test)]
 pub(super) use admin::ISCSIADM;
-pub(super) use admin::Kernel;
-pub(super) use disk::Disk;
 
-pub(super) const PLUGIN: &str = "kubernetes.io/iscsi";
-/// The default port, as part of names.
-pub(super) const DEFAULT_PORT_INFIX: &str = ":3260:";
 /// The file in the pod's directory with the disk of its volume.
 const NOTE: &str = "iscsi.json";
 
@@ -107,7 +103,7 @@ fn unreached(error: Error) -> Error {
 /// Tears down the volume of a pod; after the last pod the disk is detached, and after the last disk
 /// of a target, its sessions are logged out.
 pub(super) async fn take_down(
-    node: &Inner,
+    node: &State,
     uid: &str,
     volume: &ReconstructedVolume,
 ) -> Result<(), Error> {
@@ -116,15 +112,15 @@ pub(super) async fn take_down(
     let path = volume.path(&node.root, uid);
     let Some(disk) = disk else {
         // The disk is unknown, so it is not mounted by its device.
-        return local::unmount(path).await;
+        return host::unmount(path).await;
     };
     let held = node.devices.hold(&disk.device_name()).await;
     let map = map(&node.root, uid, &volume.name, &disk);
     if volume.block {
         map.unbind(&node.tools).await?;
     } else {
-        local::unmount(path).await?;
-        local::unstage(&held, uid, disk.global_path(&node.root, &volume.name)).await?;
+        host::unmount(path).await?;
+        held.unstage(uid, disk.global_path(&node.root, &volume.name)).await?;
     }
     // Held until the user is removed, so that concurrent teardowns of the last disks log out once.
     let _sessions = node.devices.hold(&disk.target_name()).await;
@@ -164,7 +160,7 @@ fn disk_of(
     if let Some(note) = if_exists(fs::read(&path).map_err(fail))? {
         return serde_json::from_slice(&note).map(Some).map_err(|error| fail(error.into()));
     }
-    let plugin = real_dir(&root.join(layout::PLUGINS).join(PLUGIN));
+    let plugin = real_dir(&root.join(layout::PLUGINS).join(layout::ISCSI_PLUGIN));
     if !volume.block {
         let twins = mounts.twins(&volume.path(root, uid));
         return Ok(twins

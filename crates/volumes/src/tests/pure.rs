@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::pod;
 use crate::medium::Medium;
+use crate::nested;
 use crate::payload::{common_user, file_path, fs_group};
-use crate::{Source, nested};
+use crate::source::Source;
 
 #[test]
 fn payload_paths_stay_inside_the_volume() {

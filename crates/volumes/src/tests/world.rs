@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::host::kernel::Kernel;
 use crate::host::mounts::Table;
 use crate::host::tools::Tools;
-use crate::iscsi::Kernel;
 use crate::plugins::Drivers;
 use crate::{PodMounts, Volumes};
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::super::error::{ATTACH, MAP, MAP_ATTACH, SET_UP, STAGE};
+use super::{ATTACH, MAP, MAP_ATTACH, SET_UP, STAGE};
 
 /// Why a volume of a driver could not be set up or taken down. The message is used in pod events.
 #[derive(Debug, thiserror::Error)]
@@ -81,28 +81,28 @@ pub enum Error {
     },
     /// A volume could not be staged.
     #[error("{0}")]
-    Stage(Box<super::super::Error>),
+    Stage(Box<super::Error>),
     /// A volume could not be made larger.
     #[error("Expander.NodeExpand failed to expand the volume : {0}")]
     Expand(longshore_csi::Error),
 }
 
 /// Whether the operation may still be in progress in the driver.
-pub(super) fn is_under_way(error: &super::super::Error) -> bool {
+pub(crate) fn is_under_way(error: &super::Error) -> bool {
     match error {
-        super::super::Error::Csi(Error::Call(call)) => !call.is_final(),
-        super::super::Error::Csi(Error::Stage(error)) => is_under_way(error),
+        super::Error::Csi(Error::Call(call)) => !call.is_final(),
+        super::Error::Csi(Error::Stage(error)) => is_under_way(error),
         _ => false,
     }
 }
 
 /// Whether the driver's limit of volumes on the node is reached.
-pub(super) fn is_exhausted(error: &super::super::Error) -> bool {
+pub(crate) fn is_exhausted(error: &super::Error) -> bool {
     match error {
-        super::super::Error::Csi(Error::Call(call)) => {
+        super::Error::Csi(Error::Call(call)) => {
             call.code() == Some(longshore_csi::Code::ResourceExhausted)
         }
-        super::super::Error::Csi(Error::Stage(error)) => is_exhausted(error),
+        super::Error::Csi(Error::Stage(error)) => is_exhausted(error),
         _ => false,
     }
 }

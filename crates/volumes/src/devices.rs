@@ -3,19 +3,20 @@
 //! during set-up and teardown, so that it is staged before the first use and unstaged after the
 //! last.
 
-mod reconstruct;
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use k8s_openapi::api::core::v1::Node;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
-pub(super) use reconstruct::{Reconstructed, ReconstructedVolume};
+use crate::error::Error;
+use crate::host::blocking;
+use crate::{layout, remove};
 
-use super::iscsi;
+/// The default port of iSCSI, as part of names.
+const DEFAULT_PORT_INFIX: &str = ":3260:";
 
 /// The devices of the node. A cheap handle.
 #[derive(Clone)]
@@ -82,23 +83,21 @@ impl InUse {
 /// The names that the control plane may use for a device: that of an iSCSI disk has the portal as
 /// written in the volume, often without the default port.
 fn names(device: &str) -> impl Iterator<Item = String> + use<> {
-    let is_disk = device.starts_with(iscsi::PLUGIN) && device.contains(iscsi::DEFAULT_PORT_INFIX);
-    let short = is_disk.then(|| device.replacen(iscsi::DEFAULT_PORT_INFIX, ":", 1));
+    let is_disk = device.starts_with(layout::ISCSI_PLUGIN) && device.contains(DEFAULT_PORT_INFIX);
+    let short = is_disk.then(|| device.replacen(DEFAULT_PORT_INFIX, ":", 1));
     short.into_iter().chain([device.to_owned()])
 }
 
 impl Devices {
-    /// Reconstructs the devices that pods below a root directory use from its files and mounts.
-    /// `node` is the node's object, if there is an apiserver.
-    pub(super) fn find(
-        root: &Path,
+    /// The devices that pods use, by name with the UIDs of these pods. `node` is the node's object,
+    /// if there is an apiserver.
+    pub(super) fn new(
+        users: BTreeMap<String, BTreeSet<String>>,
         node: Option<watch::Receiver<Option<Arc<Node>>>>,
-    ) -> (Self, Reconstructed) {
-        let reconstructed = Reconstructed::from_disk(root);
-        let in_use = InUse { users: reconstructed.users.clone(), unattached: BTreeSet::new() };
-        let in_use = watch::Sender::new(in_use);
+    ) -> Self {
+        let in_use = watch::Sender::new(InUse { users, unattached: BTreeSet::new() });
         let inner = Inner { in_use, locks: Mutex::default(), node };
-        (Self { inner: Arc::new(inner) }, reconstructed)
+        Self { inner: Arc::new(inner) }
     }
 
     /// The node's object, if it is known.
@@ -196,6 +195,19 @@ impl DeviceGuard {
         let in_use = self.inner.in_use.borrow();
         let users = in_use.users.get(&self.name).into_iter().flatten();
         users.filter(|user| *user != uid).cloned().collect()
+    }
+
+    /// Unmounts the device from the path where it is mounted for all pods, unless a pod other than
+    /// that one uses it.
+    pub(super) async fn unstage(&self, uid: &str, global: PathBuf) -> Result<(), Error> {
+        if self.has_other_users(uid) {
+            return Ok(());
+        }
+        blocking(move || {
+            remove::unmount(&global)?;
+            layout::remove_empty_dir(&global)
+        })
+        .await
     }
 
     /// Removes a pod from the users.

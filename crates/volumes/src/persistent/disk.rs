@@ -24,14 +24,14 @@ pub(crate) struct Disk {
     /// The iSCSI interface.
     interface: Option<String>,
     /// A custom initiator name.
-    pub(super) initiator: Option<String>,
-    pub(super) file_system: Option<String>,
+    pub(crate) initiator: Option<String>,
+    pub(crate) file_system: Option<String>,
     pub(crate) read_only: bool,
     /// Whether discovery and sessions use CHAP.
-    pub(super) chap_discovery: bool,
-    pub(super) chap_session: bool,
+    pub(crate) chap_discovery: bool,
+    pub(crate) chap_session: bool,
     /// Namespace (default: the pod's) and name of the CHAP secret.
-    pub(super) secret: Option<(Option<String>, String)>,
+    pub(crate) secret: Option<(Option<String>, String)>,
 }
 
 impl Disk {
@@ -76,22 +76,22 @@ impl Disk {
     }
 
     /// The common prefix of the names of a target's disks.
-    pub(super) fn target_name(&self) -> String {
-        format!("{}/{}:{}:", super::PLUGIN, self.portal(), self.iqn)
+    pub(crate) fn target_name(&self) -> String {
+        format!("{}/{}:{}:", layout::ISCSI_PLUGIN, self.portal(), self.iqn)
     }
 
     /// The disk's unique name.
-    pub(super) fn device_name(&self) -> String {
+    pub(crate) fn device_name(&self) -> String {
         format!("{}{}", self.target_name(), self.lun)
     }
 
     /// The base interface, whose settings are used or copied.
-    pub(super) fn base_interface(&self) -> &str {
+    pub(crate) fn base_interface(&self) -> &str {
         self.interface.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_INTERFACE)
     }
 
     /// The interface of the disk's sessions: a separate one for a custom initiator name.
-    pub(super) fn session_interface(&self, volume: &str) -> String {
+    pub(crate) fn session_interface(&self, volume: &str) -> String {
         match &self.initiator {
             Some(_) => format!("{}:{volume}", self.portal()),
             None => self.base_interface().to_owned(),
@@ -105,24 +105,24 @@ impl Disk {
     }
 
     /// The global mount path.
-    pub(super) fn global_path(&self, root: &Path, volume: &str) -> PathBuf {
-        root.join(layout::PLUGINS).join(super::PLUGIN).join(self.dir_name(volume))
+    pub(crate) fn global_path(&self, root: &Path, volume: &str) -> PathBuf {
+        root.join(layout::PLUGINS).join(layout::ISCSI_PLUGIN).join(self.dir_name(volume))
     }
 
     /// The global map path.
-    pub(super) fn map_path(&self, root: &Path, volume: &str) -> PathBuf {
-        let plugin = root.join(layout::PLUGINS).join(super::PLUGIN);
+    pub(crate) fn map_path(&self, root: &Path, volume: &str) -> PathBuf {
+        let plugin = root.join(layout::PLUGINS).join(layout::ISCSI_PLUGIN);
         plugin.join("volumeDevices").join(self.dir_name(volume))
     }
 
     /// The name of the disk in `/dev/disk/by-path`.
-    pub(super) fn path_name(&self, portal: &str) -> String {
+    pub(crate) fn path_name(&self, portal: &str) -> String {
         let portal = portal.replace(['[', ']'], "");
         format!("ip-{portal}-iscsi-{}-lun-{}", self.iqn, self.lun)
     }
 
     /// Parses the path where a disk is mounted or mapped.
-    pub(super) fn of_path(path: &Path) -> Option<Self> {
+    pub(crate) fn of_path(path: &Path) -> Option<Self> {
         let name = path.file_name().and_then(OsStr::to_str)?;
         let interface = path.parent()?.file_name().and_then(OsStr::to_str)?;
         let interface = interface.strip_prefix("iface-")?;
