@@ -189,7 +189,8 @@ async fn run_scheduler(context: &Context, service: Service, client: Client) {
     }
 }
 
-/// Runs controllers until the context's stop. One that ends early, which none should, starts again.
+/// Runs controllers until the context's stop. One that panics starts again; one that returns has nothing
+/// to do with these settings.
 pub async fn run_all(context: Context, controllers: Vec<Controller>) {
     let run = |controller: Controller| {
         let context = context.clone();
@@ -198,8 +199,12 @@ pub async fn run_all(context: Context, controllers: Vec<Controller>) {
                 info!(controller = controller.name, "starting");
                 let work = panics::task((controller.run)(context.clone()));
                 tokio::select! {
-                    ended = work => if let Err(panicked) = ended {
-                        error!(controller = controller.name, "{panicked}");
+                    ended = work => match ended {
+                        Ok(()) => {
+                            info!(controller = controller.name, "nothing to do");
+                            return;
+                        }
+                        Err(panicked) => error!(controller = controller.name, "{panicked}"),
                     },
                     () = context.stop.cancelled() => return,
                 }

@@ -25,7 +25,6 @@ use crate::progress::Progress;
 const GRACE: Duration = Duration::from_secs(10);
 const APISERVER_READY: Duration = Duration::from_secs(30);
 const NODE_READY: Duration = Duration::from_secs(60);
-const CONTROLLER_FLAGS: &[&str] = &["--enable-hostpath-provisioner"];
 /// The address of the Service kube-dns, in the apiserver's default range.
 const DNS_ADDRESS: &str = "10.96.0.10";
 
@@ -87,7 +86,9 @@ impl Stack {
 
         let admin = apiserver.admin_kubeconfig();
         let started = progress.step("controllers, scheduler and DNS", async {
-            self.controllers = Some(Controllers::start(host, &admin, CONTROLLER_FLAGS)?);
+            let root_ca = format!("--root-ca-file={}", apiserver.client_ca().display());
+            let flags = ["--enable-hostpath-provisioner", &root_ca];
+            self.controllers = Some(Controllers::start(host, &admin, &flags)?);
             self.dns = Some(Dns::start(host, &admin)?);
             create_cluster_objects(&client, host).await
         });
