@@ -83,12 +83,8 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
             let service =
                 Service::new(scheduler::configuration(&options)?, &registry).sharing_informers();
             service.check().map_err(scheduler::Error::from)?;
-            let limits = Limits {
-                component: "kube-scheduler",
-                qps: 0,
-                burst: 0,
-                timeout: REQUEST_TIMEOUT,
-            };
+            let limits =
+                Limits { component: "kube-scheduler", qps: 0, burst: 0, timeout: REQUEST_TIMEOUT };
             Some((service, connect(&credentials, limits, requests).await?))
         }
     };

@@ -130,7 +130,8 @@ fn describe(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default();
     let phase = status.phase.unwrap_or_else(|| "without a status".into());
     let conditions = status.conditions.into_iter().flatten().filter(|one| one.status == "False");
-    let unscheduled = conditions.filter(|one| one.type_ == "PodScheduled").filter_map(|one| one.message);
+    let unscheduled =
+        conditions.filter(|one| one.type_ == "PodScheduled").filter_map(|one| one.message);
     let waiting = status.container_statuses.into_iter().flatten().filter_map(|container| {
         let waiting = container.state?.waiting?;
         let why = waiting.message.or(waiting.reason).unwrap_or_else(|| "waiting".into());

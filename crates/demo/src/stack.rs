@@ -13,8 +13,8 @@ use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use longshore_testkit::{
-    Apiserver, Controllers, Dns, Host, Image, Node, NodeOptions, kube_proxy_configuration, log_tails,
-    sweep_abandoned, wait_until,
+    Apiserver, Controllers, Dns, Host, Image, Node, NodeOptions, kube_proxy_configuration,
+    log_tails, sweep_abandoned, wait_until,
 };
 use serde_json::json;
 use tokio_util::sync::CancellationToken;

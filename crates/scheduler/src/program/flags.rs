@@ -28,6 +28,9 @@ pub enum FlagError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A flag asks for a protection that is not there.
+    #[error("--{0} is not supported: it would have no effect")]
+    Unsupported(String),
     /// Something that is no flag.
     #[error("\"kube-scheduler\" does not take any arguments, got {0:?}")]
     Argument(String),
@@ -141,7 +144,7 @@ impl Default for Options {
 }
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 37] = [
+const IGNORED: [(&str, bool); 35] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("authentication-skip-lookup", true),
@@ -175,8 +178,6 @@ const IGNORED: [(&str, bool); 37] = [
     ("requestheader-uid-headers", false),
     ("requestheader-username-headers", false),
     ("show-hidden-metrics-for-version", false),
-    ("tls-cipher-suites", false),
-    ("tls-min-version", false),
     ("tls-sni-cert-key", false),
     ("vmodule", false),
 ];
@@ -274,6 +275,11 @@ impl Options {
                 self.always_allow_paths = text.split(',').map(str::to_owned).collect();
             }
             "v" => self.verbosity = value(name, text)?,
+            "tls-min-version" if matches!(text, "" | "VersionTLS12") => {}
+            "tls-cipher-suites" if text.is_empty() => {}
+            "tls-min-version" | "tls-cipher-suites" => {
+                return Err(FlagError::Unsupported(name.to_owned()));
+            }
             _ => {
                 let Some((_, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {
                     return Ok(false);
@@ -338,6 +344,9 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
         assert_eq!(parse("--help"), Ok(Parsed::Help));
+        assert!(matches!(parse("--tls-min-version=VersionTLS12"), Ok(Parsed::Run(_))));
+        let refused = parse("--tls-min-version=VersionTLS13");
+        assert_eq!(refused, Err(FlagError::Unsupported("tls-min-version".to_owned())));
         assert_eq!(parse("--version"), Ok(Parsed::Version));
         assert!(matches!(parse("--help=false"), Ok(Parsed::Run(_))));
     }
