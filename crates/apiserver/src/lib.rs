@@ -105,6 +105,8 @@ pub struct Config {
     pub signing_duration: Duration,
     /// Whether claims are bound to volumes here, rather than by a controller manager.
     pub bind_volumes: bool,
+    /// Whether deleted namespaces are emptied here, rather than by a controller manager.
+    pub empty_namespaces: bool,
     /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
     pub delete_host_paths: bool,
     /// Feature gates.
@@ -164,6 +166,8 @@ pub struct Server {
     signing: certificates::Settings,
     /// Settings of the volume controllers; `None`: disabled.
     volumes: Option<volumes::Settings>,
+    /// Whether deleted namespaces are emptied here.
+    empty_namespaces: bool,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -258,6 +262,7 @@ impl Server {
             volumes: config
                 .bind_volumes
                 .then_some(volumes::Settings { delete_host_paths: config.delete_host_paths }),
+            empty_namespaces: config.empty_namespaces,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -286,7 +291,11 @@ impl Server {
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::aggregation::run(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
-            tasks::namespaces::run(&self.api, parts.clone()),
+            async {
+                if self.empty_namespaces {
+                    tasks::namespaces::run(&self.api, parts.clone()).await;
+                }
+            },
             async {
                 if let Some(settings) = self.volumes {
                     volumes::run(&self.api, settings, parts.clone()).await;

@@ -73,7 +73,8 @@ impl Stack {
         go_on(stop)?;
 
         let started = progress.step("apiserver", async {
-            let apiserver = self.apiserver.insert(Apiserver::start(host)?);
+            let apiserver =
+                self.apiserver.insert(Apiserver::start_with(host, &["--empty-namespaces=false"])?);
             let client = connect(apiserver.admin_kubeconfig()).await?;
             let ready = wait_until(APISERVER_READY, "the apiserver to be ready", async || {
                 client.apiserver_version().await

@@ -50,6 +50,7 @@ impl Cluster {
             approve_kubelet_serving: false,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             bind_volumes: false,
+            empty_namespaces: true,
             delete_host_paths: false,
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),

@@ -31,9 +31,19 @@ impl Apiserver {
     /// # Errors
     /// When it is not built, ends, or is not ready in 30 s; the error holds the end of its log.
     pub fn start(host: &Host) -> Result<Self> {
+        Self::start_with(host, &[])
+    }
+
+    /// [`Apiserver::start`] with further flags.
+    ///
+    /// # Errors
+    /// As for [`Apiserver::start`].
+    pub fn start_with(host: &Host, flags: &[&str]) -> Result<Self> {
         let dir = host.dir().join("apiserver");
         let store = format!("--data-dir={}", dir.display());
-        Self::launch(host, store, PORT, vec![format!("--node-name={}", host.name())])
+        let mut args = vec![format!("--node-name={}", host.name())];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        Self::launch(host, store, PORT, args)
     }
 
     /// Starts one of several on an etcd that they share, and waits until it is ready; blocks. They

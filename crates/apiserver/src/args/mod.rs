@@ -128,6 +128,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub bind_volumes: bool,
+    /// Empty deleted namespaces, everything at once: false where a controller manager does that, in order
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub empty_namespaces: bool,
     /// Delete what is below /tmp on this machine with the hostPath volume that it is of
     #[arg(long)]
     pub delete_host_paths: bool,
@@ -228,6 +232,7 @@ impl ServeArgs {
             approve_kubelet_serving: self.approve_kubelet_serving,
             signing_duration: self.cluster_signing_duration,
             bind_volumes: self.bind_volumes,
+            empty_namespaces: self.empty_namespaces,
             delete_host_paths: self.delete_host_paths,
             gates: self.feature_gates,
             requests: RequestLimits {
@@ -324,6 +329,8 @@ mod tests {
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
         assert!(parse("").unwrap().serve.bind_volumes);
         assert!(!parse("--bind-volumes=false").unwrap().serve.bind_volumes);
+        assert!(parse("").unwrap().serve.empty_namespaces);
+        assert!(!parse("--empty-namespaces=false").unwrap().serve.empty_namespaces);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
     }
 
@@ -368,6 +375,7 @@ mod tests {
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
             ("--bind-volumes=perhaps", "--bind-volumes"),
+            ("--empty-namespaces=perhaps", "--empty-namespaces"),
             ("--feature-gates=None=true", "--feature-gates"),
             ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
             (
@@ -401,6 +409,7 @@ mod tests {
             "data-dir",
             "delete-host-paths",
             "disable-admission-plugins",
+            "empty-namespaces",
             "enable-admission-plugins",
             "enable-bootstrap-token-auth",
             "etcd-servers",

@@ -164,7 +164,7 @@ fn endpointslice_is_made_for_each_family() {
     let both = pod_with("a", "10.0.0.1", true, |pod| {
         pod["status"]["podIPs"] = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}, {"ip": "bad"}]);
     });
-    let made = planned(&dual, &[both.clone()], &[]);
+    let made = planned(&dual, std::slice::from_ref(&both), &[]);
     let by_type: BTreeMap<&str, &str> = made
         .create
         .iter()
@@ -197,7 +197,7 @@ fn endpointslice_placeholder_stays_and_becomes_the_first_slice() {
     let made = planned(&web(), &[], &[]);
     assert_eq!(made.create[0].ports.as_deref(), Some(&[][..]));
     let placeholder = named(made.create[0].clone(), "web-x");
-    assert_eq!(planned(&web(), &[], &[placeholder.clone()]), Plan::default());
+    assert_eq!(planned(&web(), &[], std::slice::from_ref(&placeholder)), Plan::default());
     let made = planned(&web(), &[pod("a", "10.0.0.1", true)], &[placeholder]);
     assert_eq!((made.create.len(), made.delete.len()), (0, 0));
     assert_eq!(made.update[0].metadata.name.as_deref(), Some("web-x"));

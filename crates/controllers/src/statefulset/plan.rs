@@ -299,7 +299,8 @@ mod tests {
         let ordered = set(3, json!({}));
         let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
         let ready = |count: isize| (0..count).map(|it| (it, "new", "ready")).collect::<Vec<_>>();
-        let cases: &[(&StatefulSet, Vec<(isize, &str, &str)>, &[&str])] = &[
+        type Pods<'a> = Vec<(isize, &'a str, &'a str)>;
+        let cases: &[(&StatefulSet, Pods<'_>, &[&str])] = &[
             (&ordered, vec![], &["+web-0:new"]),
             (&ordered, vec![(0, "new", "unready")], &[]),
             (&ordered, ready(1), &["+web-1:new"]),
