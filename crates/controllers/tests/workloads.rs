@@ -403,6 +403,9 @@ async fn add_node(client: &Client, name: &str) {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.create(&PostParams::default(), &node).await.unwrap();
+    // what the node lifecycle controller does once the node is ready
+    let untainted = Patch::Merge(json!({"spec": {"taints": null}}));
+    nodes.patch(name, &PatchParams::default(), &untainted).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
