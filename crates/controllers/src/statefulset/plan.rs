@@ -90,6 +90,9 @@ impl View<'_> {
     }
 }
 
+/// The most pods that one sync creates.
+const MAX_CREATED: usize = 500;
+
 /// What is to be done now. If the set is ordered, a step is the last that others have to wait for.
 pub(super) fn steps(view: &View<'_>) -> Vec<Step> {
     let ordered = is_ordered(view.set);
@@ -100,10 +103,13 @@ pub(super) fn steps(view: &View<'_>) -> Vec<Step> {
         .filter_map(|pod| Some((ordinal(view.set, name_of(&**pod))?, pod)))
         .collect();
     let mut steps = Vec::new();
+    let mut created = 0;
     for ordinal in wanted.clone() {
         let Some(pod) = by_ordinal.get(&ordinal) else {
             steps.push(Step::Create(Box::new(view.new_pod(ordinal))));
-            if ordered {
+            created += 1;
+            // the others follow with the next sync: a set may want 2^31 pods
+            if ordered || created == MAX_CREATED {
                 return steps;
             }
             continue;
@@ -292,6 +298,12 @@ mod tests {
             Step::OwnClaims(pod) => format!("o{}", name_of(&**pod)),
         };
         steps(&view).iter().map(text).collect()
+    }
+
+    #[test]
+    fn statefulset_of_extreme_size_is_created_in_parts() {
+        let set = set(i32::MAX, json!({"podManagementPolicy": "Parallel"}));
+        assert_eq!(planned(&set, &[]).len(), MAX_CREATED);
     }
 
     #[test]
