@@ -15,7 +15,8 @@ use tracing::warn;
 
 use crate::Context;
 use crate::nodelifecycle::taints::{OUT_OF_SERVICE, condition as node_condition, has_taint};
-use crate::pods::{api_of, condition, is_over, node_of, patch_status};
+use crate::pods::{api_of, condition, node_of, patch_status};
+use crate::workload::is_finished;
 use crate::writes::{unless_replaced, unless_stopped};
 
 const PERIOD: Duration = Duration::from_secs(20);
@@ -57,7 +58,7 @@ fn plan<'a>(
             chosen.push((pod, Reason::Unscheduled));
         } else if is_deleting && nodes.get(name).is_some_and(is_out) {
             chosen.push((pod, Reason::OutOfService));
-        } else if is_over(pod) {
+        } else if is_finished(pod) {
             ended.push(pod);
         }
     }
@@ -149,7 +150,7 @@ impl Collector {
     }
 
     async fn delete(&self, pod: &Arc<Pod>, reason: Reason) -> Result<(), kube::Error> {
-        if !is_over(pod) {
+        if !is_finished(pod) {
             let target = (reason == Reason::Orphaned)
                 .then(|| {
                     condition(

@@ -24,16 +24,6 @@ pub(crate) fn node_of(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-/// The pod's phase.
-pub(crate) fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
-}
-
-/// Whether the pod has ended.
-pub(crate) fn is_over(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
-
 /// The API of the pod's namespace.
 pub(crate) fn api_of(client: &Client, pod: &Pod) -> Api<Pod> {
     Api::namespaced(client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default())

@@ -115,7 +115,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         };
         join(run_all(context.clone(), controllers), scheduling).await;
     };
-    match flags.leader(&identity()) {
+    match flags.leader(&scheduler::identity()?) {
         None => work().await,
         Some(leader) => {
             let store = LeaseApi::new(Client::clone(&client), &leader);
@@ -212,11 +212,4 @@ pub async fn run_all(context: Context, controllers: Vec<Controller>) {
         }
     };
     join_all(controllers.into_iter().map(run)).await;
-}
-
-/// This copy of the program: host name, `_` and a number unlike any other.
-fn identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let unique = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
-    format!("{}_{}", host.trim(), unique.trim())
 }

@@ -163,7 +163,10 @@ pub async fn run(
 }
 
 /// A name that no other copy has: host and a random number.
-fn identity() -> Result<String, Error> {
+///
+/// # Errors
+/// The system does not give them. Without them, copies could take each other's lease for their own.
+pub fn identity() -> Result<String, Error> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(Error::Identity)?;
     let random =
         std::fs::read_to_string("/proc/sys/kernel/random/uuid").map_err(Error::Identity)?;

@@ -69,7 +69,7 @@ fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
 
 fn is_stale_candidate(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none()
-        && !crate::pods::is_over(pod)
+        && !crate::workload::is_finished(pod)
         && pod_condition(pod, "DisruptionTarget").is_some_and(|condition| {
             condition.status == "True"
                 && condition.reason.as_deref() != Some("TerminationByKubelet")

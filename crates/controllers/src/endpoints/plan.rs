@@ -10,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::endpointslice::plan::{
-    LABEL_HEADLESS, TRIGGER_TIME, find_port, has_endpoint, hostname, is_headless, is_ready, target,
+    LABEL_HEADLESS, TRIGGER_TIME, find_port, has_endpoint, hostname, is_headless, target,
 };
+use crate::workload::is_ready;
 
 pub(crate) const LABEL_MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGED_BY: &str = "endpoint-controller";

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::plan::is_ready;
+use crate::workload::is_ready;
 
 type Labels = BTreeMap<String, String>;
 type Pair = (String, String);

@@ -11,6 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::workload::{is_finished, is_ready};
+
 /// The controller in the label `managed-by` of its slices.
 pub(crate) const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
 pub(crate) const LABEL_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -35,19 +37,14 @@ pub(crate) struct Plan {
     pub(crate) without_node: Vec<(String, String)>,
 }
 
-/// Whether the pod's condition `Ready` is true.
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
 /// Whether the pod has an address and is not over.
 pub(crate) fn has_endpoint(pod: &Pod, include_terminating: bool) -> bool {
     let Some(status) = &pod.status else { return false };
-    let is_over = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
     let has_address = status.pod_ip.as_ref().is_some_and(|ip| !ip.is_empty())
         || status.pod_ips.as_ref().is_some_and(|ips| !ips.is_empty());
-    !is_over && has_address && (include_terminating || pod.metadata.deletion_timestamp.is_none())
+    !is_finished(pod)
+        && has_address
+        && (include_terminating || pod.metadata.deletion_timestamp.is_none())
 }
 
 /// The port of the pod that the service's port leads to; `None`: it has none of that name.

@@ -247,7 +247,7 @@ impl Monitor {
     async fn mark_pods(&self, node: &str) -> Result<(), kube::Error> {
         let mut failed = Ok(());
         for pod in self.pods.store().by_index(BY_NODE, node) {
-            if !crate::endpointslice::plan::is_ready(&pod) {
+            if !crate::workload::is_ready(&pod) {
                 continue;
             }
             let not_ready = condition(&pod, "Ready", "False", "", "", Timestamp::now());
