@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_informer::SyncError;
 use serde_json::{Value, json};
 
 use super::graph::{
@@ -24,6 +25,16 @@ pub(crate) enum Error {
     /// The object was changed meanwhile.
     #[error("{0}: changed meanwhile")]
     Changed(Box<Identity>),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => source.is_conflict(),
+            Self::Changed(_) => true,
+            Self::NoKind { .. } => false,
+        }
+    }
 }
 
 /// The requests of the garbage collector.
