@@ -54,7 +54,6 @@ mod workload;
 use serde_json::{Map, Value};
 
 pub use self::defaults::apply_defaults;
-pub(crate) use self::persistent_volume::note_transition;
 pub use self::prepare::{
     prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
     prepare_resize, prepare_status_update, prepare_update,
