@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
+use crate::admission::quota::UpdateCharge;
 use crate::admission::services::Reservation;
 use crate::admission::{
     certificates, limits, node_restriction, pod_security, pods, service_account, storage,
@@ -52,6 +53,9 @@ pub(crate) struct UpdateRequest<'a> {
 /// A patch without this name does not make a priority class the default.
 const DEFAULT: &[u8] = b"globalDefault";
 
+/// How often an update is tried again because others change what it adds to quotas.
+const MAX_PAYMENTS: usize = 10;
+
 impl Api {
     /// Carries out an update. Returns the object and warnings for the client.
     pub(crate) async fn update(
@@ -96,64 +100,98 @@ impl Api {
         let mut reservation: Option<Reservation<'_>> = None;
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
-        let written = self
-            .registry
-            .write(
-                resource,
-                (request.namespace, request.name),
-                self.ttl(resource),
-                request.dry_run,
-                |current| {
-                    offload::run(length.saturating_add(size(current)), || {
-                        // What an earlier attempt took is given back first: the store has refused it.
-                        if let Some(reservation) = reservation.take() {
-                            reservation.cancel();
-                        }
-                        let mut new = propose(request, current, &mut warnings)?;
-                        check_identity(request, &mut new, current)?;
-                        self.admit_update(request, &mut new, current)?;
-                        if request.subresource == "ephemeralcontainers" {
-                            service_account::admit_ephemeral_containers(
-                                account.as_ref(),
+        let (subresource, dry_run) = (request.subresource, request.dry_run);
+        let mut charge =
+            UpdateCharge::of(&self.registry, resource, subresource, request.namespace).await?;
+        let mut payments = 0;
+        let written = loop {
+            let written = self
+                .registry
+                .write(
+                    resource,
+                    (request.namespace, request.name),
+                    self.ttl(resource),
+                    request.dry_run,
+                    |current| {
+                        offload::run(length.saturating_add(size(current)), || {
+                            // What an earlier attempt took is given back first: the store has refused it.
+                            if let Some(reservation) = reservation.take() {
+                                reservation.cancel();
+                            }
+                            let mut new = propose(request, current, &mut warnings)?;
+                            check_identity(request, &mut new, current)?;
+                            self.admit_update(request, &mut new, current)?;
+                            if request.subresource == "ephemeralcontainers" {
+                                service_account::admit_ephemeral_containers(
+                                    account.as_ref(),
+                                    resource,
+                                    &new,
+                                )?;
+                            }
+                            if resource.kind == "Service" && request.subresource.is_empty() {
+                                let (old, dry_run) = (Some(current), request.dry_run);
+                                let reserved =
+                                    self.services.admit(resource, &mut new, old, dry_run)?;
+                                reservation = Some(reserved);
+                            }
+                            if resource.kind == "PersistentVolumeClaim"
+                                && request.subresource.is_empty()
+                            {
+                                storage::admit_resize(
+                                    resource,
+                                    expandable.as_deref(),
+                                    &new,
+                                    current,
+                                )?;
+                            }
+                            if !object::is_deleting(current) {
+                                limits::check(resource, &ranges, &new)?;
+                            }
+                            if let Some(namespace) = &namespace {
+                                let warning = pod_security::check_pod(resource, namespace, &new)?;
+                                warnings.extend(warning);
+                            }
+                            if resource.kind == "Namespace" && request.subresource.is_empty() {
+                                pod_security::check_namespace(resource, &new, Some(current))?;
+                            }
+                            validate(request, &new, current)?;
+                            self.authorizer.admit_grant(
+                                request.user,
                                 resource,
                                 &new,
+                                Some(current),
                             )?;
-                        }
-                        if resource.kind == "Service" && request.subresource.is_empty() {
-                            let (old, dry_run) = (Some(current), request.dry_run);
-                            let reserved = self.services.admit(resource, &mut new, old, dry_run)?;
-                            reservation = Some(reserved);
-                        }
-                        if resource.kind == "PersistentVolumeClaim"
-                            && request.subresource.is_empty()
-                        {
-                            storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
-                        }
-                        if !object::is_deleting(current) {
-                            limits::check(resource, &ranges, &new)?;
-                        }
-                        if let Some(namespace) = &namespace {
-                            let warning = pod_security::check_pod(resource, namespace, &new)?;
-                            warnings.extend(warning);
-                        }
-                        if resource.kind == "Namespace" && request.subresource.is_empty() {
-                            pod_security::check_namespace(resource, &new, Some(current))?;
-                        }
-                        validate(request, &new, current)?;
-                        self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
-                        let deletes = finishes_deletion(&new, current);
-                        if resource.kind == "Service" && deletes && reservation.is_none() {
-                            reservation =
-                                Some(self.services.begin_delete(current, request.dry_run));
-                        }
-                        if let Some(reservation) = &mut reservation {
-                            reservation.begin();
-                        }
-                        Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
-                    })
-                },
-            )
-            .await;
+                            if let Some(charge) = &mut charge
+                                && !charge.is_paid(resource, &new, current)
+                            {
+                                return Err(StatusError::internal(
+                                    "what the update adds is not charged",
+                                ));
+                            }
+                            let deletes = finishes_deletion(&new, current);
+                            if resource.kind == "Service" && deletes && reservation.is_none() {
+                                reservation =
+                                    Some(self.services.begin_delete(current, request.dry_run));
+                            }
+                            if let Some(reservation) = &mut reservation {
+                                reservation.begin();
+                            }
+                            Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
+                        })
+                    },
+                )
+                .await;
+            let Some(charge) = charge.as_mut().filter(|_| written.is_err()) else { break written };
+            payments += 1;
+            match charge.pay(&self.registry, resource, dry_run).await {
+                Ok(true) if payments <= MAX_PAYMENTS => warnings.clear(),
+                Ok(_) => break written,
+                Err(error) => break Err(error),
+            }
+        };
+        if let Some(charge) = charge.filter(|_| written.is_err()) {
+            charge.release(&self.registry, dry_run).await;
+        }
         if let Some(reservation) = reservation {
             reservation.end(written.as_ref().map(Written::stored));
         }
