@@ -19,13 +19,16 @@ pub(super) use self::state::{Decision, State};
 #[cfg(test)]
 pub(super) use self::volume::{VolumeStep, volume as next_for_volume};
 
+use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use tokio::time::Instant;
 
 use self::claim::claim as next_of_claim;
 use self::volume::volume as next_of_volume;
@@ -73,6 +76,8 @@ struct Controller {
     provisions: bool,
     deletes_host_paths: bool,
     recyclers: RecyclerSettings,
+    /// When the recycler of a volume failed last, by the volume's name.
+    failures: Mutex<HashMap<String, Instant>>,
 }
 
 /// Runs until the context's stop.
@@ -90,6 +95,7 @@ pub(crate) async fn run(context: Context) {
         provisions: settings.enable_dynamic_provisioning,
         deletes_host_paths: settings.enable_hostpath_provisioner,
         recyclers: settings.recyclers.clone(),
+        failures: Mutex::default(),
     };
     index_volumes(controller.volumes.store());
     index_claims(controller.claims.store());
@@ -169,11 +175,7 @@ impl Controller {
             move |event: &Event<Pod>| {
                 let pod = event.latest();
                 if let Some(volume) = recycler::volume_of(pod) {
-                    let is_gone = matches!(event, Event::Deleted(_));
-                    let volume_object = volumes.store().get(volume);
-                    let failed = volume_object.is_some_and(|it| volume_phase(&it) == "Failed");
-                    let wait = if is_gone && failed { RECYCLER_RETRY } else { Duration::ZERO };
-                    queue.add_after(Key::Volume(volume.to_owned()), wait);
+                    queue.add(Key::Volume(volume.to_owned()));
                 }
                 if !has_moved(event) {
                     return;
@@ -223,6 +225,10 @@ impl Controller {
         }
     }
 
+    fn failures(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn sync(&self, key: Key) -> Result<(), Error> {
         match &key {
             Key::Claim(name) => {
@@ -235,7 +241,10 @@ impl Controller {
                 self.claim_step(&claim, step, event).await
             }
             Key::Volume(name) => {
-                let Some(volume) = self.volumes.store().get(name) else { return Ok(()) };
+                let Some(volume) = self.volumes.store().get(name) else {
+                    self.failures().remove(name);
+                    return Ok(());
+                };
                 let (step, event) = next_of_volume(self.state(), &volume);
                 self.volume_step(&volume, step, event).await
             }

@@ -10,10 +10,11 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use longshore_base::trees;
 use longshore_client::Item;
+use tokio::time::Instant;
 
 use super::claim::ClaimStep;
 use super::volume::VolumeStep;
-use super::{Controller, Key, matching, recycler};
+use super::{Controller, Key, RECYCLER_RETRY, matching, recycler};
 use crate::volumes::event::{REPEAT, VolumeEvent};
 use crate::volumes::objects::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, MIGRATED_TO, PROVISIONERS, SELECTED_NODE, annotate,
@@ -121,10 +122,12 @@ impl Controller {
             Some(VolumeStep::StartRecycler) => self.start_recycler(volume).await?,
             Some(VolumeStep::Recycled) => {
                 self.delete_recycler(volume).await?;
+                self.failures().remove(name_of(volume));
                 self.events.record(volume, event);
                 return self.unbind(volume).await;
             }
             Some(VolumeStep::RecyclerFailed(why)) => {
+                self.failures().insert(name_of(volume).to_owned(), Instant::now());
                 unless_gone_for(self.enter(volume.clone(), "Failed", &why).await)?;
                 self.delete_recycler(volume).await?;
             }
@@ -173,6 +176,14 @@ impl Controller {
     }
 
     async fn start_recycler(&self, volume: &PersistentVolume) -> Result<(), Error> {
+        let failed = self.failures().get(name_of(volume)).copied();
+        let waited = failed.map(|at| Instant::now().saturating_duration_since(at));
+        if let Some(wait) = waited.and_then(|waited| RECYCLER_RETRY.checked_sub(waited))
+            && !wait.is_zero()
+        {
+            self.queue.add_after(Key::Volume(name_of(volume).to_owned()), wait);
+            return Ok(());
+        }
         let pod = recycler::pod(volume, &self.recyclers);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace_of(&pod));
         match api.create(&PostParams::default(), &pod).await {
