@@ -22,6 +22,7 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use longshore_base::budget::{Budget, Holder, Priority};
 use longshore_config::Config;
+use longshore_serving::Peer;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tracing::warn;
@@ -29,7 +30,6 @@ use tracing::warn;
 use self::cache::Cache;
 pub(super) use self::metrics::Reviews;
 use super::audit::{Audit, RequestInfo};
-use super::peer::{Certified, ConnectionState, Peer};
 use super::{Refusal, limits};
 
 /// Cache size of each kind of review; small in tests.
@@ -170,7 +170,7 @@ impl Auth {
 
     /// The user of a request. Invalid certificates are not treated as anonymous.
     async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, AuthenticationError> {
-        let certified = peer.certified.as_ref().map_or(Ok(None), Certified::user);
+        let certified = peer.user();
         if let Ok(Some(user)) = &certified {
             return Ok(User::from(user));
         }
@@ -325,7 +325,7 @@ pub(super) async fn authenticate_and_authorize(
         |user| RequestInfo { address: peer.address, user, method: &method, path: &path };
     let user = auth.user(request.headers(), &peer).await.map_err(|refused| {
         // unauthenticated connections are closed
-        ConnectionState::close(&peer.state);
+        peer.close();
         let (refusal, why) = match refused {
             AuthenticationError::Unauthorized(why) => {
                 (Refusal(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned()), why)
