@@ -2,7 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
@@ -10,6 +10,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use longshore_base::panics;
 use longshore_client::{Item, Reports};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
@@ -149,7 +150,7 @@ impl<K: Object> Informer<K> {
 
 impl<K: Object> Cache<K> {
     fn handlers(&self) -> MutexGuard<'_, Vec<Handler<K>>> {
-        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handlers.lock()
     }
 
     fn apply(&self, object: K) {
@@ -285,7 +286,7 @@ impl Informers {
         &self,
         options: impl FnOnce() -> Options<K>,
     ) -> Informer<K> {
-        let mut informers = self.0.informers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut informers = self.0.informers.lock();
         let known = informers.get(&TypeId::of::<K>());
         if let Some(informer) = known.and_then(|known| known.downcast_ref::<Informer<K>>()) {
             return informer.clone();

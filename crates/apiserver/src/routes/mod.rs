@@ -45,7 +45,7 @@ use crate::api_types::{Resource, Subresource};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::gates::FeatureGates;
-use crate::kinds;
+use crate::kinds::{self, Created};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::response_body::{Body, RequestGuard};
@@ -198,12 +198,14 @@ impl Router {
             return self.subresource(call, subresource).await;
         }
         match call.verb {
-            "create" if call.resource.kind == "Binding" => self.bind_named(call).await,
-            "create" if call.resource.storage.is_empty() => self.review(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
             "get" => self.get(call).await,
-            "create" => self.create(call).await,
+            "create" => match kinds::strategy(call.resource).created {
+                Created::Object => self.create(call).await,
+                Created::Binding => self.bind_named(call).await,
+                Created::Review(review) => self.review(call, review).await,
+            },
             "update" | "patch" => self.update(call).await,
             "delete" => self.delete(call).await,
             "deletecollection" => self.delete_collection(call).await,
