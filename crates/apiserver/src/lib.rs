@@ -35,7 +35,6 @@ pub mod table;
 mod tasks;
 mod tokens;
 mod user;
-mod volumes;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -106,12 +105,8 @@ pub struct Config {
     pub approve_kubelet_serving: bool,
     /// The maximum duration of certificates that the cluster signs.
     pub signing_duration: Duration,
-    /// Whether claims are bound to volumes here, rather than by a controller manager.
-    pub bind_volumes: bool,
     /// Whether deleted namespaces are emptied here, rather than by a controller manager.
     pub empty_namespaces: bool,
-    /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
-    pub delete_host_paths: bool,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -180,8 +175,6 @@ pub struct Server {
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
-    /// Settings of the volume controllers; `None`: disabled.
-    volumes: Option<volumes::Settings>,
     /// Whether deleted namespaces are emptied here.
     empty_namespaces: bool,
     compaction_interval: Duration,
@@ -275,9 +268,6 @@ impl Server {
                 life: config.signing_duration,
                 own_names,
             },
-            volumes: config
-                .bind_volumes
-                .then_some(volumes::Settings { delete_host_paths: config.delete_host_paths }),
             empty_namespaces: config.empty_namespaces,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
@@ -316,11 +306,6 @@ impl Server {
             async {
                 if self.empty_namespaces {
                     tasks::namespaces::run(&self.api, parts.clone()).await;
-                }
-            },
-            async {
-                if let Some(settings) = self.volumes {
-                    volumes::run(&self.api, settings, parts.clone()).await;
                 }
             },
             tasks::bootstrap::keep(&self.api, parts.clone()),

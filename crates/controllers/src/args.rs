@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use k8s_openapi::api::core::v1::Pod;
 use longshore_client::ConfigSource;
 use longshore_client::reviews::DecisionTtls;
 use longshore_duration::GoDuration;
 use longshore_informer::LeaderConfig;
 
+use crate::cluster_settings::{Recycler, RecyclerSettings};
 use crate::serving::PortOptions;
 use crate::{ClusterSettings, Controller, Settings, all};
 
@@ -80,6 +82,12 @@ macro_rules! flags {
             /// The certificate that pods verify the apiserver with.
             #[arg(long)]
             root_ca_file: Option<PathBuf>,
+            /// The template of pods that recycle hostPath volumes.
+            #[arg(long)]
+            pv_recycler_pod_template_filepath_hostpath: Option<PathBuf>,
+            /// The template of pods that recycle NFS volumes.
+            #[arg(long)]
+            pv_recycler_pod_template_filepath_nfs: Option<PathBuf>,
             /// The address ranges of pods.
             #[arg(long, value_delimiter = ',')]
             cluster_cidr: Vec<String>,
@@ -157,6 +165,18 @@ flags! {
         concurrent_resource_quota_syncs: usize = "5";
         /// Workers of HorizontalPodAutoscalers.
         concurrent_horizontal_pod_autoscaler_syncs: usize = "5";
+        /// Workers of ResourceClaims.
+        concurrent_resourceclaim_syncs: usize = "50";
+        /// Workers of ephemeral volumes.
+        concurrent_ephemeralvolume_syncs: usize = "5";
+        /// The least time that recycling a hostPath volume may take, in seconds.
+        pv_recycler_minimum_timeout_hostpath: i64 = "60";
+        /// The time for each GiB of it, in seconds.
+        pv_recycler_timeout_increment_hostpath: i64 = "30";
+        /// The least time that recycling an NFS volume may take, in seconds.
+        pv_recycler_minimum_timeout_nfs: i64 = "300";
+        /// The time for each GiB of it, in seconds.
+        pv_recycler_increment_timeout_nfs: i64 = "30";
         /// Endpoints in a slice.
         max_endpoints_per_slice: usize = "100";
         /// How often the health of nodes is checked.
@@ -207,6 +227,10 @@ flags! {
         allocate_node_cidrs = "false";
         /// Whether claims of its classes get directories of nodes as volumes.
         enable_hostpath_provisioner = "false";
+        /// Whether volumes are provisioned for claims.
+        enable_dynamic_provisioning = "true";
+        /// Whether volumes stay attached to unhealthy nodes however long they have them mounted.
+        disable_force_detach_on_timeout = "false";
         /// Accepted: all controllers use the credentials of the program.
         use_service_account_credentials = "false";
     }
@@ -220,8 +244,8 @@ flags! {
         cluster_signing_kubelet_client_cert_file cluster_signing_kubelet_client_key_file
         cluster_signing_kubelet_serving_cert_file cluster_signing_kubelet_serving_key_file
         cluster_signing_legacy_unknown_cert_file cluster_signing_legacy_unknown_key_file
-        concurrent_device_taint_eviction_syncs concurrent_ephemeralvolume_syncs
-        concurrent_resource_claim_syncs concurrent_service_syncs
+        concurrent_device_taint_eviction_syncs
+        concurrent_service_syncs
         concurrent_validating_admission_policy_status_syncs controller_shutdown_timeout
         controller_start_interval disabled_metrics emulated_version
         endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
@@ -230,10 +254,7 @@ flags! {
         log_json_info_buffer_size log_text_info_buffer_size logging_format
         min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
-        node_sync_period pv_recycler_increment_timeout_nfs
-        pv_recycler_minimum_timeout_hostpath pv_recycler_minimum_timeout_nfs
-        pv_recycler_pod_template_filepath_hostpath pv_recycler_pod_template_filepath_nfs
-        pv_recycler_timeout_increment_hostpath pvclaimbinder_sync_period
+        node_sync_period pvclaimbinder_sync_period
         requestheader_allowed_names requestheader_client_ca_file
         requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
         requestheader_username_headers route_reconciliation_period
@@ -244,7 +265,7 @@ flags! {
     accepted_switches {
         authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        disable_force_detach_on_timeout enable_dynamic_provisioning enable_garbage_collector
+        enable_garbage_collector
         enable_leader_migration log_text_split_stream
         permit_address_sharing permit_port_sharing profiling volume_host_allow_local_loopback
     }
@@ -252,7 +273,6 @@ flags! {
 
 /// Controllers of upstream that do not exist here yet; naming one is a warning.
 const MISSING: &[&str] = &[
-    "attachdetach",
     "bootstrap-signer-controller",
     "bootstrapsigner",
     "certificatesigningrequest-approving-controller",
@@ -261,18 +281,6 @@ const MISSING: &[&str] = &[
     "csrapproving",
     "csrsigning",
     "clusterrole-aggregation",
-    "ephemeral-volume",
-    "ephemeral-volume-controller",
-    "persistentvolume-attach-detach-controller",
-    "persistentvolume-binder",
-    "persistentvolume-binder-controller",
-    "persistentvolume-expander",
-    "persistentvolume-expander-controller",
-    "persistentvolume-protection-controller",
-    "persistentvolumeclaim-protection-controller",
-    "pv-protection",
-    "pvc-protection",
-    "resourceclaim-controller",
     "token-cleaner-controller",
     "tokencleaner",
 ];
@@ -283,6 +291,14 @@ pub enum FlagError {
     /// There is no such controller.
     #[error("{0:?} is not in the list of known controllers")]
     UnknownController(String),
+    /// A file is not the template of a pod.
+    #[error("{}: not the template of a pod: {reason}", path.display())]
+    Template {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        reason: String,
+    },
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File {
@@ -375,6 +391,17 @@ impl Flags {
             std::fs::read_to_string(path)
                 .map_err(|source| FlagError::File { path: path.clone(), source })
         };
+        let template = |path: &Option<PathBuf>| -> Result<Option<Pod>, FlagError> {
+            let Some(path) = path.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
+                return Ok(None);
+            };
+            let options = serde_saphyr::options! { with_snippet: false };
+            let pod = serde_saphyr::from_str_with_options(&read(path)?, options);
+            pod.map(Some).map_err(|error| FlagError::Template {
+                path: path.clone(),
+                reason: error.to_string(),
+            })
+        };
         Ok(Settings {
             deployment_workers: self.concurrent_deployment_syncs,
             replicaset_workers: self.concurrent_replicaset_syncs,
@@ -402,6 +429,22 @@ impl Flags {
                 terminated_pod_threshold: self.terminated_pod_gc_threshold,
                 allocate_node_cidrs: self.allocate_node_cidrs,
                 enable_hostpath_provisioner: self.enable_hostpath_provisioner,
+                enable_dynamic_provisioning: self.enable_dynamic_provisioning,
+                disable_force_detach_on_timeout: self.disable_force_detach_on_timeout,
+                resource_claim_workers: self.concurrent_resourceclaim_syncs,
+                ephemeral_volume_workers: self.concurrent_ephemeralvolume_syncs,
+                recyclers: RecyclerSettings {
+                    host_path: Recycler {
+                        minimum: self.pv_recycler_minimum_timeout_hostpath,
+                        increment: self.pv_recycler_timeout_increment_hostpath,
+                        template: template(&self.pv_recycler_pod_template_filepath_hostpath)?,
+                    },
+                    nfs: Recycler {
+                        minimum: self.pv_recycler_minimum_timeout_nfs,
+                        increment: self.pv_recycler_increment_timeout_nfs,
+                        template: template(&self.pv_recycler_pod_template_filepath_nfs)?,
+                    },
+                },
                 cluster_cidrs: self.cluster_cidr.clone(),
                 node_mask_v4: self.node_cidr_mask_size_ipv4,
                 node_mask_v6: self.node_cidr_mask_size_ipv6,
@@ -443,6 +486,20 @@ mod tests {
             selected("*,none").unwrap_err(),
             "\"none\" is not in the list of known controllers"
         );
+    }
+
+    #[test]
+    fn flags_read_templates_of_recyclers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let flag = format!("--pv-recycler-pod-template-filepath-nfs={}", file.path().display());
+        let settings = || Flags::try_parse_from(["x", &flag]).unwrap().settings();
+        std::fs::write(file.path(), "kind: Pod\nspec: {containers: [{name: c, image: scrub}]}\n")
+            .unwrap();
+        let pod = settings().unwrap().cluster.recyclers.nfs.template.unwrap();
+        assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("scrub"));
+        std::fs::write(file.path(), "spec: none").unwrap();
+        let error = settings().unwrap_err().to_string();
+        assert!(error.contains("not the template of a pod"), "{error}");
     }
 
     #[test]

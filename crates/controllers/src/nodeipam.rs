@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use longshore_client::events::{EventType, Recorder};
-use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of, run_workers};
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::error;
@@ -146,6 +146,12 @@ enum Error {
     Request(#[from] kube::Error),
     #[error(transparent)]
     Cidr(#[from] CidrError),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(error) if error.is_conflict())
+    }
 }
 
 impl Controller {

@@ -69,6 +69,17 @@ impl<K> Default for Store<K> {
     }
 }
 
+impl<K: Object> FromIterator<K> for Store<K> {
+    /// A store of these objects without an informer, which nothing changes.
+    fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
+        let store = Self::default();
+        for object in objects {
+            store.insert(&crate::key_of(&object), Arc::new(object));
+        }
+        store
+    }
+}
+
 impl<K: Object> Store<K> {
     /// The object of that key.
     pub fn get(&self, key: &str) -> Option<Arc<K>> {

@@ -65,17 +65,7 @@ fn protect(object: &mut Value, finalizer: &str) {
     }
 }
 
-/// The finalizer is gone from the object's list.
-pub(crate) fn unprotect(object: &mut Value, finalizer: &str) {
-    let metadata = object::metadata_mut(object);
-    let Some(list) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) else { return };
-    list.retain(|own| own != finalizer);
-    if list.is_empty() {
-        metadata.remove("finalizers");
-    }
-}
-
-/// The class of a claim that is to be updated, if it allows expansion.
+/// The class of a claim, if it allows expansion.
 pub(crate) async fn expandable_class(
     registry: &Registry,
     claims: &Resource,

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
+use crate::admission::quota::UpdateCharge;
 use crate::admission::services::Reservation;
 use crate::admission::{UpdateContext, certificates, node_restriction, pods};
 use crate::api_types::{Gvk, Resource};
@@ -57,6 +58,9 @@ pub(crate) struct UpdateRequest<'a> {
     pub(crate) dry_run: bool,
 }
 
+/// How often an update is tried again because others change what it adds to quotas.
+const MAX_PAYMENTS: usize = 10;
+
 impl Api {
     /// Carries out an update. Returns the object and warnings for the client.
     pub(crate) async fn update(
@@ -73,39 +77,61 @@ impl Api {
         let mut reservation: Option<Reservation<'_>> = None;
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
-        let written = self
-            .registry
-            .write(resource, key, self.ttl(resource), request.dry_run, |current| {
-                offload::run(length.saturating_add(size(current)), || {
-                    // What an earlier attempt took is given back first: the store has refused it.
-                    if let Some(reservation) = reservation.take() {
-                        reservation.cancel();
-                    }
-                    let mut new = propose(request, current, &mut warnings)?;
-                    check_identity(request, &mut new, current)?;
-                    self.admit_update(request, &mut new, current)?;
-                    reservation = self.services.admit_update(
-                        resource,
-                        subresource,
-                        &mut new,
-                        current,
-                        request.dry_run,
-                    )?;
-                    warnings.extend(context.validate(resource, subresource, &new, current)?);
-                    kinds::validate_change(resource, subresource, &new, current)?;
-                    self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
-                    let deletes = finishes_deletion(resource, &new, current);
-                    if deletes && reservation.is_none() {
-                        let dry_run = request.dry_run;
-                        reservation = self.services.admit_delete(resource, current, dry_run);
-                    }
-                    if let Some(reservation) = &mut reservation {
-                        reservation.begin();
-                    }
-                    Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
+        let dry_run = request.dry_run;
+        let mut charge =
+            UpdateCharge::of(&self.registry, resource, subresource, request.namespace).await?;
+        let mut payments = 0;
+        let written = loop {
+            let written = self
+                .registry
+                .write(resource, key, self.ttl(resource), dry_run, |current| {
+                    offload::run(length.saturating_add(size(current)), || {
+                        // What an earlier attempt took is given back first: the store has refused it.
+                        if let Some(reservation) = reservation.take() {
+                            reservation.cancel();
+                        }
+                        let mut new = propose(request, current, &mut warnings)?;
+                        check_identity(request, &mut new, current)?;
+                        self.admit_update(request, &mut new, current)?;
+                        reservation = self.services.admit_update(
+                            resource,
+                            subresource,
+                            &mut new,
+                            current,
+                            dry_run,
+                        )?;
+                        warnings.extend(context.validate(resource, subresource, &new, current)?);
+                        kinds::validate_change(resource, subresource, &new, current)?;
+                        self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
+                        if let Some(charge) = &mut charge
+                            && !charge.is_paid(resource, &new, current)
+                        {
+                            return Err(StatusError::internal(
+                                "what the update adds is not charged",
+                            ));
+                        }
+                        let deletes = finishes_deletion(resource, &new, current);
+                        if deletes && reservation.is_none() {
+                            reservation = self.services.admit_delete(resource, current, dry_run);
+                        }
+                        if let Some(reservation) = &mut reservation {
+                            reservation.begin();
+                        }
+                        Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
+                    })
                 })
-            })
-            .await;
+                .await;
+            let Some(charge) = charge.as_mut().filter(|_| written.is_err()) else { break written };
+            payments += 1;
+            match charge.pay(&self.registry, resource, dry_run).await {
+                Ok(true) if payments <= MAX_PAYMENTS => warnings.clear(),
+                Ok(_) => break written,
+                Err(error) => break Err(error),
+            }
+        };
+        if let Some(charge) = charge.filter(|_| written.is_err()) {
+            charge.release(&self.registry, dry_run).await;
+        }
         if let Some(reservation) = reservation {
             reservation.end(written.as_ref().map(Written::stored));
         }

@@ -16,7 +16,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use longshore_informer::{
-    Event, Expectations, Informer, WorkQueue, key_of, object_key, run_workers, split_key,
+    Event, Expectations, Informer, SyncError, WorkQueue, key_of, object_key, run_workers, split_key,
 };
 use parking_lot::Mutex;
 
@@ -38,6 +38,12 @@ pub(crate) enum Error {
     /// A pod was left out.
     #[error("skipping Pod {pod} for Service {service}: Node {node} Not Found")]
     NoNode { pod: String, service: String, node: String },
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(error) if error.is_conflict())
+    }
 }
 
 /// The key of the service of a slice.

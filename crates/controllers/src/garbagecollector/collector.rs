@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_informer::SyncError;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
@@ -23,6 +24,16 @@ pub(crate) enum Error {
     /// The object was changed meanwhile.
     #[error("{0}: changed meanwhile")]
     Changed(Box<Identity>),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => source.is_conflict(),
+            Self::Changed(_) => true,
+            Self::NoKind { .. } => false,
+        }
+    }
 }
 
 /// The requests of the garbage collector.

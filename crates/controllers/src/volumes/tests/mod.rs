@@ -1,16 +1,96 @@
-//! Tables for the pure rules: each row is a small world.
+//! Tables for the pure rules: each row is a small cluster.
 
+mod attachments;
 mod claims;
-mod consumers;
 mod phases;
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass, VolumeAttachment};
+use longshore_informer::{Object, Store};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::attachments::{Plan, plan};
-use super::binder::{ClaimStep, Decision, VolumeEvent, VolumeStep, claim, volume};
-use super::world::{Item, Key, World};
+use super::attachdetach::{self, Plan};
+use super::binder::{self, ClaimStep, Decision, VolumeStep};
+use super::event::VolumeEvent;
+use super::objects::{index_claims, index_pods, index_volumes};
+
+/// The objects of a cluster.
+struct World {
+    volumes: Store<PersistentVolume>,
+    claims: Store<PersistentVolumeClaim>,
+    classes: Store<StorageClass>,
+    drivers: Store<CSIDriver>,
+    attachments: Store<VolumeAttachment>,
+    nodes: Store<Node>,
+    pods: Store<Pod>,
+}
+
+fn of_kind<K: Object + DeserializeOwned>(objects: &[Value], kind: &str) -> Store<K> {
+    let own = objects.iter().filter(|object| object["kind"] == kind);
+    own.map(|object| serde_json::from_value(object.clone()).unwrap()).collect()
+}
+
+/// Of objects of the same name the last counts.
+fn world(objects: &[Value]) -> World {
+    let world = World {
+        volumes: of_kind(objects, "PersistentVolume"),
+        claims: of_kind(objects, "PersistentVolumeClaim"),
+        classes: of_kind(objects, "StorageClass"),
+        drivers: of_kind(objects, "CSIDriver"),
+        attachments: of_kind(objects, "VolumeAttachment"),
+        nodes: of_kind(objects, "Node"),
+        pods: of_kind(objects, "Pod"),
+    };
+    index_volumes(&world.volumes);
+    index_claims(&world.claims);
+    index_pods(&world.pods);
+    attachdetach::index(world.attaching(&[], &BTreeSet::new()));
+    world
+}
+
+impl World {
+    fn binding(&self) -> binder::State<'_> {
+        binder::State {
+            volumes: &self.volumes,
+            claims: &self.claims,
+            classes: &self.classes,
+            nodes: &self.nodes,
+            pods: &self.pods,
+            provisions: true,
+        }
+    }
+
+    fn attaching<'a>(
+        &'a self,
+        created: &'a [VolumeAttachment],
+        expired: &'a BTreeSet<String>,
+    ) -> attachdetach::State<'a> {
+        attachdetach::State {
+            volumes: &self.volumes,
+            claims: &self.claims,
+            drivers: &self.drivers,
+            attachments: &self.attachments,
+            nodes: &self.nodes,
+            pods: &self.pods,
+            created,
+            expired,
+        }
+    }
+}
+
+/// What is next for a node.
+fn plan(world: &World, node: &str) -> Plan {
+    attachdetach::plan_for_node(world.attaching(&[], &BTreeSet::new()), node)
+}
+
+/// What is next for the volume `v`.
+fn next_volume(objects: &[Value]) -> Decision<VolumeStep> {
+    let world = world(objects);
+    binder::next_for_volume(world.binding(), &world.volumes.get("v").unwrap())
+}
 
 fn volume_of(name: &str, size: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut volume = json!({
@@ -83,25 +163,16 @@ fn pod(name: &str, node: &str, claim: &str) -> Value {
         "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "resourceVersion": "1"},
         "spec": {
             "nodeName": node,
+            "containers": [],
             "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
         },
     })
 }
 
-fn world(objects: &[Value]) -> World {
-    let mut world = World::default();
-    let mut work = BTreeSet::new();
-    objects.iter().for_each(|object| world.put(object, &mut work));
-    world
-}
-
-fn key(name: &str) -> Key {
-    ("ns".to_owned(), name.to_owned())
-}
-
 /// What is next for the claim `c`.
 fn next(objects: &[Value]) -> Decision<ClaimStep> {
-    claim(&world(objects), &key("c"))
+    let world = world(objects);
+    binder::next_for_claim(world.binding(), &world.claims.get("ns/c").unwrap())
 }
 
 fn bound_to(objects: &[Value]) -> Option<String> {

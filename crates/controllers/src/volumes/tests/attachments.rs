@@ -1,4 +1,4 @@
-//! Attachments, and which items changes enqueue.
+//! What is attached to nodes.
 
 use super::*;
 
@@ -19,6 +19,7 @@ fn attach_detach_follows_pods() {
     assert_eq!(plan_of(&[]), Plan::default());
     let asked = plan_of(&[pod("p", "n1", "c")]);
     let [attachment] = &asked.attach[..] else { panic!("{asked:?}") };
+    let attachment = serde_json::to_value(attachment).unwrap();
     // As upstream names it: the SHA-256 of handle, driver and node.
     let name = "csi-b443ff371db9b71827ff6dcb6a58f7474195968c4317513778b950b8560576b6";
     assert_eq!(attachment["metadata"]["name"], name);
@@ -47,13 +48,17 @@ fn attach_detach_follows_pods() {
     attachment["status"] = json!({"attached": true});
     let done = plan_of(&[pod("p", "n1", "c"), attachment.clone()]);
     assert_eq!(done.attached, Some(BTreeSet::from([UNIQUE.to_owned()])));
+    let (user, event) = &done.events[0];
+    assert_eq!(user.metadata.name.as_deref(), Some("p"));
+    assert_eq!(event.message, "AttachVolume.Attach succeeded for volume \"v\" ");
 
     // It is not used any more; as long as the node has it mounted, it stays.
     let mut own = node("n1", "a");
     own["metadata"]["resourceVersion"] = "2".into();
     own["status"]["volumesAttached"] = json!([{"name": UNIQUE, "devicePath": ""}]);
     own["status"]["volumesInUse"] = json!([UNIQUE]);
-    assert_eq!(plan_of(&[attachment.clone(), own.clone()]), Plan::default());
+    let mounted = Plan { mounted: BTreeSet::from([UNIQUE.to_owned()]), ..Plan::default() };
+    assert_eq!(plan_of(&[attachment.clone(), own.clone()]), mounted);
     own["status"]["volumesInUse"] = json!([]);
     let gone = plan_of(&[attachment.clone(), own]);
     assert_eq!(gone.detach, [attachment["metadata"]["name"].as_str().unwrap()]);
@@ -93,6 +98,7 @@ fn attach_detach_of_migrated_volumes() {
     ] {
         let asked = plan_of("n1", std::slice::from_ref(&user));
         let [attachment] = &asked.attach[..] else { panic!("{asked:?}") };
+        let attachment = serde_json::to_value(attachment).unwrap();
         let expected = json!({"attacher": AWS, "nodeName": "n1", "source": source});
         assert_eq!(attachment["spec"], expected);
 
@@ -111,13 +117,6 @@ fn attach_detach_of_migrated_volumes() {
             let second = plan_of("n2", &[other, attachment.clone()]);
             assert!(second.attach.is_empty());
             assert_eq!(second.events[0].1.reason, "FailedAttachVolume");
-        }
-        // And its waiters are enqueued when it is gone.
-        let objects = [describing("q", "n2"), pod("r", "n1", "c"), attachment.clone()];
-        let (mut world, mut work) = (world(&[&base[..], &objects].concat()), BTreeSet::new());
-        world.remove(&attachment, &mut work);
-        for node in ["n1", "n2"] {
-            assert!(work.contains(&Item::Node(node.into())), "{work:?}");
         }
     }
     // What its driver cannot know is not attached.
@@ -146,57 +145,93 @@ fn attach_detach_iscsi_is_reported_in_volumes_attached() {
         node_object["status"]["volumesAttached"] = json!([{"name": name, "devicePath": ""}]);
         assert_eq!(plan_of(&[node_object.clone(), wants]), Plan::default());
         node_object["status"]["volumesInUse"] = json!([name]);
-        assert_eq!(plan_of(&[node_object.clone()]), Plan::default(), "it is still mounted");
+        let mounted = Plan { mounted: [name.clone()].into(), ..Plan::default() };
+        assert_eq!(plan_of(&[node_object.clone()]), mounted);
         node_object["status"]["volumesInUse"] = json!([]);
         assert_eq!(plan_of(&[node_object]).attached, Some(BTreeSet::new()));
     }
 }
 
 #[test]
-fn volume_state_ignores_older_objects() {
-    let mut world = World::default();
-    let mut work = BTreeSet::new();
-    let at = |revision: &'static str, phase: &'static str| {
-        volume_of("v", "1Gi", move |v| {
-            v["metadata"]["resourceVersion"] = revision.into();
-            v["status"]["phase"] = phase.into();
-        })
+fn attach_detach_forces_volumes_off_nodes_that_are_down() {
+    let attachment = || {
+        let asked = plan(&csi_world(&[pod("p", "n1", "c")]), "n1");
+        let mut attachment = serde_json::to_value(&asked.attach[0]).unwrap();
+        attachment["status"] = json!({"attached": true});
+        attachment
     };
-    world.put(&at("5", "Bound"), &mut work);
-    work.clear();
-    world.put(&at("4", "Available"), &mut work);
-    assert_eq!(world.volumes["v"]["status"]["phase"], "Bound");
-    assert!(work.is_empty());
-    world.remove(&at("4", "Available"), &mut work);
-    assert!(world.volumes.contains_key("v"), "it was made again since");
-    world.remove(&at("6", "Bound"), &mut work);
-    assert!(world.volumes.is_empty() && work.contains(&Item::Volume("v".into())));
+    let down = |ready: &str, taint: &str| {
+        let mut node = node("n1", "a");
+        node["spec"]["taints"] = json!([{"key": taint, "effect": "NoExecute"}]);
+        node["status"] = json!({
+            "volumesAttached": [{"name": UNIQUE, "devicePath": ""}],
+            "volumesInUse": [UNIQUE],
+            "conditions": [{"type": "Ready", "status": ready}],
+        });
+        node
+    };
+    let all = BTreeSet::from([UNIQUE.to_owned()]);
+    let none = BTreeSet::new();
+    let out_of_service = "node.kubernetes.io/out-of-service";
+    for (ready, taint, expired, is_detached) in [
+        ("True", "other", &none, false),
+        ("True", "other", &all, false),
+        ("Unknown", "other", &none, false),
+        ("Unknown", "other", &all, true),
+        ("False", out_of_service, &none, true),
+    ] {
+        let world = csi_world(&[attachment(), down(ready, taint)]);
+        let plan = attachdetach::plan_for_node(world.attaching(&[], expired), "n1");
+        assert_eq!(plan.detach.len(), usize::from(is_detached), "{ready} {taint} {expired:?}");
+        assert_eq!(plan.mounted.is_empty(), is_detached);
+        assert_eq!(plan.attached, is_detached.then(BTreeSet::new));
+    }
+    // What a pod uses stays.
+    let world = csi_world(&[attachment(), down("False", out_of_service), pod("p", "n1", "c")]);
+    assert_eq!(attachdetach::plan_for_node(world.attaching(&[], &all), "n1"), Plan::default());
 }
 
 #[test]
-fn volume_state_enqueues_related_objects() {
-    let objects =
-        [claim_of("c", "1Gi", |_| {}), volume_of("v", "1Gi", |_| {}), pod("p", "n1", "c")];
-    let mut world = world(&objects);
-    let mut enqueued = |object: &Value| {
-        let mut work = BTreeSet::new();
-        let mut newer = object.clone();
-        newer["metadata"]["resourceVersion"] = "9".into();
-        world.put(&newer, &mut work);
-        work
+fn attach_detach_multi_attach_names_the_users() {
+    let users = |pods: &[Value]| {
+        let first = plan(&csi_world(&[pod("p", "n1", "c")]), "n1").attach.remove(0);
+        let objects = [&[pod("q", "n2", "c")][..], pods].concat();
+        let world = csi_world(&objects);
+        let created = [first];
+        let plan = attachdetach::plan_for_node(world.attaching(&created, &BTreeSet::new()), "n2");
+        assert!(plan.attach.is_empty(), "an attachment that was just created counts");
+        plan.events[0].1.message.clone()
     };
-    let claim = Item::Claim(key("c"));
-    for object in [
-        volume_of("w", "1Gi", |_| {}),
-        pod("p", "n2", "c"),
-        class("any", "Immediate", "x"),
-        objects[1].clone(),
-    ] {
-        assert!(enqueued(&object).contains(&claim), "{object}");
-    }
-    let work = enqueued(&objects[0]);
-    for item in [Item::Pod(key("p")), Item::Node("n2".into()), claim] {
-        assert!(work.contains(&item), "{item:?} in {work:?}");
-    }
-    assert!(!enqueued(&pod("q", "", "d")).contains(&Item::Claim(key("c"))));
+    assert_eq!(
+        users(&[]),
+        "Multi-Attach error for volume \"v\" Volume is already exclusively attached to one node and can't be attached to another"
+    );
+    assert_eq!(
+        users(&[pod("p", "n1", "c"), pod("r", "n3", "c"), pod("s", "", "c")]),
+        "Multi-Attach error for volume \"v\" Volume is already used by pod(s) p, r"
+    );
+}
+
+#[test]
+fn attach_detach_keeps_iscsi_disks_from_a_second_node() {
+    let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.com.example:t:3";
+    let disk = bound_volume(|v| {
+        v["spec"].as_object_mut().unwrap().remove("hostPath");
+        v["spec"]["iscsi"] =
+            json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2026-01.com.example:t", "lun": 3});
+    });
+    let mut first = node("n1", "a");
+    first["status"] = json!({"volumesAttached": [{"name": name, "devicePath": ""}]});
+    let objects = [
+        disk,
+        bound_claim(|_| {}),
+        first,
+        node("n2", "a"),
+        pod("p", "n1", "c"),
+        pod("q", "n2", "c"),
+    ];
+    let second = plan(&world(&objects), "n2");
+    assert_eq!(second.attached, None);
+    assert_eq!(second.events[0].1.reason, "FailedAttachVolume");
+    assert_eq!(plan(&world(&objects), "n1"), Plan::default());
 }
