@@ -1,6 +1,6 @@
 //! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
 //! over a revisioned store. Data flows one way:
-//! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
+//! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
 //! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
 
@@ -25,10 +25,10 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod response_body;
 mod routes;
 pub mod schema;
 pub mod selector;
-mod server;
 mod serviceaccounts;
 pub mod status;
 pub mod table;
@@ -42,6 +42,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::connections;
+use longshore_serving::tls::{
+    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, versions,
+};
+use longshore_serving::{Options, serve};
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -62,7 +66,6 @@ use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
 use crate::routes::Router;
-use crate::server::Tls;
 use crate::tokens::Tokens;
 
 /// Everything that an apiserver is started with.
@@ -144,10 +147,23 @@ pub enum Error {
     /// Certificates could not be made or read.
     #[error(transparent)]
     Pki(#[from] pki::Error),
+    /// The serving certificate or the CA of clients cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
 }
+
+/// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
+/// of them sends a request into a connection that is just being closed.
+const CONNECTIONS: Options = Options {
+    idle_timeout: Duration::from_secs(120),
+    unauthorized_idle_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    close_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    completes_requests: true,
+    ..Options::DEFAULT
+};
 
 /// An apiserver that is ready to serve.
 pub struct Server {
@@ -186,7 +202,7 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let tls = Arc::new(Tls::new(&serving, &client_ca)?);
+        let tls = Arc::new(tls(&serving, client_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
         kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
@@ -277,7 +293,13 @@ impl Server {
                 stop.cancelled().await;
                 parts.cancel();
             },
-            server::serve(self.listener, self.tls, self.router, self.connections, parts.clone()),
+            serve(
+                self.listener,
+                Some(self.tls),
+                self.router,
+                Options { limits: self.connections, ..CONNECTIONS },
+                parts.clone(),
+            ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::aggregation::run(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
@@ -295,6 +317,20 @@ impl Server {
             ),
         );
     }
+}
+
+/// Serves with `identity`; clients are to show certificates of the CAs in the file `client_ca`.
+fn tls(identity: &Identity, client_ca: PathBuf) -> Result<Tls, TlsError> {
+    Tls::new(TlsSettings {
+        certificate: ServingCertificate::Files {
+            pairs: vec![(identity.certificate.clone(), identity.key.clone())],
+            awaits_signing: false,
+            reload: true,
+        },
+        client_ca: Some(ClientCaFile { path: client_ca, reload: true }),
+        provider: pki::provider(),
+        versions: versions(""),
+    })
 }
 
 /// The kubeconfig of a user in a group.

@@ -1,16 +1,18 @@
 //! The command line of kube-controller-manager.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use k8s_openapi::api::core::v1::Pod;
 use longshore_client::ConfigSource;
+use longshore_client::reviews::DecisionTtls;
 use longshore_duration::GoDuration;
 use longshore_informer::LeaderConfig;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
+use crate::serving::PortOptions;
 use crate::{ClusterSettings, Controller, Settings, all};
 
 /// A duration in Go's syntax.
@@ -65,6 +67,18 @@ macro_rules! flags {
             /// Its key.
             #[arg(long)]
             pub(crate) tls_private_key_file: Option<PathBuf>,
+            /// The CA of client certificates.
+            #[arg(long)]
+            client_ca_file: Option<PathBuf>,
+            /// The minimum version of TLS.
+            #[arg(long, default_value = "", value_parser = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"])]
+            tls_min_version: String,
+            /// The cipher suites of TLS 1.2.
+            #[arg(long, value_delimiter = ',')]
+            tls_cipher_suites: Vec<String>,
+            /// The paths that are served without credentials; those that end with `*` are prefixes.
+            #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
+            authorization_always_allow_paths: Vec<String>,
             /// The certificate that pods verify the apiserver with.
             #[arg(long)]
             root_ca_file: Option<PathBuf>,
@@ -94,6 +108,15 @@ flags! {
         bind_address: IpAddr = "0.0.0.0";
         /// The port to serve on; 0 serves nothing.
         secure_port: u16 = "10257";
+        /// How long the user of a token is cached.
+        #[arg(value_parser = duration)]
+        authentication_token_webhook_cache_ttl: Duration = "10s";
+        /// How long a decision that allows is cached.
+        #[arg(value_parser = duration)]
+        authorization_webhook_cache_authorized_ttl: Duration = "10s";
+        /// How long a decision that denies is cached.
+        #[arg(value_parser = duration)]
+        authorization_webhook_cache_unauthorized_ttl: Duration = "10s";
         /// How long others wait before they take over the lease.
         #[arg(value_parser = duration)]
         leader_elect_lease_duration: Duration = "15s";
@@ -213,10 +236,8 @@ flags! {
     }
     accepted {
         allow_metric_labels allow_metric_labels_manifest attach_detach_reconcile_sync_period
-        authentication_kubeconfig authentication_token_webhook_cache_ttl
-        authorization_always_allow_paths authorization_kubeconfig
-        authorization_webhook_cache_authorized_ttl authorization_webhook_cache_unauthorized_ttl
-        cert_dir cidr_allocator_type client_ca_file cloud_config cloud_provider cluster_name
+        authentication_kubeconfig authorization_kubeconfig
+        cert_dir cidr_allocator_type cloud_config cloud_provider cluster_name
         cluster_signing_cert_file cluster_signing_duration cluster_signing_key_file
         cluster_signing_kube_apiserver_client_cert_file
         cluster_signing_kube_apiserver_client_key_file
@@ -238,7 +259,7 @@ flags! {
         requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
         requestheader_username_headers route_reconciliation_period
         service_account_private_key_file service_cluster_ip_range
-        show_hidden_metrics_for_version tls_cipher_suites tls_min_version tls_sni_cert_key vmodule
+        show_hidden_metrics_for_version tls_sni_cert_key vmodule
         volume_host_cidr_denylist
     }
     accepted_switches {
@@ -270,9 +291,6 @@ pub enum FlagError {
     /// There is no such controller.
     #[error("{0:?} is not in the list of known controllers")]
     UnknownController(String),
-    /// A flag asks for a protection that is not there.
-    #[error("--{0} is not supported: it would have no effect")]
-    Unsupported(&'static str),
     /// A file is not the template of a pod.
     #[error("{}: not the template of a pod: {reason}", path.display())]
     Template {
@@ -347,18 +365,28 @@ impl Flags {
         })
     }
 
+    /// The port, unless there is none.
+    pub(crate) fn port(&self) -> Option<PortOptions> {
+        (self.secure_port != 0).then(|| PortOptions {
+            address: SocketAddr::new(self.bind_address, self.secure_port),
+            certificate: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+            client_ca: self.client_ca_file.clone(),
+            tls_min_version: self.tls_min_version.clone(),
+            cipher_suites: self.tls_cipher_suites.clone(),
+            always_allow_paths: self.authorization_always_allow_paths.clone(),
+            token_ttl: self.authentication_token_webhook_cache_ttl,
+            decision_ttls: DecisionTtls {
+                allowed: self.authorization_webhook_cache_authorized_ttl,
+                denied: self.authorization_webhook_cache_unauthorized_ttl,
+            },
+        })
+    }
+
     /// The settings of controllers.
     ///
     /// # Errors
-    /// A file cannot be read, or a flag asks for a protection that is not there.
+    /// A file cannot be read.
     pub fn settings(&self) -> Result<Settings, FlagError> {
-        let ports_have = |version: &String| version.is_empty() || version == "VersionTLS12";
-        if !self.tls_min_version.iter().all(ports_have) {
-            return Err(FlagError::Unsupported("tls-min-version"));
-        }
-        if self.tls_cipher_suites.iter().any(|suites| !suites.is_empty()) {
-            return Err(FlagError::Unsupported("tls-cipher-suites"));
-        }
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path)
                 .map_err(|source| FlagError::File { path: path.clone(), source })
@@ -500,12 +528,17 @@ mod tests {
         assert_eq!(format!("{:?}", default.settings().unwrap()), same, "the same defaults");
         assert!(Flags::try_parse_from(["x", "--no-such-flag"]).is_err());
         for (flag, fails) in [
-            ("--tls-min-version=VersionTLS12", false),
-            ("--tls-min-version=VersionTLS13", true),
-            ("--tls-cipher-suites=TLS_AES_128_GCM_SHA256", true),
+            ("--tls-min-version=VersionTLS13", false),
+            ("--tls-min-version=VersionTLS14", true),
+            ("--client-ca-file=/ca", false),
         ] {
-            let flags = Flags::try_parse_from(["x", flag]).unwrap();
-            assert_eq!(flags.settings().is_err(), fails, "{flag}");
+            assert_eq!(Flags::try_parse_from(["x", flag]).is_err(), fails, "{flag}");
         }
+        let paths = ["/healthz", "/readyz", "/livez"];
+        assert_eq!(default.port().unwrap().always_allow_paths, paths);
+        let flags = ["x", "--authorization-always-allow-paths=/metrics,/live*", "--secure-port=1"];
+        let port = Flags::try_parse_from(flags).unwrap().port().unwrap();
+        assert_eq!((port.always_allow_paths.len(), port.address.port()), (2, 1));
+        assert!(Flags::try_parse_from(["x", "--secure-port=0"]).unwrap().port().is_none());
     }
 }

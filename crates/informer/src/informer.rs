@@ -2,7 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
@@ -10,6 +10,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use longshore_base::panics;
 use longshore_client::{Item, Reports};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
@@ -175,7 +176,7 @@ fn is_newer<K: Object>(first: &K, second: &K) -> bool {
 
 impl<K: Object> Cache<K> {
     fn handlers(&self) -> MutexGuard<'_, Vec<Handler<K>>> {
-        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handlers.lock()
     }
 
     /// An object of a list, or a change that the watch reports. Of an object that was written here the
@@ -315,7 +316,7 @@ impl Informers {
         &self,
         options: impl FnOnce() -> Options<K>,
     ) -> Informer<K> {
-        let mut informers = self.0.informers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut informers = self.0.informers.lock();
         let known = informers.get(&TypeId::of::<K>());
         if let Some(informer) = known.and_then(|known| known.downcast_ref::<Informer<K>>()) {
             return informer.clone();

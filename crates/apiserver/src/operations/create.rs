@@ -85,9 +85,7 @@ impl Api {
             charge.release(&self.registry).await;
         }
         let created = created?;
-        if resource.kind == "Namespace" {
-            self.ensure_namespace_defaults(&name).await?;
-        }
+        self.ensure_companions(resource, &name).await?;
         Ok((created, warnings))
     }
 

@@ -1,11 +1,10 @@
 //! Works on what the graph says is to be looked at. Every decision is made on the object as the
 //! apiserver has it at that moment, and every write names its UID or version.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_informer::SyncError;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 use super::graph::{
@@ -75,7 +74,7 @@ impl<C: Cluster> Collector<C> {
     }
 
     pub(crate) fn graph(&self) -> MutexGuard<'_, Graph> {
-        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+        self.graph.lock()
     }
 
     pub(crate) async fn work(&self, work: &Work) -> Result<Next, Error> {

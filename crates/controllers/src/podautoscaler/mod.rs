@@ -7,7 +7,7 @@ mod replicas;
 mod selector;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::autoscaling::v2::{
@@ -25,6 +25,7 @@ use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
 use longshore_pod::quantity::milli;
 use longshore_pod::resources::format as quantity;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -227,8 +228,8 @@ impl Controller {
         Ok(())
     }
 
-    fn histories(&self) -> std::sync::MutexGuard<'_, HashMap<String, History>> {
-        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
+    fn histories(&self) -> parking_lot::MutexGuard<'_, HashMap<String, History>> {
+        self.histories.lock()
     }
 
     fn record(

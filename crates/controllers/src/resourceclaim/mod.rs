@@ -3,9 +3,9 @@
 
 mod plan;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
@@ -145,7 +145,7 @@ impl Controller {
     }
 
     fn made(&self) -> MutexGuard<'_, HashMap<String, HashMap<String, String>>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+        self.made.lock()
     }
 
     async fn sync_pod(&self, key: &str) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! Events about decisions and their reasons.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use longshore_client::events::{EventType, Recorder};
@@ -62,7 +62,7 @@ impl Events {
     fn is_due(&self, uid: &str, event: &VolumeEvent) -> bool {
         let now = Instant::now();
         let is_old = |at: Instant| now.saturating_duration_since(at) >= REPEAT;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.get(uid).is_some_and(|(known, at)| known == event && !is_old(*at)) {
             return false;
         }

@@ -7,7 +7,7 @@ mod plan;
 pub(super) use self::plan::{Plan, State, index, plan as plan_for_node};
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
@@ -18,6 +18,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use longshore_base::time;
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::warn;
@@ -58,10 +59,6 @@ struct Memory {
     created: Vec<(VolumeAttachment, Instant)>,
     /// Since when a node has a volume mounted that it does not need, by node and unique name.
     mounted: HashMap<String, HashMap<String, Instant>>,
-}
-
-fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs until the context's stop.
@@ -186,7 +183,7 @@ impl Controller {
                     return;
                 }
                 let uid = uid_of(&**attachment);
-                lock(&memory).created.retain(|(created, _)| uid_of(created) != uid);
+                memory.lock().created.retain(|(created, _)| uid_of(created) != uid);
                 // Others may wait for the volume to come off this node.
                 let source = &attachment.spec.source;
                 let volume = source.persistent_volume_name.as_deref();
@@ -205,7 +202,7 @@ impl Controller {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
+        self.memory.lock()
     }
 
     fn state<'a>(

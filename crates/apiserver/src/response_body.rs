@@ -1,8 +1,8 @@
 //! The body of an answer: text that is there, or a stream of it, and what it holds until it is sent.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,10 @@ use futures::Stream;
 use hyper::body::{Frame, SizeHint};
 use longshore_base::budget::Share;
 use longshore_base::connections::Unadmitted;
-use longshore_base::panics;
+use longshore_serving::{BoxError, Monitored};
+use parking_lot::Mutex;
 
 use crate::offload::LARGE;
-
-/// Why a stream broke off.
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
 /// as ours, and not lost in the buffers of a connection whose client reads nothing.
@@ -38,12 +36,12 @@ pub(crate) enum RequestGuard {
     Refused(Unadmitted),
 }
 
-/// An answer's body. While it exists, its connection is in use.
+/// An answer's body.
 pub(crate) struct Body {
     content: Content,
     memory: Option<Arc<Memory>>,
     /// Released when the response is sent.
-    _guards: (Option<RequestGuard>, Option<Arc<()>>),
+    _request: Option<RequestGuard>,
 }
 
 impl Body {
@@ -73,18 +71,13 @@ impl Body {
 
     /// Holds the guard of its request.
     pub(crate) fn hold(&mut self, request: RequestGuard) {
-        self._guards.0 = Some(request);
-    }
-
-    pub(super) fn holding(mut self, activity: Arc<()>) -> Body {
-        self._guards.1 = Some(activity);
-        self
+        self._request = Some(request);
     }
 }
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _guards: (None, None) }
+        Body { content, memory: None, _request: None }
     }
 }
 
@@ -108,16 +101,10 @@ impl hyper::body::Body for Body {
                 let part = text.split_to(text.len().min(PART));
                 Poll::Ready(Some(Ok(Frame::data(part))))
             }
-            // A panic ends its answer, and nothing else.
-            Content::Stream(stream) => {
-                match panics::contain_sync(|| stream.as_mut().poll_next(context)) {
-                    Ok(next) => next.map(|next| next.map(|text| text.map(Frame::data))),
-                    Err(panicked) => {
-                        self.content = Content::Whole(Bytes::new());
-                        Poll::Ready(Some(Err(panicked.into())))
-                    }
-                }
-            }
+            Content::Stream(stream) => stream
+                .as_mut()
+                .poll_next(context)
+                .map(|next| next.map(|text| text.map(Frame::data))),
         };
         if let Some(memory) = &self.memory {
             memory.note(next.is_ready());
@@ -157,11 +144,11 @@ impl Memory {
     /// Counts more; `false` when there is too little left.
     #[must_use]
     pub(crate) fn grow(&self, bytes: usize) -> bool {
-        self.share().grow(bytes as u64)
+        self.share.lock().grow(bytes as u64)
     }
 
     pub(crate) fn shrink(&self, bytes: usize) {
-        self.share().shrink(bytes as u64);
+        self.share.lock().shrink(bytes as u64);
     }
 
     /// The body was polled, and was ready or not.
@@ -169,48 +156,22 @@ impl Memory {
         let now = self.began.elapsed().as_millis().try_into().unwrap_or(Self::NOTHING);
         self.waits_since.store(if is_there { now } else { Self::NOTHING }, Ordering::Relaxed);
     }
+}
 
+impl Monitored for Memory {
     /// Whether much of an answer lies about because its client does not take it.
     fn is_stalled(&self) -> bool {
         let waited = match self.waits_since.load(Ordering::Relaxed) {
             Self::NOTHING => Duration::ZERO,
             since => self.began.elapsed().saturating_sub(Duration::from_millis(since)),
         };
-        waited >= STALL_TIMEOUT && self.share().amount() >= LARGE as u64
-    }
-
-    fn share(&self) -> MutexGuard<'_, Share> {
-        self.share.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The large answers that are being sent on a connection.
-#[derive(Default)]
-pub(super) struct LargeAnswers(Mutex<Vec<Weak<Memory>>>);
-
-impl LargeAnswers {
-    pub(super) fn add(&self, body: &Body) {
-        if let Some(memory) = body.memory() {
-            self.answers().push(Arc::downgrade(memory));
-        }
-    }
-
-    /// Whether the client does not read one of them. Such a connection is closed.
-    pub(super) fn are_stalled(&self) -> bool {
-        let mut answers = self.answers();
-        answers.retain(|memory| memory.strong_count() > 0);
-        answers.iter().filter_map(Weak::upgrade).any(|memory| memory.is_stalled())
-    }
-
-    fn answers(&self) -> MutexGuard<'_, Vec<Weak<Memory>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        waited >= STALL_TIMEOUT && self.share.lock().amount() >= LARGE as u64
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
-    use futures::stream;
     use http_body_util::BodyExt;
     use longshore_base::budget::{Budget, Holder, Priority};
 
@@ -231,19 +192,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn panic_ends_only_its_response() {
-        let frames =
-            stream::poll_fn(|_| -> Poll<Option<Result<Bytes, BoxError>>> { panic!("here") });
-        let mut body = Body::stream(frames);
-        assert!(body.frame().await.unwrap().is_err());
-        assert!(body.frame().await.is_none());
-    }
-
-    #[tokio::test]
     async fn response_stall_detection_of_large_bodies() {
         let budget = Budget::new(u64::MAX, 0);
         let holder = Holder::new("a", Priority::Ordinary);
-        let answers = LargeAnswers::default();
         for (bytes, waited, stalled) in [
             (LARGE as u64, STALL_TIMEOUT, true),
             (LARGE as u64 - 1, STALL_TIMEOUT, false),
@@ -254,15 +205,13 @@ mod tests {
             let Some(began) = Instant::now().checked_sub(waited) else { return };
             memory.began = began;
             let mut body = Body::from("x".repeat(100_000)).with_memory(Arc::new(memory));
-            answers.add(&body);
-            assert!(!answers.are_stalled(), "it was not polled yet");
+            assert!(!body.memory().unwrap().is_stalled(), "it was not polled yet");
             body.memory().unwrap().waits_since.store(0, Ordering::Relaxed);
-            assert_eq!(answers.are_stalled(), stalled, "{bytes} {waited:?}");
+            assert_eq!(body.memory().unwrap().is_stalled(), stalled, "{bytes} {waited:?}");
             let _ = body.frame().await;
-            assert!(!answers.are_stalled(), "some of it was taken");
+            assert!(!body.memory().unwrap().is_stalled(), "some of it was taken");
             body.memory().unwrap().note(false);
             assert_eq!(body.memory().unwrap().waits_since.load(Ordering::Relaxed), Memory::NOTHING);
         }
-        assert!(answers.answers().len() <= 1 || !answers.are_stalled());
     }
 }

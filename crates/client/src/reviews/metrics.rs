@@ -7,12 +7,12 @@ use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
 /// Metrics of one kind of review. Cheap to clone.
 #[derive(Clone, Debug)]
-struct ReviewMetrics {
+struct Review {
     all: Family<Counter, 1>,
     durations: Family<Histogram, 1>,
 }
 
-impl ReviewMetrics {
+impl Review {
     fn observe<T>(&self, began: Instant, outcome: &Result<T, KubeError>) {
         let code = match outcome {
             Ok(_) => "201".to_owned(),
@@ -26,17 +26,18 @@ impl ReviewMetrics {
 
 /// Metrics of token and access reviews. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Reviews {
-    tokens: ReviewMetrics,
-    authorization: ReviewMetrics,
+pub struct ReviewMetrics {
+    tokens: Review,
+    authorization: Review,
 }
 
-impl Reviews {
+impl ReviewMetrics {
     /// Registers the families.
-    pub(crate) fn new(registry: &Registry) -> Self {
+    #[must_use]
+    pub fn new(registry: &Registry) -> Self {
         let buckets = || Buckets::of(&[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0]);
         Self {
-            tokens: ReviewMetrics {
+            tokens: Review {
                 all: registry.counters(
                     "apiserver_delegated_authn_request_total",
                     "Questions to the apiserver about tokens, by the status of the answer.",
@@ -49,7 +50,7 @@ impl Reviews {
                     buckets(),
                 ),
             },
-            authorization: ReviewMetrics {
+            authorization: Review {
                 all: registry.counters(
                     "apiserver_delegated_authz_request_total",
                     "Questions to the apiserver about what clients may, by the status of the answer.",
