@@ -55,7 +55,7 @@ use serde_json::{Map, Value};
 
 pub use self::defaults::apply_defaults;
 pub(crate) use self::persistent_volume::note_transition;
-pub(crate) use self::prepare::prepare_change;
+pub(crate) use self::prepare::{default_change, prepare_change};
 pub use self::prepare::{
     prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
 };
