@@ -54,7 +54,7 @@ mod workload;
 use serde_json::{Map, Value};
 
 pub use self::defaults::apply_defaults;
-pub(crate) use self::prepare::prepare_change;
+pub(crate) use self::prepare::{default_change, prepare_change};
 pub use self::prepare::{
     prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
 };

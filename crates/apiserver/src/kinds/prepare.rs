@@ -33,8 +33,15 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
     (strategy(resource).prepare_create)(map);
 }
 
-/// Before an update of an object or of one of its subresources: defaults, and what the request may not
-/// touch. Takes the stored object.
+/// Before an update of an object or of one of its subresources: the defaults of what it changes.
+pub(crate) fn default_change(resource: &Resource, subresource: &str, object: &mut Value) {
+    if matches!(subresource, "" | "ephemeralcontainers" | "resize") {
+        apply_defaults(resource, object);
+    }
+}
+
+/// Before an update of an object or of one of its subresources: what the request may not touch. Takes the
+/// stored object.
 pub(crate) fn prepare_change(
     resource: &Resource,
     subresource: &str,
@@ -42,19 +49,10 @@ pub(crate) fn prepare_change(
     old: &Value,
 ) {
     match subresource {
-        "" => {
-            apply_defaults(resource, object);
-            prepare_update(resource, object, old);
-        }
+        "" => prepare_update(resource, object, old),
         "finalize" => prepare_namespace_finalize(object, old),
-        "ephemeralcontainers" => {
-            apply_defaults(resource, object);
-            prepare_ephemeral_containers(object, old);
-        }
-        "resize" => {
-            apply_defaults(resource, object);
-            prepare_resize(object, old);
-        }
+        "ephemeralcontainers" => prepare_ephemeral_containers(object, old),
+        "resize" => prepare_resize(object, old),
         "approval" => prepare_approval(resource, object, old),
         _ => prepare_status_update(resource, object, old),
     }

@@ -145,6 +145,7 @@ impl Api {
         current: &Value,
     ) -> Result<(), StatusError> {
         let (user, resource, subresource) = (request.user, request.resource, request.subresource);
+        kinds::default_change(resource, subresource, new);
         kinds::prepare_change(resource, subresource, new, current);
         pods::admit_update(resource, subresource, new, current);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;

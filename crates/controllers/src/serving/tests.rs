@@ -3,12 +3,10 @@ use std::path::Path;
 use axum::http::Uri;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
-use rcgen::{Issuer, KeyPair};
+use longshore_tls::testing::Authority;
 use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -37,39 +35,6 @@ async fn apiserver() -> Client {
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap()
-}
-
-/// An authority in a directory.
-struct Authority {
-    dir: TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-impl Authority {
-    fn new() -> Self {
-        let (dir, key) = (tempfile::tempdir().unwrap(), KeyPair::generate().unwrap());
-        let mut ca = CertificateParams::default();
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        std::fs::write(dir.path().join("ca.crt"), ca.self_signed(&key).unwrap().pem()).unwrap();
-        Self { dir, issuer: Issuer::new(ca, key) }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// A client's certificate.
-    fn client(&self, name: &str, group: &str) -> Identity {
-        let mut params = CertificateParams::default();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.distinguished_name.push(DnType::OrganizationName, group);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
-    }
 }
 
 async fn port(client_ca: Option<&Path>) -> SocketAddr {
@@ -103,7 +68,7 @@ async fn get(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
-    identity: Option<&Identity>,
+    identity: Option<&(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> (u16, String) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
@@ -113,7 +78,9 @@ async fn get(
         .with_custom_certificate_verifier(Arc::new(longshore_tls::NoVerifier(provider)));
     let config = match identity {
         None => config.with_no_client_auth(),
-        Some((chain, key)) => config.with_client_auth_cert(chain.clone(), key.clone_key()).unwrap(),
+        Some((certificate, key)) => {
+            config.with_client_auth_cert(vec![certificate.clone()], key.clone_key()).unwrap()
+        }
     };
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
@@ -150,8 +117,8 @@ async fn port_authorizes_tokens_and_serves_health_to_all() {
 
 #[tokio::test]
 async fn port_authenticates_client_certificates() {
-    let (authority, other) = (Authority::new(), Authority::new());
-    let port = port(Some(&authority.path("ca.crt"))).await;
+    let (authority, other) = (Authority::default(), Authority::default());
+    let port = port(Some(&authority.path())).await;
     let [cert, nobody] = ["cert", "nobody"].map(|name| authority.client(name, "some"));
     assert_eq!(get(port, "/metrics", None, Some(&cert)).await.0, 200);
     assert_eq!(get(port, "/metrics", None, Some(&nobody)).await.0, 403);

@@ -68,7 +68,7 @@ async fn run_until(changes: Vec<Change>, failures: u32, seconds: u64) -> Vec<Str
     let task = tokio::spawn(run(scheduler, receiver, api.clone(), Extenders::default()));
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     task.abort();
-    let seen = api.seen.lock().unwrap();
+    let seen = api.seen.lock();
     seen.clone()
 }
 

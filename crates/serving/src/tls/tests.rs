@@ -1,36 +1,6 @@
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
-use rcgen::{Issuer, KeyPair};
-use tempfile::TempDir;
+use longshore_tls::testing::Authority;
 
 use super::*;
-
-/// An authority, its certificate in a file.
-struct Authority {
-    dir: TempDir,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let (dir, key) = (tempfile::tempdir().unwrap(), KeyPair::generate().unwrap());
-        let mut ca = CertificateParams::default();
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        std::fs::write(dir.path().join("ca.crt"), ca.self_signed(&key).unwrap().pem()).unwrap();
-        Self { dir, issuer: Issuer::new(ca, key) }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("ca.crt")
-    }
-
-    fn client(&self, name: &str) -> Vec<CertificateDer<'static>> {
-        let mut params = CertificateParams::default();
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        vec![params.signed_by(&key, &self.issuer).unwrap().der().clone()]
-    }
-}
 
 /// Settings with that client CA.
 fn tls(ca: PathBuf) -> Tls {
@@ -48,8 +18,8 @@ fn tls(ca: PathBuf) -> Tls {
 /// Open connections lose access when the CA changes.
 #[test]
 fn client_ca_reload_applies_to_open_connections() {
-    let (pki, renewed) = (Authority::new(), Authority::new());
-    let (old, new) = (pki.client("jane"), renewed.client("jane"));
+    let (pki, renewed) = (Authority::default(), Authority::default());
+    let [old, new] = [&pki, &renewed].map(|pki| vec![pki.client("jane", "all").0]);
     let tls = Arc::new(tls(pki.path()));
     let certified =
         |chain: &[CertificateDer<'_>]| ClientCertificate::new(Arc::clone(&tls), Some(chain));
