@@ -10,20 +10,17 @@ use axum::http::{StatusCode, header};
 use axum::routing::get;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use longshore_base::panics;
+use longshore_base::connections;
 use longshore_metrics::{CONTENT_TYPE, Registry};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Connections of one port at once.
-const MAX_CONNECTIONS: usize = 64;
+/// Connections of one port at once: one more closes the oldest of the address that has the most.
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 /// How long a connection may last: those who scrape come back.
 const LIFETIME: Duration = Duration::from_secs(60);
 /// How long a request may take to come.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a connection that could not be accepted.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether the server can answer for the cluster. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -61,23 +58,17 @@ pub(crate) fn metrics(registry: Registry) -> Router {
 
 /// Serves a port until dropped.
 pub(crate) async fn serve(listener: TcpListener, router: Router) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let service = TowerToHyperService::new(router);
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { continue };
+    let serve = |stream, _| {
         let service = service.clone();
-        tokio::spawn(panics::contain(async move {
-            let _permit = permit;
+        async move {
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
             // an error is the client's
             let _ = timeout(LIFETIME, connection).await;
-        }));
-    }
+        }
+    };
+    connections::serve(listener, MAX_CONNECTIONS, serve).await;
 }
