@@ -22,17 +22,21 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use longshore_base::connections;
 use longshore_metrics::Registry;
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-/// The most connections at once.
+/// The most connections at once: one more closes the oldest of the address that has the most.
 const MAX_CONNECTIONS: usize = 100;
+/// The most bytes of the head of a request.
+const MAX_HEAD: usize = 64 << 10;
+/// The longest token and path about which a decision is kept, in bytes.
+const MAX_KEY: usize = 8 << 10;
 /// The longest handshake, and the longest time for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a decision about a token is kept.
@@ -141,35 +145,29 @@ impl Serving {
     /// Serves for ever.
     pub(crate) async fn run(self, endpoints: Endpoints) {
         let handler = Arc::new(Handler { endpoints, decisions: Mutex::default() });
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        loop {
-            let Ok(permit) = permits.clone().acquire_owned().await else { return };
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!("cannot accept a connection: {error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
-            let (acceptor, handler) = (self.acceptor.clone(), handler.clone());
-            tokio::spawn(async move {
-                serve(stream, acceptor, handler).await;
-                drop(permit);
-            });
-        }
+        let acceptor = self.acceptor;
+        let serve = |stream, _| serve(stream, acceptor.clone(), handler.clone());
+        connections::serve(self.listener, MAX_CONNECTIONS, serve).await;
     }
 }
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, handler: Arc<Handler>) {
     let Ok(Ok(stream)) = timeout(PATIENCE, acceptor.accept(stream)).await else { return };
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let service = service_fn(move |request| {
         let handler = handler.clone();
         async move { Ok::<_, Infallible>(handler.answer(&request).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(10);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PATIENCE)
+        .max_concurrent_streams(10)
+        .max_pending_accept_reset_streams(connections::MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(connections::MAX_ERROR_STREAMS);
+    let builder = if is_http2 { builder.http2_only() } else { builder.http1_only() };
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
         debug!("a connection failed: {error}");
     }
@@ -243,7 +241,7 @@ impl Handler {
         };
         let mut decisions = self.decisions();
         decisions.retain(|_, (_, since)| since.elapsed() < DECISION_LIFE);
-        if decisions.len() < MAX_DECISIONS {
+        if decisions.len() < MAX_DECISIONS && key.0.len().saturating_add(key.1.len()) <= MAX_KEY {
             decisions.insert(key, (status, Instant::now()));
         }
         status
@@ -292,4 +290,38 @@ fn text(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// The first byte of a TLS alert.
+    const ALERT: u8 = 21;
+
+    // Finding 8: the health of the program is behind this port
+    #[tokio::test]
+    async fn serving_port_is_not_locked_by_idle_connections() {
+        let serving = Serving::open("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = serving.listener.local_addr().unwrap();
+        let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let endpoints = Endpoints {
+            client: Client::try_from(nowhere).unwrap(),
+            registry: Registry::default(),
+            configz: String::new(),
+            health: Health::default(),
+        };
+        let server = tokio::spawn(serving.run(endpoints));
+        let mut idle = Vec::new();
+        for _ in 0..=MAX_CONNECTIONS {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"no handshake").await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), ALERT);
+        server.abort();
+    }
 }
