@@ -14,9 +14,12 @@ use longshore_serving::{Options, Routes};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+/// Connections of one port at once: one more closes the oldest of the address that has the most.
+pub(crate) const MAX_CONNECTIONS: usize = 64;
+
 /// Few connections: those who scrape come back.
 const OPTIONS: Options = Options {
-    limits: Limits { unauthorized: 64, authorized: 0, reserved: 0 },
+    limits: Limits { unauthorized: MAX_CONNECTIONS, authorized: 0, reserved: 0 },
     idle_timeout: Duration::from_secs(60),
     unauthorized_idle_timeout: Duration::from_secs(60),
     ..Options::DEFAULT

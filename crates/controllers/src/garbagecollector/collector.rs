@@ -1,6 +1,8 @@
 //! Works on what the graph says is to be looked at. Every decision is made on the object as the
 //! apiserver has it at that moment, and every write names its UID or version.
 
+use std::collections::HashSet;
+
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_informer::SyncError;
@@ -211,7 +213,8 @@ impl<C: Cluster> Collector<C> {
     ) -> Result<(), Error> {
         let mut references = latest.owner_references.clone().unwrap_or_default();
         let before = references.len();
-        references.retain(|reference| !owners.contains(&reference.uid));
+        let owners: HashSet<&str> = owners.iter().map(String::as_str).collect();
+        references.retain(|reference| !owners.contains(reference.uid.as_str()));
         if references.len() == before {
             return Ok(());
         }

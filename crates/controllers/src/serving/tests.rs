@@ -154,3 +154,14 @@ async fn port_options_that_cannot_be_used_are_errors() {
     let error = Serving::open(options, endpoints).err().unwrap().to_string();
     assert!(error.contains("empty.crt"), "{error}");
 }
+
+// Finding 8: the health of the program is behind this port
+#[tokio::test]
+async fn serving_port_is_not_locked_by_idle_connections() {
+    let port = port(None).await;
+    let mut idle = Vec::new();
+    for _ in 0..=longshore_base::connections::Limits::DEFAULT.unauthorized {
+        idle.push(TcpStream::connect(port).await.unwrap());
+    }
+    assert_eq!(get(port, "/healthz", None, None).await, (200, "ok".to_owned()));
+}
