@@ -96,11 +96,7 @@ impl Api {
         if created.is_err() {
             charge.release(&self.registry).await;
         }
-        let created = created?;
-        if resource.kind == "Namespace" {
-            self.ensure_namespace_defaults(&name).await?;
-        }
-        Ok((created, warnings))
+        Ok((created?, warnings))
     }
 
     /// Makes a service of the cluster's own unless one of that name exists.
