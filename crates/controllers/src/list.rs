@@ -51,5 +51,13 @@ controllers! {
     "clusterrole-aggregation-controller" "clusterrole-aggregation" true crate::clusterroleaggregation::run;
     "legacy-serviceaccount-token-cleaner-controller" "legacy-service-account-token-cleaner" true crate::serviceaccounts::legacy_tokens::run;
     "kube-apiserver-serving-clustertrustbundle-publisher-controller" "kube-apiserver-serving-clustertrustbundle-publisher-controller" true crate::clustertrustbundle::run;
+    "persistentvolume-binder-controller" "persistentvolume-binder" true crate::volumes::run_binder;
+    "persistentvolume-attach-detach-controller" "attachdetach" true crate::volumes::run_attach_detach;
+    "persistentvolume-expander-controller" "persistentvolume-expander" true crate::volumes::run_expander;
+    "persistentvolumeclaim-protection-controller" "pvc-protection" true crate::volumes::run_claim_protection;
+    "persistentvolume-protection-controller" "pv-protection" true crate::volumes::run_volume_protection;
+    "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
+    "ephemeral-volume-controller" "ephemeral-volume" true crate::volumes::run_ephemeral;
+    "resourceclaim-controller" "resourceclaim-controller" true crate::resourceclaim::run;
     "hostpath-provisioner" "hostpath-provisioner" true crate::hostpathprovisioner::run;
 }

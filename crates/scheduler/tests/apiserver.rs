@@ -46,8 +46,6 @@ impl Cluster {
             node_names: Vec::new(),
             authentication: AuthenticationConfig::default(),
             authorization: vec![Mode::Rbac],
-            bind_volumes: false,
-            delete_host_paths: false,
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             connections: ConnectionLimits::DEFAULT,

@@ -135,14 +135,6 @@ pub struct ServeArgs {
     /// Authorization modes, tried in order: Node, RBAC, AlwaysAllow, AlwaysDeny
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
     pub authorization_mode: Vec<Mode>,
-    /// Bind claims to volumes, create claims of ephemeral volumes, and request attachment of volumes:
-    /// false where a controller manager does that
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub bind_volumes: bool,
-    /// Delete what is below /tmp on this machine with the hostPath volume that it is of
-    #[arg(long)]
-    pub delete_host_paths: bool,
     /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -236,8 +228,6 @@ impl ServeArgs {
             node_names: self.node_name.clone(),
             authentication: self.authentication.config(),
             authorization: self.authorization_mode.clone(),
-            bind_volumes: self.bind_volumes,
-            delete_host_paths: self.delete_host_paths,
             gates: self.feature_gates,
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
@@ -331,8 +321,6 @@ mod tests {
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
-        assert!(parse("").unwrap().serve.bind_volumes);
-        assert!(!parse("--bind-volumes=false").unwrap().serve.bind_volumes);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
     }
 
@@ -389,7 +377,6 @@ mod tests {
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
-            ("--bind-volumes=perhaps", "--bind-volumes"),
             ("--feature-gates=None=true", "--feature-gates"),
             ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
             (
@@ -415,11 +402,9 @@ mod tests {
             "api-audiences",
             "authorization-mode",
             "bind-address",
-            "bind-volumes",
             "cert-dir",
             "client-ca-file",
             "data-dir",
-            "delete-host-paths",
             "disable-admission-plugins",
             "enable-admission-plugins",
             "enable-bootstrap-token-auth",

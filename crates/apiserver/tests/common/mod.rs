@@ -74,8 +74,6 @@ impl Cluster {
             node_names: vec!["n1".into()],
             authentication: AuthenticationConfig::default(),
             authorization: vec![Mode::Node, Mode::Rbac],
-            bind_volumes: true,
-            delete_host_paths: false,
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             connections: ConnectionLimits::DEFAULT,

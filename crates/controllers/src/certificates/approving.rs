@@ -25,7 +25,6 @@ use super::{
 use crate::Context;
 use crate::writes::{is_not_found, unless_stopped};
 
-
 const GROUP: &str = "certificates.k8s.io";
 const NODE_PREFIX: &str = "system:node:";
 /// When a request is looked at again that may be approved later: a role is granted, or the node's

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use longshore_csr::{Request, Signer};
-use longshore_informer::{Event, Informer, WorkQueue, key_of};
+use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of};
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -35,6 +35,12 @@ pub(crate) enum Error {
     /// The files of the signer.
     #[error(transparent)]
     Signer(#[from] SignerError),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_conflict())
+    }
 }
 
 /// The informer of requests, whose names go to the queue when they change.
