@@ -43,7 +43,7 @@ vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine;
 
 vm-bench: ## measure in the virtual machine how soon a node that runs short of memory acts
 	@scripts/install-deps.sh vm
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@scripts/vm/image.sh "$(CACHE)/vm"
 	@VM_CASES=scripts/vm/bench scripts/vm/test.sh "$(CACHE)/vm" "$$CARGO_TARGET_DIR/release"
 
@@ -59,25 +59,25 @@ fmt: ## format the code
 
 bench: ## measure a burst of N=100 pods; REPEAT=1 rounds, JSON=file, KUBELET=another binary
 	@scripts/install-deps.sh run
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@$(if $(KUBELET),crates/bench/with-kubelet.sh "$(KUBELET)") "$$CARGO_TARGET_DIR/release/longshore-bench" \
 	--pods=$(or $(N),100) --repeat=$(or $(REPEAT),1) $(if $(JSON),--json="$(JSON)")
 
 SIZES ?= 1000,4000,10000
 bench-proxy: ## measure kube-proxy with SIZES=1000,4000,10000 services; REPEAT=5, JSON=file, KUBE_PROXY=another binary
 	@scripts/install-deps.sh run
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@$(if $(KUBE_PROXY),crates/bench/with-kubelet.sh "$(KUBE_PROXY)") "$$CARGO_TARGET_DIR/release/longshore-bench" \
 	--services="$(SIZES)" --repeat=$(or $(REPEAT),5) $(if $(JSON),--json="$(JSON)")
 
 bench-server: ## measure the node's ports with N=110 pods: stats, scrapes, logs -f, a flood
 	@scripts/install-deps.sh run
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --server --pods=$(or $(N),110) $(if $(JSON),--json="$(JSON)")
 
 bench-volumes: ## measure volumes: COUNT=1000 with data, idle and when a secret changes; fsGroup on FILES=200000 files beside chown -R
 	@scripts/install-deps.sh run
-	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-bench
+	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes=$(or $(COUNT),1000) --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
 
 bench-dns: ## measure the DNS server with N=200 services and COUNT=200000 questions

@@ -14,7 +14,7 @@ programs=$(sed -n 's/^ *cases [^ ]* \([a-z_]*\).*/\1/p' "$cases" | sort -u)
 # shellcheck disable=SC2046 # words
 [ -z "$programs" ] || cargo test --workspace --no-run --message-format=json-render-diagnostics $(printf -- '--test %s\n' $programs) >"$payload/built"
 mkdir -p "$payload/bin" "$payload/tests"
-for program in longshore longshore-apiserver longshore-bench; do
+for program in longshore longshore-apiserver longshore-controllers longshore-bench; do
     strip -o "$payload/bin/$program" "$bin/$program"
 done
 for program in $programs; do

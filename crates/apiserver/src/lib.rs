@@ -11,7 +11,6 @@ pub mod api_types;
 pub mod args;
 mod auth;
 mod authz;
-mod certificates;
 mod cidr;
 mod csr;
 pub mod discovery;
@@ -82,14 +81,11 @@ pub struct Config {
     pub service_range: Cidr,
     /// The CA of client certificates; without it, the one in `cert_dir`.
     pub client_ca: Option<PathBuf>,
-    /// The CA with which clients in the cluster verify this server; without it, the one in `cert_dir`.
-    pub root_ca: Option<PathBuf>,
     /// The serving certificate; without it, one in `cert_dir`.
     pub serving: Option<Identity>,
     /// The client certificate for kubelets; without it, one in `cert_dir`.
     pub kubelet_client: Option<Identity>,
-    /// The CA of the kubelets' serving certificates; without it, this cluster's where it approves them
-    /// by itself, and else they are not verified.
+    /// The CA of the kubelets' serving certificates; without it, they are not verified.
     pub kubelet_ca: Option<PathBuf>,
     /// How long events are kept.
     pub event_ttl: Duration,
@@ -101,12 +97,6 @@ pub struct Config {
     pub authentication: AuthenticationConfig,
     /// The authorization modes, in order; without any, everything is denied.
     pub authorization: Vec<Mode>,
-    /// Whether nodes' serving certificates are approved when they name nothing but the node.
-    pub approve_kubelet_serving: bool,
-    /// The maximum duration of certificates that the cluster signs.
-    pub signing_duration: Duration,
-    /// Whether deleted namespaces are emptied here, rather than by a controller manager.
-    pub empty_namespaces: bool,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -173,10 +163,6 @@ pub struct Server {
     router: Arc<Router>,
     connections: ConnectionLimits,
     api: Arc<Api>,
-    pki: Pki,
-    signing: certificates::Settings,
-    /// Whether deleted namespaces are emptied here.
-    empty_namespaces: bool,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -195,8 +181,6 @@ impl Server {
             Some(identity) => identity.clone(),
             None => pki.serving(&serving_names(&config, address.ip()))?,
         };
-        let mut own_names = serving_names(&config, address.ip());
-        own_names.extend(pki::names(&serving.certificate)?);
         let kubelet_client = match &config.kubelet_client {
             Some(identity) => identity.clone(),
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
@@ -217,10 +201,6 @@ impl Server {
             pki.signing_key_file(),
             &advertised.to_string(),
         )?;
-        let root_ca = match &config.root_ca {
-            Some(path) => pki::read_authority(path)?,
-            None => pki.ca_pem().to_owned(),
-        };
         let api = Arc::new(Api {
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
@@ -228,7 +208,6 @@ impl Server {
             event_ttl: config.event_ttl,
             advertised,
             tokens,
-            root_ca,
         });
         tasks::bootstrap::run(&api).await?;
         if api.authorizer.has(Mode::Rbac) {
@@ -236,16 +215,8 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
-        // Where the cluster signs the nodes' certificates by itself, no other will do. Those that an
-        // earlier version signed are of the cluster's CA.
-        let kubelet_authorities = match config.kubelet_ca {
-            Some(ca) => vec![ca],
-            None if config.approve_kubelet_serving => {
-                vec![pki.kubelet_serving_ca_file(), pki.ca_file()]
-            }
-            None => Vec::new(),
-        };
-        let kubelet = KubeletClient::new(&kubelet_client, &kubelet_authorities, advertised)?;
+        let kubelet =
+            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_slice(), advertised)?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
@@ -262,13 +233,6 @@ impl Server {
             router,
             connections: config.connections,
             api,
-            pki,
-            signing: certificates::Settings {
-                approve_serving: config.approve_kubelet_serving,
-                life: config.signing_duration,
-                own_names,
-            },
-            empty_namespaces: config.empty_namespaces,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -301,15 +265,7 @@ impl Server {
                 parts.clone(),
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
-            tasks::aggregation::run(&self.api, parts.clone()),
-            certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
-            async {
-                if self.empty_namespaces {
-                    tasks::namespaces::run(&self.api, parts.clone()).await;
-                }
-            },
             tasks::bootstrap::keep(&self.api, parts.clone()),
-            serviceaccounts::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

@@ -4,7 +4,6 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig};
@@ -17,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     panics::install();
     memory::configure_allocator();
-    match run(&Cli::parse()) {
+    match run(&Cli::read()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::report(format_args!("Error: {error:?}"));

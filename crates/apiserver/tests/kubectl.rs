@@ -245,14 +245,4 @@ fn kubectl_wait_for_conditions_and_deletions() {
     assert!(kubectl.ok("get pods").contains("Terminating"));
     kubectl.ok("delete pod web --grace-period=0 --force");
     assert!(waiter.wait_with_output().unwrap().status.success());
-    kubectl.ok_with(
-        "apply -f -",
-        r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"}}"#,
-    );
-    kubectl.ok_with(
-        "-n shop apply -f -",
-        r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#,
-    );
-    kubectl.ok("delete namespace shop --timeout=20s");
-    assert!(kubectl.fails("get namespace shop", "").contains("not found"));
 }

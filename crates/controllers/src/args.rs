@@ -5,19 +5,53 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
+use kube::config::Kubeconfig;
 use longshore_client::ConfigSource;
 use longshore_client::reviews::DecisionTtls;
+use longshore_csr::Signer;
 use longshore_duration::GoDuration;
 use longshore_informer::LeaderConfig;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
 use crate::serving::PortOptions;
-use crate::{ClusterSettings, Controller, Settings, all};
+use crate::signer_files::SignerError;
+use crate::{ClusterSettings, Controller, Settings, SignerFiles, all};
 
 /// A duration in Go's syntax.
 fn duration(text: &str) -> Result<Duration, String> {
     text.parse::<GoDuration>().map(GoDuration::get).map_err(|error| error.to_string())
+}
+
+/// The host of an apiserver's URL: a name, or an address without brackets.
+fn host_of(url: &str) -> Option<String> {
+    let host = url.parse::<hyper::Uri>().ok()?.host()?.to_owned();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    Some(bare.parse::<IpAddr>().map_or_else(|_| host.clone(), |address| address.to_string()))
+}
+
+/// A feature gate and whether it is on.
+fn gate(text: &str) -> Result<(String, bool), String> {
+    let (name, value) =
+        text.split_once('=').ok_or_else(|| format!("missing bool value for {text}"))?;
+    let value = match value.trim() {
+        "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
+        "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
+        other => return Err(format!("invalid value of {name}={other}")),
+    };
+    Ok((name.trim().to_owned(), value))
+}
+
+/// The longest duration of certificates: a hundred years can still be added to any time.
+const MAX_CERTIFICATE_DURATION: Duration = Duration::from_secs(100 * 8766 * 3600);
+
+fn certificate_duration(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        long if long > MAX_CERTIFICATE_DURATION => Err("must be at most 876600h0m0s".to_owned()),
+        short if short < Duration::from_secs(1) => Err("must be at least one second".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 /// Defines the struct of flags: those that are used, and those that are accepted and have no effect
@@ -25,6 +59,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 macro_rules! flags {
     (
         used { $($(#[$doc:meta])* $field:ident: $type:ty = $default:tt;)* }
+        files { $($(#[$file_doc:meta])* $file:ident;)* }
         switches { $($(#[$switch_doc:meta])* $switch:ident = $on:tt;)* }
         accepted { $($accepted:ident)* }
         accepted_switches { $($accepted_switch:ident)* }
@@ -39,6 +74,7 @@ macro_rules! flags {
                 #[arg(long, num_args = 0..=1, require_equals = true, default_value = $on, default_missing_value = "true", action = ArgAction::Set)]
                 pub(crate) $switch: bool,
             )*
+            $($(#[$file_doc])* #[arg(long)] pub(crate) $file: Option<PathBuf>,)*
             $(
                 #[doc = "Accepted; has no effect."]
                 #[arg(long, hide = true, allow_hyphen_values = true)]
@@ -51,10 +87,10 @@ macro_rules! flags {
             )*
             /// Names of controllers: `*` are those that run by default, `-name` leaves one out.
             #[arg(long, value_delimiter = ',', allow_hyphen_values = true, default_value = "*")]
-            controllers: Vec<String>,
+            pub(crate) controllers: Vec<String>,
             /// The kubeconfig with the apiserver and the credentials.
             #[arg(long)]
-            kubeconfig: Option<PathBuf>,
+            pub(crate) kubeconfig: Option<PathBuf>,
             /// The URL of the apiserver, instead of that in the kubeconfig.
             #[arg(long)]
             master: Option<String>,
@@ -81,7 +117,7 @@ macro_rules! flags {
             authorization_always_allow_paths: Vec<String>,
             /// The certificate that pods verify the apiserver with.
             #[arg(long)]
-            root_ca_file: Option<PathBuf>,
+            pub(crate) root_ca_file: Option<PathBuf>,
             /// The template of pods that recycle hostPath volumes.
             #[arg(long)]
             pv_recycler_pod_template_filepath_hostpath: Option<PathBuf>,
@@ -90,7 +126,14 @@ macro_rules! flags {
             pv_recycler_pod_template_filepath_nfs: Option<PathBuf>,
             /// The address ranges of pods.
             #[arg(long, value_delimiter = ',')]
-            cluster_cidr: Vec<String>,
+            pub(crate) cluster_cidr: Vec<String>,
+            /// The address ranges of services.
+            #[arg(long, value_delimiter = ',')]
+            pub(crate) service_cluster_ip_range: Vec<IpNet>,
+            /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle and
+            /// ControllerManagerReleaseLeaderElectionLockOnExit.
+            #[arg(long, value_delimiter = ',', value_parser = gate)]
+            feature_gates: Vec<(String, bool)>,
             /// Verbosity of the log.
             #[arg(short, long, default_value = "0")]
             pub v: u32,
@@ -219,6 +262,34 @@ flags! {
         /// How long a pod may become ready for the first time.
         #[arg(value_parser = duration)]
         horizontal_pod_autoscaler_initial_readiness_delay: Duration = "30s";
+        /// The longest duration of certificates that are signed.
+        #[arg(value_parser = certificate_duration)]
+        cluster_signing_duration: Duration = "8760h0m0s";
+        /// How long tokens of service accounts in secrets stay that nobody uses.
+        #[arg(value_parser = duration)]
+        legacy_service_account_token_clean_up_period: Duration = "8760h0m0s";
+    }
+    files {
+        /// The CA that signs certificates.
+        cluster_signing_cert_file;
+        /// Its key.
+        cluster_signing_key_file;
+        /// The CA of the serving certificates of nodes.
+        cluster_signing_kubelet_serving_cert_file;
+        /// Its key.
+        cluster_signing_kubelet_serving_key_file;
+        /// The CA of the client certificates of nodes.
+        cluster_signing_kubelet_client_cert_file;
+        /// Its key.
+        cluster_signing_kubelet_client_key_file;
+        /// The CA of other client certificates.
+        cluster_signing_kube_apiserver_client_cert_file;
+        /// Its key.
+        cluster_signing_kube_apiserver_client_key_file;
+        /// The CA of requests that name no signer.
+        cluster_signing_legacy_unknown_cert_file;
+        /// Its key.
+        cluster_signing_legacy_unknown_key_file;
     }
     switches {
         /// Whether copies of this program elect one that works.
@@ -227,6 +298,10 @@ flags! {
         allocate_node_cidrs = "false";
         /// Whether claims of its classes get directories of nodes as volumes.
         enable_hostpath_provisioner = "false";
+        /// Whether serving certificates of nodes are approved that name nothing but the node: never for
+        /// names of the apiserver, addresses of services, or what is also another node's. Their CA must be
+        /// one of its own (--cluster-signing-kubelet-serving-cert-file).
+        approve_kubelet_serving = "false";
         /// Whether volumes are provisioned for claims.
         enable_dynamic_provisioning = "true";
         /// Whether volumes stay attached to unhealthy nodes however long they have them mounted.
@@ -238,19 +313,13 @@ flags! {
         allow_metric_labels allow_metric_labels_manifest attach_detach_reconcile_sync_period
         authentication_kubeconfig authorization_kubeconfig
         cert_dir cidr_allocator_type cloud_config cloud_provider cluster_name
-        cluster_signing_cert_file cluster_signing_duration cluster_signing_key_file
-        cluster_signing_kube_apiserver_client_cert_file
-        cluster_signing_kube_apiserver_client_key_file
-        cluster_signing_kubelet_client_cert_file cluster_signing_kubelet_client_key_file
-        cluster_signing_kubelet_serving_cert_file cluster_signing_kubelet_serving_key_file
-        cluster_signing_legacy_unknown_cert_file cluster_signing_legacy_unknown_key_file
         concurrent_device_taint_eviction_syncs
         concurrent_service_syncs
         concurrent_validating_admission_policy_status_syncs controller_shutdown_timeout
         controller_start_interval disabled_metrics emulated_version
         endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
-        feature_gates flex_volume_plugin_dir http2_max_streams_per_connection
-        kube_api_content_type legacy_service_account_token_clean_up_period log_flush_frequency
+        flex_volume_plugin_dir http2_max_streams_per_connection
+        kube_api_content_type log_flush_frequency
         log_json_info_buffer_size log_text_info_buffer_size logging_format
         min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
@@ -258,7 +327,7 @@ flags! {
         requestheader_allowed_names requestheader_client_ca_file
         requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
         requestheader_username_headers route_reconciliation_period
-        service_account_private_key_file service_cluster_ip_range
+        service_account_private_key_file
         show_hidden_metrics_for_version tls_sni_cert_key vmodule
         volume_host_cidr_denylist
     }
@@ -273,16 +342,16 @@ flags! {
 
 /// Controllers of upstream that do not exist here yet; naming one is a warning.
 const MISSING: &[&str] = &[
-    "bootstrap-signer-controller",
-    "bootstrapsigner",
-    "certificatesigningrequest-approving-controller",
-    "certificatesigningrequest-signing-controller",
-    "clusterrole-aggregation-controller",
-    "csrapproving",
-    "csrsigning",
-    "clusterrole-aggregation",
-    "token-cleaner-controller",
-    "tokencleaner",
+    "device-taint-eviction-controller",
+    "podcertificaterequest-cleaner-controller",
+    "podgroup-protection-controller",
+    "resourcepoolstatusrequest-controller",
+    "selinux-warning-controller",
+    "service-ca-certificate-publisher-controller",
+    "service-cidr-controller",
+    "storage-version-migrator-controller",
+    "storageversion-garbage-collector-controller",
+    "validatingadmissionpolicy-status-controller",
 ];
 
 /// Why a command line cannot be used.
@@ -291,6 +360,18 @@ pub enum FlagError {
     /// There is no such controller.
     #[error("{0:?} is not in the list of known controllers")]
     UnknownController(String),
+    /// Flags that do not go together.
+    #[error("{0}")]
+    Signers(&'static str),
+    /// One flag without the other.
+    #[error("--cluster-signing-{0}cert-file and --cluster-signing-{0}key-file go together")]
+    Pair(&'static str),
+    /// A CA cannot be used.
+    #[error(transparent)]
+    Signer(#[from] SignerError),
+    /// Certificates cannot be read.
+    #[error(transparent)]
+    Certificates(#[from] longshore_tls::Error),
     /// A file is not the template of a pod.
     #[error("{}: not the template of a pod: {reason}", path.display())]
     Template {
@@ -318,6 +399,11 @@ impl Flags {
             (None, Some(master)) => ConfigSource::Master(master),
             (None, None) => ConfigSource::Pod,
         }
+    }
+
+    /// Whether a feature gate that is off by default is on.
+    fn has_gate(&self, name: &str) -> bool {
+        self.feature_gates.iter().rev().find(|(known, _)| known == name).is_some_and(|(_, on)| *on)
     }
 
     /// Whether the scheduler's configuration is named.
@@ -362,7 +448,119 @@ impl Flags {
             lease_duration: self.leader_elect_lease_duration,
             renew_deadline: self.leader_elect_renew_deadline,
             retry_period: self.leader_elect_retry_period,
+            releases_on_stop: self.has_gate("ControllerManagerReleaseLeaderElectionLockOnExit"),
         })
+    }
+
+    /// The CAs of the signers: one for all, or one for each that has flags of its own.
+    fn signers(&self) -> Result<Vec<SignerFiles>, FlagError> {
+        let pair = |name, certificate: &Option<PathBuf>, key: &Option<PathBuf>| match (
+            certificate.clone(),
+            key.clone(),
+        ) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) => Ok(None),
+            _ => Err(FlagError::Pair(name)),
+        };
+        let of_all = pair("", &self.cluster_signing_cert_file, &self.cluster_signing_key_file)?;
+        let each = [
+            (
+                Signer::KubeletServing,
+                pair(
+                    "kubelet-serving-",
+                    &self.cluster_signing_kubelet_serving_cert_file,
+                    &self.cluster_signing_kubelet_serving_key_file,
+                )?,
+            ),
+            (
+                Signer::KubeletClient,
+                pair(
+                    "kubelet-client-",
+                    &self.cluster_signing_kubelet_client_cert_file,
+                    &self.cluster_signing_kubelet_client_key_file,
+                )?,
+            ),
+            (
+                Signer::Client,
+                pair(
+                    "kube-apiserver-client-",
+                    &self.cluster_signing_kube_apiserver_client_cert_file,
+                    &self.cluster_signing_kube_apiserver_client_key_file,
+                )?,
+            ),
+            (
+                Signer::LegacyUnknown,
+                pair(
+                    "legacy-unknown-",
+                    &self.cluster_signing_legacy_unknown_cert_file,
+                    &self.cluster_signing_legacy_unknown_key_file,
+                )?,
+            ),
+        ];
+        let has_own = each.iter().any(|(_, own)| own.is_some());
+        if has_own && of_all.is_some() {
+            return Err(FlagError::Signers(
+                "cannot specify --cluster-signing-{cert,key}-file and other \
+                 --cluster-signing-*-file flags at the same time",
+            ));
+        }
+        let files = |(signer, own): (Signer, Option<(PathBuf, PathBuf)>)| {
+            let (certificate, key) = own.or_else(|| of_all.clone())?;
+            Some(SignerFiles { signer, certificate, key })
+        };
+        let signers: Vec<SignerFiles> = each.into_iter().filter_map(files).collect();
+        for files in &signers {
+            files.read()?;
+        }
+        if self.approve_kubelet_serving {
+            self.check_serving_authority(&signers)?;
+        }
+        Ok(signers)
+    }
+
+    /// Whatever a node gets signed, it must not pass for the apiserver with it: the CA must not be one
+    /// that clients of the apiserver trust.
+    fn check_serving_authority(&self, signers: &[SignerFiles]) -> Result<(), FlagError> {
+        let of = |signer| signers.iter().find(|files| files.signer == signer);
+        let Some(serving) = of(Signer::KubeletServing) else {
+            return Err(FlagError::Signers(
+                "--approve-kubelet-serving requires --cluster-signing-kubelet-serving-cert-file \
+                 and --cluster-signing-kubelet-serving-key-file",
+            ));
+        };
+        let own = serving.read()?;
+        let mut trusted = Vec::new();
+        if let Some(root) = &self.root_ca_file {
+            let roots = longshore_tls::certificates(root)?;
+            trusted.extend(roots.into_iter().map(|root| root.to_vec()));
+        }
+        for files in signers.iter().filter(|files| files.signer != Signer::KubeletServing) {
+            trusted.push(files.read()?.certificate().to_vec());
+        }
+        if trusted.iter().any(|certificate| certificate == own.certificate()) {
+            return Err(FlagError::Signers(
+                "--approve-kubelet-serving requires a CA of its own in \
+                 --cluster-signing-kubelet-serving-cert-file: not that of --root-ca-file or of \
+                 another signer",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The host of the apiserver's URL.
+    pub(crate) fn apiserver_host(&self) -> Option<String> {
+        let url = match &self.master {
+            Some(master) => master.clone(),
+            None => {
+                let kubeconfig = Kubeconfig::read_from(self.kubeconfig.as_ref()?).ok()?;
+                let current = kubeconfig.current_context?;
+                let context = kubeconfig.contexts.into_iter().find(|one| one.name == current)?;
+                let name = context.context?.cluster;
+                let cluster = kubeconfig.clusters.into_iter().find(|one| one.name == name)?;
+                cluster.cluster?.server?
+            }
+        };
+        host_of(&url)
     }
 
     /// The port, unless there is none.
@@ -429,6 +627,13 @@ impl Flags {
                 terminated_pod_threshold: self.terminated_pod_gc_threshold,
                 allocate_node_cidrs: self.allocate_node_cidrs,
                 enable_hostpath_provisioner: self.enable_hostpath_provisioner,
+                signers: self.signers()?,
+                cluster_trust_bundle: self.has_gate("ClusterTrustBundle"),
+                signing_duration: self.cluster_signing_duration,
+                approve_kubelet_serving: self.approve_kubelet_serving,
+                service_ranges: self.service_cluster_ip_range.clone(),
+                apiserver_host: self.apiserver_host(),
+                legacy_token_period: self.legacy_service_account_token_clean_up_period,
                 enable_dynamic_provisioning: self.enable_dynamic_provisioning,
                 disable_force_detach_on_timeout: self.disable_force_detach_on_timeout,
                 resource_claim_workers: self.concurrent_resourceclaim_syncs,
@@ -488,6 +693,69 @@ mod tests {
         );
     }
 
+    /// A CA's files in a directory.
+    fn authority(dir: &std::path::Path, name: &str) -> [String; 2] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let files = [("crt", pem), ("key", key.serialize_pem())];
+        files.map(|(kind, text)| {
+            let path = dir.join(format!("{name}.{kind}"));
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        })
+    }
+
+    #[test]
+    fn flags_of_signers() {
+        let dir = tempfile::tempdir().unwrap();
+        let ([ca, key], [own, own_key]) =
+            (authority(dir.path(), "ca"), authority(dir.path(), "serving"));
+        let all = [
+            format!("--cluster-signing-cert-file={ca}"),
+            format!("--cluster-signing-key-file={key}"),
+        ];
+        let serving = |ca: &str, key: &str| {
+            [
+                format!("--cluster-signing-kubelet-serving-cert-file={ca}"),
+                format!("--cluster-signing-kubelet-serving-key-file={key}"),
+            ]
+        };
+        let root = format!("--root-ca-file={ca}");
+        let approve = "--approve-kubelet-serving".to_owned();
+        let signers = |flags: &[&[String]]| {
+            let flags = flags.iter().flat_map(|flags| flags.iter().cloned());
+            let flags = std::iter::once("x".to_owned()).chain(flags);
+            let settings = Flags::try_parse_from(flags).unwrap().settings();
+            settings
+                .map(|own| own.cluster.signers.iter().map(|own| own.signer).collect::<Vec<_>>())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(signers(&[]).unwrap(), []);
+        assert_eq!(signers(&[&all]).unwrap().len(), 4);
+        let own = serving(&own, &own_key);
+        assert_eq!(signers(&[&own]).unwrap(), [Signer::KubeletServing]);
+        assert_eq!(signers(&[&own, &[root.clone(), approve.clone()]]).unwrap().len(), 1);
+        for (flags, why) in [
+            (&[&all[..], &own[..]][..], "at the same time"),
+            (&[&all[..1]][..], "go together"),
+            (&[&own[1..]][..], "--cluster-signing-kubelet-serving-cert-file"),
+            (&[&[approve.clone()][..]][..], "requires --cluster-signing-kubelet-serving-cert-file"),
+            (&[&all[..], &[approve.clone()][..]][..], "a CA of its own"),
+            (&[&serving(&ca, &key)[..], &[root, approve][..]][..], "a CA of its own"),
+            (&[&serving(&ca, &own_key)[..]][..], "not that of the certificate"),
+            (&[&serving("/none", &own_key)[..]][..], "/none"),
+        ] {
+            let error = signers(flags).unwrap_err();
+            assert!(error.contains(why), "{why}: {error}");
+        }
+        for duration in ["9999999h", "0s", "-1h"] {
+            let flag = format!("--cluster-signing-duration={duration}");
+            assert!(Flags::try_parse_from(["x", &flag]).is_err(), "{duration}");
+        }
+    }
+
     #[test]
     fn flags_read_templates_of_recyclers() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -509,7 +777,6 @@ mod tests {
             "--leader-elect=false",
             "--use-service-account-credentials",
             "--kubeconfig=/k",
-            "--cluster-signing-cert-file=/c",
             "--profiling=false",
             "--node-monitor-grace-period=40s",
             "--cluster-cidr=10.0.0.0/8,fd00::/48",
@@ -523,6 +790,11 @@ mod tests {
         assert_eq!(settings.cluster.cluster_cidrs.len(), 2);
         let default = Flags::try_parse_from(["x"]).unwrap();
         assert_eq!(default.leader("me").unwrap().lease_duration, Duration::from_secs(15));
+        assert!(!default.leader("me").unwrap().releases_on_stop);
+        let releases =
+            ["x", "--feature-gates=ControllerManagerReleaseLeaderElectionLockOnExit=true"];
+        assert!(Flags::try_parse_from(releases).unwrap().leader("me").unwrap().releases_on_stop);
+        assert!(Flags::try_parse_from(["x", "--feature-gates=A"]).is_err());
         assert_eq!(default.config_source(), ConfigSource::Pod);
         let same = format!("{:?}", Settings::default());
         assert_eq!(format!("{:?}", default.settings().unwrap()), same, "the same defaults");

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
+
+use crate::signer_files::SignerFiles;
+
+const YEAR: Duration = Duration::from_secs(8760 * 3600);
 
 /// One field for each flag.
 #[derive(Clone, Debug)]
@@ -69,6 +74,20 @@ pub struct ClusterSettings {
     pub hpa_initial_readiness: Duration,
     /// `--enable-hostpath-provisioner`
     pub enable_hostpath_provisioner: bool,
+    /// `--cluster-signing-*-file`: the CAs of the signers that sign here.
+    pub signers: Vec<SignerFiles>,
+    /// `--cluster-signing-duration`
+    pub signing_duration: Duration,
+    /// `--approve-kubelet-serving`
+    pub approve_kubelet_serving: bool,
+    /// `--service-cluster-ip-range`
+    pub service_ranges: Vec<IpNet>,
+    /// The host of the apiserver's URL, which is no node's name.
+    pub apiserver_host: Option<String>,
+    /// The feature gate `ClusterTrustBundle`.
+    pub cluster_trust_bundle: bool,
+    /// `--legacy-service-account-token-clean-up-period`
+    pub legacy_token_period: Duration,
     /// `--enable-dynamic-provisioning`
     pub enable_dynamic_provisioning: bool,
     /// `--pv-recycler-…`
@@ -143,6 +162,13 @@ impl Default for ClusterSettings {
             hpa_cpu_initialization: Duration::from_secs(300),
             hpa_initial_readiness: Duration::from_secs(30),
             enable_hostpath_provisioner: false,
+            signers: Vec::new(),
+            signing_duration: YEAR,
+            approve_kubelet_serving: false,
+            service_ranges: Vec::new(),
+            apiserver_host: None,
+            cluster_trust_bundle: false,
+            legacy_token_period: YEAR,
             enable_dynamic_provisioning: true,
             recyclers: RecyclerSettings::default(),
             disable_force_detach_on_timeout: false,

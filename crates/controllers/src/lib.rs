@@ -15,7 +15,12 @@
 )]
 
 mod args;
+mod bootstrap;
+mod certificates;
 mod cluster_settings;
+mod clusterroleaggregation;
+mod clustertrustbundle;
+mod configz;
 mod context;
 mod cronjob;
 mod csrcleaner;
@@ -42,6 +47,7 @@ mod resourceclaim;
 mod resourcequota;
 mod serviceaccounts;
 mod serving;
+mod signer_files;
 mod statefulset;
 mod tainteviction;
 mod ttl;
@@ -57,3 +63,4 @@ pub use self::hostpathprovisioner::PROVISIONER as HOST_PATH_PROVISIONER;
 pub use self::list::all;
 pub use self::program::ProgramError;
 pub use self::serving::ServingError;
+pub use self::signer_files::SignerFiles;

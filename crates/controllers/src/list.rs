@@ -43,7 +43,14 @@ controllers! {
     "resourcequota-controller" "resourcequota" true crate::resourcequota::run;
     "disruption-controller" "disruption" true crate::disruption::run;
     "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" true crate::podautoscaler::run;
+    "certificatesigningrequest-signing-controller" "csrsigning" true crate::certificates::signing::run;
+    "certificatesigningrequest-approving-controller" "csrapproving" true crate::certificates::approving::run;
     "certificatesigningrequest-cleaner-controller" "csrcleaner" true crate::csrcleaner::run;
+    "bootstrap-signer-controller" "bootstrapsigner" false crate::bootstrap::signer::run;
+    "token-cleaner-controller" "tokencleaner" false crate::bootstrap::token_cleaner::run;
+    "clusterrole-aggregation-controller" "clusterrole-aggregation" true crate::clusterroleaggregation::run;
+    "legacy-serviceaccount-token-cleaner-controller" "legacy-service-account-token-cleaner" true crate::serviceaccounts::legacy_tokens::run;
+    "kube-apiserver-serving-clustertrustbundle-publisher-controller" "kube-apiserver-serving-clustertrustbundle-publisher-controller" true crate::clustertrustbundle::run;
     "persistentvolume-binder-controller" "persistentvolume-binder" true crate::volumes::run_binder;
     "persistentvolume-attach-detach-controller" "attachdetach" true crate::volumes::run_attach_detach;
     "persistentvolume-expander-controller" "persistentvolume-expander" true crate::volumes::run_expander;

@@ -94,7 +94,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         let endpoints = Endpoints {
             client: client.clone(),
             registry: registry.clone(),
-            configz: "{}".to_owned(),
+            configz: flags.configz(),
             health: health.clone(),
         };
         tokio::spawn(Serving::open(port, endpoints)?.run());
@@ -119,16 +119,12 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         Some(leader) => {
             let store = LeaseApi::new(Client::clone(&client), &leader);
             let elector = LeaderElector::new(store, leader);
-            tokio::select! {
-                done = elector.run(work) => {
-                    if done.is_err() {
-                        health.set_unhealthy();
-                    }
-                    done?;
-                }
-                // what this copy does is dropped; others take the lease over when it is not renewed
-                () = stop.cancelled() => {}
+            let done = elector.run(&stop, work).await;
+            if done.is_err() {
+                health.set_unhealthy();
             }
+            // of a copy that is stopped others take the lease over when it is not renewed
+            done?;
         }
     }
     Ok(())

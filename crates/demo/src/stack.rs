@@ -73,8 +73,7 @@ impl Stack {
         go_on(stop)?;
 
         let started = progress.step("apiserver", async {
-            let apiserver =
-                self.apiserver.insert(Apiserver::start_with(host, &["--empty-namespaces=false"])?);
+            let apiserver = self.apiserver.insert(Apiserver::start_alone(host, &[])?);
             let client = connect(apiserver.admin_kubeconfig()).await?;
             let ready = wait_until(APISERVER_READY, "the apiserver to be ready", async || {
                 client.apiserver_version().await
@@ -87,8 +86,9 @@ impl Stack {
 
         let admin = apiserver.admin_kubeconfig();
         let started = progress.step("controllers, scheduler and DNS", async {
-            let root_ca = format!("--root-ca-file={}", apiserver.client_ca().display());
-            let flags = ["--enable-hostpath-provisioner", &root_ca];
+            let signing = apiserver.signing_flags();
+            let mut flags: Vec<&str> = signing.iter().map(String::as_str).collect();
+            flags.push("--enable-hostpath-provisioner");
             self.controllers = Some(Controllers::start(host, &admin, &flags)?);
             self.dns = Some(Dns::start(host, &admin)?);
             create_cluster_objects(&client, host).await

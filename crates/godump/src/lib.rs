@@ -1,12 +1,13 @@
-//! Go's kubelet hashes what it wants to know again as its `spew` prints it, types and all: static
-//! pods for their UIDs, state files for their checksums. A node that changes hands must find the
-//! same values, to the bit.
+//! Go's programs hash what they want to know again as `spew` prints it, types and all: the kubelet
+//! static pods for their UIDs and state files for their checksums, controllers the templates of pods.
+//! A node or cluster that changes hands must find the same values, to the bit.
 //!
 //! The printer walks a value's JSON along a table of Go's types, which its user brings along.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod fnv;
+mod json;
 mod quantity;
 mod types;
 
@@ -14,7 +15,8 @@ use std::fmt::{self, Write};
 
 use serde_json::Value;
 
-pub use fnv::{Fnv32a, Fnv128a};
+pub use fnv::{Fnv32, Fnv32a, Fnv128a};
+pub use json::{as_go, write_json};
 pub use quantity::Quantity;
 use types::Shape;
 pub use types::Types;

@@ -21,6 +21,38 @@ fn quantities_print_as_upstream() {
     }
 }
 
+#[test]
+fn json_is_written_as_go_writes_it() {
+    let types = Types::parse(
+        "t.T\n  Name string name !\n  Text string\n  Size int64\n  U t.U u !\n  P *t.U\n  \
+         L []string l !\n  M map[string]string\n  E t.E .\nt.U\n  On bool\nt.E\n  Flag *bool\n",
+    );
+    let text = |value: Value| {
+        let mut text = String::new();
+        write_json(&as_go(&types, "t.T", &value), &mut text).unwrap();
+        text
+    };
+    assert_eq!(text(json!({})), r#"{"l":null,"name":"","u":{}}"#);
+    assert_eq!(
+        text(json!({"text": "", "size": 0, "p": {}, "l": [], "m": {}, "flag": false})),
+        r#"{"flag":false,"l":null,"name":"","p":{},"u":{}}"#
+    );
+    assert_eq!(
+        text(json!({"name": "<&\u{2028}\u{1}\u{7f}\"\\", "size": 9_223_372_036_854_775_807_i64})),
+        "{\"l\":null,\"name\":\"\\u003c\\u0026\\u2028\\u0001\u{7f}\\\"\\\\\",\
+         \"size\":9223372036854775807,\"u\":{}}"
+            .replace("9223372036854775807", "9223372036854776000")
+    );
+}
+
+#[test]
+fn fnv_is_that_of_the_specification() {
+    let (mut one, mut a) = (Fnv32::default(), Fnv32a::default());
+    one.update(b"foobar");
+    a.update(b"foobar");
+    assert_eq!((one.finish(), a.finish()), (0x31f0_b262, 0xbf9c_f968));
+}
+
 /// As upstream's `dump.ForHash` prints such a value.
 #[test]
 fn maps_are_sorted_by_printed_key() {

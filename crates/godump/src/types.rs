@@ -23,6 +23,8 @@ pub(super) struct Field {
     pub(super) name: &'static str,
     pub(super) ty: &'static str,
     pub(super) json: Cow<'static, str>,
+    /// Whether JSON has it even if it is Go's zero value.
+    pub(super) is_always: bool,
 }
 
 enum Entry {
@@ -36,7 +38,7 @@ pub struct Types(HashMap<&'static str, Entry>);
 impl Types {
     /// Read a table: a struct, then its fields in order, each with its Go type and, where that is
     /// not the field's own name, its name in JSON: `.` is the struct's own object, `-` is nowhere.
-    /// `NAME = TYPE` is a type that is another one by name. `#` begins a comment.
+    /// A `!` behind that: JSON has the field even if it is empty. `NAME = TYPE` is a type that is another one by name. `#` begins a comment.
     pub fn parse(table: &'static str) -> Self {
         let mut types = HashMap::new();
         let mut of = "";
@@ -54,9 +56,10 @@ impl Types {
                     types.insert(first, Entry::Alias(ty));
                 }
                 (Some(ty), json) => {
+                    let is_always = words.next() == Some("!");
                     let json = json.map_or_else(|| own_name(first), Cow::Borrowed);
                     if let Some(Entry::Struct(fields)) = types.get_mut(of) {
-                        fields.push(Field { name: first, ty, json });
+                        fields.push(Field { name: first, ty, json, is_always });
                     }
                 }
             }

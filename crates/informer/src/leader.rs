@@ -13,6 +13,7 @@ use kube::api::PostParams;
 use longshore_base::time;
 use longshore_client::{Item, object, optional};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 /// The lease and its times.
@@ -30,6 +31,8 @@ pub struct LeaderConfig {
     pub renew_deadline: Duration,
     /// The pause between tries.
     pub retry_period: Duration,
+    /// Whether a leader that is stopped releases the lease, so that others need not wait.
+    pub releases_on_stop: bool,
 }
 
 impl LeaderConfig {
@@ -42,6 +45,7 @@ impl LeaderConfig {
             lease_duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
+            releases_on_stop: false,
         }
     }
 }
@@ -107,31 +111,37 @@ impl<S: LeaseStore> LeaderElector<S> {
         Self { store, config, observed: None }
     }
 
-    /// Waits until this copy leads, then does the work; the lease is released when the work is done.
+    /// Waits until this copy leads, then does the work until `stop`. The lease is released when the
+    /// work is done, and after a stop as the configuration says. `None`: it was stopped before.
     ///
     /// # Errors
     /// The lease was lost: the work was dropped before.
     pub async fn run<W: Future>(
         mut self,
+        stop: &CancellationToken,
         work: impl FnOnce() -> W,
-    ) -> Result<W::Output, ElectionError> {
+    ) -> Result<Option<W::Output>, ElectionError> {
         let name = format!("{}/{}", self.config.namespace, self.config.name);
         info!(lease = name, identity = self.config.identity, "waiting for the lease");
-        while !self.attempt().await {
-            sleep(self.config.retry_period).await;
+        let acquired = async {
+            while !self.attempt().await {
+                sleep(self.config.retry_period).await;
+            }
+        };
+        if stop.run_until_cancelled(acquired).await.is_none() {
+            return Ok(None);
         }
         info!(lease = name, "this copy leads");
         let done = tokio::select! {
             done = work() => Some(done),
-            () = self.lost() => None,
+            () = stop.cancelled() => None,
+            () = self.lost() => return Err(ElectionError::Lost(name)),
         };
-        match done {
-            Some(done) => {
-                self.release().await;
-                Ok(done)
-            }
-            None => Err(ElectionError::Lost(name)),
+        // work that is done may be so because it was stopped
+        if !stop.is_cancelled() || self.config.releases_on_stop {
+            self.release().await;
         }
+        Ok(done)
     }
 
     /// Renews until that fails for too long.

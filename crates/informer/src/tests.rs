@@ -331,8 +331,17 @@ impl LeaseStore for MemoryLease {
     }
 }
 
-fn elector(store: &MemoryLease, identity: &str) -> LeaderElector<MemoryLease> {
-    LeaderElector::new(store.clone(), LeaderConfig::new("kube-system", "test", identity))
+/// Takes part in the election until `stop`.
+async fn lead<W: Future>(
+    store: MemoryLease,
+    identity: &str,
+    stop: Option<(CancellationToken, bool)>,
+    work: impl FnOnce() -> W,
+) -> Result<Option<W::Output>, ElectionError> {
+    let mut config = LeaderConfig::new("kube-system", "test", identity);
+    let (stop, releases) = stop.unwrap_or_default();
+    config.releases_on_stop = releases;
+    LeaderElector::new(store, config).run(&stop, work).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -343,13 +352,13 @@ async fn leader_election_hands_over_when_a_leader_dies() {
         assert_eq!(leading.fetch_add(1, Ordering::SeqCst), 0, "one leads");
         std::future::pending::<()>().await;
     };
-    let one = tokio::spawn(elector(&store, "one").run({
+    let one = tokio::spawn(lead(store.clone(), "one", None, {
         let leading = leading.clone();
         move || work(leading)
     }));
     sleep(Duration::from_secs(60)).await;
     assert_eq!(leading.load(Ordering::SeqCst), 1);
-    let two = tokio::spawn(elector(&store, "two").run({
+    let two = tokio::spawn(lead(store.clone(), "two", None, {
         let leading = leading.clone();
         move || work(leading)
     }));
@@ -369,7 +378,7 @@ async fn leader_election_hands_over_when_a_leader_dies() {
 #[tokio::test(start_paused = true)]
 async fn leader_election_stops_the_work_when_the_lease_cannot_be_renewed() {
     let store = MemoryLease::default();
-    let one = tokio::spawn(elector(&store, "one").run(std::future::pending::<()>));
+    let one = tokio::spawn(lead(store.clone(), "one", None, std::future::pending::<()>));
     sleep(Duration::from_secs(10)).await;
     store.1.store(true, Ordering::SeqCst);
     let down = Instant::now();
@@ -381,8 +390,35 @@ async fn leader_election_stops_the_work_when_the_lease_cannot_be_renewed() {
 #[tokio::test(start_paused = true)]
 async fn leader_election_releases_the_lease_after_the_work() {
     let store = MemoryLease::default();
-    assert_eq!(elector(&store, "one").run(|| async { 7 }).await.unwrap(), 7);
+    assert_eq!(lead(store.clone(), "one", None, || async { 7 }).await.unwrap(), Some(7));
     let start = Instant::now();
-    assert_eq!(elector(&store, "two").run(|| async { 8 }).await.unwrap(), 8);
+    assert_eq!(lead(store.clone(), "two", None, || async { 8 }).await.unwrap(), Some(8));
     assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_election_releases_the_lease_at_a_stop_if_it_is_to() {
+    for releases in [false, true] {
+        let store = MemoryLease::default();
+        let stop = CancellationToken::new();
+        let until_stopped = stop.clone();
+        let work = || async move { until_stopped.cancelled_owned().await };
+        let one = tokio::spawn(lead(store.clone(), "one", Some((stop.clone(), releases)), work));
+        sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+        one.await.unwrap().unwrap();
+        let lease = store.0.lock().unwrap().clone().unwrap();
+        let holder = lease.spec.unwrap().holder_identity.unwrap();
+        assert_eq!(holder, if releases { "" } else { "one" });
+        let start = Instant::now();
+        lead(store, "two", None, || async {}).await.unwrap();
+        assert_eq!(start.elapsed() < Duration::from_secs(2), releases);
+    }
+    let held = MemoryLease::default();
+    let _one = tokio::spawn(lead(held.clone(), "one", None, std::future::pending::<()>));
+    sleep(Duration::from_secs(1)).await;
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let waiting = lead(held, "two", Some((stop, true)), std::future::pending::<()>).await;
+    assert!(matches!(waiting, Ok(None)), "it was stopped before it led");
 }

@@ -9,11 +9,17 @@ use std::sync::Arc;
 
 use crate::cache::Snapshot;
 use crate::events::ClusterEvent;
+use crate::metrics::{Recorder, SUCCESS};
 use crate::model::{Atom, ClaimUse, NodeInfo, Objects, Pod};
 use crate::queue::Nominated;
 
 /// The highest score of a node.
 pub const MAX_SCORE: i64 = 100;
+/// Names of extension points in metrics.
+const PRE_FILTER: &str = "PreFilter";
+pub(crate) const FILTER: &str = "Filter";
+const PRE_SCORE: &str = "PreScore";
+const SCORE: &str = "Score";
 /// The name by which extenders reject pods.
 pub const EXTENDER: &str = "Extender";
 
@@ -72,6 +78,25 @@ pub enum Code {
     Unresolvable,
     /// Something went wrong.
     Error,
+}
+
+impl Code {
+    /// Its name in metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Unschedulable => "Unschedulable",
+            Self::Unresolvable => "UnschedulableAndUnresolvable",
+            Self::Error => "Error",
+        }
+    }
+}
+
+/// The name of an outcome in metrics.
+pub(crate) fn status_name<T>(outcome: &Result<T, Status>) -> &'static str {
+    match outcome {
+        Ok(_) => SUCCESS,
+        Err(status) => status.code.name(),
+    }
 }
 
 /// Why a plugin rejects a pod, or a node for it.
@@ -145,6 +170,8 @@ pub struct Cycle<'a> {
     pub objects: &'a Objects,
     /// Pods for which room is being made.
     pub nominated: &'a Nominated,
+    /// The metrics of the attempt.
+    pub recorder: Recorder<'a>,
 }
 
 /// What a plugin asks of each node for one pod.
@@ -169,6 +196,17 @@ pub enum PreFilter<'a> {
     Only(Vec<Atom>, Box<dyn NodeFilter + 'a>),
     /// No node fits.
     Reject(Status),
+}
+
+impl PreFilter<'_> {
+    /// Its name in metrics.
+    fn status(&self) -> &'static str {
+        match self {
+            Self::Skip => "Skip",
+            Self::Filter(_) | Self::Only(..) => SUCCESS,
+            Self::Reject(status) => status.code.name(),
+        }
+    }
 }
 
 /// How a plugin scores nodes for one pod.
@@ -253,14 +291,25 @@ pub struct Filters<'a> {
     pub only: Option<BTreeSet<usize>>,
     /// Plugins that left out nodes.
     pub limited_by: Vec<&'static str>,
+    recorder: Recorder<'a>,
 }
 
 impl<'a> Filters<'a> {
     /// Prepares the filters of a profile. An error: no node fits.
     pub fn prepare(profile: &'a Profile, cycle: Cycle<'a>) -> Result<Self, Status> {
-        let mut own = Self { filters: Vec::new(), only: None, limited_by: Vec::new() };
+        cycle.recorder.point(PRE_FILTER, status_name, || Self::prepare_all(profile, cycle))
+    }
+
+    fn prepare_all(profile: &'a Profile, cycle: Cycle<'a>) -> Result<Self, Status> {
+        let recorder = cycle.recorder;
+        let mut own = Self { filters: Vec::new(), only: None, limited_by: Vec::new(), recorder };
         for plugin in &profile.filters {
-            match plugin.pre_filter(cycle) {
+            let begun = recorder
+                .plugin(plugin.name(), PRE_FILTER, PreFilter::status, || plugin.pre_filter(cycle));
+            if !matches!(begun, PreFilter::Skip) {
+                recorder.evaluated(plugin.name(), PRE_FILTER);
+            }
+            match begun {
                 PreFilter::Skip => {}
                 PreFilter::Filter(filter) => own.filters.push((plugin.name(), filter)),
                 PreFilter::Only(nodes, filter) => {
@@ -302,9 +351,17 @@ impl<'a> Filters<'a> {
 
     fn run(&self, info: &NodeInfo) -> Result<(), Status> {
         for (name, filter) in &self.filters {
-            filter.filter(info).map_err(|status| status.by(name))?;
+            let filtered = self.recorder.plugin(name, FILTER, status_name, || filter.filter(info));
+            filtered.map_err(|status| status.by(name))?;
         }
         Ok(())
+    }
+
+    /// Counts that nodes are filtered.
+    pub(crate) fn count_evaluations(&self) {
+        for (name, _) in &self.filters {
+            self.recorder.evaluated(name, FILTER);
+        }
     }
 
     /// Adds a pod to a node, for the time of a what-if.
@@ -437,20 +494,44 @@ impl Profile {
 
     /// The weighted sum of scores of nodes that fit.
     pub fn score<'a>(&'a self, cycle: Cycle<'a>, nodes: &[&'a NodeInfo]) -> Vec<i64> {
-        let mut totals = vec![0i64; nodes.len()];
-        let mut scores = vec![0i64; nodes.len()];
-        for (plugin, weight) in &self.scores {
-            let Some(own) = plugin.pre_score(cycle, nodes) else { continue };
-            for (score, node) in scores.iter_mut().zip(nodes) {
-                *score = own.score(node);
+        let recorder = cycle.recorder;
+        let prepare = |plugin: &'a Arc<dyn Plugin>| {
+            let status = |own: &Option<Box<dyn NodeScore + 'a>>| match own {
+                Some(_) => SUCCESS,
+                None => "Skip",
+            };
+            let run = || plugin.pre_score(cycle, nodes);
+            recorder.plugin(plugin.name(), PRE_SCORE, status, run)
+        };
+        let prepared: Vec<_> = recorder.point(
+            PRE_SCORE,
+            |_| SUCCESS,
+            || {
+                self.scores
+                    .iter()
+                    .map(|(plugin, weight)| (plugin, prepare(plugin), weight))
+                    .collect()
+            },
+        );
+        let score_all = || {
+            let mut totals = vec![0i64; nodes.len()];
+            let mut scores = vec![0i64; nodes.len()];
+            for (plugin, own, weight) in prepared {
+                let Some(own) = own else { continue };
+                recorder.evaluated(plugin.name(), PRE_SCORE);
+                recorder.evaluated(plugin.name(), SCORE);
+                for (score, node) in scores.iter_mut().zip(nodes) {
+                    *score = recorder.plugin(plugin.name(), SCORE, |_| SUCCESS, || own.score(node));
+                }
+                own.normalize(&mut scores);
+                for (total, score) in totals.iter_mut().zip(&scores) {
+                    let score = (*score).clamp(0, MAX_SCORE);
+                    *total = total.saturating_add(score.saturating_mul(*weight));
+                }
             }
-            own.normalize(&mut scores);
-            for (total, score) in totals.iter_mut().zip(&scores) {
-                let score = (*score).clamp(0, MAX_SCORE);
-                *total = total.saturating_add(score.saturating_mul(*weight));
-            }
-        }
-        totals
+            totals
+        };
+        recorder.point(SCORE, |_| SUCCESS, score_all)
     }
 }
 

@@ -1,13 +1,20 @@
 //! Metrics of the scheduler, under upstream's names.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
+
+/// The status of what succeeds.
+pub(crate) const SUCCESS: &str = "Success";
 
 /// The families.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     pub(crate) incoming: Family<Counter, 2>,
+    pub(crate) unschedulable: Family<Gauge, 2>,
+    points: Family<Histogram, 3>,
+    plugins: Family<Histogram, 3>,
+    evaluations: Family<Counter, 3>,
     pub(crate) algorithm: Histogram,
     pub(crate) preemption_attempts: Counter,
     pub(crate) victims: Histogram,
@@ -28,6 +35,28 @@ impl Metrics {
                 "scheduler_queue_incoming_pods_total",
                 "[STABLE] Number of pods added to scheduling queues by event and queue type.",
                 ["queue", "event"],
+            ),
+            unschedulable: registry.gauges(
+                "scheduler_unschedulable_pods",
+                "[BETA] The number of unschedulable pods broken down by plugin name. A pod will increment the gauge for all plugins that caused it to not schedule and so this metric have meaning only when broken down by plugin.",
+                ["plugin", "profile"],
+            ),
+            points: registry.histograms(
+                "scheduler_framework_extension_point_duration_seconds",
+                "[STABLE] Latency for running all plugins of a specific extension point.",
+                ["extension_point", "status", "profile"],
+                Buckets::exponential(0.0001, 2.0, 12),
+            ),
+            plugins: registry.histograms(
+                "scheduler_plugin_execution_duration_seconds",
+                "[ALPHA] Duration for running a plugin at a specific extension point.",
+                ["plugin", "extension_point", "status"],
+                Buckets::exponential(0.00001, 1.5, 20),
+            ),
+            evaluations: registry.counters(
+                "scheduler_plugin_evaluation_total",
+                "[BETA] Number of attempts to schedule pods by each plugin and the extension point (available only in PreFilter, Filter, PreScore, and Score).",
+                ["plugin", "extension_point", "profile"],
             ),
             algorithm: registry.histogram(
                 "scheduler_scheduling_algorithm_duration_seconds",
@@ -78,6 +107,16 @@ impl Metrics {
         }
     }
 
+    /// Records the plugins of an attempt; `is_sampled`: each call of them too.
+    pub(crate) fn recorder<'a>(&'a self, profile: &'a str, is_sampled: bool) -> Recorder<'a> {
+        Recorder { metrics: Some(self), profile, is_sampled }
+    }
+
+    /// An extension point that took that long and succeeded.
+    pub(crate) fn point(&self, point: &str, profile: &str, took: Duration) {
+        self.points.with([point, SUCCESS, profile]).took(took);
+    }
+
     pub(crate) fn attempt(&self, is_error: bool, profile: &str, took: Duration) {
         let result = if is_error { "error" } else { "unschedulable" };
         self.attempts.with([result, profile]).inc();
@@ -99,6 +138,53 @@ impl Metrics {
         }
         for (type_, size) in ["nodes", "pods", "assumed_pods"].iter().zip(cache) {
             self.sizes.with([type_]).set(size as f64);
+        }
+    }
+}
+
+/// Records how long plugins take, and how often they are asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Recorder<'a> {
+    /// None in tests of plugins.
+    metrics: Option<&'a Metrics>,
+    profile: &'a str,
+    is_sampled: bool,
+}
+
+impl Recorder<'_> {
+    /// Runs all plugins of an extension point; `status` is that of the outcome.
+    pub(crate) fn point<T>(
+        &self,
+        point: &str,
+        status: impl FnOnce(&T) -> &'static str,
+        run: impl FnOnce() -> T,
+    ) -> T {
+        let Some(metrics) = self.metrics else { return run() };
+        let start = Instant::now();
+        let outcome = run();
+        metrics.points.with([point, status(&outcome), self.profile]).took(start.elapsed());
+        outcome
+    }
+
+    /// Runs one plugin, which is timed in some attempts: there are many calls.
+    pub(crate) fn plugin<T>(
+        &self,
+        plugin: &str,
+        point: &str,
+        status: impl FnOnce(&T) -> &'static str,
+        run: impl FnOnce() -> T,
+    ) -> T {
+        let Some(metrics) = self.metrics.filter(|_| self.is_sampled) else { return run() };
+        let start = Instant::now();
+        let outcome = run();
+        metrics.plugins.with([plugin, point, status(&outcome)]).took(start.elapsed());
+        outcome
+    }
+
+    /// Counts that a plugin takes part in an attempt.
+    pub(crate) fn evaluated(&self, plugin: &str, point: &str) {
+        if let Some(metrics) = self.metrics {
+            metrics.evaluations.with([plugin, point, self.profile]).inc();
         }
     }
 }

@@ -143,23 +143,28 @@ pub async fn run(
     let work = || service.run(client, &informers, || running.set_synced());
     let worked = async {
         if !election.leader_elect {
-            return Ok::<_, Error>(work().await?);
+            return match stop.run_until_cancelled(work()).await {
+                Some(worked) => Ok(worked?),
+                None => Ok::<_, Error>(()),
+            };
         }
         let mut config =
             LeaderConfig::new(&election.resource_namespace, &election.resource_name, &identity()?);
         config.lease_duration = election.lease_duration.get();
         config.renew_deadline = election.renew_deadline.get();
         config.retry_period = election.retry_period.get();
+        config.releases_on_stop = true;
         let lease = LeaseApi::new(lease_client, &config);
-        Ok(LeaderElector::new(lease, config).run(work).await??)
-    };
-    tokio::select! {
-        worked = worked => worked,
-        () = stop.cancelled() => {
-            info!("stopping");
-            Ok(())
+        match LeaderElector::new(lease, config).run(&stop, work).await? {
+            Some(worked) => Ok(worked?),
+            None => Ok(()),
         }
+    };
+    worked.await?;
+    if stop.is_cancelled() {
+        info!("stopping");
     }
+    Ok(())
 }
 
 /// A name that no other copy has: host and a random number.

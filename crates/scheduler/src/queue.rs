@@ -13,8 +13,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_metrics::{Counter, Family};
+use longshore_metrics::{Counter, Family, Gauge};
 
+use crate::metrics::Metrics;
 use crate::model::{Atom, Pod, Uid};
 
 /// How long a pod is unschedulable before it is tried without a reason.
@@ -90,16 +91,15 @@ pub struct Queue {
     initial_backoff: Duration,
     max_backoff: Duration,
     next_number: u64,
+    /// Pods added, by queue and event.
     incoming: Family<Counter, 2>,
+    /// Unschedulable pods, by plugin and profile.
+    rejections: Family<Gauge, 2>,
 }
 
 impl Queue {
-    /// An empty queue with these pauses; `incoming` counts by queue and event.
-    pub fn new(
-        initial_backoff: Duration,
-        max_backoff: Duration,
-        incoming: Family<Counter, 2>,
-    ) -> Self {
+    /// An empty queue with these pauses.
+    pub fn new(initial_backoff: Duration, max_backoff: Duration, metrics: &Metrics) -> Self {
         Self {
             pods: HashMap::new(),
             active: BTreeSet::new(),
@@ -110,7 +110,8 @@ impl Queue {
             initial_backoff,
             max_backoff,
             next_number: 0,
-            incoming,
+            incoming: metrics.incoming.clone(),
+            rejections: metrics.unschedulable.clone(),
         }
     }
 
@@ -333,6 +334,9 @@ impl Queue {
             }
             Place::Unschedulable => {
                 self.unschedulable.insert(uid.clone());
+                for plugin in &own.rejectors {
+                    self.rejections.with([plugin, &own.pod.scheduler]).add(1.0);
+                }
                 "unschedulable"
             }
             Place::Gated => {
@@ -357,6 +361,9 @@ impl Queue {
             }
             Place::Unschedulable => {
                 self.unschedulable.remove(uid);
+                for plugin in &own.rejectors {
+                    self.rejections.with([plugin, &own.pod.scheduler]).add(-1.0);
+                }
             }
             Place::Gated => {
                 self.gated.remove(uid);

@@ -15,9 +15,10 @@ use std::time::Duration;
 use crate::cache::{Cache, Snapshot};
 use crate::events::ClusterEvent;
 use crate::framework::{
-    Candidate, Code, Cycle, Diagnosis, Failed, Filters, PostFilter, Profile, Status, enough_nodes,
+    Candidate, Code, Cycle, Diagnosis, FILTER, Failed, Filters, PostFilter, Profile, Status,
+    enough_nodes, status_name,
 };
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Recorder, SUCCESS};
 use crate::model::{Atom, ClaimKey, ClaimUse, NodeInfo, Objects, Pod, Uid};
 use crate::plugins::preemption::cheapest;
 use crate::queue::{Failure, Queue, Queued};
@@ -32,6 +33,13 @@ const UNSCHEDULABLE: &str = "Unschedulable";
 const ERROR: &str = "SchedulerError";
 /// What rejects pods while there is no node.
 const NO_NODES: &str = "no nodes";
+/// Names of extension points in metrics.
+const RESERVE: &str = "Reserve";
+const PERMIT: &str = "Permit";
+const PRE_BIND: &str = "PreBind";
+const BIND: &str = "Bind";
+/// In how many attempts of a hundred each call of a plugin is timed.
+const PLUGIN_SAMPLES: u64 = 10;
 /// How often pods are looked for that are unschedulable for too long.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -117,6 +125,8 @@ pub struct Attempt {
     started: Duration,
     error: Option<String>,
     nomination: Option<Option<Atom>>,
+    /// Whether each call of a plugin is timed.
+    is_sampled: bool,
 }
 
 impl Attempt {
@@ -144,6 +154,8 @@ struct Binding {
     /// Until when volumes may take to be bound, once they are asked for.
     volumes_until: Option<Duration>,
     started: Duration,
+    /// Since when the current action is under way.
+    since: Duration,
     attempts: u32,
     first_attempt: Duration,
 }
@@ -196,11 +208,7 @@ impl Scheduler {
     /// A scheduler that knows nothing yet.
     pub fn new(profiles: Vec<Profile>, settings: Settings, metrics: Metrics) -> Self {
         Self {
-            queue: Queue::new(
-                settings.initial_backoff,
-                settings.max_backoff,
-                metrics.incoming.clone(),
-            ),
+            queue: Queue::new(settings.initial_backoff, settings.max_backoff, &metrics),
             cache: Cache::new(settings.assumed_ttl),
             profiles: profiles.into_iter().map(|own| (own.name.clone(), own)).collect(),
             settings,
@@ -300,6 +308,7 @@ impl Scheduler {
             started: now,
             error: None,
             nomination: None,
+            is_sampled: self.next_random() % 100 < PLUGIN_SAMPLES,
         };
         self.find(&mut attempt);
         Some(attempt)
@@ -321,6 +330,7 @@ impl Scheduler {
             snapshot: &self.snapshot,
             objects: &self.objects,
             nominated: &self.queue.nominated,
+            recorder: self.metrics.recorder(&pod.scheduler, attempt.is_sampled),
         };
         let mut filters = match Filters::prepare(profile, cycle) {
             Ok(filters) => filters,
@@ -335,51 +345,55 @@ impl Scheduler {
                 return;
             }
         };
-        let nodes = self.snapshot.nodes();
-        let own_node = self.queue.nominated.node_of(&pod.uid).or(pod.nominated_node.as_ref());
-        if let Some(position) = own_node.and_then(|name| self.snapshot.position(name))
-            && let Some(info) = nodes.get(position)
-            && filters.check(cycle, info).is_ok()
-        {
-            attempt.fitting.push(position);
-            return;
-        }
-        if let Some(only) = filters.only.take() {
-            attempt.diagnosis.rejectors.extend(&filters.limited_by);
-            let names = filters.limited_by.join(" ");
-            attempt.diagnosis.others = Some(Status::new(
-                Code::Unresolvable,
-                format!("node(s) didn't satisfy plugin(s) [{names}]"),
-            ));
-            for position in only {
-                if let Some(info) = nodes.get(position) {
-                    match filters.check(cycle, info) {
-                        Ok(()) => attempt.fitting.push(position),
-                        Err(status) => attempt.diagnosis.set(position, status),
+        filters.count_evaluations();
+        let filter = || {
+            let nodes = self.snapshot.nodes();
+            let own_node = self.queue.nominated.node_of(&pod.uid).or(pod.nominated_node.as_ref());
+            if let Some(position) = own_node.and_then(|name| self.snapshot.position(name))
+                && let Some(info) = nodes.get(position)
+                && filters.check(cycle, info).is_ok()
+            {
+                attempt.fitting.push(position);
+                return;
+            }
+            if let Some(only) = filters.only.take() {
+                attempt.diagnosis.rejectors.extend(&filters.limited_by);
+                let names = filters.limited_by.join(" ");
+                attempt.diagnosis.others = Some(Status::new(
+                    Code::Unresolvable,
+                    format!("node(s) didn't satisfy plugin(s) [{names}]"),
+                ));
+                for position in only {
+                    if let Some(info) = nodes.get(position) {
+                        match filters.check(cycle, info) {
+                            Ok(()) => attempt.fitting.push(position),
+                            Err(status) => attempt.diagnosis.set(position, status),
+                        }
                     }
                 }
+                return;
             }
-            return;
-        }
-        let enough = if profile.scores.is_empty() && !self.settings.has_extenders {
-            1
-        } else {
-            enough_nodes(profile.percentage, total)
+            let enough = if profile.scores.is_empty() && !self.settings.has_extenders {
+                1
+            } else {
+                enough_nodes(profile.percentage, total)
+            };
+            let mut seen = 0;
+            for index in 0..total {
+                if attempt.fitting.len() >= enough {
+                    break;
+                }
+                let position = (self.next_start + index) % total;
+                let Some(info) = nodes.get(position) else { continue };
+                seen += 1;
+                match filters.check(cycle, info) {
+                    Ok(()) => attempt.fitting.push(position),
+                    Err(status) => attempt.diagnosis.set(position, status),
+                }
+            }
+            self.next_start = (self.next_start + seen) % total;
         };
-        let mut seen = 0;
-        for index in 0..total {
-            if attempt.fitting.len() >= enough {
-                break;
-            }
-            let position = (self.next_start + index) % total;
-            let Some(info) = nodes.get(position) else { continue };
-            seen += 1;
-            match filters.check(cycle, info) {
-                Ok(()) => attempt.fitting.push(position),
-                Err(status) => attempt.diagnosis.set(position, status),
-            }
-        }
-        self.next_start = (self.next_start + seen) % total;
+        cycle.recorder.point(FILTER, |()| SUCCESS, filter);
     }
 
     /// What would make room for a pod that no node fits; empty if nothing would.
@@ -387,6 +401,16 @@ impl Scheduler {
         if attempt.error.is_some() || attempt.diagnosis.total == 0 || !attempt.fitting.is_empty() {
             return Vec::new();
         }
+        let (metrics, profile) = (self.metrics.clone(), attempt.queued.pod.scheduler.clone());
+        let status = |found: &Vec<Candidate>| match found.is_empty() {
+            true => Code::Unschedulable.name(),
+            false => SUCCESS,
+        };
+        let run = || self.post_filter(attempt);
+        metrics.recorder(&profile, false).point("PostFilter", status, run)
+    }
+
+    fn post_filter(&mut self, attempt: &mut Attempt) -> Vec<Candidate> {
         let offset = self.next_random();
         let pod = &attempt.queued.pod;
         let Some(profile) = self.profiles.get(&pod.scheduler) else { return Vec::new() };
@@ -398,6 +422,8 @@ impl Scheduler {
             snapshot: &self.snapshot,
             objects: &self.objects,
             nominated: &self.queue.nominated,
+            // the filters are prepared again: that is part of this point
+            recorder: Recorder::default(),
         };
         let mut filters = Filters::prepare(profile, cycle).ok();
         let mut reasons = Vec::new();
@@ -461,6 +487,7 @@ impl Scheduler {
             snapshot: &self.snapshot,
             objects: &self.objects,
             nominated: &self.queue.nominated,
+            recorder: self.metrics.recorder(&pod.scheduler, attempt.is_sampled),
         };
         let infos: Vec<&NodeInfo> = attempt
             .fitting
@@ -489,6 +516,7 @@ impl Scheduler {
             snapshot: &self.snapshot,
             objects: &self.objects,
             nominated: &self.queue.nominated,
+            recorder: self.metrics.recorder(&pod.scheduler, attempt.is_sampled),
         };
         let claims = match reserve(profile, cycle, &info) {
             Ok(claims) => claims,
@@ -521,6 +549,7 @@ impl Scheduler {
                 seen: Vec::new(),
                 volumes_until: None,
                 started: attempt.started,
+                since: now,
                 attempts: attempt.queued.attempts,
                 first_attempt: attempt.queued.first_attempt.unwrap_or(attempt.started),
             },
@@ -621,16 +650,28 @@ impl Scheduler {
 }
 
 fn reserve(profile: &Profile, cycle: Cycle<'_>, info: &NodeInfo) -> Result<ClaimUse, Status> {
-    let mut claims = ClaimUse::default();
-    for plugin in &profile.reserve {
-        let own = plugin.reserve(cycle, info).map_err(|status| status.by(plugin.name()))?;
-        if !own.is_empty() {
-            claims = own;
+    let recorder = cycle.recorder;
+    let reserve_all = || {
+        let mut claims = ClaimUse::default();
+        for plugin in &profile.reserve {
+            let run = || plugin.reserve(cycle, info);
+            let own = recorder.plugin(plugin.name(), RESERVE, status_name, run);
+            let own = own.map_err(|status| status.by(plugin.name()))?;
+            if !own.is_empty() {
+                claims = own;
+            }
         }
-    }
-    for plugin in &profile.permit {
-        plugin.permit(cycle, info).map_err(|status| status.by(plugin.name()))?;
-    }
+        Ok(claims)
+    };
+    let claims = recorder.point(RESERVE, status_name, reserve_all)?;
+    let permit_all = || {
+        profile.permit.iter().try_for_each(|plugin| {
+            let run = || plugin.permit(cycle, info);
+            let permitted = recorder.plugin(plugin.name(), PERMIT, status_name, run);
+            permitted.map_err(|status| status.by(plugin.name()))
+        })
+    };
+    recorder.point(PERMIT, status_name, permit_all)?;
     Ok(claims)
 }
 

@@ -1,4 +1,5 @@
-//! The companion apiserver on a host, on its embedded store.
+//! The companion apiserver on a host, on its embedded store, with the controllers that no cluster of
+//! a node and an apiserver does without.
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -14,14 +15,22 @@ use crate::wait::poll_until;
 
 const START: Duration = Duration::from_secs(30);
 const PORT: u16 = 6443;
+/// What gives pods their service account and CA, nodes their certificates and roles their rules, and
+/// ends namespaces.
+const CONTROLLERS: &str = "--controllers=serviceaccount-controller,\
+    root-ca-certificate-publisher-controller,certificatesigningrequest-approving-controller,\
+    certificatesigningrequest-signing-controller,clusterrole-aggregation-controller,\
+    namespace-controller";
 
-/// A running `longshore-apiserver`, reachable from the host and from the machine.
+/// A running `longshore-apiserver`, reachable from the host and from the machine, and a
+/// `longshore-controllers` beside it, which serves no port.
 #[derive(Debug)]
 pub struct Apiserver {
     certificates: PathBuf,
     node: String,
     args: Vec<String>,
     address: SocketAddr,
+    controllers: Option<Daemon>,
     daemon: Daemon,
 }
 
@@ -39,6 +48,16 @@ impl Apiserver {
     /// # Errors
     /// As for [`Apiserver::start`].
     pub fn start_with(host: &Host, flags: &[&str]) -> Result<Self> {
+        let mut server = Self::start_alone(host, flags)?;
+        server.start_controllers(host)?;
+        Ok(server)
+    }
+
+    /// The apiserver without any controllers: whoever starts them has more of them.
+    ///
+    /// # Errors
+    /// As for [`Apiserver::start`].
+    pub fn start_alone(host: &Host, flags: &[&str]) -> Result<Self> {
         let dir = host.dir().join("apiserver");
         let store = format!("--data-dir={}", dir.display());
         let mut args = vec![format!("--node-name={}", host.name())];
@@ -53,7 +72,13 @@ impl Apiserver {
     /// As for [`Apiserver::start`].
     pub fn start_on_etcd(host: &Host, etcd: &str, port: u16) -> Result<Self> {
         let first = (port == PORT).then(|| format!("--node-name={}", host.name()));
-        Self::launch(host, format!("--etcd-servers={etcd}"), port, Vec::from_iter(first))
+        let is_first = first.is_some();
+        let store = format!("--etcd-servers={etcd}");
+        let mut server = Self::launch(host, store, port, Vec::from_iter(first))?;
+        if is_first {
+            server.start_controllers(host)?;
+        }
+        Ok(server)
     }
 
     fn launch(host: &Host, store: String, port: u16, more: Vec<String>) -> Result<Self> {
@@ -69,9 +94,44 @@ impl Apiserver {
         args.extend(more);
         let daemon = spawn(host, &args)?;
         let address = SocketAddr::from((host.node_ip(), port));
-        let mut server = Self { certificates, node, args, address, daemon };
+        let mut server = Self { certificates, node, args, address, controllers: None, daemon };
         server.wait_ready()?;
         Ok(server)
+    }
+
+    /// Starts the controllers and waits for what pods need of them.
+    fn start_controllers(&mut self, host: &Host) -> Result<()> {
+        let mut command = host.command(program("longshore-controllers")?);
+        command.args(["kube-controller-manager", CONTROLLERS, "--secure-port=0"]);
+        command.arg("--leader-elect=false").arg("--kubeconfig").arg(self.admin_kubeconfig());
+        command.args(self.signing_flags());
+        let mut daemon = host.spawn("longshore-controllers", command)?;
+        let kubectl = self.kubectl();
+        poll_until(START, "the objects of the namespace default", || {
+            daemon.check_running()?;
+            let wanted = ["serviceaccount/default", "configmap/kube-root-ca.crt"];
+            let found = kubectl.run(["get", "-o", "name"].into_iter().chain(wanted));
+            Ok(found.map(drop).map_err(|error| error.to_string()))
+        })?;
+        self.controllers = Some(daemon);
+        Ok(())
+    }
+
+    /// The flags by which controllers sign with this server's CAs, and publish its CA.
+    pub fn signing_flags(&self) -> Vec<String> {
+        let file =
+            |flag: &str, name: &str| format!("--{flag}={}", self.certificates.join(name).display());
+        let signer = |signer: &str, ca: &str| {
+            ["cert", "key"].map(|kind| {
+                let name = if kind == "cert" { "crt" } else { "key" };
+                file(&format!("cluster-signing-{signer}-{kind}-file"), &format!("{ca}.{name}"))
+            })
+        };
+        let mut flags = vec![file("root-ca-file", "ca.crt")];
+        flags.extend(signer("kubelet-client", "ca"));
+        flags.extend(signer("kube-apiserver-client", "ca"));
+        flags.extend(signer("kubelet-serving", "kubelet-serving-ca"));
+        flags
     }
 
     /// Kills it if it runs, starts it again on the same data and waits until it is ready.

@@ -29,6 +29,29 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
+/// Flags that longshore-controllers has, and this program had once.
+const OF_CONTROLLERS: [&str; 4] =
+    ["--approve-kubelet-serving", "--cluster-signing-", "--empty-namespaces", "--root-ca-file"];
+
+impl Cli {
+    /// Reads the command line; ends the process when it cannot be used.
+    pub fn read() -> Cli {
+        Cli::try_parse().unwrap_or_else(|error| with_program(error).exit())
+    }
+}
+
+/// The error, with the program that has the unknown flag now, if one has it.
+fn with_program(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    if OF_CONTROLLERS.iter().any(|moved| flag.starts_with(moved)) {
+        let why = format!("{flag} is a flag of longshore-controllers");
+        let why = ContextValue::StyledStrs(vec![why.into()]);
+        error.insert(ContextKind::Suggested, why);
+    }
+    error
+}
+
 /// What the binary does besides serving.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -94,9 +117,6 @@ pub struct ServeArgs {
     /// The CAs of client certificates [default: the CA in --cert-dir]
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// What clients in the cluster verify this server with [default: the CA in --cert-dir]
-    #[arg(long, value_name = "FILE")]
-    pub root_ca_file: Option<PathBuf>,
     /// The serving certificate [default: one made in --cert-dir]
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     pub tls_cert_file: Option<PathBuf>,
@@ -109,24 +129,12 @@ pub struct ServeArgs {
     /// The key of --kubelet-client-certificate
     #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
     pub kubelet_client_key: Option<PathBuf>,
-    /// The CA of the nodes' serving certificates [default: kubelet-serving-ca.crt in --cert-dir with
-    /// --approve-kubelet-serving; else any certificate is taken]
+    /// The CA of the nodes' serving certificates [default: any certificate is taken]
     #[arg(long, value_name = "FILE")]
     pub kubelet_certificate_authority: Option<PathBuf>,
     /// Authorization modes, tried in order: Node, RBAC, AlwaysAllow, AlwaysDeny
     #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
     pub authorization_mode: Vec<Mode>,
-    /// Approve serving certificates of nodes that name nothing but the node, and verify them: never
-    /// for names of this server, addresses of services, or what is also another node's
-    #[arg(long)]
-    pub approve_kubelet_serving: bool,
-    /// Maximum duration of certificates that the cluster signs
-    #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
-    pub cluster_signing_duration: Duration,
-    /// Empty deleted namespaces, everything at once: false where a controller manager does that, in order
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub empty_namespaces: bool,
     /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -212,7 +220,6 @@ impl ServeArgs {
             cert_dir: self.cert_dir.clone(),
             service_range: self.service_cluster_ip_range,
             client_ca: self.client_ca_file.clone(),
-            root_ca: self.root_ca_file.clone(),
             serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
@@ -221,9 +228,6 @@ impl ServeArgs {
             node_names: self.node_name.clone(),
             authentication: self.authentication.config(),
             authorization: self.authorization_mode.clone(),
-            approve_kubelet_serving: self.approve_kubelet_serving,
-            signing_duration: self.cluster_signing_duration,
-            empty_namespaces: self.empty_namespaces,
             gates: self.feature_gates,
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
@@ -317,9 +321,23 @@ mod tests {
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
-        assert!(parse("").unwrap().serve.empty_namespaces);
-        assert!(!parse("--empty-namespaces=false").unwrap().serve.empty_namespaces);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
+    }
+
+    #[test]
+    fn flags_of_controllers_are_rejected_with_the_name_of_that_program() {
+        for flag in [
+            "--cluster-signing-cert-file=c",
+            "--cluster-signing-duration=1h",
+            "--approve-kubelet-serving",
+            "--root-ca-file=c",
+            "--empty-namespaces=false",
+        ] {
+            let text = with_program(parse(flag).unwrap_err()).to_string();
+            assert!(text.contains("is a flag of longshore-controllers"), "{flag}: {text}");
+        }
+        let text = with_program(parse("--unknown").unwrap_err()).to_string();
+        assert!(!text.contains("longshore-controllers"), "{text}");
     }
 
     #[test]
@@ -335,9 +353,6 @@ mod tests {
             ("--event-ttl=9999999h", "--event-ttl"),
             ("--event-ttl=9223372036854775807s", "--event-ttl"),
             ("--event-ttl=99999999999999999999h", "--event-ttl"),
-            ("--cluster-signing-duration=9999999h", "--cluster-signing-duration"),
-            ("--cluster-signing-duration=0s", "--cluster-signing-duration"),
-            ("--cluster-signing-duration=-9223372036854775808s", "--cluster-signing-duration"),
             (
                 "--service-account-max-token-expiration=9223372036854775807s",
                 "--service-account-max-token-expiration",
@@ -362,7 +377,6 @@ mod tests {
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
-            ("--empty-namespaces=perhaps", "--empty-namespaces"),
             ("--feature-gates=None=true", "--feature-gates"),
             ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
             (
@@ -386,15 +400,12 @@ mod tests {
             "advertise-address",
             "anonymous-auth",
             "api-audiences",
-            "approve-kubelet-serving",
             "authorization-mode",
             "bind-address",
             "cert-dir",
             "client-ca-file",
-            "cluster-signing-duration",
             "data-dir",
             "disable-admission-plugins",
-            "empty-namespaces",
             "enable-admission-plugins",
             "enable-bootstrap-token-auth",
             "etcd-servers",
@@ -406,7 +417,6 @@ mod tests {
             "max-mutating-requests-inflight",
             "max-requests-inflight",
             "node-name",
-            "root-ca-file",
             "secure-port",
             "service-account-extend-token-expiration",
             "service-account-issuer",

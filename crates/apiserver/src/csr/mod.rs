@@ -1,15 +1,10 @@
-//! Certificate signing requests and trust bundles as data: parsing, and what each signer takes.
-//!
-//! Current limitations: keys on curves other than P-256 and P-384 and of RSA below 2048 bits are
-//! refused, since their signatures cannot be checked.
+//! Certificate signing requests and trust bundles as data of the API.
 
 mod bundle;
-pub(crate) mod checks;
-pub(crate) mod request;
+
+pub(crate) use longshore_csr::{Request, Signer, check_issued};
 
 pub(crate) use self::bundle::trust_anchors;
-pub(crate) use self::checks::Signer;
-pub(crate) use self::request::{Request, check_issued};
 
 /// The request is approved.
 pub(crate) const APPROVED: &str = "Approved";

@@ -84,9 +84,7 @@ impl Api {
         if created.is_err() {
             charge.release(&self.registry).await;
         }
-        let created = created?;
-        self.ensure_companions(resource, &name).await?;
-        Ok((created, warnings))
+        Ok((created?, warnings))
     }
 
     /// Makes a service of the cluster's own unless one of that name exists.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub(crate) use delete::{DeleteOptions, Propagation};
+pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::services::ServiceAllocator;
@@ -37,8 +37,6 @@ pub(crate) struct Api {
     pub(crate) advertised: SocketAddr,
     /// Issues and verifies tokens of service accounts.
     pub(crate) tokens: Tokens,
-    /// What verifies this server's certificate, in PEM.
-    pub(crate) root_ca: String,
 }
 
 impl Api {

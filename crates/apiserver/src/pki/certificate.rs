@@ -128,24 +128,6 @@ impl Certificate {
         &self.der
     }
 
-    /// The DNS names and addresses that it is for.
-    pub(super) fn names(&self) -> Vec<String> {
-        let Ok((_, certificate)) = X509Certificate::from_der(&self.der) else {
-            return Vec::new();
-        };
-        let names = certificate.subject_alternative_name().ok().flatten();
-        let names = names.into_iter().flat_map(|names| &names.value.general_names);
-        let text = |name: &GeneralName<'_>| match name {
-            GeneralName::DNSName(name) => Some((*name).to_owned()),
-            GeneralName::IPAddress(bytes) => match bytes.len() {
-                4 => <[u8; 4]>::try_from(*bytes).ok().map(|ip| IpAddr::from(ip).to_string()),
-                _ => <[u8; 16]>::try_from(*bytes).ok().map(|ip| IpAddr::from(ip).to_string()),
-            },
-            _ => None,
-        };
-        names.filter_map(text).collect()
-    }
-
     fn check(&self, test: impl FnOnce(&X509Certificate<'_>) -> bool) -> bool {
         X509Certificate::from_der(&self.der).is_ok_and(|(_, certificate)| test(&certificate))
     }

@@ -3,14 +3,14 @@
 //! The binary asks for identities; the port and `kubelet` read them.
 //!
 //! Certificates with which nodes serve have a CA of their own, which nothing but this server's calls
-//! to nodes trusts: whatever a node gets signed, it cannot pass for the apiserver with it.
+//! to nodes trusts: whatever a node gets signed, it cannot pass for the apiserver with it. Controllers
+//! sign with both CAs, whose files they are given.
 //!
 //! Current limitations: one CA for clients and for this server; no revocation, no rotation while
 //! running.
 
 mod certificate;
 mod files;
-mod issue;
 mod kubeconfig;
 #[cfg(test)]
 mod tests;
@@ -89,7 +89,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 }
 
 /// A CA with its key.
-pub(crate) struct Authority {
+struct Authority {
     certificate: Certificate,
     issuer: Issuer<'static, KeyPair>,
 }
@@ -130,7 +130,6 @@ impl Authority {
 pub struct Pki {
     dir: PathBuf,
     cluster: Authority,
-    kubelet_serving: Authority,
 }
 
 impl Pki {
@@ -141,28 +140,18 @@ impl Pki {
         files::create_private_dir(dir)?;
         let _guard = lock(dir)?;
         let cluster = Authority::open(dir, "ca", "kubernetes")?;
-        let kubelet_serving = Authority::open(dir, KUBELET_SERVING_CA, "kubelet-serving-ca")?;
-        let pki = Pki { dir: dir.to_owned(), cluster, kubelet_serving };
+        Authority::open(dir, KUBELET_SERVING_CA, "kubelet-serving-ca")?;
+        let pki = Pki { dir: dir.to_owned(), cluster };
         pki.make_signing_key()?;
         Ok(pki)
     }
 
-    /// The CA of clients and of this server.
-    pub(crate) fn cluster(&self) -> &Authority {
-        &self.cluster
-    }
-
-    /// The CA of the nodes' serving certificates.
-    pub(crate) fn kubelet_serving(&self) -> &Authority {
-        &self.kubelet_serving
-    }
-
-    /// The certificate file of the CA of the nodes' serving certificates.
+    /// The certificate of the CA of the nodes' serving certificates; its key is beside it.
     pub fn kubelet_serving_ca_file(&self) -> PathBuf {
         self.dir.join(format!("{KUBELET_SERVING_CA}.crt"))
     }
 
-    /// The CA's certificate file.
+    /// The CA's certificate; its key is beside it.
     pub fn ca_file(&self) -> PathBuf {
         self.dir.join("ca.crt")
     }
@@ -227,19 +216,6 @@ impl Pki {
         files::write_atomically(&self.dir.join("sa.pub"), public.as_bytes(), 0o644)?;
         files::write_atomically(&path, key.serialize_pem().as_bytes(), 0o600)
     }
-}
-
-/// The DNS names and addresses of a certificate in a PEM file.
-pub(crate) fn names(path: &Path) -> Result<Vec<String>> {
-    let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
-    Ok(Certificate::load(path)?.ok_or_else(absent)?.names())
-}
-
-/// The certificates of a PEM file, as text; at least one.
-pub fn read_authority(path: &Path) -> Result<String> {
-    longshore_tls::certificates(path)?;
-    let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
-    files::read_optional(path)?.ok_or_else(absent)
 }
 
 fn generate(name: &str) -> Result<KeyPair> {

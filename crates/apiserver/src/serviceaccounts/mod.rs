@@ -1,12 +1,8 @@
-//! Service accounts: the defaults of each namespace, admission of pods, issue of tokens and their
-//! validation. Used by `routes` (TokenRequest), `auth` and `operations` (creation of pods).
+//! Service accounts: admission of pods, issue of tokens and their validation. Used by `routes` (TokenRequest), `auth` and `operations` (creation of pods).
 //!
 //! Current limitations: secrets of type `kubernetes.io/service-account-token` are not filled in.
 
-mod controller;
 mod request;
 #[cfg(test)]
 mod tests;
 mod token_validation;
-
-pub(crate) use controller::run;

@@ -1,5 +1,4 @@
-//! What a cluster has before anybody writes to it: namespaces, what each of them has, and the
-//! service `default/kubernetes`, which leads to this server.
+//! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which leads to this server.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +35,6 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
         api.ensure(core("namespaces")?, namespace).await?;
-        api.ensure_namespace_defaults(name).await?;
     }
     for (name, value, description) in SYSTEM {
         let class = json!({

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::Value;
 
-use super::aggregation;
 use crate::api_types::Resource;
 use crate::authz::policy::{self, AUTOUPDATE};
 use crate::authz::{GROUP, Missing, Rule};
@@ -32,8 +31,7 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         let existing = existing.get(&(plural, key(&wanted)));
         settle(api, plural, wanted, existing)
     });
-    stream::iter(wanted).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    aggregation::sweep(api).await
+    stream::iter(wanted).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
 fn key(object: &Value) -> (String, String) {

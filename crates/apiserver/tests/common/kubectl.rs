@@ -23,7 +23,10 @@ impl Kubectl {
         if minor < 32 {
             return None;
         }
-        Some(Kubectl { daemon: Daemon::start(flags) })
+        let kubectl = Kubectl { daemon: Daemon::start(flags) };
+        // as a controller does
+        kubectl.ok("create serviceaccount default");
+        Some(kubectl)
     }
 
     pub fn command(&self, line: &str) -> Command {

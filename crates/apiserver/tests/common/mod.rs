@@ -66,7 +66,6 @@ impl Cluster {
             cert_dir: dir.path().join("pki"),
             service_range: "10.96.0.0/24".parse().unwrap(),
             client_ca: None,
-            root_ca: None,
             serving: None,
             kubelet_client: None,
             kubelet_ca: None,
@@ -75,9 +74,6 @@ impl Cluster {
             node_names: vec!["n1".into()],
             authentication: AuthenticationConfig::default(),
             authorization: vec![Mode::Node, Mode::Rbac],
-            approve_kubelet_serving: false,
-            signing_duration: Duration::from_secs(365 * 24 * 3600),
-            empty_namespaces: true,
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             connections: ConnectionLimits::DEFAULT,
@@ -89,6 +85,7 @@ impl Cluster {
         let admin = client(server.admin_kubeconfig()).await;
         let stop = CancellationToken::new();
         let task = tokio::spawn(server.run(stop.clone()));
+        admin.ensure_default_account("default").await;
         Cluster { dir, admin, address, stop, task: Some(task) }
     }
 
@@ -190,6 +187,14 @@ impl Client {
 
     pub async fn get(&self, path: &str) -> (u16, Value) {
         self.call("GET", path, None).await
+    }
+
+    /// Creates the service account that pods have, as a controller does.
+    pub async fn ensure_default_account(&self, namespace: &str) {
+        let account = json!({"metadata": {"name": "default"}});
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+        let (code, status) = self.call("POST", &path, Some(account)).await;
+        assert!(code == 201 || code == 409, "{status}");
     }
 
     /// Creates an object, which must succeed.
@@ -316,7 +321,9 @@ impl Daemon {
     }
 
     pub async fn client(&self) -> Client {
-        client(&self.kubeconfig()).await
+        let client = client(&self.kubeconfig()).await;
+        client.ensure_default_account("default").await;
+        client
     }
 
     /// SIGTERM, and then the exit code.

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 use self::plan::Actions;
 use crate::Context;
 use crate::workload::{
-    Current, Error, HASH_LABEL, Owners, PodControl, Revisions, claim, count, index_by_controller,
-    name_of, namespace_of, new_pod, number, owned_or_orphans, replace_status, revision_hash,
-    selector, size, uid_of,
+    Current, Error, HASH_LABEL, HashOf, Owners, PodControl, Revisions, claim, count,
+    index_by_controller, name_of, namespace_of, new_pod, number, owned_or_orphans, replace_status,
+    revision_hash, selector, size, uid_of,
 };
 
 /// The most pods that one sync creates, and deletes.
@@ -112,7 +112,10 @@ impl Controller {
         let mut revisions =
             Revisions::new(claim(client, &*set, &selector, known, |_| true, None).await?);
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
-        let current = match revisions.current(client, &*set, &spec.template, collisions).await? {
+        let current = match revisions
+            .current(client, &*set, &spec.template, HashOf::Template, collisions)
+            .await?
+        {
             Current::Found(current) => current,
             Current::Collision => {
                 let mut updated = DaemonSet::clone(&set);

@@ -25,9 +25,9 @@ use self::plan::{HASH_LABEL, Limits, Sets, created, desired};
 use self::status::{PROGRESSING, progress_deadline, set_condition};
 use crate::Context;
 use crate::workload::{
-    Error, api, claim, controller_of, controller_reference, create, hashed, index_by_controller,
+    Error, api, claim, controller_of, controller_reference, create, index_by_controller,
     is_controlled_by, is_finished, length, name_of, namespace_of, number, owned, owned_or_orphans,
-    replace, replace_status, selector, size, uid_of,
+    replace, replace_status, selector, size, template_hash, uid_of,
 };
 use crate::writes::{is_not_found, is_terminating, reference};
 
@@ -546,7 +546,7 @@ fn already_exists(error: &kube::Error) -> bool {
 fn new_set(deployment: &Deployment, sets: &Sets, collisions: Option<i32>) -> Option<ReplicaSet> {
     let spec = deployment.spec.as_ref()?;
     let mut template = spec.template.clone();
-    let hash = hashed(&template, collisions);
+    let hash = template_hash(&template, collisions);
     let metadata = template.metadata.get_or_insert_default();
     metadata.labels.get_or_insert_default().insert(HASH_LABEL.to_owned(), hash.clone());
     let mut selector = spec.selector.clone();

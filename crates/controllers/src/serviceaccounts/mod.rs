@@ -2,5 +2,6 @@
 //! pods verify the apiserver.
 
 pub(crate) mod default_account;
+pub(crate) mod legacy_tokens;
 pub(crate) mod root_ca;
 pub(crate) mod tokens;

@@ -21,8 +21,9 @@ use longshore_informer::{Expectations, Informer, WorkQueue, run_workers};
 use self::plan::{Step, View};
 use crate::Context;
 use crate::workload::{
-    Current, Error, Owners, PodControl, Revisions, api, claim, count, create, index_by_controller,
-    name_of, namespace_of, owned_or_orphans, replace, replace_status, selector, size, template_of,
+    Current, Error, HashOf, Owners, PodControl, Revisions, api, claim, count, create,
+    index_by_controller, name_of, namespace_of, owned_or_orphans, replace, replace_status,
+    selector, size, template_of,
 };
 use crate::writes::is_not_found;
 
@@ -80,7 +81,9 @@ impl Controller {
         let pods = claim(client, &*set, &selector, pods, is_member, None).await?;
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
         let collisions = collisions.unwrap_or_default();
-        let found = revisions.current(client, &*set, &spec.template, Some(collisions)).await?;
+        let found = revisions
+            .current(client, &*set, &spec.template, HashOf::Data, Some(collisions))
+            .await?;
         let Current::Found(update) = found else {
             let mut updated = StatefulSet::clone(&set);
             let status = updated.status.get_or_insert_default();

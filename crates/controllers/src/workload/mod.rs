@@ -12,7 +12,7 @@ mod scale;
 
 pub(crate) use self::claim::{claim, controller_of, controller_reference, is_controlled_by};
 pub(crate) use self::error::Error;
-pub(crate) use self::hash::hashed;
+pub(crate) use self::hash::{data_hash, revision_data, template_hash};
 pub(crate) use self::owner::{
     CONTROLLER_INDEX, Owners, index_by_controller, owned, owned_or_orphans,
 };
@@ -22,7 +22,9 @@ pub(crate) use self::pods::{
     pod_condition, ready_since,
 };
 pub(crate) use self::rank::first_to_delete;
-pub(crate) use self::revision::{Current, HASH_LABEL, Revisions, revision_hash, template_of};
+pub(crate) use self::revision::{
+    Current, HASH_LABEL, HashOf, Revisions, revision_hash, template_of,
+};
 pub(crate) use self::scale::{Rounding, scaled};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};

@@ -10,11 +10,11 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::Client;
 use kube::api::{DeleteParams, Preconditions};
 use longshore_client::object;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    Error, Namespaced, api, controller_reference, create, hashed, is_controlled_by, name_of,
-    namespace_of, replace, uid_of,
+    Error, Namespaced, api, controller_reference, create, data_hash, is_controlled_by, name_of,
+    namespace_of, replace, revision_data, template_hash, uid_of,
 };
 use crate::writes::is_not_found;
 
@@ -29,6 +29,15 @@ fn revision_name(owner: &str, hash: &str) -> String {
 /// The revisions of an object, the oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revisions(Vec<Arc<ControllerRevision>>);
+
+/// Of what the hash of a new revision is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HashOf {
+    /// The template, as for daemon sets.
+    Template,
+    /// What the revision keeps, as for stateful sets.
+    Data,
+}
 
 /// What came of the search for the revision of the current template.
 pub(crate) enum Current {
@@ -59,9 +68,10 @@ impl Revisions {
         client: &Client,
         owner: &K,
         template: &PodTemplateSpec,
+        hash_of: HashOf,
         collisions: Option<i32>,
     ) -> Result<Current, Error> {
-        let data = data_of(template)?;
+        let data = revision_data(template);
         let newest = self.0.last().map_or(0, |last| last.revision);
         let position = self.0.iter().rposition(|one| has_data(one, &data));
         if let Some(position) = position {
@@ -76,7 +86,10 @@ impl Revisions {
             self.0.push(found.clone());
             return Ok(Current::Found(found));
         }
-        let hash = hashed(template, collisions);
+        let hash = match hash_of {
+            HashOf::Template => template_hash(template, collisions),
+            HashOf::Data => data_hash(&data, collisions),
+        };
         let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
         let mut labels: BTreeMap<_, _> = labels.unwrap_or_default();
         labels.insert(HASH_LABEL.to_owned(), hash.clone());
@@ -153,14 +166,6 @@ pub(crate) fn template_of(revision: &ControllerRevision) -> Result<PodTemplateSp
     serde_json::from_value(pruned(template)).map_err(|error| invalid(&error.to_string()))
 }
 
-/// What a revision keeps of an object: a patch that restores its template.
-fn data_of(template: &PodTemplateSpec) -> Result<Value, Error> {
-    let mut template =
-        serde_json::to_value(template).map_err(|error| Error::Invalid(error.to_string()))?;
-    template["$patch"] = json!("replace");
-    Ok(json!({"spec": {"template": template}}))
-}
-
 fn has_data(revision: &ControllerRevision, data: &Value) -> bool {
     revision
         .data
@@ -187,16 +192,18 @@ fn pruned(mut value: Value) -> Value {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn revision_restores_its_template() {
         let template: PodTemplateSpec = serde_json::from_value(json!({
             "metadata": {"labels": {"a": "b"}},
-            "spec": {"containers": [{"name": "c", "image": "i"}]},
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": {}}]},
         }))
         .unwrap();
-        let data = data_of(&template).unwrap();
+        let data = revision_data(&template);
         let mut written = data.clone();
         written["spec"]["template"]["metadata"]["creationTimestamp"] = Value::Null;
         let revision =

@@ -4,16 +4,19 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use longshore_apiserver::Server;
 use longshore_apiserver::args::Cli;
+use longshore_apiserver::pki::Pki;
 use longshore_controllers::{Context, Settings};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -28,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Cluster {
     pub client: Client,
     pub stop: CancellationToken,
+    pub dir: TempDir,
     tasks: Vec<JoinHandle<()>>,
-    _dir: TempDir,
 }
 
 impl Drop for Cluster {
@@ -40,8 +43,8 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    /// An apiserver with these controllers.
-    pub async fn start(controllers: &[&str], adapt: impl FnOnce(&mut Settings)) -> Self {
+    /// An apiserver with these controllers. `adapt` is given the directory that has its `pki`.
+    pub async fn start(controllers: &[&str], adapt: impl FnOnce(&mut Settings, &Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display();
         let cli = Cli::try_parse_from([
@@ -62,8 +65,15 @@ impl Cluster {
         let client = Client::try_from(config).unwrap();
         let stop = CancellationToken::new();
         let mut tasks = vec![tokio::spawn(server.run(stop.clone()))];
+        // what pods of tests without the controller have
+        let account = ServiceAccount {
+            metadata: ObjectMeta { name: Some("default".into()), ..ObjectMeta::default() },
+            ..ServiceAccount::default()
+        };
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+        accounts.create(&PostParams::default(), &account).await.unwrap();
         let mut settings = Settings::default();
-        adapt(&mut settings);
+        adapt(&mut settings, dir.path());
         let mut context = Context::new(client.clone(), settings);
         context.stop = stop.clone();
         for name in controllers {
@@ -72,7 +82,7 @@ impl Cluster {
             let controller = controller.unwrap_or_else(|| panic!("no controller {name}"));
             tasks.push(tokio::spawn((controller.run)(context.clone())));
         }
-        Self { client, stop, tasks, _dir: dir }
+        Self { client, stop, dir, tasks }
     }
 
     /// A node whose kubelet reports pods as ready, and ends those that are deleted.
@@ -89,6 +99,20 @@ impl Cluster {
         let patch = Patch::Strategic(status);
         nodes.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
         self.tasks.push(tokio::spawn(kubelet(self.client.clone(), name.to_owned())));
+    }
+
+    /// A client as another user.
+    pub async fn user(&self, user: &str, group: &str) -> Client {
+        let pki = Pki::open(&self.dir.path().join("pki")).unwrap();
+        let server = Kubeconfig::read_from(self.dir.path().join("pki/admin.conf")).unwrap();
+        let server = server.clusters[0].cluster.clone().unwrap().server.unwrap();
+        let kubeconfig = longshore_apiserver::kubeconfig(&pki, &server, user, group).unwrap();
+        let path = self.dir.path().join(format!("{user}.conf"));
+        kubeconfig.write(&path).unwrap();
+        let kubeconfig = Kubeconfig::read_from(path).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+        Client::try_from(config).unwrap()
     }
 
     pub fn api<K>(&self, namespace: &str) -> Api<K>

@@ -38,7 +38,13 @@ impl Cluster {
     }
 
     pub(super) fn cycle<'a>(&'a self, pod: &'a Pod) -> Cycle<'a> {
-        Cycle { pod, snapshot: &self.snapshot, objects: &self.objects, nominated: &self.nominated }
+        Cycle {
+            pod,
+            snapshot: &self.snapshot,
+            objects: &self.objects,
+            nominated: &self.nominated,
+            recorder: Default::default(),
+        }
     }
 
     /// What the filters of a profile say of a node; empty if it fits.

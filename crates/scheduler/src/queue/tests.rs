@@ -9,8 +9,8 @@ use crate::metrics::Metrics;
 use crate::testing::pod;
 
 fn queue() -> Queue {
-    let incoming = Metrics::new(&Registry::default()).incoming;
-    Queue::new(Duration::from_secs(1), Duration::from_secs(10), incoming)
+    let metrics = Metrics::new(&Registry::default());
+    Queue::new(Duration::from_secs(1), Duration::from_secs(10), &metrics)
 }
 
 fn seconds(seconds: u64) -> Duration {

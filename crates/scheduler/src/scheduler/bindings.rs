@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, Binding, Outcome, Scheduler, VolumeRequest};
+use super::{Action, BIND, Binding, Outcome, PRE_BIND, Scheduler, VolumeRequest};
 use crate::events::ClusterEvent;
 use crate::model::{Atom, ClaimUse, Objects, Pod};
 use crate::queue::Failure;
@@ -48,6 +48,8 @@ impl Scheduler {
                 self.objects.release(&own.claims);
                 self.queue.remove(&uid);
                 self.cache.finish_binding(&uid, now);
+                let took = now.saturating_sub(own.since);
+                self.metrics.point(BIND, &own.original.scheduler, took);
                 self.metrics.bound(
                     &own.original.scheduler,
                     now.saturating_sub(own.started),
@@ -97,6 +99,9 @@ impl Scheduler {
         for uid in ready {
             if let Some(own) = self.bindings.get_mut(&uid) {
                 own.volumes_until = None;
+                let took = now.saturating_sub(own.since);
+                self.metrics.point(PRE_BIND, &own.original.scheduler, took);
+                own.since = now;
                 self.actions
                     .push(Action::Bind { pod: own.original.clone(), node: own.node.clone() });
             }

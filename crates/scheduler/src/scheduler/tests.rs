@@ -44,9 +44,44 @@ fn scheduler_binds_pods_and_counts_them() {
         "scheduler_schedule_attempts_total{result=\"unschedulable\",profile=\"default-scheduler\"} 1",
         "scheduler_pending_pods{queue=\"unschedulable\"} 1",
         "scheduler_cache_size{type=\"pods\"} 4",
+        "scheduler_unschedulable_pods{plugin=\"NodeResourcesFit\",profile=\"default-scheduler\"} 1",
+        "scheduler_plugin_evaluation_total{plugin=\"NodeResourcesFit\",extension_point=\"Filter\",profile=\"default-scheduler\"} 5",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PreFilter\",status=\"Success\",profile=\"default-scheduler\"} 5",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Filter\",status=\"Success\",profile=\"default-scheduler\"} 5",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PostFilter\",status=\"Unschedulable\",profile=\"default-scheduler\"} 1",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Reserve\",status=\"Success\",profile=\"default-scheduler\"} 4",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Bind\",status=\"Success\",profile=\"default-scheduler\"} 4",
     ] {
         assert!(page.contains(line), "{line}\n{page}");
     }
+}
+
+#[test]
+fn scheduler_times_plugins_in_some_attempts_and_counts_rejections_until_they_end() {
+    let mut world = World::new();
+    world.add_node(node("n1", 200, json!({})));
+    for number in 0..200 {
+        world.add_pod(pod(&format!("p{number}"), "1", json!({})));
+    }
+    assert_eq!(bound(&world.settle()).len(), 200);
+    // the value of the only series with these labels
+    let value = |world: &World, series: &str| -> f64 {
+        let page = world.registry.text();
+        let line = page.lines().find(|line| line.starts_with(series));
+        line.map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    let timed = value(
+        &world,
+        "scheduler_plugin_execution_duration_seconds_count{plugin=\"NodeResourcesFit\",extension_point=\"Filter\"",
+    );
+    assert!(timed > 0.0 && timed < 200.0, "{timed}");
+    world.add_pod(pod("late", "1", json!({})));
+    world.settle();
+    let rejected =
+        |world: &World| value(world, "scheduler_unschedulable_pods{plugin=\"NodeResourcesFit\"");
+    assert!((rejected(&world) - 1.0).abs() < f64::EPSILON);
+    world.remove_pod("late");
+    assert!(rejected(&world).abs() < f64::EPSILON);
 }
 
 #[test]
@@ -430,7 +465,7 @@ proptest! {
         let (cpu, priority) = own;
         let own = pod("p", &cpu.to_string(), json!({"spec": {"priority": priority}}));
         world.scheduler.cache.update(&mut world.scheduler.snapshot);
-        let cycle = Cycle { pod: &own, snapshot: &world.scheduler.snapshot, objects: &world.scheduler.objects, nominated: &world.scheduler.queue.nominated };
+        let cycle = Cycle { pod: &own, snapshot: &world.scheduler.snapshot, objects: &world.scheduler.objects, nominated: &world.scheduler.queue.nominated, recorder: Default::default() };
         let profile = profile();
         let mut filters = Filters::prepare(&profile, cycle).unwrap();
         let info = world.scheduler.snapshot.node(&atom("n1")).unwrap();

@@ -1,57 +1,69 @@
 //! What each signer of the cluster takes.
 
-use serde_json::Value;
+use crate::Request;
 
-use super::Request;
-use crate::schema::value::{items, text};
-use crate::user::NODES;
-
+/// The group of nodes.
+const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 
 /// A signer of the cluster's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Signer {
+pub enum Signer {
     /// Certificates with which users call the apiserver.
     Client,
     /// Certificates with which nodes call the apiserver.
     KubeletClient,
     /// Certificates with which nodes serve their port 10250.
     KubeletServing,
+    /// Requests from before signers had names, which the API does not take any more.
+    LegacyUnknown,
 }
 
 /// Why a signer does not sign, in upstream's words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// The groups are not those of nodes.
     #[error("subject organization is not system:nodes")]
     Organization,
+    /// The user is no node.
     #[error("subject common name does not begin with system:node:")]
     CommonName,
+    /// There is nothing to serve under.
     #[error("DNS or IP subjectAltName is required")]
     NoName,
+    /// There are names of that kind.
     #[error("{0} subjectAltNames are not allowed")]
     Name(&'static str),
+    /// Usages are missing, or too many.
     #[error("usages did not match {0:?}")]
     Usages([&'static str; 3]),
+    /// There is a usage too many.
     #[error("invalid usage for client certificate: {0}")]
     Usage(String),
+    /// The usage of clients is missing.
     #[error("missing required usage for client certificate: client auth")]
     NoClientAuth,
 }
 
 impl Signer {
-    /// The signer of `spec.signerName`; `None`: not one of this server.
-    pub(crate) fn of(name: &str) -> Option<Signer> {
+    /// The signer of `spec.signerName`; `None`: not one of the cluster's own.
+    pub fn of(name: &str) -> Option<Signer> {
         match name {
             "kubernetes.io/kube-apiserver-client" => Some(Signer::Client),
             "kubernetes.io/kube-apiserver-client-kubelet" => Some(Signer::KubeletClient),
             "kubernetes.io/kubelet-serving" => Some(Signer::KubeletServing),
+            "kubernetes.io/legacy-unknown" => Some(Signer::LegacyUnknown),
             _ => None,
         }
     }
 
     /// Whether it signs this.
-    pub(crate) fn check(self, request: &Request, usages: &[&str]) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn check(self, request: &Request, usages: &[&str]) -> Result<(), Refusal> {
         match self {
+            Signer::LegacyUnknown => Ok(()),
             Signer::Client => client_usages(usages),
             Signer::KubeletClient => {
                 node(request, || {
@@ -79,11 +91,6 @@ impl Signer {
             }
         }
     }
-}
-
-/// `spec.usages`.
-pub(crate) fn usages(spec: &Value) -> Vec<&str> {
-    items(&spec["usages"]).iter().map(text).collect()
 }
 
 fn node(request: &Request, names: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refusal> {

@@ -5,16 +5,24 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use longshore_tls::subject_of;
 use rcgen::{CertificateParams, DnType, KeyPair};
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
-use serde_json::json;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::task;
-use crate::csr::checks::Refusal;
-use crate::csr::request::Error;
-use crate::csr::*;
-use crate::pki::Pki;
+use super::*;
+
+/// An authority with its certificate in PEM.
+fn authority(name: &str, algorithm: &'static rcgen::SignatureAlgorithm) -> (Authority, String) {
+    let key = KeyPair::generate_for(algorithm).unwrap();
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.not_after = rcgen::date_time_ymd(2051, 1, 1);
+    let pem = params.self_signed(&key).unwrap().pem();
+    let authority = Authority::from_pem(pem.as_bytes(), key.serialize_pem().as_bytes()).unwrap();
+    (authority, pem)
+}
 
 /// `spec.request` of a user in a group, for these names.
 fn asked(user: &str, group: &str, names: &[&str]) -> String {
@@ -53,7 +61,7 @@ fn csr_invalid_is_rejected() {
         "%",
         &STANDARD.encode("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"),
     ] {
-        assert_eq!(Request::parse(text).unwrap_err(), Error::NotPem, "{text}");
+        assert_eq!(Request::parse(text).unwrap_err(), RequestError::NotPem, "{text}");
     }
     // A request that was changed after it was signed.
     let pem = String::from_utf8(STANDARD.decode(asked("jane", "", &[])).unwrap()).unwrap();
@@ -65,7 +73,7 @@ fn csr_invalid_is_rejected() {
         "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
         STANDARD.encode(&der)
     );
-    assert!(matches!(Request::parse(&STANDARD.encode(forged)), Err(Error::Signature(_))));
+    assert!(matches!(Request::parse(&STANDARD.encode(forged)), Err(RequestError::Signature(_))));
     for cut in [1, 10, der.len() - 1] {
         let cut = format!(
             "-----BEGIN CERTIFICATE REQUEST-----\n{}\n-----END CERTIFICATE REQUEST-----\n",
@@ -162,22 +170,29 @@ fn csr_signer_checks_are_upstreams() {
         let verdict = signer.check(&request, usages);
         assert_eq!(verdict.err(), refusal, "{signer:?} {request:?} {usages:?}");
     }
-    assert_eq!(Signer::of("kubernetes.io/legacy-unknown"), None);
+    assert_eq!(Signer::of("example.com/own"), None);
 }
 
 #[test]
 fn csr_certificate_matches_the_request() {
-    let dir = tempfile::tempdir().unwrap();
-    let pki = Pki::open(dir.path()).unwrap();
+    for algorithm in
+        [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
+    {
+        issued_by(algorithm);
+    }
+}
+
+fn issued_by(algorithm: &'static rcgen::SignatureAlgorithm) {
+    let (authority, ca_pem) = authority("kubernetes", algorithm);
     let wanted = request("system:node:n1", "system:nodes", &["n1", "10.0.0.1"]);
     let usages = ["digital signature", "key encipherment", "server auth"];
     let hour = Duration::from_secs(3600);
-    let pem = pki.cluster().issue(&wanted, &usages, hour).unwrap();
+    let pem = authority.issue(&wanted, &usages, hour).unwrap();
     assert!(check_issued(&STANDARD.encode(&pem)).is_ok());
     let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let (rest, certificate) = X509Certificate::from_der(&der).unwrap();
     assert!(rest.is_empty());
-    let ca = CertificateDer::from_pem_slice(pki.ca_pem().as_bytes()).unwrap();
+    let ca = CertificateDer::from_pem_slice(ca_pem.as_bytes()).unwrap();
     let (_, ca) = X509Certificate::from_der(&ca).unwrap();
     certificate.verify_signature(Some(ca.public_key())).unwrap();
     assert_eq!(certificate.issuer(), ca.subject());
@@ -201,66 +216,70 @@ fn csr_certificate_matches_the_request() {
     assert!((now - 330..=now - 300).contains(&validity.not_before.timestamp()));
     assert!((now + 3570..=now + 3600).contains(&validity.not_after.timestamp()));
     // Never longer than the CA, and each with its own number.
-    let long =
-        pki.cluster().issue(&wanted, &usages, Duration::from_secs(100 * 365 * 86400)).unwrap();
+    let long = authority.issue(&wanted, &usages, Duration::from_secs(100 * 365 * 86400)).unwrap();
     let der = CertificateDer::from_pem_slice(long.as_bytes()).unwrap();
     let (_, long) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(long.validity().not_after, ca.validity().not_after);
     assert_ne!(long.raw_serial(), certificate.raw_serial());
     // Finding 13: no life is too long for the arithmetic.
     for life in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::ZERO] {
-        assert!(pki.cluster().issue(&wanted, &usages, life).is_ok(), "{life:?}");
+        assert!(authority.issue(&wanted, &usages, life).is_ok(), "{life:?}");
     }
-    // Finding 9: what nodes serve with is of a CA that signs nothing else.
-    let serving = pki.kubelet_serving().issue(&wanted, &["server auth"], hour).unwrap();
-    let der = CertificateDer::from_pem_slice(serving.as_bytes()).unwrap();
-    let (_, serving) = X509Certificate::from_der(&der).unwrap();
-    assert_ne!(serving.issuer(), ca.subject());
-    assert!(serving.verify_signature(Some(ca.public_key())).is_err());
-    let own = std::fs::read(pki.kubelet_serving_ca_file()).unwrap();
-    let own = CertificateDer::from_pem_slice(&own).unwrap();
-    let (_, own) = X509Certificate::from_der(&own).unwrap();
-    assert!(serving.verify_signature(Some(own.public_key())).is_ok());
 }
 
-/// Finding 9: names and addresses that no node's certificate gets by itself, whatever the node says.
 #[test]
-fn csr_names_that_are_not_nodes() {
-    for (name, expected) in [
-        ("n1", true),
-        ("N1.example.com", true),
-        ("kubernetes-node-1", true),
-        ("kubernetes", false),
-        ("kubernetes.default", false),
-        ("Kubernetes.Default.svc", false),
-        ("kubernetes.default.svc.cluster.local.", false),
-        ("web.shop.svc", false),
-        ("web.shop.svc.cluster.local", false),
-        ("localhost", false),
-        ("x.localhost", false),
-        ("*", false),
-        ("*.example.com", false),
-        ("n*", false),
-        ("", false),
-        (".", false),
-    ] {
-        assert_eq!(task::may_name_a_node(name), expected, "{name}");
-    }
-    for (address, expected) in [
-        ("10.1.2.3", true),
-        ("2001:db8::1", true),
-        ("127.0.0.1", false),
-        ("::1", false),
-        ("::ffff:127.0.0.1", false),
-        ("0.0.0.0", false),
-        ("::", false),
-        ("169.254.169.254", false),
-        ("fe80::1", false),
-        ("224.0.0.1", false),
-        ("255.255.255.255", false),
-    ] {
-        assert_eq!(task::may_be_a_nodes(address.parse().unwrap()), expected, "{address}");
-    }
+fn csr_authority_needs_a_ca_and_its_key() {
+    let pair = || {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    let ((ca, key), (_, other)) = (pair(), pair());
+    let read = |ca: &str, key: &str| Authority::from_pem(ca.as_bytes(), key.as_bytes()).err();
+    assert!(read(&ca, &key).is_none());
+    assert!(matches!(read(&ca, &other), Some(AuthorityError::Mismatch)));
+    assert!(matches!(read(&key, &key), Some(AuthorityError::Certificate(_))));
+    assert!(matches!(read(&ca, &ca), Some(AuthorityError::Key(_))));
+    let leaf = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
+    assert!(matches!(read(&leaf.pem(), &key), Some(AuthorityError::NoCa)));
+}
+
+#[test]
+fn csr_authority_takes_keys_in_their_older_forms() {
+    // `EC PRIVATE KEY` is what the octet string of PKCS #8 holds, with the curve inside.
+    let (ca, key) = (include_str!("testdata/ec-ca.crt"), include_str!("testdata/ec-ca.key"));
+    assert!(key.contains("BEGIN EC PRIVATE KEY"));
+    assert!(Authority::from_pem(ca.as_bytes(), key.as_bytes()).is_ok());
+    let (ca, key) = (include_str!("testdata/rsa-ca.crt"), include_str!("testdata/rsa-ca.key"));
+    assert!(key.contains("BEGIN RSA PRIVATE KEY"));
+    let rsa = Authority::from_pem(ca.as_bytes(), key.as_bytes()).unwrap();
+    let pem = rsa.issue(&request("jane", "", &[]), &["client auth"], Duration::from_secs(3600));
+    let der = CertificateDer::from_pem_slice(pem.unwrap().as_bytes()).unwrap();
+    let (_, issued) = X509Certificate::from_der(&der).unwrap();
+    let ca = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();
+    let (_, ca) = X509Certificate::from_der(&ca).unwrap();
+    issued.verify_signature(Some(ca.public_key())).unwrap();
+}
+
+#[test]
+fn csr_usages_become_bits_and_purposes() {
+    let (authority, _) = authority("kubernetes", &rcgen::PKCS_ECDSA_P256_SHA256);
+    let wanted = request("jane", "", &[]);
+    let issued = |usages: &[&str]| {
+        let pem = authority.issue(&wanted, usages, Duration::from_secs(3600)).unwrap();
+        CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+    };
+    let der =
+        issued(&["decipher only", "key agreement", "timestamping", "s/mime", "email protection"]);
+    let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+    let usage = certificate.key_usage().unwrap().unwrap().value;
+    assert!(usage.decipher_only() && usage.key_agreement() && !usage.digital_signature());
+    let purposes = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(purposes.time_stamping && purposes.email_protection && !purposes.client_auth);
+    let none = issued(&[]);
+    let (_, none) = X509Certificate::from_der(&none).unwrap();
+    assert!(none.key_usage().unwrap().is_none() && none.extended_key_usage().unwrap().is_none());
 }
 
 #[test]
@@ -310,34 +329,12 @@ fn csr_multiple_organizations_are_groups() {
     let (user, group): (&[u64], &[u64]) = (&[2, 5, 4, 3], &[2, 5, 4, 10]);
     let wanted = make(&[name(user, "jane"), name(group, "a"), name(group, "b")]).unwrap();
     assert_eq!(wanted.organizations, ["a", "b"]);
-    let dir = tempfile::tempdir().unwrap();
-    let pki = Pki::open(dir.path()).unwrap();
-    let pem = pki.cluster().issue(&wanted, &["client auth"], Duration::from_secs(86400)).unwrap();
+    let (authority, _) = authority("kubernetes", &rcgen::PKCS_ECDSA_P256_SHA256);
+    let pem = authority.issue(&wanted, &["client auth"], Duration::from_secs(86400)).unwrap();
     let der = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let (_, certificate) = X509Certificate::from_der(&der).unwrap();
     assert_eq!(subject_of(&certificate).1, ["a", "b"]);
     // Whose name would it be?
     let two = make(&[name(user, "jane"), name(user, "system:node:n1")]);
-    assert_eq!(two.unwrap_err(), Error::CommonNames);
-}
-
-#[test]
-fn csr_certificate_duration_and_garbage_collection() {
-    let (hour, year) = (Duration::from_secs(3600), Duration::from_secs(365 * 86400));
-    assert_eq!(task::life(year, None), year);
-    assert_eq!(task::life(year, Some(3600)), hour);
-    assert_eq!(task::life(hour, Some(86400)), hour);
-    assert_eq!(task::life(year, Some(1)), Duration::from_secs(600));
-    let now: Timestamp = "2026-01-02T12:00:00Z".parse().unwrap();
-    let made = |time: &str, condition: Option<(&str, &str)>| {
-        let mut request = json!({"metadata": {"creationTimestamp": time}});
-        if let Some((kind, time)) = condition {
-            request["status"]["conditions"] = json!([{"type": kind, "lastUpdateTime": time}]);
-        }
-        task::is_outdated(&request, now)
-    };
-    assert!(!made("2026-01-01T13:00:00Z", None));
-    assert!(made("2026-01-01T11:00:00Z", None));
-    assert!(!made("2026-01-01T11:00:00Z", Some((APPROVED, "2026-01-02T11:30:00Z"))));
-    assert!(made("2026-01-02T10:00:00Z", Some((DENIED, "2026-01-02T10:30:00Z"))));
+    assert_eq!(two.unwrap_err(), RequestError::CommonNames);
 }
