@@ -173,9 +173,9 @@ async fn node_start_is_in_order() {
         it.running(30, &["c"]).await;
         it.ready(30, "True").await;
         let requests = it.api.objects().requests.clone();
-        let (created, watched) =
-            (index(&requests, "POST /api/v1/nodes"), index(&requests, "GET /api/v1/pods"));
-        assert!(created < watched, "pods are admitted by the node's object: {requests:?}");
+        let (listed, watched) =
+            (index(&requests, "GET /api/v1/nodes"), index(&requests, "GET /api/v1/pods"));
+        assert!(listed < watched, "pods are admitted by the node's object: {requests:?}");
         let calls = it.runtime.world().requests.clone();
         let first = |method| calls.iter().position(|known| *known == method).unwrap();
         assert_eq!(calls[..2], ["Version", "ImageFsInfo"]);

@@ -13,6 +13,8 @@ mod auth;
 mod authz;
 mod certificates;
 mod cidr;
+#[cfg(test)]
+mod cpu_time;
 mod csr;
 pub mod discovery;
 mod gates;

@@ -139,7 +139,7 @@ async fn pod_eviction_reports_its_verdict() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_mount_failure_is_retried() {
+async fn pod_mount_failure_is_retried_as_root() {
     let node = Node::start().await;
     let volumes = json!([{"name": "v", "configMap": {"name": "settings"}}]);
     let mounts = json!([{"name": "v", "mountPath": "/v"}]);
