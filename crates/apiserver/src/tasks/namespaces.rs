@@ -84,8 +84,9 @@ async fn finish(api: &Api, user: &User, namespace: &Value) -> Result<bool, Statu
             propagation: Some(Propagation::Background),
             ..DeleteOptions::default()
         };
-        for item in api.list_all(resource, name).await? {
-            let result = api.delete(user, resource, name, object::name(&item), &options).await;
+        let named = |item: Value| Some(object::name(&item).to_owned());
+        for item in api.registry.select(resource, name, named).await? {
+            let result = api.delete(user, resource, name, &item, &options).await;
             match result {
                 Err(error) if error.code == 404 => {}
                 result => left += usize::from(!result?.deleted),

@@ -80,9 +80,12 @@ impl Task<'_> {
 
     /// Whether a pod has come meanwhile that uses the claim.
     async fn is_in_use(&self, key: &Key, claim: &Value) -> Result<bool, StatusError> {
-        let pods = self.api.list_all(core("pods")?, &key.0).await?;
-        let mut pods = pods.iter().map(pod::Pod::of);
-        Ok(pods.any(|pod| !pod.node.is_empty() && pod.holds(claim)))
+        let uses = |pod: Value| {
+            let pod = pod::Pod::of(&pod);
+            (!pod.node.is_empty() && pod.holds(claim)).then_some(())
+        };
+        let users = self.api.registry.select(core("pods")?, &key.0, uses).await?;
+        Ok(!users.is_empty())
     }
 
     /// Whether the pod that made the claim is there after all.
