@@ -168,6 +168,9 @@ impl Router {
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
         let (eviction, _) = read(&call, subresource.gvk, &body)?;
+        drop(body);
+        // All budgets of the namespace are read, however many and large they are.
+        let _permit = self.limits.large_work_permit(&call.holder).await;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
