@@ -1,6 +1,6 @@
 //! Changing an object: PUT and PATCH, of the whole or of a part that is a subresource.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::services::Reservation;
@@ -10,12 +10,13 @@ use crate::admission::{
 use crate::api_types::{Gvk, Resource};
 use crate::kinds;
 use crate::kinds::core;
+use crate::managed::{self, Applier};
 use crate::object;
 use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::{size, text};
-use crate::schema::{self, FieldValidation};
+use crate::schema::{self, Decoded, FieldValidation};
 use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
 
@@ -25,13 +26,15 @@ pub(crate) enum Change<'a> {
     Replace(Value),
     /// By a patch, on whatever version is the newest.
     Patch { kind: PatchKind, body: &'a [u8], validation: FieldValidation },
+    /// By an apply of an object, on whatever version is the newest.
+    Apply { object: Value, force: bool },
 }
 
 impl Change<'_> {
     /// About how many bytes it is.
     fn length(&self) -> usize {
         match self {
-            Change::Replace(object) => size(object),
+            Change::Replace(object) | Change::Apply { object, .. } => size(object),
             Change::Patch { body, .. } => body.len(),
         }
     }
@@ -40,6 +43,8 @@ impl Change<'_> {
 /// An update of one object.
 pub(crate) struct UpdateRequest<'a> {
     pub(crate) user: &'a User,
+    /// The manager of the fields that change.
+    pub(crate) manager: &'a str,
     pub(crate) resource: &'static Resource,
     /// Empty, `status`, `approval`, `finalize`, `ephemeralcontainers` or `resize`.
     pub(crate) subresource: &'a str,
@@ -72,7 +77,7 @@ impl Api {
         };
         if resource.kind == "PriorityClass" && request.subresource.is_empty() {
             let class = match &request.change {
-                Change::Replace(class) => Some(class),
+                Change::Replace(class) | Change::Apply { object: class, .. } => Some(class),
                 Change::Patch { body, .. } => {
                     let names = body.windows(DEFAULT.len()).any(|part| part == DEFAULT);
                     if names { None } else { Some(&Value::Null) }
@@ -141,6 +146,7 @@ impl Api {
                         }
                         validate(request, &new, current)?;
                         self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
+                        managed::keep_times(&mut new, current);
                         let deletes = finishes_deletion(&new, current);
                         if resource.kind == "Service" && deletes && reservation.is_none() {
                             reservation =
@@ -158,6 +164,30 @@ impl Api {
             reservation.end(written.as_ref().map(Written::stored));
         }
         Ok((written?.object, warnings))
+    }
+
+    /// Makes the object that an apply names, when there is none. `None`: somebody else just made one.
+    pub(crate) async fn create_by_apply(
+        &self,
+        request: &UpdateRequest<'_>,
+    ) -> Result<Option<(Value, Vec<String>)>, StatusError> {
+        let UpdateRequest { resource, namespace, name, dry_run, .. } = *request;
+        let nothing = json!({});
+        let mut warnings = Vec::new();
+        let mut new = propose(request, &nothing, &mut warnings)?;
+        object::metadata_mut(&mut new).remove("resourceVersion");
+        if !object::uid(&new).is_empty() {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {}, and no existing object was found",
+                object::uid(&new)
+            );
+            return Err(StatusError::conflict(resource, name, &why));
+        }
+        check_identity(request, &mut new, &nothing)?;
+        match self.create_for(request.user, resource, namespace, new, None, dry_run).await {
+            Err(error) if error.reason == "AlreadyExists" => Ok(None),
+            created => created.map(Some),
+        }
     }
 
     /// The service account of a pod, which is the same for as long as the pod lives.
@@ -180,9 +210,18 @@ impl Api {
         current: &Value,
     ) -> Result<(), StatusError> {
         let resource = request.resource;
+        if matches!(request.subresource, "" | "ephemeralcontainers" | "resize") {
+            kinds::apply_defaults(resource, new);
+        }
+        let is_partial =
+            matches!(request.subresource, "ephemeralcontainers" | "resize" | "finalize");
+        // What else such a request says does not count.
+        if !is_partial {
+            record(request, new, current);
+        }
+        let recorded = new["metadata"].get("managedFields").cloned();
         match request.subresource {
             "" => {
-                kinds::apply_defaults(resource, new);
                 kinds::prepare_update(resource, new, current);
                 if resource.kind == "Pod" {
                     pods::admit_update(new, current);
@@ -192,15 +231,21 @@ impl Api {
                 kinds::prepare_namespace_finalize(new, current);
             }
             "ephemeralcontainers" => {
-                kinds::apply_defaults(resource, new);
                 kinds::prepare_ephemeral_containers(new, current);
             }
             "resize" => {
-                kinds::apply_defaults(resource, new);
                 kinds::prepare_resize(new, current);
             }
             "approval" => kinds::prepare_approval(resource, new, current),
             _ => kinds::prepare_status_update(resource, new, current),
+        }
+        if is_partial {
+            match (&request.change, recorded) {
+                (Change::Apply { .. }, Some(list)) => {
+                    object::metadata_mut(new).insert("managedFields".into(), list);
+                }
+                _ => record(request, new, current),
+            }
         }
         let (user, subresource) = (request.user, request.subresource);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
@@ -225,12 +270,23 @@ impl Api {
             .write(resource, (namespace, name), None, false, |current| {
                 let mut new = current.clone();
                 change(&mut new)?;
+                let subresource = if new["status"] == current["status"] { "" } else { "status" };
+                let manager = managed::CONTROLLER;
+                managed::record_update(resource, subresource, manager, current, &mut new);
                 Ok(match finishes_deletion(&new, current) {
                     true => Write::PutThenDelete(new),
                     false => Write::Put(new),
                 })
             })
             .await
+    }
+}
+
+/// Records what the request changes; an apply has done so.
+fn record(request: &UpdateRequest<'_>, new: &mut Value, current: &Value) {
+    if !matches!(request.change, Change::Apply { .. }) {
+        let UpdateRequest { resource, subresource, manager, .. } = request;
+        managed::record_update(resource, subresource, manager, current, new);
     }
 }
 
@@ -248,7 +304,24 @@ fn propose(
             *warnings = said;
             Ok(object)
         }
+        Change::Apply { object, force } => {
+            let applier = Applier { manager: request.manager, force: *force };
+            applied(request.resource, request.subresource, current, object, applier)
+        }
     }
+}
+
+/// The stored object with what is applied, as objects are stored.
+fn applied(
+    resource: &Resource,
+    subresource: &str,
+    current: &Value,
+    patch: &Value,
+    applier: Applier<'_>,
+) -> Result<Value, StatusError> {
+    let value = managed::apply(resource, subresource, current, patch, applier)?;
+    let decoded = Decoded { value, duplicates: Vec::new() };
+    schema::conform(resource.gvk(), decoded, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
 /// The new object must be of the same life as the stored one, and made from its newest version if it names one.
