@@ -307,7 +307,7 @@ fn release<'a>(
             let Some(changed) = changed_in(&entry.api_version) else { continue };
             for set in [&changed.modified, &changed.added, &changed.removed] {
                 if !entry.set.intersection(set).is_empty() {
-                    entry.set = entry.set.difference(set);
+                    entry.set = std::mem::take(&mut entry.set).difference(set);
                     entry.source = None;
                 }
             }
@@ -449,7 +449,7 @@ fn apply_as(
     let changed = object != *live;
     if let Some(at) = managers.find(&identity) {
         let entry = &mut managers.entries[at];
-        entry.set = entry.set.difference(&Set::of_fields(STRIPPED));
+        entry.set = std::mem::take(&mut entry.set).difference(&Set::of_fields(STRIPPED));
         if changed {
             entry.time = Some(writer.now.into());
         } else if let Some(last) = &last
@@ -506,7 +506,7 @@ fn prune_in(
         of_version.fold(Set::new(), |all, entry| all.union(entry.set.clone()))
     };
     let owned = owned_in(version);
-    if last.difference(&owned).is_empty() {
+    if last.clone().difference(&owned).is_empty() {
         return Ok(merged);
     }
     let last = with_named_fields(schema, of, last.clone());

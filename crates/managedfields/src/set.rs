@@ -155,49 +155,6 @@ impl<'a> Set<'a> {
     /// The fields of both.
     #[must_use]
     pub fn intersection(&self, other: &Set<'_>) -> Set<'a> {
-        self.pairs(other, |left, right| {
-            let right = right?;
-            Some(Node {
-                element: left.element.clone(),
-                is_member: left.is_member && right.is_member,
-                children: left.children.intersection(&right.children),
-            })
-        })
-    }
-
-    /// The fields that are not in the other set. One that is there does not take those below it along.
-    #[must_use]
-    pub fn difference(&self, other: &Set<'_>) -> Set<'a> {
-        self.pairs(other, |left, right| match right {
-            None => Some(left.clone()),
-            Some(right) => Some(Node {
-                element: left.element.clone(),
-                is_member: left.is_member && !right.is_member,
-                children: left.children.difference(&right.children),
-            }),
-        })
-    }
-
-    /// The fields that are not in the other set, and not below one that is there.
-    #[must_use]
-    pub fn recursive_difference(&self, other: &Set<'_>) -> Set<'a> {
-        self.pairs(other, |left, right| match right {
-            None => Some(left.clone()),
-            Some(right) if right.is_member => None,
-            Some(right) => Some(Node {
-                element: left.element.clone(),
-                is_member: left.is_member,
-                children: left.children.recursive_difference(&right.children),
-            }),
-        })
-    }
-
-    /// The nodes that `keep` makes of those of this set and their equals in the other.
-    fn pairs<'b>(
-        &self,
-        other: &Set<'b>,
-        mut keep: impl FnMut(&Node<'a>, Option<&Node<'b>>) -> Option<Node<'a>>,
-    ) -> Set<'a> {
         let mut nodes = Vec::new();
         zip(
             &self.nodes,
@@ -205,12 +162,62 @@ impl<'a> Set<'a> {
             |node| &node.element,
             |node| &node.element,
             |pair| {
-                let kept = match pair {
-                    Pair::Left(left) => keep(left, None),
-                    Pair::Both(left, right) => keep(left, Some(right)),
-                    Pair::Right(_) => None,
-                };
-                nodes.extend(kept.filter(Node::is_needed));
+                if let Pair::Both(left, right) = pair {
+                    let both = Node {
+                        element: left.element.clone(),
+                        is_member: left.is_member && right.is_member,
+                        children: left.children.intersection(&right.children),
+                    };
+                    nodes.extend(Some(both).filter(Node::is_needed));
+                }
+            },
+        );
+        Set { nodes }
+    }
+
+    /// The fields that are not in the other set. One that is there does not take those below it along.
+    #[must_use]
+    pub fn difference(self, other: &Set<'_>) -> Set<'a> {
+        self.keep(other, |left, right| {
+            Some(Node {
+                element: left.element,
+                is_member: left.is_member && !right.is_member,
+                children: left.children.difference(&right.children),
+            })
+        })
+    }
+
+    /// The fields that are not in the other set, and not below one that is there.
+    #[must_use]
+    pub fn recursive_difference(self, other: &Set<'_>) -> Set<'a> {
+        self.keep(other, |left, right| {
+            (!right.is_member).then(|| Node {
+                element: left.element,
+                is_member: left.is_member,
+                children: left.children.recursive_difference(&right.children),
+            })
+        })
+    }
+
+    /// The nodes that the other set has not, and what `rest` leaves of the others.
+    fn keep(
+        self,
+        other: &Set<'_>,
+        rest: impl Fn(Node<'a>, &Node<'_>) -> Option<Node<'a>>,
+    ) -> Set<'a> {
+        if other.is_empty() {
+            return self;
+        }
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        zip(
+            self.nodes,
+            &other.nodes,
+            |node| &node.element,
+            |node| &node.element,
+            |pair| match pair {
+                Pair::Left(left) => nodes.push(left),
+                Pair::Both(left, right) => nodes.extend(rest(left, right).filter(Node::is_needed)),
+                Pair::Right(_) => {}
             },
         );
         Set { nodes }

@@ -98,7 +98,8 @@ pub struct Type {
     pub fields: Vec<Field>,
     /// Fields that OpenAPI marks required.
     pub required: Vec<&'static str>,
-    /// Fields that Go's objects always have: structs and times that are no pointers.
+    /// Fields that Go's objects always have: structs and times that are no pointers,
+    /// and required lists and maps.
     pub always: Vec<&'static str>,
     /// Server-side apply treats the struct as one value.
     pub atomic: bool,

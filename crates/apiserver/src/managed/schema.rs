@@ -58,8 +58,10 @@ impl Builder {
     fn structure(&mut self, types: &Types, of: &Type, atomic: bool) -> SchemaType {
         let fields = of.fields.iter().map(|field| {
             let always = of.always.contains(&field.name);
-            let value =
-                || if matches!(field.leaf, Leaf::Struct(_)) { json!({}) } else { Value::Null };
+            let value = || match (field.shape, field.leaf) {
+                (Shape::One, Leaf::Struct(_)) => json!({}),
+                _ => Value::Null,
+            };
             SchemaField {
                 name: field.name.into(),
                 of: self.field(types, field),
@@ -76,7 +78,8 @@ impl Builder {
             Leaf::Bool => boolean,
             Leaf::Int32 | Leaf::Int64 | Leaf::Double => number,
             Leaf::Quantity | Leaf::IntOrString | Leaf::Time | Leaf::MicroTime => any,
-            Leaf::Any => Schema::ANY,
+            // Objects that the API only carries are one value.
+            Leaf::Any => Schema::ATOMIC,
             Leaf::Struct(index) => match field.shape {
                 // The field has other rules than its type.
                 Shape::One if field.atomic_map || field.granular_map => {
