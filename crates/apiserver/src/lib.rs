@@ -1,6 +1,6 @@
 //! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
 //! over a revisioned store. Data flows one way:
-//! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
+//! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
 //! Current limitations: no admission webhooks, and one apiserver per store.
 
@@ -26,17 +26,16 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod response_body;
 mod routes;
 pub mod schema;
 pub mod selector;
-mod server;
 mod serviceaccounts;
 pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
 mod user;
-mod volumes;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -44,6 +43,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::connections;
+use longshore_serving::tls::{
+    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, versions,
+};
+use longshore_serving::{Options, serve};
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -64,7 +67,6 @@ use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
 use crate::routes::Router;
-use crate::server::Tls;
 use crate::tokens::Tokens;
 
 /// Everything that an apiserver is started with.
@@ -104,12 +106,8 @@ pub struct Config {
     pub approve_kubelet_serving: bool,
     /// The maximum duration of certificates that the cluster signs.
     pub signing_duration: Duration,
-    /// Whether claims are bound to volumes here, rather than by a controller manager.
-    pub bind_volumes: bool,
     /// Whether deleted namespaces are emptied here, rather than by a controller manager.
     pub empty_namespaces: bool,
-    /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
-    pub delete_host_paths: bool,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -150,10 +148,23 @@ pub enum Error {
     /// Certificates could not be made or read.
     #[error(transparent)]
     Pki(#[from] pki::Error),
+    /// The serving certificate or the CA of clients cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
 }
+
+/// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
+/// of them sends a request into a connection that is just being closed.
+const CONNECTIONS: Options = Options {
+    idle_timeout: Duration::from_secs(120),
+    unauthorized_idle_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    close_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    completes_requests: true,
+    ..Options::DEFAULT
+};
 
 /// An apiserver that is ready to serve.
 pub struct Server {
@@ -165,8 +176,6 @@ pub struct Server {
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
-    /// Settings of the volume controllers; `None`: disabled.
-    volumes: Option<volumes::Settings>,
     /// Whether deleted namespaces are emptied here.
     empty_namespaces: bool,
     compaction_interval: Duration,
@@ -194,7 +203,7 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let tls = Arc::new(Tls::new(&serving, &client_ca)?);
+        let tls = Arc::new(tls(&serving, client_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
         kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
@@ -260,9 +269,6 @@ impl Server {
                 life: config.signing_duration,
                 own_names,
             },
-            volumes: config
-                .bind_volumes
-                .then_some(volumes::Settings { delete_host_paths: config.delete_host_paths }),
             empty_namespaces: config.empty_namespaces,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
@@ -288,18 +294,19 @@ impl Server {
                 stop.cancelled().await;
                 parts.cancel();
             },
-            server::serve(self.listener, self.tls, self.router, self.connections, parts.clone()),
+            serve(
+                self.listener,
+                Some(self.tls),
+                self.router,
+                Options { limits: self.connections, ..CONNECTIONS },
+                parts.clone(),
+            ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::aggregation::run(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             async {
                 if self.empty_namespaces {
                     tasks::namespaces::run(&self.api, parts.clone()).await;
-                }
-            },
-            async {
-                if let Some(settings) = self.volumes {
-                    volumes::run(&self.api, settings, parts.clone()).await;
                 }
             },
             tasks::bootstrap::keep(&self.api, parts.clone()),
@@ -311,6 +318,20 @@ impl Server {
             ),
         );
     }
+}
+
+/// Serves with `identity`; clients are to show certificates of the CAs in the file `client_ca`.
+fn tls(identity: &Identity, client_ca: PathBuf) -> Result<Tls, TlsError> {
+    Tls::new(TlsSettings {
+        certificate: ServingCertificate::Files {
+            pairs: vec![(identity.certificate.clone(), identity.key.clone())],
+            awaits_signing: false,
+            reload: true,
+        },
+        client_ca: Some(ClientCaFile { path: client_ca, reload: true }),
+        provider: pki::provider(),
+        versions: versions(""),
+    })
 }
 
 /// The kubeconfig of a user in a group.

@@ -123,18 +123,10 @@ pub struct ServeArgs {
     /// Maximum duration of certificates that the cluster signs
     #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
     pub cluster_signing_duration: Duration,
-    /// Bind claims to volumes, create claims of ephemeral volumes, and request attachment of volumes:
-    /// false where a controller manager does that
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub bind_volumes: bool,
     /// Empty deleted namespaces, everything at once: false where a controller manager does that, in order
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub empty_namespaces: bool,
-    /// Delete what is below /tmp on this machine with the hostPath volume that it is of
-    #[arg(long)]
-    pub delete_host_paths: bool,
     /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -231,9 +223,7 @@ impl ServeArgs {
             authorization: self.authorization_mode.clone(),
             approve_kubelet_serving: self.approve_kubelet_serving,
             signing_duration: self.cluster_signing_duration,
-            bind_volumes: self.bind_volumes,
             empty_namespaces: self.empty_namespaces,
-            delete_host_paths: self.delete_host_paths,
             gates: self.feature_gates,
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
@@ -327,8 +317,6 @@ mod tests {
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
-        assert!(parse("").unwrap().serve.bind_volumes);
-        assert!(!parse("--bind-volumes=false").unwrap().serve.bind_volumes);
         assert!(parse("").unwrap().serve.empty_namespaces);
         assert!(!parse("--empty-namespaces=false").unwrap().serve.empty_namespaces);
         assert_eq!(parse("--v=2 --data-dir=d").unwrap().serve.store(), "d/longshore.db");
@@ -374,7 +362,6 @@ mod tests {
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
-            ("--bind-volumes=perhaps", "--bind-volumes"),
             ("--empty-namespaces=perhaps", "--empty-namespaces"),
             ("--feature-gates=None=true", "--feature-gates"),
             ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
@@ -402,12 +389,10 @@ mod tests {
             "approve-kubelet-serving",
             "authorization-mode",
             "bind-address",
-            "bind-volumes",
             "cert-dir",
             "client-ca-file",
             "cluster-signing-duration",
             "data-dir",
-            "delete-host-paths",
             "disable-admission-plugins",
             "empty-namespaces",
             "enable-admission-plugins",

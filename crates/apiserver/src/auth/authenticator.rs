@@ -9,7 +9,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
-use longshore_tls::Verdict;
 
 use super::bootstrap::{self, BootstrapToken};
 use super::token_file::TokenFile;
@@ -98,13 +97,14 @@ impl Authenticator {
         })
     }
 
-    /// Authenticates a request. Removes bearer tokens from the headers, so that they are not passed on.
+    /// Authenticates a request; `certified` is the user of its client's certificate. Removes bearer tokens
+    /// from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
-        peer: &Verdict,
+        certified: Result<Option<longshore_tls::User>, String>,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
-        let certified = peer.user().map(|user| user.map(User::from));
+        let certified = certified.map(|user| user.as_ref().map(User::from));
         let token = take_bearer(headers);
         if let Ok(Some(user)) = certified {
             return Ok(user);

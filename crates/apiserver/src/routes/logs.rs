@@ -5,6 +5,7 @@ use futures::{StreamExt, TryStreamExt};
 use http_body_util::{BodyExt, BodyStream, Limited};
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
+use longshore_serving::BoxError;
 use serde_json::Value;
 
 use super::request::Query;
@@ -13,8 +14,8 @@ use super::{Call, Router};
 use crate::gates::FeatureGates;
 use crate::kinds::core;
 use crate::kubelet::Endpoint;
+use crate::response_body::Body;
 use crate::schema::{Causes, Path};
-use crate::server::{Body, BoxError};
 use crate::status::{Details, StatusError};
 
 /// How much of a node's refusal is passed on.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::negotiate::Form;
 use crate::api_types::Resource;
 use crate::kinds;
-use crate::server::Body;
+use crate::response_body::Body;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
 

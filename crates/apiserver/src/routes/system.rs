@@ -12,7 +12,7 @@ use super::respond::{self, Result};
 use super::{Router, negotiate};
 use crate::discovery;
 use crate::openapi;
-use crate::server::Body;
+use crate::response_body::Body;
 use crate::status::StatusError;
 
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
