@@ -140,8 +140,8 @@ impl Started {
         let objects = self.api.objects();
         let conditions = objects.others.get(NODE).map(|node| node["status"]["conditions"].clone());
         let conditions = conditions.unwrap_or_default();
-        let all = conditions.as_array().into_iter().flatten();
-        all.filter(|condition| condition["type"] == kind).cloned().next().unwrap_or_default()
+        let mut all = conditions.as_array().into_iter().flatten();
+        all.find(|condition| condition["type"] == kind).cloned().unwrap_or_default()
     }
 
     async fn ready(&self, seconds: u64, status: &str) {
