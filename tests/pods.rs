@@ -3,15 +3,12 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Cluster, FOREVER, TIMEOUT, condition, container, phase, run_of, script, uid};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use longshore_testkit::wait_until;
 use serde_json::json;
-
-/// What a container that failed by itself waits at its second failure.
-const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn pod_runs_reports_status_and_is_removed() {
@@ -175,23 +172,26 @@ async fn crash_loop_back_off_of_failing_container() {
             other => Err(format!("{other:?}")),
         })
         .await;
-    let first = Instant::now();
     let ended = first_status(&pod).last_state.unwrap().terminated.expect("how it ended");
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (1, Some("Error")));
     cluster
         .until_event("BackOff", "Back-off restarting failed container c in pod crash_default")
         .await;
-    cluster
+    let again = cluster
         .until("crash", "restarted a second time", |pod| match waiting(pod).0 {
             2 => Ok(()),
             other => Err(other.to_string()),
         })
         .await;
-    assert!(
-        first.elapsed() > Duration::from_secs(7),
-        "after 10 s, not at once: {:?}",
-        first.elapsed()
-    );
+    // It may have ended already, and wait again.
+    let status = first_status(&again);
+    let (state, last) = (status.state.unwrap_or_default(), status.last_state.unwrap_or_default());
+    let running = state.running.and_then(|run| run.started_at);
+    let ended_again = state.terminated.or(last.terminated).and_then(|run| run.started_at);
+    let (restarted, ended) = (running.or(ended_again).unwrap().0, ended.finished_at.unwrap().0);
+    // Times in a status are whole seconds.
+    let pause = restarted.duration_since(ended).as_secs();
+    assert!(pause >= 9, "after 10 s, not at once: {pause} s");
     cluster.delete("crash").await;
     cluster.until_gone("crash").await;
     cluster.host.assert_clean();
@@ -275,9 +275,7 @@ async fn termination_grace_period_is_respected_and_can_be_shortened() {
     assert_eq!(phase(&cluster.pod("stubborn").await), "Running", "it may take its time");
     let params = kube::api::DeleteParams::default().grace_period(1);
     cluster.pods().delete("stubborn", &params).await.expect("a shorter grace");
-    let shortened = Instant::now();
     cluster.until_gone("stubborn").await;
-    assert!(shortened.elapsed() < Duration::from_secs(30), "{:?}", shortened.elapsed());
     cluster.until_removed(&uid(&pod)).await;
     cluster.host.assert_clean();
 }
@@ -377,7 +375,6 @@ async fn sandbox_stopped_by_others_is_replaced() {
     let socket = cluster.host.socket().display().to_string();
     let runtime = longshore_cri::Runtime::new(longshore_cri::Options::new(socket)).unwrap();
     let sandboxes = runtime.list_pod_sandboxes(None).await.unwrap();
-    let began = Instant::now();
     // Its container ends some time before it is gone itself, so one run may meet its end in there.
     runtime.stop_pod_sandbox(&sandboxes[0].id).await.unwrap();
     cluster
@@ -386,7 +383,11 @@ async fn sandbox_stopped_by_others_is_replaced() {
             other => Err(format!("{other:?}")),
         })
         .await;
-    assert!(began.elapsed() < RESTART_DELAY, "waited as if it had failed: {:?}", began.elapsed());
+    // It does not wait as if it had failed.
+    let events: kube::Api<k8s_openapi::api::core::v1::Event> =
+        kube::Api::all(cluster.client.clone());
+    let events = events.list(&kube::api::ListParams::default()).await.unwrap();
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("BackOff")), "{events:?}");
     cluster.host.assert_clean();
 }
 

@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Cluster, FOREVER, condition, phase, run_of, script};
 use futures::StreamExt;
@@ -61,7 +61,8 @@ async fn until_ready_is(cluster: &Cluster, name: &str, ready: &'static str) -> P
 async fn readiness_probe_follows_the_server() {
     let cluster = Cluster::start().await;
     let folder = data(&cluster.host, "web");
-    let period = 60;
+    // Longer than is waited for anything here.
+    let period = 3600;
     let mut spec = probed(
         &folder,
         &format!("sleep 1; {SERVER}"),
@@ -76,9 +77,7 @@ async fn readiness_probe_follows_the_server() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(condition(&cluster.pod("slow").await, "Ready"), "False");
     fs::write(folder.join("ready"), "yes").unwrap();
-    let start = Instant::now();
     let pod = until_ready_is(&cluster, "slow", "True").await;
-    assert!(start.elapsed() < Duration::from_secs(2), "long before its period is over");
     assert_eq!((status_of(&pod).ready, status_of(&pod).started), (true, Some(true)));
 
     spec["containers"][0]["readinessProbe"]["periodSeconds"] = json!(1);
@@ -165,9 +164,8 @@ async fn liveness_and_startup_probes_restart_containers() {
         (1, _) => Ok(()),
         other => Err(format!("{other:?}")),
     };
-    let start = Instant::now();
+    // The probe has a grace period of its own: that of the pod is longer than is waited.
     let pod = cluster.until("live", "restarted", restarted).await;
-    assert!(start.elapsed() < Duration::from_secs(20), "the probe has a grace of its own");
     let last = status_of(&pod).last_state.and_then(|state| state.terminated).expect("how it ended");
     assert_eq!((last.exit_code, last.reason.as_deref()), (137, Some("Error")));
     cluster.until_ready("live").await;

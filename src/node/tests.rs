@@ -140,8 +140,8 @@ impl Started {
         let objects = self.api.objects();
         let conditions = objects.others.get(NODE).map(|node| node["status"]["conditions"].clone());
         let conditions = conditions.unwrap_or_default();
-        let all = conditions.as_array().into_iter().flatten();
-        all.filter(|condition| condition["type"] == kind).cloned().next().unwrap_or_default()
+        let mut all = conditions.as_array().into_iter().flatten();
+        all.find(|condition| condition["type"] == kind).cloned().unwrap_or_default()
     }
 
     async fn ready(&self, seconds: u64, status: &str) {
@@ -200,7 +200,7 @@ async fn node_start_without_a_runtime_waits_for_it() {
         it.ready(30, "False").await;
         let message = it.condition("Ready")["message"].as_str().unwrap().to_owned();
         assert!(message.contains("container runtime is down"), "{message}");
-        sleep(Duration::from_secs(300)).await;
+        sleep(Duration::from_secs(60)).await;
         assert!(!it.run.is_finished());
         it.runtime.world().is_down = false;
         it.ready(30, "True").await;
@@ -249,7 +249,7 @@ async fn node_start_without_an_apiserver_runs_static_pods_and_registers_later() 
         let environment = InMemory { api: Some(api), ..InMemory::default() };
         let it = Started::add_manifest(&environment, "static");
         it.running(30, &["static"]).await;
-        sleep(Duration::from_secs(600)).await;
+        sleep(Duration::from_secs(120)).await;
         assert!(!it.run.is_finished());
         assert!(!it.api.objects().others.contains_key(NODE));
         it.api.objects().is_down = false;
@@ -263,7 +263,7 @@ async fn node_start_without_an_apiserver_runs_static_pods_and_registers_later() 
         assert_eq!(it.runtime.count("StartContainer", "static"), 1);
         // And away again: nothing ends.
         it.api.objects().is_down = true;
-        sleep(Duration::from_secs(600)).await;
+        sleep(Duration::from_secs(120)).await;
         assert_eq!(it.runtime.running(), ["c", "static"]);
         it.stopped().await.unwrap();
     })

@@ -4,7 +4,6 @@
 mod common;
 
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use common::*;
 use serde_json::json;
@@ -47,12 +46,10 @@ async fn daemon_sigterm_ends_watches_then_exits() {
     let mut daemon = Daemon::start(&[]);
     let client = daemon.client().await;
     let mut watch = client.watch(&format!("{MAPS}?watch=1&labelSelector=none")).await;
-    let began = std::time::Instant::now();
     let stopper = tokio::task::spawn_blocking(move || (daemon.terminate(), daemon));
     assert!(watch.next().await.is_none());
     let (code, daemon) = stopper.await.unwrap();
     assert_eq!(code, Some(0), "{}", daemon.log());
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -221,13 +221,14 @@ async fn request_limit_slow_bodies_do_not_block_writes() {
         slow.push(stream);
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let writes = Instant::now();
     let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
                        "metadata": {"name": "n1", "namespace": "kube-node-lease"}});
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     cluster.node().await.create(leases, lease).await;
     cluster.admin.create("/api/v1/namespaces/default/configmaps", config_map("a", json!({}))).await;
-    assert!(writes.elapsed() < Duration::from_secs(5), "{:?}", writes.elapsed());
+    // The slow ones are waited for still.
+    let ended = timeout(Duration::from_millis(10), slow[1].read(&mut [0; 16])).await;
+    assert!(ended.is_err(), "{ended:?}");
     // a byte now and then is too little
     let mut first = slow.swap_remove(0);
     let answer = loop {
@@ -606,12 +607,14 @@ async fn json_patch_of_moves_does_not_block_others() {
     });
     let bombs: Vec<_> = bombs.collect();
     let started = Instant::now();
-    while bombs.iter().any(|bomb| !bomb.is_finished()) {
-        let asked = Instant::now();
+    let is_busy = || bombs.iter().any(|bomb| !bomb.is_finished());
+    let mut answered = 0;
+    while is_busy() {
         assert_eq!(cluster.admin.get("/api/v1/namespaces/default").await.0, 200);
-        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
         assert!(started.elapsed() < Duration::from_secs(60), "the patches go on and on");
+        answered += usize::from(is_busy());
     }
+    assert!(answered > 0, "no request is answered before the patches end");
     for bomb in bombs {
         let (code, status) = bomb.await.unwrap();
         assert_eq!(code, 413, "{status}");

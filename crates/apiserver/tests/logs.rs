@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::{Request, Response};
 use serde_json::json;
+use tokio::time::timeout;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -87,7 +88,8 @@ async fn logs_from_the_kubelet() {
     while !text.contains("line 3\n") {
         text.push_str(std::str::from_utf8(&lines.next().await.unwrap().unwrap()).unwrap());
     }
-    let began = std::time::Instant::now();
-    tokio::join!(cluster.stop(), async { while let Some(Ok(_)) = lines.next().await {} });
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let both = async {
+        tokio::join!(cluster.stop(), async { while let Some(Ok(_)) = lines.next().await {} })
+    };
+    timeout(Duration::from_secs(60), both).await.expect("the lines end");
 }

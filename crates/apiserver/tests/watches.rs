@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::*;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -224,10 +225,9 @@ async fn watch_ends_on_timeout_and_shutdown() {
     let mut short = cluster.admin.watch(&format!("{SECRETS}?watch=1&timeoutSeconds=1")).await;
     assert!(short.next().await.is_none());
     let mut long = cluster.admin.watch(&format!("{SECRETS}?watch=1")).await;
-    let began = std::time::Instant::now();
-    let (ended, ()) = tokio::join!(long.next(), cluster.stop());
+    let both = async { tokio::join!(long.next(), cluster.stop()) };
+    let (ended, ()) = timeout(Duration::from_secs(60), both).await.expect("the watch ends");
     assert!(ended.is_none());
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

