@@ -21,13 +21,13 @@ pub(super) use self::volume::{VolumeStep, volume as next_for_volume};
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use self::claim::claim as next_of_claim;
@@ -226,7 +226,7 @@ impl Controller {
     }
 
     fn failures(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.lock()
     }
 
     async fn sync(&self, key: Key) -> Result<(), Error> {
