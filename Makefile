@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-dns clean-host
+.PHONY: help run test test-unit fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,10 @@ test: ## run all tests
 	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
 	else cargo test --workspace --no-fail-fast; fi
+
+test-unit: ## run the tests that need no root, container runtime or iptables
+	@if command -v cargo-nextest >/dev/null; then cargo nextest run --profile unit --workspace --lib --bins; \
+	else cargo test --workspace --lib --bins --no-fail-fast -- --skip as_root; fi
 
 # Properties of all that reads what others send: logs, requests to either server, streams, tokens;
 # and of all that computes with what objects, drivers and runtimes say.

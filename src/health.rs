@@ -1,13 +1,13 @@
 //! Inputs of the node's status: health of the container runtime, age of the last relist, images.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ContainerImage;
 use longshore_cri::Runtime;
 use longshore_podstate::observe;
 use longshore_podstate::observe::Observer;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use crate::registration::{Feeds, RuntimeHealth};

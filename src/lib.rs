@@ -17,5 +17,7 @@ pub mod run_once;
 pub mod status;
 pub mod systemd;
 pub mod terminator;
+#[cfg(test)]
+mod testing;
 pub mod view;
 pub mod worker;

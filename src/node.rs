@@ -1,8 +1,11 @@
 //! Starts and stops a node.
 
+mod environment;
 mod error;
 mod parts;
 mod task_set;
+#[cfg(test)]
+mod tests;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -10,16 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::version::KUBERNETES_VERSION;
-use longshore_client as client;
-use longshore_client::certificates::ClientCertificate;
+use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, Recorder, node_reference};
 use longshore_client::objects::Objects;
-use longshore_client::{Limits, certificates};
 use longshore_config::Config;
 use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
+use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
-use longshore_machine::{Machine, addresses};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources::Source;
@@ -41,10 +42,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    acquire_lock, connect_runtime, max_restart_delay, pod_gates, report_manifest_errors,
-    resize_rules, runtime_name, watch_manifests,
+    acquire_lock, max_restart_delay, pod_gates, report_manifest_errors, resize_rules, runtime_name,
+    watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -64,8 +66,6 @@ use crate::view::View;
 use crate::worker::{self, Pool, StartupLimiter, WorkerContext};
 use crate::{allocation, eviction};
 
-/// How long the apiserver may take to begin an answer.
-const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Capacity of the channels between tasks.
 const CHANNEL: usize = 64;
 /// How long pending writes may take when the node stops.
@@ -73,6 +73,14 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// Runs a node until `stop` is cancelled, or once. Containers go on running after it.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+    run_in(&Real, config, stop).await
+}
+
+async fn run_in(
+    environment: &impl Environment,
+    config: Config,
+    stop: CancellationToken,
+) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
     let mut tasks = TaskSet::new(stop.clone());
@@ -82,7 +90,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let registry = &metrics.node;
 
     // the runtime: one without CRI v1 is an error, one that is not reachable is waited for
-    let runtime = connect_runtime(&config, registry)?;
+    let runtime = environment.runtime(&config, registry)?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
@@ -92,26 +100,13 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     }
 
     // the apiserver, if there is one, and the recorder of events
-    let limits = |qps, burst| Limits { component: "kubelet", qps, burst, timeout: API_TIMEOUT };
     let once = config.kubelet.run_once;
-    let mut certificate = match once {
+    let api = match once {
         true => None,
-        false => ClientCertificate::prepare(
-            &config,
-            limits(0, 0),
-            &metrics.rest_client,
-            &metrics.certificates,
-        )?,
+        false => environment.api(&config, &metrics, &mut tasks)?,
     };
-    if let Some(manager) = certificate.as_mut().and_then(|one| one.manager.take()) {
-        tasks.spawn("rotation of the client certificate", manager.run());
-    }
-    let credentials = certificate.as_ref().map(|one| &one.credentials);
-    let connect = async |qps, burst| match credentials {
-        Some(credentials) => {
-            let (limits, metrics) = (limits(qps, burst), metrics.rest_client.clone());
-            client::connect(credentials, limits, metrics).await.map(Some)
-        }
+    let connect = async |qps, burst| match &api {
+        Some(connect) => connect(qps, burst).await.map(Some),
         None => Ok(None),
     };
     let kubelet = &config.kubelet;
@@ -135,7 +130,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         // returns where there is no iptables
         tasks.spawn_finite("iptables chains", iptables::keep());
     }
-    let addresses = addresses::resolve(&config.node_ips, &config.node_name).await?;
+    let addresses = environment.addresses(&config).await?;
     let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
@@ -343,7 +338,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         // returns unless the gate CSIVolumeHealth is on
         tasks.spawn_finite("volume conditions", endpoints.clone().watch_volume_conditions());
         let eviction = eviction::Parts {
-            stats,
             desired: desired.clone(),
             observer: observer.clone(),
             terminator: pool.terminator(),
@@ -353,7 +347,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             metrics: eviction::Metrics::new(registry),
         };
         // returns where there are no thresholds and no limits
-        tasks.spawn_finite("eviction", eviction::run(config.clone(), eviction));
+        tasks.spawn_finite("eviction", eviction::run(config.clone(), stats, eviction));
         let gc::Collectors { containers, images, .. } = collectors;
         tasks.spawn_restarting("container garbage collection", move || containers.clone().run());
         tasks.spawn_restarting("image garbage collection", move || images.clone().run());

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use longshore_pod::eviction::{Layout, exceeded, limits_storage, limits_volumes};
 use longshore_pod::spec;
-use longshore_resources::stats::{Depth, Stats};
+use longshore_resources::stats::Depth;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::evictor::{EvictionRequest, Evictor, IMMEDIATE};
+use super::statistics::Statistics;
 
 /// Interval of checks.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -17,16 +18,16 @@ const MAX_AGE: Duration = Duration::from_secs(5);
 const LAYOUT_AGE: Duration = Duration::from_secs(60);
 
 /// Checks the limits. Costs nothing for pods without any.
-pub(super) async fn watch(stats: &Stats, evictor: &Evictor) {
+pub(super) async fn watch(statistics: &dyn Statistics, evictor: &Evictor) {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        check(stats, evictor).await;
+        check(statistics, evictor).await;
     }
 }
 
-async fn check(stats: &Stats, evictor: &Evictor) {
+async fn check(statistics: &dyn Statistics, evictor: &Evictor) {
     let mut pods = evictor.active();
     pods.retain(|pod| limits_storage(pod) || limits_volumes(pod));
     if pods.is_empty() {
@@ -36,9 +37,9 @@ async fn check(stats: &Stats, evictor: &Evictor) {
         true => Depth::Disk,
         false => Depth::Files,
     };
-    let file_systems = stats.file_systems(LAYOUT_AGE).await.ok();
+    let file_systems = statistics.file_systems(LAYOUT_AGE).await.ok();
     let layout = file_systems.and_then(|known| known.layout()).unwrap_or(Layout::Single);
-    let usages = stats.pods(&pods, depth, MAX_AGE).await;
+    let usages = statistics.pods(&pods, depth, MAX_AGE).await;
     for pod in &pods {
         let usage = usages.get(spec::uid(pod));
         let over = usage.and_then(|usage| exceeded(pod, usage, layout));

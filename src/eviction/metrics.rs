@@ -1,8 +1,7 @@
 //! Metrics of eviction.
 
-use std::time::Instant;
-
 use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
+use tokio::time::Instant;
 
 /// Metrics of eviction. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -14,9 +14,12 @@ mod metrics;
 mod notifier;
 mod reclaimer;
 mod sampler;
+mod statistics;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -27,12 +30,13 @@ use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_resources::stats::Stats;
 use tokio::sync::{Notify, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use self::evictor::Evictor;
 use self::reclaimer::{Outcome, Reclaimer, Shortage};
 use self::sampler::SignalSampler;
+use self::statistics::Statistics;
 use crate::terminator::PodTerminator;
 
 pub use self::metrics::Metrics;
@@ -68,8 +72,6 @@ impl Reclaim for () {
 
 /// Inputs of eviction.
 pub struct Parts {
-    /// Statistics of the machine and its pods.
-    pub stats: Stats,
     /// Desired pods.
     pub desired: Desired,
     /// Observed pods.
@@ -86,19 +88,29 @@ pub struct Parts {
     pub metrics: Metrics,
 }
 
-/// Runs the eviction manager. Never ends; drop it to stop.
-pub async fn run(config: Arc<Config>, parts: Parts) {
-    let Parts { stats, desired, observer, terminator, recorder, reclaim, pressure, metrics } =
-        parts;
+/// Runs the eviction manager by these statistics of the machine and its pods. Never ends; drop it to
+/// stop.
+pub async fn run(config: Arc<Config>, stats: Stats, parts: Parts) {
     for signal in ineffective_soft_thresholds(&config.eviction.thresholds) {
         let signal = signal.as_str();
         warn!(signal, "evictionSoft has no effect for this signal: it is below evictionHard");
     }
+    let notify = Notify::new();
+    let kernel = config.kubelet.kernel_memcg_notification;
+    tokio::join!(
+        manage(&config, Arc::new(stats.clone()), parts, &notify),
+        notifier::watch(&stats, &config.eviction.thresholds, kernel, &notify),
+    );
+}
+
+/// Signals are also sampled whenever `notify` is notified.
+async fn manage(config: &Config, statistics: Arc<dyn Statistics>, parts: Parts, notify: &Notify) {
+    let Parts { desired, observer, terminator, recorder, reclaim, pressure, metrics } = parts;
     let pod_events = PodEventRecorder::new(recorder.clone());
     let evictor =
         Evictor::new(desired, observer, terminator, pod_events, &config.root_dir, metrics.clone());
     let reclaimer = Reclaimer {
-        stats: stats.clone(),
+        statistics: statistics.clone(),
         evictor: evictor.clone(),
         recorder,
         reclaim,
@@ -106,31 +118,19 @@ pub async fn run(config: Arc<Config>, parts: Parts) {
         max_pod_grace: config.eviction.max_pod_grace,
         metrics,
     };
-    let notify = Notify::new();
-    let kernel = config.kubelet.kernel_memcg_notification;
-    let isolation = config.kubelet.local_storage_capacity_isolation;
-    let monitor = Monitor {
-        config: &config,
-        stats: &stats,
-        reclaimer: &reclaimer,
-        pressure,
-        notify: &notify,
-    };
-    tokio::join!(
-        monitor.watch(),
-        notifier::watch(&stats, &config.eviction.thresholds, kernel, &notify),
-        async {
-            if isolation {
-                limits::watch(&stats, &evictor).await;
-            }
+    let monitor =
+        Monitor { config, statistics: &statistics, reclaimer: &reclaimer, pressure, notify };
+    tokio::join!(monitor.watch(), async {
+        if config.kubelet.local_storage_capacity_isolation {
+            limits::watch(&*statistics, &evictor).await;
         }
-    );
+    });
 }
 
 /// Monitors the thresholds.
 struct Monitor<'a> {
     config: &'a Config,
-    stats: &'a Stats,
+    statistics: &'a Arc<dyn Statistics>,
     reclaimer: &'a Reclaimer,
     pressure: watch::Sender<NodePressure>,
     notify: &'a Notify,
@@ -148,7 +148,7 @@ impl Monitor<'_> {
         if settings.thresholds.is_empty() {
             return;
         }
-        let mut sampler = SignalSampler::new(self.stats.clone(), &settings.thresholds);
+        let mut sampler = SignalSampler::new(self.statistics.clone(), &settings.thresholds);
         let mut tracker = Tracker::new(settings.thresholds.clone(), settings.transition);
         let mut layout = None;
         let mut attempt: Option<Attempt> = None;
@@ -162,7 +162,7 @@ impl Monitor<'_> {
                 adapted.into_iter().for_each(|adapted| tracker.adapt(adapted));
             }
             let observations = sampler.observations();
-            let finding = tracker.evaluate(observations, Instant::now());
+            let finding = tracker.evaluate(observations, Instant::now().into_std());
             self.set_pressure(finding.pressure);
             if let Some(worst) = finding.due.first() {
                 let idle = attempt.is_none() && begun >= paused_until;

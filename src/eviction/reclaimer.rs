@@ -1,7 +1,7 @@
 //! One attempt to reclaim resources: node-level reclaim, or else the eviction of one pod.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::time;
@@ -10,11 +10,13 @@ use longshore_pod::eviction::{
     Candidate, Layout, Observations, Reclaims, Resource, Threshold, Tracker, eviction_message, rank,
 };
 use longshore_pod::spec::{self, describe};
-use longshore_resources::stats::{Depth, Stats};
+use longshore_resources::stats::Depth;
+use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::evictor::{EvictionRequest, Evictor, IMMEDIATE};
 use super::sampler::SignalSampler;
+use super::statistics::Statistics;
 use super::{Metrics, Reclaim};
 
 /// Maximum age of disk statistics of pods.
@@ -31,7 +33,7 @@ pub(super) enum Outcome {
 /// Reclaims resources. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Reclaimer {
-    pub(super) stats: Stats,
+    pub(super) statistics: Arc<dyn Statistics>,
     pub(super) evictor: Evictor,
     pub(super) recorder: Recorder,
     pub(super) reclaim: Arc<dyn Reclaim>,
@@ -73,7 +75,7 @@ impl Reclaimer {
             Resource::Memory | Resource::Pids => Depth::Processes,
             Resource::EphemeralStorage | Resource::Inodes => Depth::Disk,
         };
-        let usages = self.stats.pods(&pods, depth, DISK_AGE).await;
+        let usages = self.statistics.pods(&pods, depth, DISK_AGE).await;
         let candidate = |pod| Candidate { pod, usage: usages.get(spec::uid(pod)) };
         let mut candidates: Vec<_> = pods.iter().map(|pod| candidate(pod)).collect();
         rank(&mut candidates, worst.signal, shortage.layout.unwrap_or(Layout::Single));
@@ -113,7 +115,7 @@ impl Reclaimer {
 
     async fn is_enough(&self, tracker: &Tracker) -> bool {
         let thresholds: Vec<Threshold> = tracker.thresholds().copied().collect();
-        let mut sampler = SignalSampler::new(self.stats.clone(), &thresholds);
+        let mut sampler = SignalSampler::new(self.statistics.clone(), &thresholds);
         sampler.sample().await;
         tracker.is_reclaimed(sampler.observations())
     }

@@ -1,14 +1,17 @@
 //! Samples eviction signals, and calculates the next interval.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::time;
 use longshore_machine::FileSystem;
 use longshore_pod::eviction::{Layout, Observation, Observations, Resource, Signal, Threshold};
 use longshore_pod::usage::Memory;
-use longshore_resources::stats::{Error, Stats};
+use longshore_resources::stats::Error;
 use tracing::debug;
+
+use super::statistics::Statistics;
 
 /// Maximum interval, as upstream's monitoring interval.
 const MONITORING_INTERVAL: Duration = Duration::from_secs(10);
@@ -19,7 +22,7 @@ const MAX_SAMPLE_AGE: Duration = Duration::from_millis(50);
 
 /// The last observations of the signals that have thresholds.
 pub(super) struct SignalSampler {
-    stats: Stats,
+    statistics: Arc<dyn Statistics>,
     memory: bool,
     allocatable: bool,
     disk: bool,
@@ -31,10 +34,10 @@ pub(super) struct SignalSampler {
 
 impl SignalSampler {
     /// Without observations.
-    pub(super) fn new(stats: Stats, thresholds: &[Threshold]) -> Self {
+    pub(super) fn new(statistics: Arc<dyn Statistics>, thresholds: &[Threshold]) -> Self {
         let about = |wanted: &[Signal]| thresholds.iter().any(|t| wanted.contains(&t.signal));
         Self {
-            stats,
+            statistics,
             memory: about(&[Signal::Memory, Signal::Pid]),
             allocatable: about(&[Signal::AllocatableMemory]),
             disk: thresholds.iter().any(is_disk),
@@ -55,11 +58,11 @@ impl SignalSampler {
 
     /// Samples all signals. After a timeout, the last observation is kept.
     pub(super) async fn sample(&mut self) {
-        let stats = &self.stats;
+        let statistics = &self.statistics;
         let (machine, pods, disk) = tokio::join!(
-            if_wanted(self.memory, stats.machine(MAX_SAMPLE_AGE)),
-            if_wanted(self.allocatable, stats.pods_memory()),
-            if_wanted(self.disk, stats.file_systems(self.disk_age)),
+            if_wanted(self.memory, statistics.machine(MAX_SAMPLE_AGE)),
+            if_wanted(self.allocatable, statistics.pods_memory()),
+            if_wanted(self.disk, statistics.file_systems(self.disk_age)),
         );
         let mut see = |signal, available: Option<u64>, capacity: u64| {
             let whole = |amount| i64::try_from(amount).unwrap_or(i64::MAX);

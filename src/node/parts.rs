@@ -6,14 +6,12 @@ use std::sync::Arc;
 use k8s_openapi::jiff::SignedDuration;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_config::Config;
-use longshore_cri::{Options, Runtime};
-use longshore_metrics::Registry;
+use longshore_cri::Runtime;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
 use longshore_podstate::sources;
 use longshore_podstate::sources::{Source, Update};
-use longshore_runtime as runtime;
 use longshore_runtime::Settings;
 use tokio::sync::mpsc;
 use tracing::warn;
@@ -36,18 +34,6 @@ pub(super) async fn acquire_lock(
         });
     }
     Ok(lock.map(Some))
-}
-
-pub(super) fn connect_runtime(config: &Config, registry: &Registry) -> Result<Runtime, Error> {
-    let settings = &config.kubelet;
-    let image_endpoint =
-        Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
-    Ok(Runtime::new(Options {
-        image_endpoint,
-        request_timeout: settings.runtime_request_timeout.get(),
-        observer: Some(Arc::new(runtime::Calls::new(registry))),
-        ..Options::new(settings.container_runtime_endpoint.as_str())
-    })?)
 }
 
 /// The runtime's name in container ids; containerd while it is not reachable.

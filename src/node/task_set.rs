@@ -97,10 +97,11 @@ impl TaskSet {
     /// Waits until a task has failed the node.
     pub(super) async fn failed(&self) -> TaskError {
         let mut first = self.failures.first.subscribe();
-        match first.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(error)) => error.clone(),
+        let error = first.wait_for(Option::is_some).await.ok().and_then(|error| error.clone());
+        match error {
+            Some(error) => error,
             // This set keeps the sender.
-            _ => std::future::pending().await,
+            None => std::future::pending().await,
         }
     }
 

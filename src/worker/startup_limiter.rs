@@ -31,13 +31,13 @@ impl Default for StartupLimiter {
 }
 
 impl StartupLimiter {
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self(Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS))))
     }
 
     /// The number of free slots.
     #[cfg(test)]
-    pub(super) fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.0.available_permits()
     }
 

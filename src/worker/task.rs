@@ -76,7 +76,7 @@ impl Task {
             let ordered = self.state.inputs.order.has_changed().unwrap_or(false);
             let end = self.take_order();
             #[cfg(test)]
-            super::tests::turn(&self.state.pod);
+            crate::testing::turn(&self.state.pod);
             let lifecycle = self.phase.lifecycle();
             self.state.stopwatch.turn(&self.state.inputs.order.borrow(), lifecycle, ordered);
             let next = match (&mut self.phase, end) {

@@ -12,6 +12,8 @@ pub mod args;
 mod auth;
 mod authz;
 mod cidr;
+#[cfg(test)]
+mod cpu_time;
 mod csr;
 pub mod discovery;
 mod gates;

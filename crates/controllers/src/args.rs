@@ -342,13 +342,19 @@ flags! {
 
 /// Controllers of upstream that do not exist here yet; naming one is a warning.
 const MISSING: &[&str] = &[
+    "cloud-node-lifecycle",
+    "cloud-node-lifecycle-controller",
     "device-taint-eviction-controller",
+    "node-route-controller",
     "podcertificaterequest-cleaner-controller",
     "podgroup-protection-controller",
     "resourcepoolstatusrequest-controller",
+    "route",
     "selinux-warning-controller",
-    "service-ca-certificate-publisher-controller",
+    "service",
     "service-cidr-controller",
+    "service-lb-controller",
+    "storage-version-gc",
     "storage-version-migrator-controller",
     "storageversion-garbage-collector-controller",
     "validatingadmissionpolicy-status-controller",

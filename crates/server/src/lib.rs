@@ -172,8 +172,11 @@ impl Server {
         self.ports.iter().filter_map(|port| port.listener.local_addr().ok()).collect()
     }
 
-    /// Serves requests, forever; drop it to close the ports.
+    /// Serves requests, forever, if on no port at all; drop it to close the ports.
     pub async fn run(self) {
+        if self.ports.is_empty() {
+            return std::future::pending().await;
+        }
         let ports = self.ports.into_iter().map(|port| {
             listen::serve(port.listener, port.tls, port.router, Arc::clone(&self.audit))
         });

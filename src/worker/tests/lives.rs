@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use longshore_testkit::scripted::{Behaviour, Fault};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::runtime::{Behaviour, Fault};
-use super::{Node, PANICS, pod};
+use crate::testing::{Node, pod};
 
 fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
@@ -139,7 +139,7 @@ async fn pod_eviction_reports_its_verdict() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_mount_failure_is_retried() {
+async fn pod_mount_failure_is_retried_as_root() {
     let node = Node::start().await;
     let volumes = json!([{"name": "v", "configMap": {"name": "settings"}}]);
     let mounts = json!([{"name": "v", "mountPath": "/v"}]);
@@ -231,6 +231,29 @@ async fn pod_restart_of_the_daemon_keeps_containers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pod_restart_of_the_daemon_reports_at_once_what_ended_meanwhile() {
+    let mut node = Node::start().await;
+    for name in ["p", "q"] {
+        node.api.put_pod(pod(name, json!({}), json!({"name": name})));
+        node.phase(5, name, "Running").await;
+    }
+    node.kill_daemon().await;
+    node.runtime.exit("p", 1);
+    sleep(seconds(30)).await;
+    node.start_daemon().await;
+    node.within(2, "the restart is reported", |node| {
+        let container = &node.api.status("p")["containerStatuses"][0];
+        container["restartCount"] == 1 && container["state"]["running"].is_object()
+    })
+    .await;
+    assert_eq!(node.runtime.count("StartContainer", "q"), 1);
+    for name in ["p", "q"] {
+        node.api.delete_pod(name, 30);
+    }
+    node.clean().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn pod_removal_while_its_image_is_pulled() {
     for fault in [Fault::Hangs, Fault::Late(seconds(8))] {
         for grace in [0, 30] {
@@ -254,7 +277,7 @@ async fn pod_worker_that_panics_takes_over_what_runs() {
     node.api.put_pod(pod("p", json!({}), json!({})));
     node.api.put_pod(pod("other", json!({}), json!({"name": "o"})));
     node.running(5, &["c", "o"]).await;
-    PANICS.with_borrow_mut(|due| due.push("p".to_owned()));
+    node.panic_next("p");
     node.runtime.exit("c", 1);
     node.within(5, "the panic", |node| node.api.event("FailedSync").is_some()).await;
     assert!(node.api.event("FailedSync").unwrap().starts_with("error syncing pod: "));
@@ -275,11 +298,11 @@ async fn pod_probes_decide_readiness_and_restarts() {
     node.api.put_pod(pod("p", json!({}), probes));
     let ready = |node: &Node| node.api.status("p")["containerStatuses"][0]["ready"] == true;
     node.within(10, "it is ready", ready).await;
-    node.runtime.world().healthy = false;
+    node.runtime.world().unhealthy = true;
     node.within(15, "it is not ready", |node| !ready(node)).await;
     node.within(15, "it is restarted", |node| node.runtime.count("StartContainer", "c") == 2).await;
     assert!(node.api.event("Killing").unwrap().contains("failed liveness probe"));
-    node.runtime.world().healthy = true;
+    node.runtime.world().unhealthy = false;
     node.within(30, "it is ready again", ready).await;
     node.api.delete_pod("p", 30);
     node.clean().await;

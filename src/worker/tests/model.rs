@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
+use longshore_testkit::scripted::{Behaviour, Fault, Run};
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::runtime::{Behaviour, Fault};
-use super::{Node, PANICS, pod};
+use crate::testing::{Node, pod};
 
 /// One event.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ enum Event {
     Inject(&'static str, Fault),
     /// Writes to the apiserver fail so often.
     FailWrites(usize),
+    /// The next write to the apiserver takes so many milliseconds.
+    DelayWrite(u64),
     /// Its container exits.
     Exit(i32),
     /// Its sandbox dies.
@@ -55,15 +57,66 @@ struct Setting {
 /// backoff of containers and workers.
 const SETTLED: u64 = 200;
 
-fn event() -> impl Strategy<Value = Event> {
+fn inject(methods: Vec<&'static str>) -> impl Strategy<Value = Event> {
+    let millis = Duration::from_millis;
     let fault = prop_oneof![
         Just(Fault::Fails),
         Just(Fault::FailsAfter),
-        (1..15_000u64).prop_map(|millis| Fault::Late(Duration::from_millis(millis))),
+        (1..15_000u64).prop_map(move |delay| Fault::Late(millis(delay))),
+        (1..15_000u64).prop_map(move |delay| Fault::AnsweredLate(millis(delay))),
         Just(Fault::Hangs),
         Just(Fault::HangsAfter),
     ];
-    let method = prop::sample::select(vec![
+    (prop::sample::select(methods), fault).prop_map(|(method, fault)| Event::Inject(method, fault))
+}
+
+fn deletion() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => prop::sample::select(vec![0i64, 1, 5, 30]).prop_map(Event::Delete),
+        1 => prop::option::of(0..20u64).prop_map(Event::Evict),
+    ]
+}
+
+/// A sandbox is made, or made again, while calls fail that make sandboxes.
+fn sandbox_faults() -> impl Strategy<Value = Vec<Event>> {
+    let methods = vec!["RunPodSandbox", "PodSandboxStatus", "ListPodSandbox", "StopPodSandbox"];
+    let cause = prop_oneof![
+        Just(vec![Event::Delete(0), Event::Create]),
+        Just(vec![Event::Create]),
+        Just(vec![Event::LoseSandbox]),
+    ];
+    (prop::collection::vec(inject(methods), 1..4), cause, 0..3_000u64)
+        .prop_map(|(faults, cause, wait)| [faults, cause, vec![Event::Wait(wait)]].concat())
+}
+
+/// The pod is terminated, and again, while calls fail that stop and remove.
+fn stop_faults() -> impl Strategy<Value = Vec<Event>> {
+    let methods = vec![
+        "StopContainer",
+        "StopContainer",
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "RemoveContainer",
+        "ContainerStatus",
+    ];
+    let again = prop::collection::vec((deletion(), 0..8_000u64), 1..4);
+    (prop::collection::vec(inject(methods), 0..4), again).prop_map(|(faults, again)| {
+        let again = again.into_iter().flat_map(|(end, wait)| [end, Event::Wait(wait)]);
+        faults.into_iter().chain(again).collect()
+    })
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let part = prop_oneof![
+        4 => event().prop_map(|event| vec![event]),
+        1 => sandbox_faults(),
+        1 => stop_faults(),
+    ];
+    prop::collection::vec(part, 1..16).prop_map(|parts| parts.concat())
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let methods = vec![
         "RunPodSandbox",
         "StopPodSandbox",
         "RemovePodSandbox",
@@ -77,15 +130,15 @@ fn event() -> impl Strategy<Value = Event> {
         "ContainerStatus",
         "ListContainers",
         "ExecSync",
-    ]);
+    ];
     prop_oneof![
         5 => prop_oneof![0..300u64, 300..20_000u64].prop_map(Event::Wait),
         2 => Just(Event::Create),
         1 => Just(Event::Label),
-        1 => prop::sample::select(vec![0i64, 1, 5, 30]).prop_map(Event::Delete),
-        1 => prop::option::of(0..20u64).prop_map(Event::Evict),
-        6 => (method, fault).prop_map(|(method, fault)| Event::Inject(method, fault)),
+        2 => deletion(),
+        6 => inject(methods),
         1 => (1..4usize).prop_map(Event::FailWrites),
+        1 => (1..8_000u64).prop_map(Event::DelayWrite),
         1 => prop::sample::select(vec![0, 1]).prop_map(Event::Exit),
         1 => Just(Event::LoseSandbox),
         1 => any::<bool>().prop_map(Event::Probes),
@@ -144,10 +197,13 @@ async fn apply(node: &mut Node, setting: &Setting, event: Event) {
         }
         Event::Inject(method, fault) => node.runtime.inject(method, fault),
         Event::FailWrites(count) => node.api.objects().failures = count,
+        Event::DelayWrite(millis) => {
+            node.api.objects().delays.push_back(Duration::from_millis(millis));
+        }
         Event::Exit(code) => node.runtime.exit("c", code),
         Event::LoseSandbox => node.runtime.lose_sandboxes(),
-        Event::Probes(succeed) => node.runtime.world().healthy = succeed,
-        Event::Panic => PANICS.with_borrow_mut(|due| due.extend(uids(node))),
+        Event::Probes(succeed) => node.runtime.world().unhealthy = !succeed,
+        Event::Panic => uids(node).iter().for_each(|uid| node.panic_next(uid)),
         Event::Restart(millis) => {
             node.kill_daemon().await;
             sleep(Duration::from_millis(millis)).await;
@@ -162,7 +218,7 @@ fn uids(node: &Node) -> Vec<String> {
 
 /// Runs a sequence. The error is what does not hold.
 async fn run(setting: Setting, events: Vec<Event>) -> Result<(), String> {
-    PANICS.with_borrow_mut(Vec::clear);
+    Node::end_panics();
     let mut node = Node::start().await;
     let exits = setting.exits.map(|(after, code)| (Duration::from_secs(after), code));
     let stops_in = Duration::from_millis(setting.stops_in);
@@ -175,11 +231,12 @@ async fn run(setting: Setting, events: Vec<Event>) -> Result<(), String> {
     // All faults end. A pod that should run does; the rest has ended.
     node.runtime.end_faults();
     node.api.objects().failures = 0;
-    node.runtime.world().healthy = true;
-    PANICS.with_borrow_mut(Vec::clear);
+    node.api.objects().delays.clear();
+    node.runtime.world().unhealthy = false;
+    Node::end_panics();
     let settled = |node: &Node| {
         let world = node.runtime.world();
-        let started = world.runs.values().any(super::runtime::Run::is_running);
+        let started = world.runs.values().any(Run::is_running);
         drop(world);
         let pod = node.api.objects().pods.get("p").cloned();
         match pod {
@@ -241,7 +298,7 @@ proptest! {
     #[test]
     fn pod_life_with_random_faults(
         setting in setting(),
-        events in prop::collection::vec(event(), 1..25),
+        events in events(),
     ) {
         let events = [vec![Event::Create], events].concat();
         if let Err(error) = outcome(setting, events) {

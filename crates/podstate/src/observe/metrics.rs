@@ -1,10 +1,11 @@
 //! Metrics of relists and of running pods and containers.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use longshore_metrics::{Buckets, Counter, Gauge, Histogram, Kind, Labels, Registry, Text};
 use longshore_pod::observed::State;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::Observer;
 

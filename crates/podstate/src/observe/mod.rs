@@ -11,20 +11,23 @@ mod metrics;
 mod record;
 mod relist;
 mod termination;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use longshore_cri::{Runtime, v1};
 use longshore_metrics::Registry;
 use longshore_pod::observed::{Container, ObservedPod};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 use longshore_pod::labels;
 use metrics::Metrics;
-use record::{Observation, Record, put, record};
+use record::{Observation, Record, record};
 
 pub use relist::{PLEG_DEADLINE, run};
 
@@ -222,12 +225,15 @@ impl Observer {
     fn store_sandbox(&self, uid: &str, at: Instant, status: &v1::PodSandboxStatus) {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
+        if record.is_outdated(&status.id, at, *self.shared.relisted.borrow()) {
+            return;
+        }
         if let Some(metadata) = &status.metadata {
             record.name.clone_from(&metadata.name);
             record.namespace.clone_from(&metadata.namespace);
         }
         let observation = Observation { at, listed: status.state, value: convert::sandbox(status) };
-        put(&mut record.sandboxes, status.id.clone(), observation);
+        record.sandboxes.insert(status.id.clone(), observation);
         record.inspected(&status.id);
         record.publish_unless_many(uid);
     }
@@ -250,12 +256,15 @@ impl Observer {
         let value = convert::container(status, sandbox_id.to_owned(), message);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
+        if record.is_outdated(&id, at, *self.shared.relisted.borrow()) {
+            return;
+        }
         record.inspected(&id);
         if runs && record.followed.insert(id.clone()) {
             let (uid, sandbox_id) = (uid.to_owned(), sandbox_id.to_owned());
             exits::follow(self.clone(), uid, id.clone(), sandbox_id, pid);
         }
-        put(&mut record.containers, id, Observation { at, listed, value });
+        record.containers.insert(id, Observation { at, listed, value });
         record.publish_unless_many(uid);
     }
 
@@ -281,8 +290,10 @@ impl Observer {
     ) -> Error {
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
-        record.add_uninspected(uid, id, at);
-        record.inspection_failed(uid, id, &error);
+        if !record.is_outdated(id, at, *self.shared.relisted.borrow()) {
+            record.add_uninspected(uid, id, at);
+            record.inspection_failed(uid, id, &error);
+        }
         error.into()
     }
 
@@ -295,7 +306,12 @@ impl Observer {
         record
             .containers
             .retain(|id, observation| !ids.contains(id.as_str()) || observation.at > at);
-        ids.iter().for_each(|id| record.inspected(id));
+        for id in ids {
+            record.inspected(id);
+            if !record.sandboxes.contains_key(*id) && !record.containers.contains_key(*id) {
+                record.removed.insert((*id).to_owned(), at);
+            }
+        }
         record.publish(uid);
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use longshore_pod::observed::{Container, ObservedPod, Sandbox};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// So many failures in a row are reported.
@@ -34,12 +34,29 @@ pub(super) struct Record {
     pub(super) followed: HashSet<String>,
     /// Sandboxes and containers that were listed and not yet inspected, by id, and since when.
     pub(super) uninspected: HashMap<String, Instant>,
+    /// Sandboxes and containers that were removed since the last relist, by id, and when.
+    pub(super) removed: HashMap<String, Instant>,
     /// The number of failures in a row and the last error, by id.
     pub(super) failures: HashMap<String, (u32, String)>,
     pub(super) published: watch::Sender<Arc<ObservedPod>>,
 }
 
 impl Record {
+    /// Whether a response to a request of that time is older than what is known of its subject: a later
+    /// observation, its removal, or a list (the last one was requested at `relisted`) without it.
+    pub(super) fn is_outdated(&self, id: &str, at: Instant, relisted: Option<Instant>) -> bool {
+        let sandbox = self.sandboxes.get(id).map(|observation| observation.at);
+        let container = || self.containers.get(id).map(|observation| observation.at);
+        match sandbox.or_else(container) {
+            Some(known) => known > at,
+            None => {
+                let removed = self.removed.get(id).is_some_and(|removed| *removed >= at);
+                let is_absent = relisted.is_some_and(|relisted| relisted > at);
+                removed || is_absent && !self.uninspected.contains_key(id)
+            }
+        }
+    }
+
     /// An inspection has succeeded.
     pub(super) fn inspected(&mut self, id: &str) {
         self.uninspected.remove(id);
@@ -127,23 +144,11 @@ pub(super) fn record<'a>(pods: &'a mut HashMap<String, Record>, uid: &str) -> &'
         inspecting: HashSet::new(),
         followed: HashSet::new(),
         uninspected: HashMap::new(),
+        removed: HashMap::new(),
         failures: HashMap::new(),
         published: watch::Sender::new(Arc::new(ObservedPod {
             uid: uid.to_owned(),
             ..ObservedPod::default()
         })),
     })
-}
-
-pub(super) fn put<T>(
-    map: &mut HashMap<String, Observation<T>>,
-    id: String,
-    observation: Observation<T>,
-) {
-    match map.get(&id) {
-        Some(known) if known.at > observation.at => {}
-        _ => {
-            map.insert(id, observation);
-        }
-    }
 }

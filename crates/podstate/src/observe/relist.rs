@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
 use longshore_base::panics;
 use longshore_cri::v1;
 use longshore_pod::labels;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -158,6 +158,8 @@ impl Record {
         self.containers
             .retain(|id, observation| present.contains(id.as_str()) || observation.at >= at);
         self.uninspected.retain(|id, since| present.contains(id.as_str()) || *since >= at);
+        // Responses to older requests are outdated by this list from now on.
+        self.removed.retain(|_, removed| *removed >= at);
         self.failures.retain(|id, _| present.contains(id.as_str()));
         before != count(self)
     }
@@ -169,7 +171,8 @@ impl Record {
             && self.published.receiver_count() == 0
     }
 
-    /// Whether a listed item differs from the last observation and is not being inspected.
+    /// Whether an item of a list, after [`drop_absent`](Self::drop_absent) for it, differs from the last
+    /// observation and is not being inspected.
     fn needs_inspection(&self, item: &Listed, at: Instant) -> bool {
         let known = match item.sandbox_id {
             None => {
@@ -181,7 +184,8 @@ impl Record {
                 .map(|observation| (observation.at, observation.listed)),
         };
         let changed = known.is_none_or(|(time, state)| state != item.state && time < at);
-        changed && !self.inspecting.contains(&item.id)
+        let removed = self.removed.contains_key(&item.id);
+        changed && !removed && !self.inspecting.contains(&item.id)
     }
 }
 

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_table_is_reread_after_changes() {
+    fn mount_table_is_reread_after_changes_as_root() {
         // This thread has its own mount namespace, so it reads its own table.
         let table = || File::open("/proc/thread-self/mountinfo").unwrap();
         let work = move || {

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chmod_does_not_follow_links() {
+    fn chmod_does_not_follow_links_as_root() {
         let root = tempfile::tempdir().unwrap();
         let (plain, target) = (root.path().join("plain"), root.path().join("target"));
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;

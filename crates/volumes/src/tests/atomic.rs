@@ -67,7 +67,7 @@ fn atomic_writer_replaces_the_data_link() {
 }
 
 #[test]
-fn atomic_writer_sets_owner_group_and_modes() {
+fn atomic_writer_sets_owner_group_and_modes_as_root() {
     let root = Root::new();
     let volume = volume(&root);
     let mut payload = Payload::default();

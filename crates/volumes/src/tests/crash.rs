@@ -190,7 +190,7 @@ fn check(world: &World, mounts: &PodMounts) {
 }
 
 #[tokio::test]
-async fn crash_recovery_sets_missing_mount_options_and_modes() {
+async fn crash_recovery_sets_missing_mount_options_and_modes_as_root() {
     let world = World::start().await;
     world.root.write("data/file", "x");
     let directory = json!({"path": world.root.join("data")});
@@ -214,7 +214,7 @@ async fn crash_recovery_sets_missing_mount_options_and_modes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn crash_recovery_after_a_kill_at_any_step() {
+async fn crash_recovery_after_a_kill_at_any_step_as_root() {
     let (mut world, _disks) = world().await;
     let pod = pod(world.root.path());
     let whole = [SET_UP, TAKE_DOWN].map(|work| Daemon::begin(&world, work).finish());

@@ -74,7 +74,7 @@ impl Target {
 }
 
 #[tokio::test]
-async fn iscsi_login_for_the_first_pod_and_logout_after_the_last() {
+async fn iscsi_login_for_the_first_pod_and_logout_after_the_last_as_root() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     let [one, two] = ["u1", "u2"].map(|uid| pod_with(uid, &["a"], json!({"fsGroup": 5})));
@@ -113,7 +113,7 @@ async fn iscsi_login_for_the_first_pod_and_logout_after_the_last() {
 }
 
 #[tokio::test]
-async fn iscsi_chap_credentials_come_from_the_secret() {
+async fn iscsi_chap_credentials_come_from_the_secret_as_root() {
     let target = Target::start().await;
     let data = json!({
         "discovery.sendtargets.auth.username": "ZGk=",
@@ -145,7 +145,7 @@ async fn iscsi_chap_credentials_come_from_the_secret() {
 }
 
 #[tokio::test]
-async fn iscsi_failed_steps_are_reported_and_retried() {
+async fn iscsi_failed_steps_are_reported_and_retried_as_root() {
     let target = Target::start().await;
     target.claim(json!({}));
     let pod = pod_with("u1", &["a"], json!({}));
@@ -175,7 +175,7 @@ async fn iscsi_failed_steps_are_reported_and_retried() {
 }
 
 #[tokio::test]
-async fn iscsi_without_iscsiadm_is_reported() {
+async fn iscsi_without_iscsiadm_is_reported_as_root() {
     let target = Target::start().await;
     fs::remove_file(target.path("bin/iscsiadm")).unwrap();
     if target.world.volumes.inner.tools.find(ISCSIADM).is_ok() {
@@ -196,7 +196,7 @@ async fn iscsi_without_iscsiadm_is_reported() {
 }
 
 #[tokio::test]
-async fn iscsi_block_volume_is_mapped_and_unmapped() {
+async fn iscsi_block_volume_is_mapped_and_unmapped_as_root() {
     let mut target = Target::start().await;
     let source = json!({"targetPortal": "10.0.0.1", "iqn": IQN, "lun": 0});
     target.world.claim("a", json!({"volumeMode": "Block", "iscsi": source}));
@@ -217,7 +217,7 @@ async fn iscsi_block_volume_is_mapped_and_unmapped() {
 }
 
 #[tokio::test]
-async fn iscsi_volume_of_another_kubelet_is_taken_down() {
+async fn iscsi_volume_of_another_kubelet_is_taken_down_as_root() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     target.world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap();
@@ -231,7 +231,7 @@ async fn iscsi_volume_of_another_kubelet_is_taken_down() {
 }
 
 #[tokio::test]
-async fn iscsi_waits_for_attachment_by_the_controller() {
+async fn iscsi_waits_for_attachment_by_the_controller_as_root() {
     let mut target = Target::start().await;
     target.claim(json!({}));
     let node = |attached: Value| -> Option<Arc<Node>> {

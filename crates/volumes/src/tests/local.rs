@@ -19,7 +19,7 @@ fn local(path: &Path, more: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn local_directory_is_bind_mounted_with_fs_group() {
+async fn local_directory_is_bind_mounted_with_fs_group_as_root() {
     let mut world = World::start().await;
     let file = world.root.write("data/sub/file", "x");
     world.claim("a", local(&world.root.join("data"), &json!({"mountOptions": ["noexec"]})));
@@ -46,7 +46,7 @@ async fn local_directory_is_bind_mounted_with_fs_group() {
 }
 
 #[tokio::test]
-async fn local_volume_read_only() {
+async fn local_volume_read_only_as_root() {
     let world = World::start().await;
     let file = world.root.write("data/file", "x");
     world.claim("a", local(&world.root.join("data"), &json!({})));
@@ -61,7 +61,7 @@ async fn local_volume_read_only() {
 }
 
 #[tokio::test]
-async fn local_volume_errors_leave_nothing_mounted() {
+async fn local_volume_errors_leave_nothing_mounted_as_root() {
     let world = World::start().await;
     let file = world.root.write("file", "x");
     let missing = world.root.join("missing");
@@ -99,7 +99,7 @@ async fn local_volume_errors_leave_nothing_mounted() {
 }
 
 #[tokio::test]
-async fn local_disk_is_formatted_once_and_mounted_for_all_pods() {
+async fn local_disk_is_formatted_once_and_mounted_for_all_pods_as_root() {
     let mut world = World::start().await;
     let disk = Disk::new(&world.root.join("disk"));
     world.claim("a", local(&disk.device, &json!({})));
@@ -125,7 +125,7 @@ async fn local_disk_is_formatted_once_and_mounted_for_all_pods() {
 }
 
 #[tokio::test]
-async fn local_block_volume_is_linked_bound_and_held_open() {
+async fn local_block_volume_is_linked_bound_and_held_open_as_root() {
     let mut world = World::start().await;
     let disk = Disk::new(&world.root.join("disk"));
     world.claim("a", local(&disk.device, &json!({"volumeMode": "Block"})));
@@ -174,7 +174,7 @@ async fn local_volume_node_affinity_mismatch() {
 }
 
 #[tokio::test]
-async fn local_volumes_below_a_symlinked_root_directory() {
+async fn local_volumes_below_a_symlinked_root_directory_as_root() {
     let mut world = World::start_behind_links().await;
     world.root.write("data/file", "x");
     let disks = ["disk-b", "disk-c"].map(|name| Disk::new(&world.root.join(name)));

@@ -31,7 +31,7 @@ fn with_mode(root: &Root, path: &str, mode: u32) {
 }
 
 #[test]
-fn fs_group_adds_permissions_by_file_type() {
+fn fs_group_adds_permissions_by_file_type_as_root() {
     let root = Root::new();
     let outside = root.write("outside", "x");
     let before = of(&outside);
@@ -64,7 +64,7 @@ fn fs_group_adds_permissions_by_file_type() {
 }
 
 #[test]
-fn fs_group_of_a_read_only_volume() {
+fn fs_group_of_a_read_only_volume_as_root() {
     let root = Root::new();
     with_mode(&root, "volume/file", 0o400);
     give(&root.join("volume"), false, true);
@@ -72,7 +72,7 @@ fn fs_group_of_a_read_only_volume() {
 }
 
 #[test]
-fn fs_group_change_policy_on_root_mismatch() {
+fn fs_group_change_policy_on_root_mismatch_as_root() {
     let root = Root::new();
     with_mode(&root, "volume/file", 0o600);
     let volume = root.join("volume");
@@ -91,7 +91,7 @@ fn fs_group_change_policy_on_root_mismatch() {
 }
 
 #[test]
-fn fs_group_of_wide_and_deep_trees() {
+fn fs_group_of_wide_and_deep_trees_as_root() {
     let root = Root::new();
     let mut deep = root.join("volume");
     for _ in 0..300 {
@@ -149,7 +149,7 @@ fn fs_group_does_not_follow_changing_links() {
 }
 
 #[tokio::test]
-async fn fs_group_progress_is_recorded_as_event() {
+async fn fs_group_progress_is_recorded_as_event_as_root() {
     let (root, api) = (Root::new(), FakeApi::start().await);
     for number in 0..3000 {
         root.write(&format!("uid-1/volume/{number}"), "x");

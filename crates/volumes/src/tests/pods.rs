@@ -20,7 +20,7 @@ fn is_memory(path: &PathBuf) -> bool {
 }
 
 #[tokio::test]
-async fn pod_volumes_of_an_upstream_cluster() {
+async fn pod_volumes_of_an_upstream_cluster_as_root() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l", "pass": "dHdv"}));
     node.api.put(
@@ -126,7 +126,7 @@ async fn pod_volumes_of_an_upstream_cluster() {
 }
 
 #[tokio::test]
-async fn pod_volumes_are_refreshed_on_changes() {
+async fn pod_volumes_are_refreshed_on_changes_as_root() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     let mut pod = pod(json!({"containers": [], "volumes": [
@@ -167,7 +167,7 @@ async fn pod_volumes_are_refreshed_on_changes() {
 }
 
 #[tokio::test]
-async fn pod_volume_errors_name_volume_and_reason() {
+async fn pod_volume_errors_name_volume_and_reason_as_root() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     node.api.put("configmaps", "c", 1, json!({"data": {"k": "v"}}));
@@ -256,7 +256,7 @@ async fn pod_volume_errors_name_volume_and_reason() {
 }
 
 #[tokio::test]
-async fn pod_volumes_have_the_fs_group() {
+async fn pod_volumes_have_the_fs_group_as_root() {
     let node = Node::start().await;
     node.secret(1, json!({"user": "b25l"}));
     let pod = pod(json!({
@@ -299,7 +299,7 @@ async fn pod_volumes_have_the_fs_group() {
 }
 
 #[tokio::test]
-async fn pod_locks_are_released() {
+async fn pod_locks_are_released_as_root() {
     let node = Node::start().await;
     for number in 0..20 {
         let mut pod = pod(json!({"containers": [], "volumes": [{"name": "v", "emptyDir": {}}]}));
@@ -312,7 +312,7 @@ async fn pod_locks_are_released() {
 }
 
 #[tokio::test]
-async fn pod_volume_on_a_full_disk_keeps_old_data() {
+async fn pod_volume_on_a_full_disk_keeps_old_data_as_root() {
     let root = Root::new();
     let small = Some("size=256k");
     mount(Some("tmpfs"), root.path(), Some("tmpfs"), MsFlags::empty(), small).unwrap();
@@ -347,7 +347,7 @@ async fn pod_volume_on_a_full_disk_keeps_old_data() {
 }
 
 #[tokio::test]
-async fn pod_volume_on_huge_pages() {
+async fn pod_volume_on_huge_pages_as_root() {
     let node = Node::start().await;
     let huge = json!({
         "name": "c", "resources": {"requests": {"hugepages-2Mi": "4Mi"}},

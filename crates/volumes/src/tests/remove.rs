@@ -26,7 +26,7 @@ fn volume(root: &Root, plugin: &str) -> std::path::PathBuf {
 
 /// CVE-2017-1002102, for the end of a volume.
 #[test]
-fn teardown_removes_links_without_following() {
+fn teardown_removes_links_without_following_as_root() {
     let root = Root::new();
     root.write("host/canary", "alive");
     for plugin in ["secret", "configmap", "empty-dir", "projected", "downward-api"] {
@@ -50,7 +50,7 @@ fn teardown_removes_links_without_following() {
 }
 
 #[test]
-fn teardown_keeps_foreign_mounts() {
+fn teardown_keeps_foreign_mounts_as_root() {
     let root = Root::new();
     root.write("host/canary", "alive");
     let volume = volume(&root, "empty-dir");
@@ -70,7 +70,7 @@ fn teardown_keeps_foreign_mounts() {
 }
 
 #[test]
-fn teardown_unmounts_tmpfs_before_removing() {
+fn teardown_unmounts_tmpfs_before_removing_as_root() {
     let root = Root::new();
     let volume = volume(&root, "secret");
     fs::write(volume.join("below"), "x").unwrap();
@@ -99,7 +99,7 @@ fn teardown_keeps_data_of_persistent_volumes() {
 }
 
 #[test]
-fn teardown_removes_sub_path_binds() {
+fn teardown_removes_sub_path_binds_as_root() {
     let root = Root::new();
     let file = root.write("host/canary", "alive");
     let container = root.join(&format!("pods/{UID}/volume-subpaths/v/c"));
@@ -114,7 +114,7 @@ fn teardown_removes_sub_path_binds() {
 }
 
 #[test]
-fn teardown_of_deep_and_wide_trees() {
+fn teardown_of_deep_and_wide_trees_as_root() {
     let root = Root::new();
     let volume = volume(&root, "empty-dir");
     let deep = Dir::open_trusted(&volume).unwrap();

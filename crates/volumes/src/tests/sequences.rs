@@ -179,7 +179,7 @@ impl Node {
 }
 
 #[test]
-fn volume_sequences_converge() {
+fn volume_sequences_converge_as_root() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let node = std::cell::RefCell::new(runtime.block_on(Node::start()));

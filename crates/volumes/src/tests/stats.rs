@@ -7,7 +7,7 @@ use super::world::{World, pod_with};
 use crate::VolumeStats;
 
 #[tokio::test]
-async fn volume_stats_match_df() {
+async fn volume_stats_match_df_as_root() {
     let mut world = World::start().await;
     let data = world.root.join("data");
     std::fs::create_dir(&data).unwrap();

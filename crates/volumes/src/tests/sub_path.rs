@@ -52,7 +52,7 @@ impl Drop for Setup {
 }
 
 #[test]
-fn sub_path_follows_links_inside_the_volume() {
+fn sub_path_follows_links_inside_the_volume_as_root() {
     let setup = Setup::new();
     symlink("dir", setup.root.join("volume/link")).unwrap();
     symlink("../dir/file", setup.root.join("volume/dir/up")).unwrap();
@@ -74,7 +74,7 @@ fn sub_path_follows_links_inside_the_volume() {
 }
 
 #[test]
-fn sub_path_resolves_absolute_links_into_the_volume() {
+fn sub_path_resolves_absolute_links_into_the_volume_as_root() {
     let setup = Setup::new();
     let at = |path: &str| setup.root.join("volume").join(path);
     symlink(at("dir"), at("current")).unwrap();
@@ -98,7 +98,7 @@ fn sub_path_resolves_absolute_links_into_the_volume() {
 }
 
 #[test]
-fn sub_path_creates_directories_with_the_volumes_mode() {
+fn sub_path_creates_directories_with_the_volumes_mode_as_root() {
     let setup = Setup::new();
     let mode = fs::Permissions::from_mode(0o2777);
     fs::set_permissions(setup.root.join("volume"), mode).unwrap();
@@ -196,7 +196,7 @@ fn while_exchanged(volume: &Path, turns: usize, mut turn: impl FnMut(usize) -> b
 
 /// CVE-2021-25741: a directory that is exchanged with a link out of the volume all the time.
 #[test]
-fn sub_path_exchanged_during_bind_stays_inside() {
+fn sub_path_exchanged_during_bind_stays_inside_as_root() {
     let setup = Setup::new();
     let volume = setup.root.join("volume");
     fs::create_dir(volume.join("x")).unwrap();
@@ -217,7 +217,7 @@ fn sub_path_exchanged_during_bind_stays_inside() {
 
 /// The same on the way to a directory that is still to be made, and for a file.
 #[test]
-fn sub_path_exchanged_parents_stay_inside() {
+fn sub_path_exchanged_parents_stay_inside_as_root() {
     let setup = Setup::new();
     let volume = setup.root.join("volume");
     fs::create_dir(volume.join("x")).unwrap();

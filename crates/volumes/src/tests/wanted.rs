@@ -7,7 +7,7 @@ use serde_json::json;
 use super::world::{World, pod_with};
 
 #[tokio::test]
-async fn unused_volumes_are_not_set_up() {
+async fn unused_volumes_are_not_set_up_as_root() {
     let world = World::start().await;
     let mut pod = json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": "u1"},
@@ -40,7 +40,7 @@ async fn unused_volumes_are_not_set_up() {
 }
 
 #[tokio::test]
-async fn mount_options_annotation_takes_precedence() {
+async fn mount_options_annotation_takes_precedence_as_root() {
     let world = World::start().await;
     let source = json!({"local": {"path": world.root.path()}, "mountOptions": ["data=x"]});
     world.claim("a", source.clone());

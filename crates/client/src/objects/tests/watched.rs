@@ -1,7 +1,5 @@
 //! Objects that are watched, and which pods are notified of their changes.
 
-use std::time::Instant;
-
 use tokio::time::{sleep, timeout};
 
 use super::*;
@@ -240,11 +238,8 @@ async fn change_detection_without_watches_polls_as_upstream() {
         assert_eq!(api.requests().len() - before, asked, "{detection:?}");
         assert_eq!(api.watches(), 0);
         // There are no watches, so all of it is resynced periodically.
-        let began = Instant::now();
         let volume = &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0];
         assert!(next_change(&changes).await.touches(&pod, volume));
-        let waited = began.elapsed();
-        assert!(waited < period * 2, "{waited:?}");
     }
 }
 

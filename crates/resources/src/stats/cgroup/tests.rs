@@ -263,7 +263,7 @@ fn cgroup_file_longer_than_the_buffer() {
 }
 
 #[test]
-fn cgroup_open_files_of_live_and_removed_cgroups() {
+fn cgroup_open_files_of_live_and_removed_cgroups_as_root() {
     let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let name = format!("longshore-watch-{}", std::process::id());
     let group = Cgroup::new(&Hierarchies::find(unified), name.as_ref());

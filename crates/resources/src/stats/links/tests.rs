@@ -85,7 +85,7 @@ fn now() -> Links {
 }
 
 #[test]
-fn veth_counters_are_read_from_the_host_end() {
+fn veth_counters_are_read_from_the_host_end_as_root() {
     let work = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let (sandbox, other) = (Sandbox::start(), Sandbox::start());

@@ -213,8 +213,7 @@ async fn http_probe_timeout() {
         failure(json!({"httpGet": {"port": port, "path": "/"}, "timeoutSeconds": 1})).await,
         format!("Get \"http://127.0.0.1:{port}/\": {why}")
     );
-    let took = start.elapsed();
-    assert!(took >= Duration::from_secs(1) && took < Duration::from_secs(3), "{took:?}");
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ async fn world(capabilities: &[Type]) -> World {
 }
 
 #[tokio::test]
-async fn block_volume_is_published_per_pod_and_unpublished() {
+async fn block_volume_is_published_per_pod_and_unpublished_as_root() {
     for capabilities in [&[Type::StageUnstageVolume][..], &[]] {
         let mut world = world(capabilities).await;
         let staged = !capabilities.is_empty();
@@ -56,7 +56,7 @@ async fn block_volume_is_published_per_pod_and_unpublished() {
 }
 
 #[tokio::test]
-async fn block_volume_errors_are_reported_and_retried() {
+async fn block_volume_errors_are_reported_and_retried_as_root() {
     let world = world(&[Type::StageUnstageVolume]).await;
     let pod = user("u1", "pv");
     let fault = Fault::Error(Code::Internal, "no disk".to_owned());
@@ -79,7 +79,7 @@ async fn block_volume_errors_are_reported_and_retried() {
 }
 
 #[tokio::test]
-async fn block_volume_held_open_is_unmapped_once_closed() {
+async fn block_volume_held_open_is_unmapped_once_closed_as_root() {
     let world = world(&[]).await;
     let pod = user("u1", "pv");
     world.mount(&pod).await.unwrap();

@@ -24,7 +24,7 @@ async fn world() -> World {
 }
 
 #[tokio::test]
-async fn csi_final_errors_clean_up_and_uncertain_ones_keep_vol_data() {
+async fn csi_final_errors_clean_up_and_uncertain_ones_keep_vol_data_as_root() {
     let world = world().await;
     let pod = user("u1", "pv");
     let vol_data = |path: &str| world.root.join("node").join(path).join("vol_data.json").exists();
@@ -51,7 +51,7 @@ async fn csi_final_errors_clean_up_and_uncertain_ones_keep_vol_data() {
 }
 
 #[tokio::test]
-async fn csi_unstage_after_failed_pod_start() {
+async fn csi_unstage_after_failed_pod_start_as_root() {
     for (method, code) in [
         ("NodePublishVolume", Code::Internal),
         ("NodePublishVolume", Code::DeadlineExceeded),
@@ -71,7 +71,7 @@ async fn csi_unstage_after_failed_pod_start() {
 }
 
 #[tokio::test]
-async fn csi_unpublish_waits_for_driver_to_return() {
+async fn csi_unpublish_waits_for_driver_to_return_as_root() {
     let mut world = world().await;
     let pod = user("u1", "pv");
     let path = world.mount(&pod).await.unwrap()["data"].path.clone();
@@ -101,7 +101,7 @@ async fn csi_unpublish_waits_for_driver_to_return() {
 }
 
 #[tokio::test]
-async fn csi_volume_is_restaged_after_failed_unstage() {
+async fn csi_volume_is_restaged_after_failed_unstage_as_root() {
     let world = world().await;
     let (one, two) = (user("u1", "pv"), user("u2", "pv"));
     world.mount(&one).await.unwrap();
@@ -118,7 +118,7 @@ async fn csi_volume_is_restaged_after_failed_unstage() {
 }
 
 #[tokio::test]
-async fn csi_unstage_ignores_pods_waiting_for_attach() {
+async fn csi_unstage_ignores_pods_waiting_for_attach_as_root() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     world.volume("pv", json!({}));
     let attachment = attachment_name("handle-of-pv", DRIVER, "n1");
@@ -140,7 +140,7 @@ async fn csi_unstage_ignores_pods_waiting_for_attach() {
 }
 
 #[tokio::test]
-async fn csi_volume_of_several_claims_is_unstaged_after_the_last() {
+async fn csi_volume_of_several_claims_is_unstaged_after_the_last_as_root() {
     let world = world().await;
     world.volume("twin", json!({"csi": {"volumeHandle": "handle-of-pv"}}));
     let claims = ["pv", "twin"]
@@ -154,7 +154,7 @@ async fn csi_volume_of_several_claims_is_unstaged_after_the_last() {
 }
 
 #[tokio::test]
-async fn csi_calls_are_serialized_per_volume() {
+async fn csi_calls_are_serialized_per_volume_as_root() {
     let policy = json!({"volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true});
     let world = World::start(CsiOptions::new(DRIVER), policy).await;
     let pod = pod("u1", json!([{"name": "scratch", "csi": {"driver": DRIVER}}]), Value::Null);
@@ -172,7 +172,7 @@ async fn csi_calls_are_serialized_per_volume() {
 }
 
 #[tokio::test]
-async fn csi_hanging_call_blocks_only_its_volume() {
+async fn csi_hanging_call_blocks_only_its_volume_as_root() {
     let world = world().await;
     world.volume("other", json!({}));
     let (stuck, well) = (user("u1", "pv"), user("u2", "other"));
@@ -194,7 +194,7 @@ async fn csi_hanging_call_blocks_only_its_volume() {
 }
 
 #[tokio::test]
-async fn csi_restart_makes_no_calls_for_published_volumes() {
+async fn csi_restart_makes_no_calls_for_published_volumes_as_root() {
     let mut world = world().await;
     let pod = user("u1", "pv");
     world.mount(&pod).await.unwrap();
@@ -217,7 +217,7 @@ async fn csi_restart_makes_no_calls_for_published_volumes() {
 }
 
 #[tokio::test]
-async fn csi_crash_during_call_is_completed_or_undone() {
+async fn csi_crash_during_call_is_completed_or_undone_as_root() {
     for (method, fault) in [
         ("NodeStageVolume", Fault::Hang),
         ("NodeStageVolume", Fault::HangReply),
@@ -250,7 +250,7 @@ async fn csi_crash_during_call_is_completed_or_undone() {
 }
 
 #[tokio::test]
-async fn csi_restart_removes_directories_without_vol_data() {
+async fn csi_restart_removes_directories_without_vol_data_as_root() {
     let mut world = world().await;
     world.volume("raw", json!({"volumeMode": "Block"}));
     let pods = [user("u1", "pv"), user("u2", "raw")];
@@ -295,7 +295,7 @@ async fn csi_restart_removes_directories_without_vol_data() {
 }
 
 #[tokio::test]
-async fn csi_restarted_pod_keeps_volumes_in_use() {
+async fn csi_restarted_pod_keeps_volumes_in_use_as_root() {
     let world = world().await;
     world.volume("other", json!({}));
     let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});

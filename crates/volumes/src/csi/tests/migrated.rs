@@ -37,7 +37,7 @@ fn vol_data(world: &World, volume: &str) -> BTreeMap<String, String> {
 }
 
 #[tokio::test]
-async fn csi_migration_of_a_claim() {
+async fn csi_migration_of_a_claim_as_root() {
     let world = World::start(CsiOptions::new(AWS), unattached()).await;
     let source = json!({"volumeID": "aws://a/vol-1", "fsType": "xfs", "partition": 2});
     world.volume("pv", spec(json!({"awsElasticBlockStore": source, "mountOptions": ["noatime"]})));
@@ -62,7 +62,7 @@ async fn csi_migration_of_a_claim() {
 }
 
 #[tokio::test]
-async fn csi_migration_volumes_in_use_have_the_drivers_name() {
+async fn csi_migration_volumes_in_use_have_the_drivers_name_as_root() {
     let world = World::start(CsiOptions::new(AWS), Value::Null).await;
     world.volume("pv", spec(json!({"awsElasticBlockStore": {"volumeID": "vol-1"}})));
     let claimed = user("u1", "pv");
@@ -83,7 +83,7 @@ async fn csi_migration_volumes_in_use_have_the_drivers_name() {
 }
 
 #[tokio::test]
-async fn csi_migration_of_inline_volumes_shares_by_handle() {
+async fn csi_migration_of_inline_volumes_shares_by_handle_as_root() {
     for (driver, source, name, handle) in [
         (AZURE, json!({"azureDisk": {"diskName": "d", "diskURI": "/s/d"}}), "/s/d", "/s/d"),
         (
@@ -118,7 +118,7 @@ async fn csi_migration_of_inline_volumes_shares_by_handle() {
 }
 
 #[tokio::test]
-async fn csi_migration_azure_file_secret_namespace() {
+async fn csi_migration_azure_file_secret_namespace_as_root() {
     let world = World::start(CsiOptions::new(SHARES), unattached()).await;
     let source = json!({"azureFile": {"secretName": "acme", "shareName": "s", "readOnly": true}});
     let pod = inline("u1", source);
@@ -138,7 +138,7 @@ async fn csi_migration_azure_file_secret_namespace() {
 }
 
 #[tokio::test]
-async fn csi_migration_node_affinity_uses_driver_topology() {
+async fn csi_migration_node_affinity_uses_driver_topology_as_root() {
     let labels =
         json!({"topology.ebs.csi.aws.com/zone": "here", "topology.kubernetes.io/zone": "there"});
     let node = json!({"metadata": {"name": "n1", "labels": labels}});

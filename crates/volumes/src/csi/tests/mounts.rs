@@ -17,7 +17,7 @@ use super::world::{DRIVER, World, pod, unattached, until, user};
 use crate::Mounted;
 
 #[tokio::test]
-async fn csi_volume_is_staged_once_and_published_to_each_pod() {
+async fn csi_volume_is_staged_once_and_published_to_each_pod_as_root() {
     let policy = json!({
         "attachRequired": false, "podInfoOnMount": true,
         "tokenRequests": [{"audience": "vault"}],
@@ -77,7 +77,7 @@ async fn csi_volume_is_staged_once_and_published_to_each_pod() {
 }
 
 #[tokio::test]
-async fn csi_fs_group_policy_and_mount_group_capability() {
+async fn csi_fs_group_policy_and_mount_group_capability_as_root() {
     let plain = [Type::StageUnstageVolume];
     let capabilities = [Type::StageUnstageVolume, Type::VolumeMountGroup];
     for (policy, capabilities, fs_type, modes, by_node, by_driver) in [
@@ -113,7 +113,7 @@ async fn csi_fs_group_policy_and_mount_group_capability() {
 }
 
 #[tokio::test]
-async fn csi_read_write_once_pod_admits_one_pod() {
+async fn csi_read_write_once_pod_admits_one_pod_as_root() {
     let capabilities = [Type::StageUnstageVolume, Type::SingleNodeMultiWriter];
     let world = World::start(CsiOptions::new(DRIVER).with(capabilities), unattached()).await;
     world.volume("pv", json!({"accessModes": ["ReadWriteOncePod"]}));
@@ -141,7 +141,7 @@ impl UnwrapMode for Option<longshore_csi::v1::VolumeCapability> {
 }
 
 #[tokio::test]
-async fn csi_inline_volume_needs_ephemeral_lifecycle_mode() {
+async fn csi_inline_volume_needs_ephemeral_lifecycle_mode_as_root() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     let volume = json!({"name": "scratch", "csi": {
         "driver": DRIVER, "readOnly": true, "volumeAttributes": {"size": "small"},
@@ -164,7 +164,7 @@ async fn csi_inline_volume_needs_ephemeral_lifecycle_mode() {
 }
 
 #[tokio::test]
-async fn csi_volume_waits_for_attachment() {
+async fn csi_volume_waits_for_attachment_as_root() {
     let world = World::start(CsiOptions::new(DRIVER), Value::Null).await;
     world.volume("pv", json!({}));
     let name = attachment_name("handle-of-pv", DRIVER, "n1");
@@ -222,7 +222,7 @@ async fn csi_attach_limit_rejects_the_pod() {
 }
 
 #[tokio::test]
-async fn csi_requires_republish() {
+async fn csi_requires_republish_as_root() {
     let policy = json!({"attachRequired": false, "requiresRepublish": true});
     let world = World::start(CsiOptions::new(DRIVER), policy).await;
     world.volume("pv", json!({}));
@@ -241,7 +241,7 @@ async fn csi_requires_republish() {
 }
 
 #[tokio::test]
-async fn csi_volume_stats_come_from_the_driver() {
+async fn csi_volume_stats_come_from_the_driver_as_root() {
     let world = World::start(CsiOptions::new(DRIVER), unattached()).await;
     world.volume("pv", json!({}));
     let pod = user("u1", "pv");
@@ -262,7 +262,7 @@ async fn csi_volume_stats_come_from_the_driver() {
 }
 
 #[tokio::test]
-async fn csi_volume_stats_fall_back_to_statfs() {
+async fn csi_volume_stats_fall_back_to_statfs_as_root() {
     let options = CsiOptions::new(DRIVER).with([Type::StageUnstageVolume]);
     let world = World::start(options, unattached()).await;
     world.volume("pv", json!({}));
@@ -276,7 +276,7 @@ async fn csi_volume_stats_fall_back_to_statfs() {
 }
 
 #[tokio::test]
-async fn csi_volume_is_expanded_on_mount() {
+async fn csi_volume_is_expanded_on_mount_as_root() {
     let capabilities = [Type::StageUnstageVolume, Type::ExpandVolume];
     let world = World::start(CsiOptions::new(DRIVER).with(capabilities), unattached()).await;
     world.volume("pv", json!({"capacity": {"storage": "2Gi"}, "csi": {"fsType": "ext4"}}));

@@ -55,7 +55,7 @@ async fn end(world: World, pods: &[k8s_openapi::api::core::v1::Pod]) {
 }
 
 #[tokio::test]
-async fn csi_online_expansion_happens_once_for_several_pods() {
+async fn csi_online_expansion_happens_once_for_several_pods_as_root() {
     for fields in [json!({}), json!({"volumeMode": "Block"})] {
         let world = world(fields).await;
         let pods = [user("u1", "pv"), user("u2", "pv")];
@@ -84,7 +84,7 @@ async fn csi_online_expansion_happens_once_for_several_pods() {
 }
 
 #[tokio::test]
-async fn csi_online_expansion_after_another_node_updated_the_claim() {
+async fn csi_online_expansion_after_another_node_updated_the_claim_as_root() {
     let world = world(json!({"accessModes": ["ReadWriteMany"]})).await;
     let pods = [user("u1", "pv")];
     world.mount(&pods[0]).await.unwrap();
@@ -94,7 +94,7 @@ async fn csi_online_expansion_after_another_node_updated_the_claim() {
 }
 
 #[tokio::test]
-async fn csi_online_expansion_of_a_changed_persistent_volume() {
+async fn csi_online_expansion_of_a_changed_persistent_volume_as_root() {
     let world = world(json!({})).await;
     let pods = [user("u1", "pv")];
     world.mount(&pods[0]).await.unwrap();
@@ -108,7 +108,7 @@ async fn csi_online_expansion_of_a_changed_persistent_volume() {
 }
 
 #[tokio::test]
-async fn csi_online_expansion_is_retried_unless_volume_in_use() {
+async fn csi_online_expansion_is_retried_unless_volume_in_use_as_root() {
     let world = world(json!({})).await;
     let pods = [user("u1", "pv")];
     world.mount(&pods[0]).await.unwrap();
@@ -131,7 +131,7 @@ async fn csi_online_expansion_is_retried_unless_volume_in_use() {
 }
 
 #[tokio::test]
-async fn csi_unpublish_waits_for_expansion() {
+async fn csi_unpublish_waits_for_expansion_as_root() {
     for fields in [json!({}), json!({"volumeMode": "Block"})] {
         let world = world(fields).await;
         let pod = user("u1", "pv");
@@ -150,7 +150,7 @@ async fn csi_unpublish_waits_for_expansion() {
 }
 
 #[tokio::test]
-async fn csi_online_expansion_skips_read_only_volumes() {
+async fn csi_online_expansion_skips_read_only_volumes_as_root() {
     let world = world(json!({})).await;
     let mut pod = user("u1", "pv");
     let volumes = pod.spec.as_mut().unwrap().volumes.as_mut().unwrap();

@@ -204,11 +204,11 @@ fn volume_sequences_converge(stages: bool) {
 }
 
 #[test]
-fn csi_sequences_converge_with_staging() {
+fn csi_sequences_converge_with_staging_as_root() {
     volume_sequences_converge(true);
 }
 
 #[test]
-fn csi_sequences_converge_without_staging() {
+fn csi_sequences_converge_without_staging_as_root() {
     volume_sequences_converge(false);
 }

@@ -1,32 +1,40 @@
 //! A container runtime in memory, whose answers are scripted. It keeps the rules of containerd (names
 //! are reserved, a container stops with its sandbox), and records what no runtime should be asked for.
+//! It is reached with `longshore_cri::Runtime::in_memory`, and runs under tokio's paused clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 use longshore_base::clock;
 use longshore_cri::v1::image_service_server::ImageService;
 use longshore_cri::v1::runtime_service_server::RuntimeService;
 use longshore_cri::v1::*;
-use longshore_pod::labels;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+/// The label of the pod's UID.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+
 /// What happens to one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub enum Fault {
     /// It fails without an effect.
     Fails,
     /// It has its effect, and fails.
     FailsAfter,
     /// It has its effect after this time, though its caller may have gone by then.
     Late(Duration),
+    /// It has its effect at once, and is answered after this time.
+    AnsweredLate(Duration),
+    /// The runtime does not have it.
+    Unimplemented,
     /// It has no effect, and fails once faults end.
     Hangs,
     /// It has its effect, and fails once faults end.
@@ -35,11 +43,11 @@ pub(super) enum Fault {
 
 /// How a container behaves.
 #[derive(Clone, Debug)]
-pub(super) struct Behaviour {
+pub struct Behaviour {
     /// After which time it exits by itself, and its exit code.
-    pub(super) exits: Option<(Duration, i32)>,
+    pub exits: Option<(Duration, i32)>,
     /// How long it takes to stop after the stop signal.
-    pub(super) stops_in: Duration,
+    pub stops_in: Duration,
 }
 
 impl Default for Behaviour {
@@ -48,18 +56,24 @@ impl Default for Behaviour {
     }
 }
 
+/// A sandbox.
 #[derive(Clone, Debug)]
-pub(super) struct Sandbox {
-    pub(super) uid: String,
+pub struct Sandbox {
+    /// The UID of its pod.
+    pub uid: String,
     config: PodSandboxConfig,
-    pub(super) ready: bool,
+    /// Whether it is not stopped.
+    pub ready: bool,
     created: Timestamp,
 }
 
+/// A container, which runs once.
 #[derive(Clone, Debug)]
-pub(super) struct Run {
-    pub(super) uid: String,
-    pub(super) name: String,
+pub struct Run {
+    /// The UID of its pod.
+    pub uid: String,
+    /// The name of the container in its pod.
+    pub name: String,
     sandbox: String,
     config: ContainerConfig,
     created: Timestamp,
@@ -71,7 +85,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn is_running(&self) -> bool {
+    /// Whether it was started and has not exited.
+    pub fn is_running(&self) -> bool {
         self.started.is_some() && self.exited.is_none()
     }
 
@@ -84,68 +99,81 @@ impl Run {
     }
 }
 
+/// What a runtime has, and what happened to it.
 #[derive(Default)]
-pub(super) struct World {
+pub struct World {
     count: u64,
-    pub(super) sandboxes: BTreeMap<String, Sandbox>,
-    pub(super) runs: BTreeMap<String, Run>,
-    pub(super) images: BTreeSet<String>,
+    /// By id.
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    /// By id.
+    pub runs: BTreeMap<String, Run>,
+    /// Names of images that were pulled.
+    pub images: BTreeSet<String>,
     /// By container name.
-    pub(super) behaviours: HashMap<String, Behaviour>,
+    pub behaviours: HashMap<String, Behaviour>,
     /// Faults of the next calls, by method.
     faults: HashMap<&'static str, VecDeque<Fault>>,
     /// Ends calls that hang.
     faults_end: CancellationToken,
-    /// Whether exec probes succeed.
-    pub(super) healthy: bool,
-    /// Which run of the daemon it serves.
-    pub(super) epoch: u64,
-    /// Calls that had an effect: when, which, and the container or pod.
-    pub(super) calls: Vec<(Instant, &'static str, String)>,
+    /// Whether commands that are executed fail.
+    pub unhealthy: bool,
+    /// Commands that fail, by their first word.
+    pub failing: BTreeSet<String>,
+    /// Which run of the daemon it serves, or of a worker in it.
+    pub epoch: u64,
+    /// Calls that had an effect: when, which, and the container, the pod, or the first word of the
+    /// command.
+    pub calls: Vec<(Instant, &'static str, String)>,
+    /// Methods of all calls that came.
+    pub requests: Vec<&'static str>,
+    /// Whether no call reaches it.
+    pub is_down: bool,
     /// What should never have been asked for.
-    pub(super) violations: Vec<String>,
+    pub violations: Vec<String>,
     events: Vec<mpsc::UnboundedSender<ContainerEventResponse>>,
 }
 
 /// A handle of the runtime. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Scripted(Arc<Mutex<World>>);
+pub struct ScriptedRuntime(Arc<Mutex<World>>);
 
-impl Scripted {
-    pub(super) fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap()
+impl ScriptedRuntime {
+    /// Its state, locked.
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock()
     }
 
     /// The next calls of that method meet this fault.
-    pub(super) fn inject(&self, method: &'static str, fault: Fault) {
+    pub fn inject(&self, method: &'static str, fault: Fault) {
         self.world().faults.entry(method).or_default().push_back(fault);
     }
 
     /// No call meets a fault any more; those that hang fail.
-    pub(super) fn end_faults(&self) {
+    pub fn end_faults(&self) {
         let mut world = self.world();
         world.faults.clear();
         std::mem::take(&mut world.faults_end).cancel();
     }
 
-    pub(super) fn set_behaviour(&self, name: &str, behaviour: Behaviour) {
+    /// How containers of that name behave from their next start or stop on.
+    pub fn set_behaviour(&self, name: &str, behaviour: Behaviour) {
         self.world().behaviours.insert(name.to_owned(), behaviour);
     }
 
     /// When calls of the method had an effect on that container or pod.
-    pub(super) fn calls(&self, method: &str, about: &str) -> Vec<Instant> {
+    pub fn calls(&self, method: &str, about: &str) -> Vec<Instant> {
         let world = self.world();
         let calls = world.calls.iter().filter(|(_, name, of)| *name == method && of == about);
         calls.map(|(at, ..)| *at).collect()
     }
 
     /// How often they had.
-    pub(super) fn count(&self, method: &str, about: &str) -> usize {
+    pub fn count(&self, method: &str, about: &str) -> usize {
         self.calls(method, about).len()
     }
 
     /// Names of the running containers, sorted.
-    pub(super) fn running(&self) -> Vec<String> {
+    pub fn running(&self) -> Vec<String> {
         let world = self.world();
         let mut names: Vec<String> = world
             .runs
@@ -157,8 +185,70 @@ impl Scripted {
         names
     }
 
+    /// A sandbox of the pod with that UID, with running containers of these names, as if a node had made
+    /// them. Returns the id of the sandbox, and those of the containers.
+    pub fn add_pod(&self, uid: &str, containers: &[&str]) -> (String, Vec<String>) {
+        let text = |text: &str| text.to_owned();
+        let labels = [
+            ("io.kubernetes.pod.name", uid),
+            ("io.kubernetes.pod.namespace", "default"),
+            (POD_UID, uid),
+        ];
+        let labels: BTreeMap<String, String> =
+            labels.into_iter().map(|(key, value)| (text(key), text(value))).collect();
+        let mut world = self.world();
+        let metadata = PodSandboxMetadata {
+            name: text(uid),
+            uid: text(uid),
+            namespace: text("default"),
+            ..Default::default()
+        };
+        let config = PodSandboxConfig {
+            metadata: Some(metadata),
+            labels: labels.clone(),
+            ..Default::default()
+        };
+        let sandbox = world.id("sandbox");
+        let made = Sandbox { uid: text(uid), config, ready: true, created: clock::now() };
+        world.sandboxes.insert(sandbox.clone(), made);
+        let mut ids = Vec::new();
+        for name in containers {
+            let mut labels = labels.clone();
+            labels.insert(text("io.kubernetes.container.name"), text(name));
+            let metadata = ContainerMetadata { name: text(name), attempt: 0 };
+            let image = ImageSpec { image: text("registry.test/image:1"), ..Default::default() };
+            let config = ContainerConfig {
+                metadata: Some(metadata),
+                image: Some(image),
+                labels,
+                ..Default::default()
+            };
+            let run = Run {
+                uid: text(uid),
+                name: text(name),
+                sandbox: sandbox.clone(),
+                config,
+                created: clock::now(),
+                started: Some(clock::now()),
+                exited: None,
+                deadline: None,
+            };
+            let id = world.id("run");
+            world.runs.insert(id.clone(), run);
+            ids.push(id);
+        }
+        (sandbox, ids)
+    }
+
+    /// The pod with that UID is gone, with all that it had.
+    pub fn remove_pod(&self, uid: &str) {
+        let mut world = self.world();
+        world.runs.retain(|_, run| run.uid != uid);
+        world.sandboxes.retain(|_, sandbox| sandbox.uid != uid);
+    }
+
     /// A running container of that name exits.
-    pub(super) fn exit(&self, name: &str, code: i32) {
+    pub fn exit(&self, name: &str, code: i32) {
         let mut world = self.world();
         let ids = world.runs.iter().filter(|(_, run)| run.is_running() && run.name == name);
         let ids: Vec<String> = ids.map(|(id, _)| id.clone()).collect();
@@ -166,7 +256,7 @@ impl Scripted {
     }
 
     /// All sandboxes die, with their containers.
-    pub(super) fn lose_sandboxes(&self) {
+    pub fn lose_sandboxes(&self) {
         let mut world = self.world();
         let ids: Vec<String> = world.sandboxes.keys().cloned().collect();
         ids.iter().for_each(|id| world.stop_sandbox(id));
@@ -183,6 +273,10 @@ impl Scripted {
     {
         let (fault, end) = {
             let mut world = self.world();
+            world.requests.push(method);
+            if world.is_down {
+                return Err(Status::unavailable("the scripted runtime is down"));
+            }
             let fault = world.faults.get_mut(method).and_then(VecDeque::pop_front);
             (fault, world.faults_end.clone())
         };
@@ -190,6 +284,7 @@ impl Scripted {
         match fault {
             None => effect(&mut self.world()).map(Response::new),
             Some(Fault::Fails) => Err(failure()),
+            Some(Fault::Unimplemented) => Err(Status::unimplemented(method)),
             Some(Fault::FailsAfter) => {
                 effect(&mut self.world())?;
                 Err(failure())
@@ -202,6 +297,11 @@ impl Scripted {
                 effect(&mut self.world())?;
                 end.cancelled().await;
                 Err(failure())
+            }
+            Some(Fault::AnsweredLate(delay)) => {
+                let answer = effect(&mut self.world())?;
+                sleep(delay).await;
+                Ok(Response::new(answer))
             }
             Some(Fault::Late(delay)) => {
                 let runtime = self.clone();
@@ -371,21 +471,38 @@ impl World {
 }
 
 fn nanoseconds(at: Timestamp) -> i64 {
-    i64::try_from(at.as_nanosecond()).unwrap()
+    i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 #[tonic::async_trait]
-impl RuntimeService for Scripted {
+impl RuntimeService for ScriptedRuntime {
     async fn version(
         &self,
         _: Request<VersionRequest>,
     ) -> Result<Response<VersionResponse>, Status> {
-        Ok(Response::new(VersionResponse {
-            version: "0.1.0".to_owned(),
-            runtime_name: "scripted".to_owned(),
-            runtime_version: "1".to_owned(),
-            runtime_api_version: "v1".to_owned(),
-        }))
+        let version = |_: &mut World| {
+            Ok(VersionResponse {
+                version: "0.1.0".to_owned(),
+                runtime_name: "scripted".to_owned(),
+                runtime_version: "1".to_owned(),
+                runtime_api_version: "v1".to_owned(),
+            })
+        };
+        self.call("Version", version).await
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let status = |_: &mut World| {
+            let condition = |name: &str| RuntimeCondition {
+                r#type: name.to_owned(),
+                status: true,
+                ..Default::default()
+            };
+            let conditions = ["RuntimeReady", "NetworkReady"].map(condition).into();
+            let status = Some(RuntimeStatus { conditions });
+            Ok(StatusResponse { status, ..Default::default() })
+        };
+        self.call("Status", status).await
     }
 
     async fn run_pod_sandbox(
@@ -460,7 +577,7 @@ impl RuntimeService for Scripted {
         request: Request<ListPodSandboxRequest>,
     ) -> Result<Response<ListPodSandboxResponse>, Status> {
         let selector = request.into_inner().filter.unwrap_or_default().label_selector;
-        let uid = selector.get(labels::POD_UID).cloned();
+        let uid = selector.get(POD_UID).cloned();
         let list = move |world: &mut World| {
             let wanted = world.sandboxes.iter();
             let wanted = wanted.filter(|(_, one)| uid.as_ref().is_none_or(|uid| *uid == one.uid));
@@ -597,10 +714,13 @@ impl RuntimeService for Scripted {
 
     async fn exec_sync(
         &self,
-        _: Request<ExecSyncRequest>,
+        request: Request<ExecSyncRequest>,
     ) -> Result<Response<ExecSyncResponse>, Status> {
-        let exec = |world: &mut World| {
-            let exit_code = if world.healthy { 0 } else { 1 };
+        let command = request.into_inner().cmd.into_iter().next().unwrap_or_default();
+        let exec = move |world: &mut World| {
+            world.note("ExecSync", &command);
+            let fails = world.unhealthy || world.failing.contains(&command);
+            let exit_code = i32::from(fails);
             Ok(ExecSyncResponse { exit_code, ..Default::default() })
         };
         self.call("ExecSync", exec).await
@@ -611,7 +731,11 @@ impl RuntimeService for Scripted {
         _: Request<GetEventsRequest>,
     ) -> Result<Response<BoxStream<ContainerEventResponse>>, Status> {
         let (events, received) = mpsc::unbounded_channel();
-        self.world().events.push(events);
+        self.call("GetContainerEvents", |world| {
+            world.events.push(events);
+            Ok(())
+        })
+        .await?;
         let events = futures::stream::unfold(received, |mut received| async move {
             received.recv().await.map(|event| (Ok(event), received))
         });
@@ -627,7 +751,41 @@ fn sandbox_state(sandbox: &Sandbox) -> PodSandboxState {
 }
 
 #[tonic::async_trait]
-impl ImageService for Scripted {
+impl ImageService for ScriptedRuntime {
+    async fn image_fs_info(
+        &self,
+        _: Request<ImageFsInfoRequest>,
+    ) -> Result<Response<ImageFsInfoResponse>, Status> {
+        let info = |_: &mut World| {
+            let usage = FilesystemUsage {
+                timestamp: nanoseconds(clock::now()),
+                fs_id: Some(FilesystemIdentifier { mountpoint: "/".to_owned() }),
+                ..Default::default()
+            };
+            Ok(ImageFsInfoResponse {
+                image_filesystems: vec![usage.clone()],
+                container_filesystems: vec![usage],
+            })
+        };
+        self.call("ImageFsInfo", info).await
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<ListImagesRequest>,
+    ) -> Result<Response<ListImagesResponse>, Status> {
+        let list = |world: &mut World| {
+            let images = world.images.iter().map(|name| Image {
+                id: name.clone(),
+                repo_tags: vec![name.clone()],
+                size: 1,
+                ..Default::default()
+            });
+            Ok(ListImagesResponse { images: images.collect() })
+        };
+        self.call("ListImages", list).await
+    }
+
     async fn image_status(
         &self,
         request: Request<ImageStatusRequest>,

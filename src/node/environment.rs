@@ -1,0 +1,90 @@
+//! What a node finds outside of itself: the container runtime, the apiserver and the machine's addresses.
+//! Its tests have these in memory.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::Client;
+use longshore_client::certificates::ClientCertificate;
+use longshore_client::{self as client, ClientError, Limits};
+use longshore_config::Config;
+use longshore_cri::{Options, Runtime};
+use longshore_machine::addresses;
+use longshore_metrics::Registry;
+use longshore_runtime as runtime;
+use longshore_server::NodeMetrics;
+
+use super::{Error, TaskSet};
+
+/// How long the apiserver may take to begin an answer.
+const API_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Makes a client of the apiserver with a rate limit: requests per second, and its burst; 0: no limit.
+pub(super) type Connect =
+    Box<dyn Fn(i32, i32) -> BoxFuture<'static, Result<Client, ClientError>> + Send + Sync>;
+
+/// What a node finds outside of itself.
+pub(super) trait Environment: Sync {
+    /// The container runtime, which need not be reachable yet.
+    fn runtime(&self, config: &Config, registry: &Registry) -> Result<Runtime, Error>;
+
+    /// Access to the apiserver; `None`: the node has none. Starts what keeps the credentials valid.
+    fn api(
+        &self,
+        config: &Config,
+        metrics: &NodeMetrics,
+        tasks: &mut TaskSet,
+    ) -> Result<Option<Connect>, Error>;
+
+    /// The addresses of the node.
+    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Vec<IpAddr>, Error>>;
+}
+
+/// As the configuration has it.
+pub(super) struct Real;
+
+impl Environment for Real {
+    fn runtime(&self, config: &Config, registry: &Registry) -> Result<Runtime, Error> {
+        let settings = &config.kubelet;
+        let image_endpoint =
+            Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
+        Ok(Runtime::new(Options {
+            image_endpoint,
+            request_timeout: settings.runtime_request_timeout.get(),
+            observer: Some(Arc::new(runtime::Calls::new(registry))),
+            ..Options::new(settings.container_runtime_endpoint.as_str())
+        })?)
+    }
+
+    fn api(
+        &self,
+        config: &Config,
+        metrics: &NodeMetrics,
+        tasks: &mut TaskSet,
+    ) -> Result<Option<Connect>, Error> {
+        let limits = |qps, burst| Limits { component: "kubelet", qps, burst, timeout: API_TIMEOUT };
+        let certificate = ClientCertificate::prepare(
+            config,
+            limits(0, 0),
+            &metrics.rest_client,
+            &metrics.certificates,
+        )?;
+        let Some(ClientCertificate { credentials, manager }) = certificate else { return Ok(None) };
+        if let Some(manager) = manager {
+            tasks.spawn("rotation of the client certificate", manager.run());
+        }
+        let rest_client = metrics.rest_client.clone();
+        Ok(Some(Box::new(move |qps, burst| {
+            let (credentials, metrics) = (credentials.clone(), rest_client.clone());
+            async move { client::connect(&credentials, limits(qps, burst), metrics).await }.boxed()
+        })))
+    }
+
+    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Vec<IpAddr>, Error>> {
+        let resolve = addresses::resolve(&config.node_ips, &config.node_name);
+        async { Ok(resolve.await?) }.boxed()
+    }
+}
