@@ -321,7 +321,7 @@ async fn loudest() -> Cluster {
         options,
     )
     .expect("a node");
-    Cluster { node, apiserver, client, host }
+    Cluster { node, controllers: None, apiserver, client, host }
 }
 
 fn base64(text: &str) -> String {
