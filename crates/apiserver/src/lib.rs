@@ -2,7 +2,7 @@
 //! over a revisioned store. Data flows one way:
 //! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
-//! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
+//! Current limitations: no admission webhooks, and one apiserver per store.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -19,6 +19,7 @@ pub mod discovery;
 mod gates;
 pub mod kinds;
 mod kubelet;
+mod managed;
 mod object;
 mod offload;
 pub mod openapi;

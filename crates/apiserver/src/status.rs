@@ -129,6 +129,12 @@ impl StatusError {
         Self::about(409, "Conflict", resource, name, message)
     }
 
+    /// 409: an apply would change fields of other managers, one cause per field.
+    #[must_use]
+    pub fn apply_conflict(message: String, causes: Vec<Cause>) -> Self {
+        Self::plain(409, "Conflict", message).with_details(Details { causes, ..Details::default() })
+    }
+
     /// 422: the object breaks these rules, one cause per field.
     #[must_use]
     pub fn invalid(resource: &Resource, name: &str, causes: Vec<Cause>) -> Self {

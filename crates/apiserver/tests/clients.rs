@@ -107,11 +107,20 @@ async fn status_errors_are_upstreams() {
     let named = format!("{CONFIG_MAPS}/a");
     let unnamed = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}});
     let target = json!({"kind": "Node", "name": "n1"});
+    let elsewhere = json!({"metadata": {"name": "web", "namespace": "prod"}, "target": target});
     let table = [
         ("PUT", named.clone(), unnamed.clone(), 400, "name must be provided"),
         ("PUT", CONFIG_MAPS.to_owned(), unnamed, 405, "update is not supported"),
         ("POST", format!("{PODS}/web/binding"), json!({"target": target}), 400, "name in URL"),
         ("POST", format!("{PODS}/web/eviction"), json!({}), 400, "name in URL"),
+        (
+            "POST",
+            format!("{PODS}/web/eviction"),
+            elsewhere.clone(),
+            400,
+            "namespace of the provided",
+        ),
+        ("POST", format!("{PODS}/web/binding"), elsewhere, 400, "namespace of the provided"),
         ("DELETE", named.clone(), json!({"propagationPolicy": "Sideways"}), 400, "\"Orphan\""),
         ("DELETE", named.clone(), json!({"dryRun": ["Some"]}), 400, "\"All\""),
         (

@@ -246,3 +246,48 @@ fn kubectl_wait_for_conditions_and_deletions() {
     kubectl.ok("delete pod web --grace-period=0 --force");
     assert!(waiter.wait_with_output().unwrap().status.success());
 }
+
+#[test]
+fn kubectl_server_side_apply() {
+    let kubectl = kubectl!();
+    let map = |a: &str, b: &str| {
+        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: m}}, data: {{a: {a:?}{b}}}}}")
+    };
+    let as_ci = "apply --server-side --field-manager=ci -f -";
+    kubectl.ok_with(as_ci, &map("1", ", b: \"1\""));
+    let version = kubectl.ok("get configmap m -o jsonpath={.metadata.resourceVersion}");
+    kubectl.ok_with(as_ci, &map("1", ", b: \"1\""));
+    assert_eq!(kubectl.ok("get configmap m -o jsonpath={.metadata.resourceVersion}"), version);
+    assert!(!kubectl.ok("get configmap m -o yaml").contains("managedFields"));
+    let shown = kubectl.ok("get configmap m -o yaml --show-managed-fields");
+    assert!(shown.contains("manager: ci") && shown.contains("f:data:"), "{shown}");
+
+    let as_other = "apply --server-side --field-manager=other -f -";
+    let conflict = kubectl.fails(as_other, &map("2", ""));
+    assert!(
+        conflict.contains("Apply failed with 1 conflict: conflict with \"ci\": .data.a"),
+        "{conflict}"
+    );
+    let diff = "diff --server-side --force-conflicts --field-manager=other -f -";
+    let mut child =
+        kubectl.command(diff).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), map("2", "").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "there is a difference");
+    assert!(text.contains("-  a: \"1\"") && text.contains("+  a: \"2\""), "{text}");
+
+    kubectl.ok_with(&as_other.replace("-f", "--force-conflicts -f"), &map("2", ""));
+    kubectl.ok_with(as_ci, "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}}");
+    assert_eq!(kubectl.ok("get configmap m -o jsonpath={.data}"), "{\"a\":\"2\"}");
+
+    // From client-side apply there and back.
+    kubectl.ok_with("apply -f -", &map("1", "").replace("name: m", "name: n"));
+    kubectl.ok_with("apply --server-side -f -", &map("2", "").replace("name: m", "name: n"));
+    let shown = kubectl.ok("get configmap n -o yaml --show-managed-fields");
+    assert!(!shown.contains("kubectl-client-side-apply"), "{shown}");
+    let last = kubectl.ok("apply view-last-applied configmap n");
+    assert!(last.contains("a: \"2\""), "{last}");
+    kubectl.ok_with("apply -f -", &map("3", "").replace("name: m", "name: n"));
+    assert_eq!(kubectl.ok("get configmap n -o jsonpath={.data}"), "{\"a\":\"3\"}");
+}

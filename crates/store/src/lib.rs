@@ -33,12 +33,15 @@ pub struct KeyValue {
     pub mod_revision: Revision,
 }
 
+/// A page ends with the value with which it has this many bytes, whatever its limit.
+pub const PAGE_BYTES: usize = 4 << 20;
+
 /// What to list: all keys with a prefix, in byte order, page by page.
 #[derive(Clone, Debug, Default)]
 pub struct ListOptions {
     /// Start at this key (inclusive) instead of at the prefix itself.
     pub start: Option<String>,
-    /// At most so many items; 0 is no limit.
+    /// At most so many items; 0 is no limit. There are fewer when they are large ([`PAGE_BYTES`]).
     pub limit: usize,
     /// Read as of this revision; 0 is the newest.
     pub revision: Revision,

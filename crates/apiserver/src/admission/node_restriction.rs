@@ -101,9 +101,17 @@ pub(crate) fn admit_create(
             }
             "CertificateSigningRequest" => signing_request_fault(node, &new["spec"]),
             "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
+            "ResourceSlice" => slice_fault(node, new, "create"),
             _ => None,
         });
     refuse_if(resource, name, fault)
+}
+
+/// The authorizer knows nothing of the content of a new slice.
+fn slice_fault(node: &str, slice: &Value, verb: &str) -> Option<String> {
+    (slice["spec"]["nodeName"] != node).then(|| {
+        format!("can only {verb} ResourceSlice with the same NodeName as the requesting node")
+    })
 }
 
 /// A certificate of a node is for the node that asks.
@@ -185,6 +193,9 @@ pub(crate) fn admit_update(
             ("Node", _) => node_fault(node, new, old),
             ("PersistentVolumeClaim", "status") => claim_fault(node, new, old),
             ("PersistentVolumeClaim", _) => Some(CLAIM_STATUS.into()),
+            ("ResourceSlice", _) => {
+                slice_fault(node, old, "update").or_else(|| slice_fault(node, new, "update"))
+            }
             _ => None,
         });
     refuse_if(resource, name, fault)
@@ -274,6 +285,7 @@ pub(crate) fn admit_delete(node: &str, resource: &Resource, old: &Value) -> Admi
                 Some(format!("node {node:?} can only delete pods with spec.nodeName set to itself"))
             }
             "PersistentVolumeClaim" => Some(CLAIM_STATUS.into()),
+            "ResourceSlice" => slice_fault(node, old, "delete"),
             _ => None,
         });
     refuse_if(resource, name, fault)

@@ -55,6 +55,7 @@ fn node_restriction_writes() {
     };
     let lease =
         |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name}});
+    let slice = |node: &str| json!({"metadata": {"name": "s"}, "spec": {"nodeName": node}});
     let claims =
         json!({"status": {"resourceClaimStatuses": [{"name": "a", "resourceClaimName": "b"}]}});
     for (kind, subresource, new, old, why) in [
@@ -145,6 +146,9 @@ fn node_restriction_writes() {
         ("Lease", "", lease("kube-node-lease", "n2"), lease("kube-node-lease", "n2"), "same name"),
         ("Lease", "", lease("default", "n1"), lease("default", "n1"), "system namespace"),
         ("ConfigMap", "", json!({}), json!({}), ""),
+        ("ResourceSlice", "", slice("n1"), slice("n1"), ""),
+        ("ResourceSlice", "", slice("n2"), slice("n1"), "same NodeName"),
+        ("ResourceSlice", "", slice("n1"), slice("n2"), "same NodeName"),
     ] {
         let said = update(kind, subresource, new.clone(), old);
         assert_eq!(said.is_empty(), why.is_empty(), "{kind} {subresource} {new}: {said}");
@@ -159,9 +163,17 @@ fn node_restriction_writes() {
         ("Pod", pod("n2", json!({})), false),
         ("Node", node(json!({})), true),
         ("Lease", lease("kube-node-lease", "n2"), false),
+        ("ResourceSlice", slice("n1"), true),
+        ("ResourceSlice", slice("n2"), false),
     ] {
         let verdict = node_restriction::admit_delete("n1", resource(kind), &object);
         assert_eq!(verdict.is_ok(), is_allowed, "{object}");
+    }
+    // The authorizer has not seen what is in a new slice: those of other nodes are what devices pods get there.
+    let everywhere = json!({"metadata": {"name": "s"}, "spec": {"allNodes": true}});
+    for (new, is_allowed) in [(slice("n1"), true), (slice("n2"), false), (everywhere, false)] {
+        let verdict = node_restriction::admit_create("n1", resource("ResourceSlice"), &new, None);
+        assert_eq!(verdict.is_ok(), is_allowed, "{new}");
     }
     assert!(
         node_restriction::admit_eviction("n1", resource("Pod"), &pod("n2", json!({}))).is_err()

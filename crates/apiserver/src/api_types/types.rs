@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Gvk;
 
@@ -80,8 +81,12 @@ pub struct Field {
     pub list: Option<ListKind>,
     /// The key fields of items of a `Map` list.
     pub map_keys: Vec<&'static str>,
+    /// The values of key fields that an item leaves out.
+    pub key_defaults: Vec<(&'static str, Value)>,
     /// Server-side apply treats this map as one value.
     pub atomic_map: bool,
+    /// Server-side apply treats this struct by its fields, although others of its type are one value.
+    pub granular_map: bool,
 }
 
 /// One struct type.
@@ -93,6 +98,9 @@ pub struct Type {
     pub fields: Vec<Field>,
     /// Fields that OpenAPI marks required.
     pub required: Vec<&'static str>,
+    /// Fields that Go's objects always have: structs and times that are no pointers,
+    /// and required lists and maps.
+    pub always: Vec<&'static str>,
     /// Server-side apply treats the struct as one value.
     pub atomic: bool,
     /// The kinds it is the whole object of, as `group/version/Kind` (`version/Kind` in the core group).
@@ -130,9 +138,19 @@ impl Types {
     /// The type of objects of this kind.
     #[must_use]
     pub fn of(&self, gvk: Gvk) -> Option<&Type> {
-        self.by_gvk
-            .get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str())
-            .map(|i| self.get(*i))
+        self.index_of(gvk).map(|i| self.get(i))
+    }
+
+    /// The index of that type.
+    #[must_use]
+    pub fn index_of(&self, gvk: Gvk) -> Option<usize> {
+        self.by_gvk.get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str()).copied()
+    }
+
+    /// All types, by index.
+    #[must_use]
+    pub fn all(&self) -> &[Type] {
+        &self.types
     }
 
     /// The type of this full name.
@@ -160,6 +178,8 @@ struct RawType<'a> {
     gvk: Vec<&'a str>,
     #[serde(default, borrow)]
     required: Vec<&'a str>,
+    #[serde(default, borrow)]
+    always: Vec<&'a str>,
     map: Option<&'a str>,
     r#type: Option<&'a str>,
     #[serde(default, borrow)]
@@ -187,6 +207,8 @@ struct RawDetails<'a> {
     map: &'a str,
     #[serde(default, borrow)]
     map_keys: Vec<&'a str>,
+    #[serde(default, borrow)]
+    key_defaults: BTreeMap<&'a str, Value>,
 }
 
 /// The text is compiled in, so it either parses for every user or fails the crate's first test.
@@ -203,6 +225,7 @@ fn build(raw: &Raw<'static>) -> Types {
         .map(|(name, t)| Type {
             name,
             required: t.required.clone(),
+            always: t.always.clone(),
             atomic: t.map == Some("atomic"),
             kinds: t.gvk.clone(),
             fields: t.fields.iter().map(|(name, f)| field(name, f, leaf)).collect(),
@@ -241,7 +264,9 @@ fn field(
             _ => None,
         },
         map_keys: raw.map_keys.clone(),
+        key_defaults: raw.key_defaults.iter().map(|(name, value)| (*name, value.clone())).collect(),
         atomic_map: raw.map == "atomic",
+        granular_map: raw.map == "granular",
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) static REQUEST: Kind = Kind {
         },
         name: names::path_segment,
         printer: &printers::access::SIGNING_REQUESTS,
+        reset: &["spec", "status"],
+        reset_by_status: &["spec", "status.conditions"],
         ..Strategy::PLAIN
     },
 };

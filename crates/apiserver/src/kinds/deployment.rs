@@ -41,6 +41,7 @@ pub(super) static KIND: Kind = Kind {
         validate_status,
         printer: &PRINTER,
         annotations_count: true,
+        reset_by_status: &["spec", "metadata.labels"],
         ..Strategy::PLAIN
     },
 };

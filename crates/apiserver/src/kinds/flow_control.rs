@@ -10,7 +10,7 @@ pub(super) static SCHEMA: Kind = Kind {
         counts_generation: true,
         ..grouped("flowcontrol.apiserver.k8s.io", "flowschemas", "flowschema", "FlowSchema")
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy { reset_by_status: &["metadata", "spec"], ..Strategy::PLAIN },
 };
 
 pub(super) static PRIORITY_LEVEL: Kind = Kind {
@@ -25,5 +25,5 @@ pub(super) static PRIORITY_LEVEL: Kind = Kind {
             "PriorityLevelConfiguration",
         )
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy { reset_by_status: &["metadata", "spec"], ..Strategy::PLAIN },
 };

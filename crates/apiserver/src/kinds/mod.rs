@@ -118,6 +118,10 @@ pub(crate) struct Strategy {
     pub(crate) expires: bool,
     /// A deletion that requests no policy leaves the dependents.
     pub(crate) orphans_by_default: bool,
+    /// Fields that an update leaves as they are stored, where the kind has a status.
+    pub(crate) reset: &'static [&'static str],
+    /// Fields that an update of the status leaves as they are stored.
+    pub(crate) reset_by_status: &'static [&'static str],
 }
 
 /// What a POST makes.
@@ -181,6 +185,8 @@ impl Strategy {
         annotations_count: false,
         expires: false,
         orphans_by_default: false,
+        reset: &["status"],
+        reset_by_status: &["spec"],
     };
 }
 

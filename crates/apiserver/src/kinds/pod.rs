@@ -63,6 +63,7 @@ pub(super) static KIND: Kind = Kind {
         printer: &printers::PODS,
         deletion: Deletion::Graceful,
         returned_when_deleted: true,
+        reset_by_status: &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
         ..Strategy::PLAIN
     },
 };

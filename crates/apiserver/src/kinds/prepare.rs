@@ -23,7 +23,7 @@ const SERVER_OWNED: [&str; 5] = [
 pub fn prepare_create(resource: &Resource, object: &mut Value) {
     let Some(map) = object.as_object_mut() else { return };
     if let Some(metadata) = map_mut(map, "metadata") {
-        for field in SERVER_OWNED.iter().chain(&["uid", "managedFields"]) {
+        for field in SERVER_OWNED.iter().chain(&["uid"]) {
             metadata.remove(*field);
         }
         if resource.counts_generation {
@@ -169,7 +169,7 @@ fn keep_metadata(resource: &Resource, map: &mut Map<String, Value>, old: &Value)
     let metadata = map.entry("metadata").or_insert_with(|| json!({}));
     let Some(metadata) = metadata.as_object_mut() else { return };
     let old = &old["metadata"];
-    for field in SERVER_OWNED.iter().chain(&["managedFields"]) {
+    for field in SERVER_OWNED {
         restore(metadata, old, field);
     }
     for field in ["name", "namespace", "uid"] {

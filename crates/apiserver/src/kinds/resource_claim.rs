@@ -17,7 +17,7 @@ pub(super) static KIND: Kind = Kind {
         subresources: &[status_of("resource.k8s.io", "ResourceClaim")],
         ..grouped("resource.k8s.io", "resourceclaims", "resourceclaim", "ResourceClaim")
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy { reset_by_status: &["metadata", "spec"], ..Strategy::PLAIN },
 };
 
 pub(super) static TEMPLATE: Kind = Kind {

@@ -18,5 +18,5 @@ pub(super) static KIND: Kind = Kind {
         subresources: &[status_of("networking.k8s.io", "ServiceCIDR")],
         ..grouped("networking.k8s.io", "servicecidrs", "servicecidr", "ServiceCIDR")
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy { reset_by_status: &["metadata", "spec"], ..Strategy::PLAIN },
 };

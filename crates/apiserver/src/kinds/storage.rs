@@ -77,6 +77,7 @@ pub(super) static ATTACHMENT: Kind = Kind {
             validate::storage::attachment_status(attachment, causes)
         },
         printer: &printers::storage::ATTACHMENTS,
+        reset_by_status: &["metadata", "spec"],
         ..Strategy::PLAIN
     },
 };

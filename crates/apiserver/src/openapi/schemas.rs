@@ -99,8 +99,9 @@ impl Schemas {
         if !field.map_keys.is_empty() {
             property["x-kubernetes-list-map-keys"] = json!(field.map_keys);
         }
-        if field.atomic_map {
-            property["x-kubernetes-map-type"] = "atomic".into();
+        if field.atomic_map || field.granular_map {
+            let kind = if field.atomic_map { "atomic" } else { "granular" };
+            property["x-kubernetes-map-type"] = kind.into();
         }
         property
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Api, calling_node};
+use super::{Api, calling_node, check_namespace};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
 use crate::kinds;
@@ -31,6 +31,7 @@ impl Api {
                 "name in URL does not match name in Binding object",
             ));
         }
+        check_namespace(binding, namespace)?;
         kinds::validate_binding(binding)?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
         let conflict = |why: String| StatusError::conflict(pods, name, &why);

@@ -7,6 +7,7 @@ use crate::admission::{self, certificates, namespaces, quota};
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::kinds::core;
+use crate::managed;
 use crate::object;
 use crate::offload;
 use crate::schema::value::size;
@@ -17,27 +18,28 @@ use crate::user::User;
 const NAME_ATTEMPTS: usize = 8;
 
 impl Api {
-    /// Makes an object from a body that conforms to its type. Returns it as it was stored, and warnings
-    /// for the client.
+    /// Makes an object from a body that conforms to its type. Without a manager, those of its fields are
+    /// recorded in it. Returns it as it was stored, and warnings for the client.
     pub(crate) async fn create_for(
         &self,
         user: &User,
         resource: &'static Resource,
         namespace: &str,
         mut object: Value,
+        manager: Option<&str>,
         dry_run: bool,
     ) -> Result<(Value, Vec<String>), StatusError> {
         settle_namespace(resource, &mut object, namespace)?;
         let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
         if !object::name(&object).is_empty() || base.is_empty() {
-            return self.create_named(user, resource, namespace, object, dry_run).await;
+            return self.create_named(user, resource, namespace, object, manager, dry_run).await;
         }
         let mut taken = String::new();
         for _ in 0..NAME_ATTEMPTS {
             let name = object::generated_name(&base).map_err(StatusError::internal)?;
             let mut named = object.clone();
             object::metadata_mut(&mut named).insert("name".into(), name.as_str().into());
-            match self.create_named(user, resource, namespace, named, dry_run).await {
+            match self.create_named(user, resource, namespace, named, manager, dry_run).await {
                 Err(error) if error.reason == "AlreadyExists" => taken = name,
                 result => return result,
             }
@@ -51,12 +53,13 @@ impl Api {
         resource: &'static Resource,
         namespace: &str,
         mut object: Value,
+        manager: Option<&str>,
         dry_run: bool,
     ) -> Result<(Value, Vec<String>), StatusError> {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         let length = size(&object);
-        offload::run(length, || begin_life(resource, &mut object))?;
+        offload::run(length, || begin_life(resource, &mut object, manager))?;
         certificates::stamp(resource, user, &mut object);
         certificates::admit_create(resource, &object)?;
         admission::mutate_create(&self.registry, user, resource, &mut object).await?;
@@ -90,7 +93,7 @@ impl Api {
     /// Makes a service of the cluster's own unless one of that name exists.
     pub(crate) async fn ensure_service(&self, mut service: Value) -> Result<(), StatusError> {
         let resource = core("services")?;
-        begin_life(resource, &mut service)?;
+        begin_life(resource, &mut service, Some(managed::APISERVER))?;
         let mut reservation = self.services.admit(resource, &mut service, None, false)?;
         reservation.begin();
         let created = self.registry.create(resource, service, None).await;
@@ -107,7 +110,7 @@ impl Api {
         resource: &Resource,
         mut object: Value,
     ) -> Result<(), StatusError> {
-        begin_life(resource, &mut object)?;
+        begin_life(resource, &mut object, Some(managed::APISERVER))?;
         match self.registry.create(resource, object, None).await {
             Err(error) if error.reason != "AlreadyExists" => Err(error),
             _ => Ok(()),
@@ -116,8 +119,15 @@ impl Api {
 }
 
 /// What an object has from its first moment, whatever the client said.
-fn begin_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
+fn begin_life(
+    resource: &Resource,
+    object: &mut Value,
+    manager: Option<&str>,
+) -> Result<(), StatusError> {
     kinds::apply_defaults(resource, object);
+    if let Some(manager) = manager {
+        managed::record_create(resource, manager, object);
+    }
     kinds::prepare_create(resource, object);
     let uid = object::new_uid().map_err(StatusError::internal)?;
     let metadata = object::metadata_mut(object);

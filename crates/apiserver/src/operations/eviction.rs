@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Api, DeleteOptions, calling_node};
+use super::{Api, DeleteOptions, calling_node, check_namespace};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
 use crate::kinds::known;
@@ -46,6 +46,7 @@ impl Api {
                 "name in URL does not match name in Eviction object",
             ));
         }
+        check_namespace(eviction, namespace)?;
         let mut options = DeleteOptions::from_value(&eviction["deleteOptions"])?;
         options.dry_run |= dry_run;
         let mut pod = self.registry.get(pods, namespace, name).await?;
@@ -81,11 +82,16 @@ impl Api {
     ) -> Result<(), StatusError> {
         let key = (object::namespace(pod), object::name(pod));
         let budgets = known("policy", "poddisruptionbudgets")?;
-        let all = self.registry.list_all(budgets, key.0).await?;
-        let matching: Vec<&Value> = all.iter().filter(|budget| covers(budget, pod)).collect();
+        let mut count = 0_usize;
+        let first_two = |budget: Value| {
+            let is_wanted = count < 2 && covers(&budget, pod);
+            count = count.saturating_add(usize::from(is_wanted));
+            is_wanted.then_some(budget)
+        };
+        let matching = self.registry.select(budgets, key.0, first_two).await?;
         let budget = match matching.as_slice() {
             [] => return self.delete_disrupted(user, pods, key, options).await,
-            [budget] => *budget,
+            [budget] => budget,
             _ => {
                 return Err(StatusError::internal_plain(
                     "This pod has more than one PodDisruptionBudget, which the eviction \

@@ -81,11 +81,17 @@ fn settle_namespace(
     object: &mut Value,
     namespace: &str,
 ) -> Result<(), StatusError> {
+    check_namespace(object, namespace)?;
+    if resource.namespaced {
+        object::metadata_mut(object).insert("namespace".into(), namespace.into());
+    }
+    Ok(())
+}
+
+/// A body's namespace must be the path's, or absent.
+fn check_namespace(object: &Value, namespace: &str) -> Result<(), StatusError> {
     match object::namespace(object) {
-        "" if resource.namespaced => {
-            object::metadata_mut(object).insert("namespace".into(), namespace.into());
-            Ok(())
-        }
+        "" => Ok(()),
         given if given == namespace => Ok(()),
         _ => Err(StatusError::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",

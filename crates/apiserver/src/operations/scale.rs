@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 use super::{Api, Change};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds;
+use crate::managed::{self, Applier};
 use crate::object;
 use crate::patch;
 use crate::registry::Write;
-use crate::schema;
+use crate::schema::{self, Decoded, FieldValidation};
 use crate::selector::LabelSelector;
 use crate::status::{Cause, MODIFIED, StatusError};
 
@@ -47,6 +48,20 @@ fn selector_text(selector: &Value) -> String {
     .unwrap_or_default()
 }
 
+/// An apply names its kind, and lists nothing that a Scale has not.
+fn check_applied(gvk: Gvk, scale: &Value) -> Result<(), StatusError> {
+    let text = |field: &str| scale[field].as_str().unwrap_or_default();
+    if text("apiVersion") != gvk.api_version() || text("kind") != gvk.kind {
+        return Err(StatusError::bad_request(format!(
+            "invalid object type: {}, Kind={}",
+            text("apiVersion"),
+            text("kind")
+        )));
+    }
+    let decoded = Decoded { value: scale.clone(), duplicates: Vec::new() };
+    schema::conform(gvk, decoded, FieldValidation::Strict).map(drop)
+}
+
 impl Api {
     /// Sets the size of a controller through its Scale; returns the new Scale.
     pub(crate) async fn set_scale(
@@ -55,12 +70,24 @@ impl Api {
         gvk: Gvk,
         (namespace, name): (&str, &str),
         change: &Change<'_>,
+        manager: &str,
         dry_run: bool,
     ) -> Result<Value, StatusError> {
         let written = self
             .registry
             .write(resource, (namespace, name), None, dry_run, |current| {
+                let mut applied = None;
                 let scale = match change {
+                    Change::Apply { object: scale, force } => {
+                        check_applied(gvk, scale)?;
+                        let applier = Applier { manager, force: *force };
+                        let new = managed::apply_scale(resource, current, scale, applier)?;
+                        let mut result = of(&new);
+                        result["metadata"]["resourceVersion"] =
+                            scale["metadata"]["resourceVersion"].clone();
+                        applied = Some(new);
+                        result
+                    }
                     Change::Replace(scale) => scale.clone(),
                     Change::Patch { kind, body, validation } => {
                         let patched = patch::apply(*kind, gvk, &of(current), body)?;
@@ -82,9 +109,18 @@ impl Api {
                     };
                     return Err(StatusError::invalid(resource, name, vec![cause]));
                 }
-                let mut new = current.clone();
-                object::child_mut(&mut new, "spec").insert("replicas".into(), replicas.into());
+                let mut new = match applied {
+                    Some(new) => new,
+                    None => {
+                        let mut new = current.clone();
+                        object::child_mut(&mut new, "spec")
+                            .insert("replicas".into(), replicas.into());
+                        managed::record_update(resource, "scale", manager, current, &mut new);
+                        new
+                    }
+                };
                 kinds::prepare_update(resource, &mut new, current);
+                managed::keep_times(&mut new, current);
                 Ok(Write::Put(new))
             })
             .await?;

@@ -1,6 +1,6 @@
 //! Changing an object: PUT and PATCH, of the whole or of a part that is a subresource.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Api, calling_node, settle_namespace};
 use crate::admission::quota::UpdateCharge;
@@ -8,12 +8,13 @@ use crate::admission::services::Reservation;
 use crate::admission::{UpdateContext, certificates, node_restriction, pods};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds::{self, Deletion};
+use crate::managed::{self, Applier};
 use crate::object;
 use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::size;
-use crate::schema::{self, FieldValidation};
+use crate::schema::{self, Decoded, FieldValidation};
 use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
 
@@ -23,13 +24,15 @@ pub(crate) enum Change<'a> {
     Replace(Value),
     /// By a patch, on whatever version is the newest.
     Patch { kind: PatchKind, body: &'a [u8], validation: FieldValidation },
+    /// By an apply of an object, on whatever version is the newest.
+    Apply { object: Value, force: bool },
 }
 
 impl Change<'_> {
     /// About how many bytes it is.
     fn length(&self) -> usize {
         match self {
-            Change::Replace(object) => size(object),
+            Change::Replace(object) | Change::Apply { object, .. } => size(object),
             Change::Patch { body, .. } => body.len(),
         }
     }
@@ -37,7 +40,7 @@ impl Change<'_> {
     /// The object, as far as it says something about a field. `None`: a patch may set it to anything.
     fn about(&self, field: &str) -> Option<&Value> {
         match self {
-            Change::Replace(object) => Some(object),
+            Change::Replace(object) | Change::Apply { object, .. } => Some(object),
             Change::Patch { body, .. } => {
                 let names = body.windows(field.len().max(1)).any(|part| part == field.as_bytes());
                 if names { None } else { Some(&Value::Null) }
@@ -49,6 +52,8 @@ impl Change<'_> {
 /// An update of one object.
 pub(crate) struct UpdateRequest<'a> {
     pub(crate) user: &'a User,
+    /// The manager of the fields that change.
+    pub(crate) manager: &'a str,
     pub(crate) resource: &'static Resource,
     /// Empty, `status`, `approval`, `finalize`, `ephemeralcontainers` or `resize`.
     pub(crate) subresource: &'a str,
@@ -110,6 +115,7 @@ impl Api {
                                 "what the update adds is not charged",
                             ));
                         }
+                        managed::keep_times(&mut new, current);
                         let deletes = finishes_deletion(resource, &new, current);
                         if deletes && reservation.is_none() {
                             reservation = self.services.admit_delete(resource, current, dry_run);
@@ -138,6 +144,30 @@ impl Api {
         Ok((written?.object, warnings))
     }
 
+    /// Makes the object that an apply names, when there is none. `None`: somebody else just made one.
+    pub(crate) async fn create_by_apply(
+        &self,
+        request: &UpdateRequest<'_>,
+    ) -> Result<Option<(Value, Vec<String>)>, StatusError> {
+        let UpdateRequest { resource, namespace, name, dry_run, .. } = *request;
+        let nothing = json!({});
+        let mut warnings = Vec::new();
+        let mut new = propose(request, &nothing, &mut warnings)?;
+        object::metadata_mut(&mut new).remove("resourceVersion");
+        if !object::uid(&new).is_empty() {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {}, and no existing object was found",
+                object::uid(&new)
+            );
+            return Err(StatusError::conflict(resource, name, &why));
+        }
+        check_identity(request, &mut new, &nothing)?;
+        match self.create_for(request.user, resource, namespace, new, None, dry_run).await {
+            Err(error) if error.reason == "AlreadyExists" => Ok(None),
+            created => created.map(Some),
+        }
+    }
+
     fn admit_update(
         &self,
         request: &UpdateRequest<'_>,
@@ -146,7 +176,21 @@ impl Api {
     ) -> Result<(), StatusError> {
         let (user, resource, subresource) = (request.user, request.resource, request.subresource);
         kinds::default_change(resource, subresource, new);
+        let is_partial = matches!(subresource, "ephemeralcontainers" | "resize" | "finalize");
+        // What else such a request says does not count.
+        if !is_partial {
+            record(request, new, current);
+        }
+        let recorded = new["metadata"].get("managedFields").cloned();
         kinds::prepare_change(resource, subresource, new, current);
+        if is_partial {
+            match (&request.change, recorded) {
+                (Change::Apply { .. }, Some(list)) => {
+                    object::metadata_mut(new).insert("managedFields".into(), list);
+                }
+                _ => record(request, new, current),
+            }
+        }
         pods::admit_update(resource, subresource, new, current);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
         certificates::admit_attest(&self.authorizer, user, resource, new)?;
@@ -168,12 +212,23 @@ impl Api {
             .write(resource, (namespace, name), None, false, |current| {
                 let mut new = current.clone();
                 change(&mut new)?;
+                let subresource = if new["status"] == current["status"] { "" } else { "status" };
+                let manager = managed::CONTROLLER;
+                managed::record_update(resource, subresource, manager, current, &mut new);
                 Ok(match finishes_deletion(resource, &new, current) {
                     true => Write::PutThenDelete(new),
                     false => Write::Put(new),
                 })
             })
             .await
+    }
+}
+
+/// Records what the request changes; an apply has done so.
+fn record(request: &UpdateRequest<'_>, new: &mut Value, current: &Value) {
+    if !matches!(request.change, Change::Apply { .. }) {
+        let UpdateRequest { resource, subresource, manager, .. } = request;
+        managed::record_update(resource, subresource, manager, current, new);
     }
 }
 
@@ -191,7 +246,24 @@ fn propose(
             *warnings = said;
             Ok(object)
         }
+        Change::Apply { object, force } => {
+            let applier = Applier { manager: request.manager, force: *force };
+            applied(request.resource, request.subresource, current, object, applier)
+        }
     }
+}
+
+/// The stored object with what is applied, as objects are stored.
+fn applied(
+    resource: &Resource,
+    subresource: &str,
+    current: &Value,
+    patch: &Value,
+    applier: Applier<'_>,
+) -> Result<Value, StatusError> {
+    let value = managed::apply(resource, subresource, current, patch, applier)?;
+    let decoded = Decoded { value, duplicates: Vec::new() };
+    schema::conform(resource.gvk(), decoded, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
 /// The new object must be of the same life as the stored one, and made from its newest version if it names one.

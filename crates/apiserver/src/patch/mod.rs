@@ -1,7 +1,7 @@
 //! Patches: a request body that says how a stored object changes. The result goes the way of any
 //! body afterwards: conform, defaults, prepare, validate.
 //!
-//! Current limitations: server-side apply is answered with 415 until managedFields are tracked.
+//! Server-side apply is no patch of this kind: see `managed`.
 
 mod json;
 mod strategic;
@@ -28,7 +28,11 @@ pub const ACCEPTED: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
+    APPLY,
 ];
+
+/// The content type of server-side apply.
+pub const APPLY: &str = "application/apply-patch+yaml";
 
 impl PatchKind {
     /// The kind of patch of this content type; 415 for others.

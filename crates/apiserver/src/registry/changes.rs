@@ -4,7 +4,7 @@
 //! the history and not by the watchers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -23,6 +23,8 @@ const HISTORY_EVENTS: usize = 1024;
 const HISTORY_BYTES: usize = 1 << 20;
 /// How many changes a watcher may be behind before it is cut off.
 const LAG: usize = 512;
+/// And how many bytes: what no slow watcher has read yet is kept no longer.
+const LAG_BYTES: usize = 16 << 20;
 
 /// One change of one object.
 pub(crate) struct Change {
@@ -31,6 +33,14 @@ pub(crate) struct Change {
     pub(crate) current: Option<Stored>,
     /// The object before the change; `None` when it was created.
     pub(crate) previous: Option<Stored>,
+}
+
+impl Change {
+    /// About how many bytes there are to decode.
+    pub(crate) fn size(&self) -> usize {
+        let size = |stored: &Option<Stored>| stored.as_ref().map_or(0, |s| s.raw.value.len());
+        size(&self.current).saturating_add(size(&self.previous))
+    }
 }
 
 /// A stored object, decoded when the first watcher needs it.
@@ -171,7 +181,41 @@ struct State {
     history: VecDeque<Event>,
     bytes: usize,
     /// `None` once the store's watch has ended.
-    live: Option<broadcast::Sender<Arc<Change>>>,
+    live: Option<broadcast::Sender<Arc<Unread>>>,
+    /// What some watcher has not read yet, the oldest first, with its size.
+    unread: VecDeque<(Weak<Unread>, usize)>,
+    unread_bytes: usize,
+}
+
+/// A change on its way to the watchers; it is gone once it would have them keep too much.
+struct Unread(Mutex<Option<Arc<Change>>>);
+
+impl Unread {
+    fn change(&self) -> MutexGuard<'_, Option<Arc<Change>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Sends a change to the watchers.
+    fn send(&mut self, event: Event, size: usize) {
+        let Some(live) = &self.live else { return };
+        let unread = Arc::new(Unread(Mutex::new(Some(Arc::new(event.into())))));
+        self.unread.push_back((Arc::downgrade(&unread), size));
+        self.unread_bytes = self.unread_bytes.saturating_add(size);
+        // No receivers are not an error.
+        let _ = live.send(unread);
+        while let Some((oldest, size)) = self.unread.front() {
+            if let Some(oldest) = oldest.upgrade() {
+                if self.unread_bytes <= LAG_BYTES {
+                    return;
+                }
+                *oldest.change() = None;
+            }
+            self.unread_bytes = self.unread_bytes.saturating_sub(*size);
+            self.unread.pop_front();
+        }
+    }
 }
 
 impl Feed {
@@ -183,6 +227,8 @@ impl Feed {
                 history: VecDeque::new(),
                 bytes: 0,
                 live: Some(broadcast::Sender::new(LAG)),
+                unread: VecDeque::new(),
+                unread_bytes: 0,
             }),
         }
     }
@@ -194,17 +240,15 @@ impl Feed {
     fn push(&self, event: Event) {
         let mut state = self.lock();
         state.newest = state.newest.max(event.revision());
-        state.bytes += size_of_event(&event);
+        let size = size_of_event(&event);
+        state.bytes += size;
         state.history.push_back(event.clone());
         while state.history.len() > HISTORY_EVENTS || state.bytes > HISTORY_BYTES {
             let Some(oldest) = state.history.pop_front() else { break };
             state.bytes -= size_of_event(&oldest);
             state.base = oldest.revision();
         }
-        if let Some(live) = &state.live {
-            // No receivers are not an error.
-            let _ = live.send(Arc::new(event.into()));
-        }
+        state.send(event, size);
     }
 
     fn advance(&self, revision: Revision) {
@@ -241,7 +285,7 @@ pub(crate) struct Subscription {
 }
 
 enum Source {
-    Feed { backlog: VecDeque<Event>, live: broadcast::Receiver<Arc<Change>> },
+    Feed { backlog: VecDeque<Event>, live: broadcast::Receiver<Arc<Unread>> },
     Store(BoxStream<'static, longshore_store::Result<WatchItem>>),
 }
 
@@ -254,7 +298,10 @@ impl Subscription {
                 Source::Feed { backlog, live } => match backlog.pop_front() {
                     Some(event) => Arc::new(event.into()),
                     None => match live.recv().await {
-                        Ok(change) => change,
+                        Ok(unread) => match unread.change().clone() {
+                            Some(change) => change,
+                            None => return Ok(None),
+                        },
                         Err(RecvError::Closed | RecvError::Lagged(_)) => return Ok(None),
                     },
                 },
@@ -276,6 +323,11 @@ impl Subscription {
             self.join_feed();
             return Ok(Some(change));
         }
+    }
+
+    /// Whether it reads changes by itself, from the store, and not with all others.
+    pub(crate) fn is_catching_up(&self) -> bool {
+        matches!(self.source, Source::Store(_))
     }
 
     /// Switches from its own watch to the shared one as soon as that reaches back far enough.

@@ -127,11 +127,24 @@ impl Registry {
     }
 
     /// All objects of a resource, in one namespace or (empty) in all.
+    ///
+    /// Users choose how many there are, and how large: [`Registry::select`] keeps less of them.
     pub(crate) async fn list_all(
         &self,
         resource: &Resource,
         namespace: &str,
     ) -> Result<Vec<Value>, StatusError> {
+        self.select(resource, namespace, Some).await
+    }
+
+    /// What `select` takes of each object of a resource, in one namespace or (empty) in all. Only a page
+    /// of them is in memory at a time.
+    pub(crate) async fn select<T: Send>(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        mut select: impl FnMut(Value) -> Option<T> + Send,
+    ) -> Result<Vec<T>, StatusError> {
         let request = ListRequest {
             resource,
             namespace,
@@ -141,13 +154,13 @@ impl Registry {
             continue_token: "",
             version: VersionMatch::Newest,
         };
-        let mut items = Vec::new();
+        let mut selected = Vec::new();
         self.list(&request, |object| {
-            items.push(object);
+            selected.extend(select(object));
             Ok(())
         })
         .await?;
-        Ok(items)
+        Ok(selected)
     }
 
     /// An object for a list. One that cannot be read must not hide the others: it is left out, and

@@ -226,6 +226,39 @@ async fn watch_cache_slow_watcher_is_closed() {
     assert_eq!(resumed.next().await.unwrap().unwrap().revision, after + 1);
 }
 
+/// A client that reads nothing for a while must not have the server keep what others write meanwhile.
+#[tokio::test]
+async fn watch_cache_slow_watcher_of_large_objects_is_closed_sooner() {
+    let (_dir, store, registry) = registry().await;
+    let after = store.revision().await.unwrap();
+    let mut slow = registry.feeds().subscribe(maps(), after).await.unwrap();
+    let mut quick = registry.feeds().subscribe(maps(), after).await.unwrap();
+    let filler = "x".repeat(1 << 20);
+    let large = |i: usize| {
+        let mut large = map("m");
+        large["data"] = json!({"filler": filler, "n": i.to_string()});
+        large
+    };
+    let mut kept = Vec::new();
+    for i in 0..20 {
+        match i {
+            0 => drop(registry.create(maps(), large(i), None).await.unwrap()),
+            _ => {
+                let put = |_: &Value| Ok(Write::Put(large(i)));
+                drop(registry.write(maps(), ("default", "m"), None, false, put).await.unwrap());
+            }
+        }
+        let change = quick.next().await.unwrap().unwrap();
+        kept.push(Arc::downgrade(&change));
+    }
+    let kept = kept.iter().filter(|change| change.upgrade().is_some()).count();
+    assert!((1..=8).contains(&kept), "{kept} of 20, of 2 MiB each");
+    assert!(slow.next().await.unwrap().is_none(), "cut off");
+    drop(slow);
+    let mut resumed = registry.feeds().subscribe(maps(), after).await.unwrap();
+    assert_eq!(resumed.next().await.unwrap().unwrap().revision, after + 1);
+}
+
 /// Runs to its end while a write is being decided.
 fn in_between<T: Send, E: std::fmt::Debug>(work: impl Future<Output = Result<T, E>> + Send) {
     std::thread::scope(|scope| {

@@ -107,16 +107,26 @@ impl Limits {
         acquire(&self.large_work, holder).await
     }
 
+    /// The slots for large work of the caller's priority.
+    pub(super) fn large_work_queue(&self, holder: &Holder) -> Arc<FairQueue> {
+        self.large_work[queue_of(holder)].clone()
+    }
+
     /// Waits for a slot for authentication and authorization, by user in rotation.
     pub(super) async fn admission_permit(&self, holder: &Holder) -> Permit {
         acquire(&self.admission, holder).await
     }
 }
 
-async fn acquire([ordinary, system]: &[Arc<FairQueue>; 2], holder: &Holder) -> Permit {
+async fn acquire(queues: &[Arc<FairQueue>; 2], holder: &Holder) -> Permit {
+    queues[queue_of(holder)].take(holder).await
+}
+
+/// Ordinary users have the first queue, the system has the second.
+fn queue_of(holder: &Holder) -> usize {
     match holder.priority() {
-        Priority::Ordinary => ordinary.take(holder).await,
-        Priority::System => system.take(holder).await,
+        Priority::Ordinary => 0,
+        Priority::System => 1,
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
+use longshore_base::budget::Holder;
+use longshore_base::fair_queue::FairQueue;
 use longshore_base::time::after;
 use serde_json::Value;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
@@ -15,6 +17,7 @@ use super::negotiate::Form;
 use super::respond::{self, Result, View};
 use super::{Call, Router, limits, lists};
 use crate::object;
+use crate::offload::{self, LARGE};
 use crate::registry::{self, Change, ListRequest, Stored, Subscription, VersionMatch};
 use crate::response_body::{Body, Memory};
 use crate::status::StatusError;
@@ -26,6 +29,8 @@ const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// The memory of a watch without its objects and selectors, in bytes.
 const KEPT: usize = 4 << 10;
+/// A frame that is shorter is part of [`KEPT`].
+const COUNTED_FROM: usize = 16 << 10;
 /// How many times its length in the query a selector takes at most.
 const SELECTOR_GROWTH: usize = 16;
 
@@ -65,7 +70,8 @@ impl Router {
         let mut watcher = Watcher {
             view,
             memory: self.limits.memory(&call.holder, kept)?,
-            initial: 0,
+            taken: 0,
+            turn: (self.limits.large_work_queue(&call.holder), call.holder.clone()),
             filter: Filter { prefix, labels, fields },
             ready: VecDeque::new(),
             has_headers: false,
@@ -163,15 +169,24 @@ impl Filter {
     }
 }
 
+/// A frame that waits for the client.
+struct Ready {
+    text: Bytes,
+    /// How many bytes are counted for it until the client asks for the next one.
+    counted: usize,
+}
+
 /// One client's watch. Frames are made only as fast as the client takes them.
 struct Watcher {
     view: View,
     filter: Filter,
     /// Frames for the client, counted until it reads them.
     memory: Arc<Memory>,
-    ready: VecDeque<Bytes>,
-    /// How many frames of `ready` are of the objects that were there at the start.
-    initial: usize,
+    ready: VecDeque<Ready>,
+    /// What is counted for the frame that the client is given.
+    taken: usize,
+    /// The slots for changes that only this watch reads, and whose they are.
+    turn: (Arc<FairQueue>, Holder),
     /// Whether the column definitions of tables have been sent.
     has_headers: bool,
     /// `None` once nothing can follow any more.
@@ -184,20 +199,30 @@ struct Watcher {
 impl Watcher {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(frame) = self.ready.pop_front() {
-                if self.initial > 0 {
-                    self.initial -= 1;
-                    self.memory.shrink(frame.len());
-                }
-                return Some(frame);
+            self.memory.shrink(std::mem::take(&mut self.taken));
+            if let Some(Ready { text, counted }) = self.ready.pop_front() {
+                self.taken = counted;
+                return Some(text);
             }
             let changes = self.changes.as_mut()?;
+            let is_catching_up = changes.is_catching_up();
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return None,
                 () = sleep_until(self.deadline) => return None,
                 change = changes.next() => match change {
-                    Ok(Some(change)) => self.push_change(&change),
+                    Ok(Some(change)) => {
+                        // Thousands of watches may catch up at a time.
+                        let turn = is_catching_up.then(|| self.turn.clone());
+                        let _permit = match &turn {
+                            Some((queue, holder)) => Some(queue.take(holder).await),
+                            None => None,
+                        };
+                        offload::run(change.size(), || self.push_change(&change));
+                        if !self.count() {
+                            return None;
+                        }
+                    }
                     Ok(None) => return None,
                     Err(error) => {
                         self.changes = None;
@@ -215,9 +240,17 @@ impl Watcher {
     /// An object that was there at the start; all of them are kept at once.
     fn push_initial(&mut self, object: &Value) -> Result<()> {
         self.push("ADDED", object);
-        self.initial = self.ready.len();
-        let length = self.ready.back().map_or(0, Bytes::len);
-        if self.memory.grow(length) { Ok(()) } else { Err(limits::too_many()) }
+        let Some(frame) = self.ready.back_mut() else { return Ok(()) };
+        frame.counted = frame.text.len();
+        if self.memory.grow(frame.counted) { Ok(()) } else { Err(limits::too_many()) }
+    }
+
+    /// Counts the frames of a change: a client that reads slowly keeps them. `false` when there is too
+    /// little memory left, which ends the watch; the client resumes it.
+    fn count(&mut self) -> bool {
+        let counted =
+            self.ready.iter().fold(0, |sum: usize, frame| sum.saturating_add(frame.counted));
+        counted == 0 || self.memory.grow(counted)
     }
 
     fn push_change(&mut self, change: &Change) {
@@ -282,7 +315,10 @@ impl Watcher {
             return self.push_raw(kind, &object);
         }
         let head = format!("{{\"type\":\"{kind}\",\"object\":");
-        self.ready.extend([head.into(), object, Bytes::from_static(b"}\n")]);
+        // However many share it, each is counted with enough to be closed when it reads nothing.
+        let counted = if object.len() < COUNTED_FROM { 0 } else { object.len().min(LARGE) };
+        let frames = [(head.into(), 0), (object, counted), (Bytes::from_static(b"}\n"), 0)];
+        self.ready.extend(frames.map(|(text, counted)| Ready { text, counted }));
     }
 
     fn push_raw(&mut self, kind: &str, object: &[u8]) {
@@ -292,7 +328,8 @@ impl Watcher {
         frame.put_slice(b"\",\"object\":");
         frame.put_slice(object);
         frame.put_slice(b"}\n");
-        self.ready.push_back(frame.freeze());
+        let counted = if frame.len() < COUNTED_FROM { 0 } else { frame.len() };
+        self.ready.push_back(Ready { text: frame.freeze(), counted });
     }
 }
 
@@ -300,5 +337,114 @@ async fn tick(interval: &mut Option<Interval>) {
     match interval {
         Some(interval) => drop(interval.tick().await),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+    use longshore_base::budget::{Budget, Priority};
+    use longshore_store::{EmbeddedStore, Event, KeyValue, Store};
+    use serde_json::json;
+
+    use super::*;
+    use crate::kinds::core;
+    use crate::table::IncludeObject;
+
+    fn watcher(form: Form, memory: u64) -> (Watcher, Arc<Budget>) {
+        let budget = Budget::new(memory, 0);
+        let share = budget.take(&Holder::new("a", Priority::Ordinary), 0).unwrap();
+        let resource = core("configmaps").unwrap();
+        let watcher = Watcher {
+            view: View { resource, form, include: IncludeObject::Metadata },
+            filter: Filter {
+                prefix: "/registry/configmaps/".into(),
+                labels: Default::default(),
+                fields: Default::default(),
+            },
+            memory: Memory::new(share),
+            ready: VecDeque::new(),
+            taken: 0,
+            turn: (FairQueue::new(1), Holder::new("a", Priority::Ordinary)),
+            has_headers: false,
+            changes: None,
+            bookmarks: None,
+            deadline: after(Duration::from_secs(60)),
+            stop: CancellationToken::new(),
+        };
+        (watcher, budget)
+    }
+
+    fn change(bytes: usize) -> Change {
+        let filler = "x".repeat(bytes);
+        let map = json!({
+            "kind": "ConfigMap",
+            "apiVersion": "v1",
+            "metadata": {"name": "m", "namespace": "d", "annotations": {"filler": filler}},
+        });
+        let current = KeyValue {
+            key: "/registry/configmaps/d/m".into(),
+            value: map.to_string().into(),
+            create_revision: 1,
+            mod_revision: 2,
+        };
+        Change::from(Event::Put { current, previous: None })
+    }
+
+    /// Each of thousands of watches from an old version decodes what it reads.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn watch_that_catches_up_waits_for_its_turn() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(EmbeddedStore::open(directory.path().join("store")).await.unwrap());
+        let old = store.revision().await.unwrap();
+        let maps = core("configmaps").unwrap();
+        let registry = registry::Registry::new(store);
+        let map = json!({"kind": "ConfigMap", "metadata": {"name": "m", "namespace": "d"}});
+        registry.create(maps, map, None).await.unwrap();
+        let (mut watcher, _budget) = watcher(Form::Object, 8 << 20);
+        let changes = registry.feeds().subscribe(maps, old).await.unwrap();
+        assert!(changes.is_catching_up());
+        watcher.changes = Some(changes);
+        let (queue, holder) = watcher.turn.clone();
+        let turn = queue.take(&holder).await;
+        let mut next = pin!(watcher.next());
+        for _ in 0..50 {
+            assert!(poll!(next.as_mut()).is_pending());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        drop(turn);
+        assert!(next.await.is_some());
+    }
+
+    /// A client may read a byte of each of thousands of watches, and no more.
+    #[tokio::test]
+    async fn watch_counts_large_frames_until_the_next_is_read() {
+        const LENGTH: usize = 300 << 10;
+        for (form, counted) in
+            [(Form::Metadata, LENGTH), (Form::Table, LENGTH), (Form::Object, LARGE)]
+        {
+            let (mut watcher, budget) = watcher(form, 8 << 20);
+            let holder = Holder::new("b", Priority::Ordinary);
+            let free = |bytes: usize| budget.take(&holder, bytes as u64).is_some();
+            watcher.push_change(&change(LENGTH));
+            assert!(watcher.count());
+            while !watcher.ready.is_empty() {
+                assert!(watcher.next().await.is_some());
+                if watcher.taken > 0 {
+                    assert!(watcher.taken >= counted, "{form:?}");
+                    assert!(!free((8 << 20) - counted / 2), "{form:?}: it is not counted");
+                }
+            }
+            assert!(watcher.next().await.is_none());
+            assert_eq!(watcher.taken, 0);
+            let (mut small, _) = super::tests::watcher(form, 100);
+            small.push_change(&change(100));
+            assert!(small.count(), "{form:?}: small frames are not counted");
+            small.push_change(&change(LENGTH));
+            assert!(!small.count(), "{form:?}: more than there is");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! `create`, `update`, `patch`, `delete`, `deletecollection` and the sub-resources that write.
 
 use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, USER_AGENT};
 use serde_json::{Value, json};
 
 use super::body::BodyText;
@@ -8,12 +9,13 @@ use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
 use crate::api_types::{Gvk, Subresource};
 use crate::kinds::{core, strategy};
+use crate::managed;
 use crate::object;
 use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
-use crate::patch::PatchKind;
+use crate::patch::{self, PatchKind};
 use crate::registry::Written;
-use crate::schema::FieldValidation;
 use crate::schema::value::size;
+use crate::schema::{self, FieldValidation};
 use crate::status::StatusError;
 
 /// How many times its JSON text a value takes in memory, about.
@@ -26,8 +28,11 @@ impl Router {
         let (object, mut warnings) = read(&call, call.resource.gvk(), &body)?;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, resource) = (call.namespace(), call.resource);
-        let (created, said) =
-            self.api.create_for(call.user, resource, namespace, object, dry_run).await?;
+        let manager = manager(&call, "CreateOptions")?;
+        let (created, said) = self
+            .api
+            .create_for(call.user, resource, namespace, object, Some(&manager), dry_run)
+            .await?;
         warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
     }
@@ -36,8 +41,10 @@ impl Router {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
         let (change, mut warnings) = change(&call, call.resource.gvk(), &body)?;
+        let manager = manager(&call, options_of(&call))?;
         let request = UpdateRequest {
             user: call.user,
+            manager: &manager,
             resource: call.resource,
             subresource: &call.path.subresource,
             namespace: call.namespace(),
@@ -51,9 +58,27 @@ impl Router {
                 self.authorize(call.user, "create", call.line).await?;
                 let (created, _) = self
                     .api
-                    .create_for(call.user, call.resource, call.namespace(), object, request.dry_run)
+                    .create_for(
+                        call.user,
+                        call.resource,
+                        call.namespace(),
+                        object,
+                        Some(&manager),
+                        request.dry_run,
+                    )
                     .await?;
                 return Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings));
+            }
+            Err(error) if error.code == 404 && creates_by_apply(&request) => {
+                self.authorize(call.user, "create", call.line).await?;
+                match self.api.create_by_apply(&request).await? {
+                    Some((created, said)) => {
+                        warnings.extend(said);
+                        let answer = view.answer(StatusCode::CREATED, &created);
+                        return Ok(with_warnings(answer, &warnings));
+                    }
+                    None => self.api.update(&request).await?,
+                }
             }
             result => result?,
         };
@@ -135,9 +160,11 @@ impl Router {
         let body = self.body(&mut call).await?;
         let (change, warnings) = change(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
+        let manager = manager(&call, options_of(&call))?;
+        let key = (&*namespace, &*name);
         let scale = self
             .api
-            .set_scale(call.resource, subresource.gvk, (&namespace, &name), &change, dry_run)
+            .set_scale(call.resource, subresource.gvk, key, &change, &manager, dry_run)
             .await?;
         Ok(with_warnings(respond::json(StatusCode::OK, &scale), &warnings))
     }
@@ -168,6 +195,9 @@ impl Router {
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
         let (eviction, _) = read(&call, subresource.gvk, &body)?;
+        drop(body);
+        // All budgets of the namespace are read, however many and large they are.
+        let _permit = self.limits.large_work_permit(&call.holder).await;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
@@ -209,6 +239,32 @@ fn creates_on_update(request: &UpdateRequest<'_>) -> bool {
     is_such_kind && is_unversioned && request.subresource.is_empty()
 }
 
+/// Whether the request is an apply of the whole object, which makes one that is absent.
+fn creates_by_apply(request: &UpdateRequest<'_>) -> bool {
+    matches!(request.change, Change::Apply { .. }) && request.subresource.is_empty()
+}
+
+/// The manager of what the request changes.
+fn manager(call: &Call<'_>, options: &'static str) -> Result<String> {
+    let query = &call.line.query;
+    let apply = match is_apply(call) {
+        true => managed::Apply::Yes,
+        false => managed::Apply::No { has_force: call.verb == "patch" && query.has("force") },
+    };
+    let name = query.get("fieldManager").unwrap_or_default();
+    let user_agent = call.header(USER_AGENT).unwrap_or_default();
+    managed::manager(options, name, user_agent, apply)
+}
+
+fn options_of(call: &Call<'_>) -> &'static str {
+    if call.verb == "patch" { "PatchOptions" } else { "UpdateOptions" }
+}
+
+fn is_apply(call: &Call<'_>) -> bool {
+    let content_type = call.header(CONTENT_TYPE);
+    call.verb == "patch" && schema::media_type(content_type) == patch::APPLY
+}
+
 fn validation(call: &Call<'_>) -> Result<FieldValidation> {
     FieldValidation::parse(call.line.query.get("fieldValidation"))
 }
@@ -218,6 +274,23 @@ fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String
 }
 
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
+    if is_apply(call) {
+        let decoded = managed::read(&body.bytes)?;
+        let problems: Vec<String> =
+            decoded.duplicates.iter().map(|field| format!("duplicate field {field:?}")).collect();
+        let warnings = match validation(call)? {
+            FieldValidation::Strict if !problems.is_empty() => {
+                let problems = problems.join(", ");
+                return Err(StatusError::bad_request(format!(
+                    "error strict decoding YAML: {problems}"
+                )));
+            }
+            FieldValidation::Ignore => Vec::new(),
+            _ => problems,
+        };
+        let force = call.line.query.has("force") && call.line.query.flag("force");
+        return Ok((Change::Apply { object: decoded.value, force }, warnings));
+    }
     if call.verb == "patch" {
         let kind = PatchKind::of(body.content_type.as_deref())?;
         return Ok((

@@ -117,9 +117,10 @@ impl Walk {
                     if !value.is_null() {
                         self.field(ty, field, value)?;
                     }
-                    if value.is_null()
-                        || (is_empty_collection(field, value) && !ty.required.contains(&field.name))
-                    {
+                    // No managers are not the same as no word about managers.
+                    let keeps_empty =
+                        ty.required.contains(&field.name) || field.name == "managedFields";
+                    if value.is_null() || (is_empty_collection(field, value) && !keeps_empty) {
                         dropped.push(name.clone());
                     }
                 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use redb::{ReadableTable, TableDefinition};
 
 use super::fault::{Fault, Result};
-use crate::{Error, Event, KeyValue, ListOptions, Page, Revision};
+use crate::{Error, Event, KeyValue, ListOptions, PAGE_BYTES, Page, Revision};
 
 /// Key, create revision (0: deleted here), revision replaced (0: none), deadline in Unix seconds
 /// (0: none), value.
@@ -34,9 +34,10 @@ pub(super) const SWEPT: &str = "swept";
 /// The revision of an empty store, as in etcd.
 pub(super) const FIRST_REVISION: Revision = 1;
 
-/// How much a call of [`Tables::history`] reads at most: its snapshot must not live long.
+/// How much a call of [`Tables::history`] reads at most: its snapshot must not live long, and each of
+/// thousands of watches may keep what was read for as long as its client reads nothing.
 const HISTORY_ROWS: usize = 4096;
-const HISTORY_BYTES: usize = 1 << 20;
+const HISTORY_BYTES: usize = 32 << 10;
 
 /// One row of the history, read.
 pub(super) struct Record {
@@ -107,11 +108,15 @@ where
         let mut page = Page { items: Vec::new(), revision: at, remaining: 0 };
         // the newest version so far, not after `at`, of the key that the scan stands on
         let (mut key, mut revision, mut live) = (String::new(), 0, false);
-        let emit = |page: &mut Page, revision: Revision, live: bool| -> Result<()> {
+        let mut bytes = 0;
+        let mut emit = |page: &mut Page, revision: Revision, live: bool| -> Result<()> {
             if !live {
-            } else if options.limit != 0 && page.items.len() >= options.limit {
+            } else if bytes >= PAGE_BYTES
+                || (options.limit != 0 && page.items.len() >= options.limit)
+            {
                 page.remaining = page.remaining.saturating_add(1);
             } else if let Some(record) = self.record(revision)? {
+                bytes = record.value.len().saturating_add(bytes);
                 page.items.push(record.into_key_value(revision));
             }
             Ok(())

@@ -14,7 +14,9 @@ use etcd_client::{
 };
 use futures::stream::BoxStream;
 
-use crate::{Error, Expect, KeyValue, ListOptions, Page, Result, Revision, Store, WatchItem};
+use crate::{
+    Error, Expect, KeyValue, ListOptions, PAGE_BYTES, Page, Result, Revision, Store, WatchItem,
+};
 use call::{Failure, call, compaction_call};
 use leases::Leases;
 
@@ -25,8 +27,14 @@ mod watch;
 /// The connection is probed this often, and given up after so long without an answer.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// A list without a limit comes as one message.
+/// The largest answer that is taken.
 const MESSAGE_LIMIT: usize = 1 << 30;
+
+/// How many items of a list are requested before anything is known of their size.
+const FIRST_ITEMS: usize = 32;
+
+/// How many times the items that are known a next request asks for at most.
+const GROWTH: usize = 4;
 
 /// A store in an etcd cluster.
 pub struct EtcdStore {
@@ -119,6 +127,27 @@ impl EtcdStore {
         })
     }
 
+    /// The first keys of a range, whatever their size.
+    async fn range(
+        &self,
+        from: Vec<u8>,
+        end: &[u8],
+        limit: usize,
+        revision: Revision,
+    ) -> Result<Page> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let range = GetOptions::new().with_range(end).with_limit(limit).with_revision(revision);
+        let mut answer = match call("list", self.kv.clone().get(from, Some(range))).await {
+            Ok(answer) => answer,
+            Err(failure) => return Err(self.explain(revision, failure).await),
+        };
+        let revision = if revision == 0 { revision_of(answer.header()) } else { revision };
+        let found = u64::try_from(answer.count()).unwrap_or(0);
+        let items = answer.take_kvs().into_iter().map(key_value).collect::<Result<Vec<_>>>()?;
+        let remaining = found.saturating_sub(items.len() as u64);
+        Ok(Page { items, revision, remaining })
+    }
+
     /// Converts etcd's error about a revision into the store's, with the revisions that it leaves out.
     async fn explain(&self, requested: Revision, failure: Failure) -> Error {
         match failure {
@@ -145,19 +174,22 @@ impl Store for EtcdStore {
     async fn list(&self, prefix: &str, options: ListOptions) -> Result<Page> {
         let (first, end) = prefix_range(prefix);
         let from = options.start.map_or(first.clone(), |start| start.into_bytes().max(first));
-        let limit = i64::try_from(options.limit).unwrap_or(i64::MAX);
-        let range =
-            GetOptions::new().with_range(end).with_limit(limit).with_revision(options.revision);
-        let mut answer = match call("list", self.kv.clone().get(from, Some(range))).await {
-            Ok(answer) => answer,
-            Err(failure) => return Err(self.explain(options.revision, failure).await),
-        };
-        let revision =
-            if options.revision == 0 { revision_of(answer.header()) } else { options.revision };
-        let found = u64::try_from(answer.count()).unwrap_or(0);
-        let items = answer.take_kvs().into_iter().map(key_value).collect::<Result<Vec<_>>>()?;
-        let remaining = found.saturating_sub(items.len() as u64);
-        Ok(Page { items, revision, remaining })
+        let most = if options.limit == 0 { usize::MAX } else { options.limit };
+        let mut page = self.range(from, &end, most.min(FIRST_ITEMS), options.revision).await?;
+        let mut bytes: usize = page.items.iter().map(|item| item.value.len()).sum();
+        loop {
+            let so_far = page.items.len();
+            let next = following(so_far, bytes).min(most.saturating_sub(so_far));
+            let Some(last) = page.items.last().filter(|_| page.remaining > 0 && next > 0) else {
+                return Ok(page);
+            };
+            let from = format!("{}\0", last.key).into_bytes();
+            let more = self.range(from, &end, next, page.revision).await?;
+            bytes =
+                more.items.iter().map(|item| item.value.len()).sum::<usize>().saturating_add(bytes);
+            page.remaining = more.remaining;
+            page.items.extend(more.items);
+        }
     }
 
     async fn put(
@@ -229,6 +261,17 @@ impl Store for EtcdStore {
             },
         }
     }
+}
+
+/// How many items to request next for a page that has so many, of so many bytes; 0 when it is full.
+/// etcd bounds an answer by a number only, so it follows the size of the items that are known.
+fn following(items: usize, bytes: usize) -> usize {
+    let left = PAGE_BYTES.saturating_sub(bytes);
+    if left == 0 {
+        return 0;
+    }
+    let average = bytes.checked_div(items).unwrap_or(0).max(1);
+    (left / average).clamp(1, items.saturating_mul(GROWTH).max(FIRST_ITEMS))
 }
 
 /// First key and end of the range of keys that start with `prefix`.

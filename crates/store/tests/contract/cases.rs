@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use longshore_store::{Error, Expect, KeyValue, ListOptions, Page, Store};
+use longshore_store::{Error, Expect, KeyValue, ListOptions, PAGE_BYTES, Page, Store};
 
 pub(crate) type Shared = Arc<dyn Store>;
 
@@ -133,6 +133,34 @@ pub(crate) async fn list_pages_are_of_one_revision(store: Shared) {
     assert_eq!((exact.items.len(), exact.remaining), (10, 0));
 }
 
+pub(crate) async fn list_pages_end_after_so_many_bytes(store: Shared) {
+    const VALUE: usize = 256 << 10;
+    // etcd is asked for so many before their size is known
+    const AT_FIRST: usize = 32;
+    let value = "x".repeat(VALUE);
+    let mut created = Vec::new();
+    for i in 0..20 {
+        created.push(create(&store, &format!("/large/{i:03}"), "x").await);
+    }
+    for i in 20..120 {
+        created.push(create(&store, &format!("/large/{i:03}"), &value).await);
+    }
+    let (mut found, mut start, mut revision) = (Vec::new(), None, 0);
+    loop {
+        let page =
+            store.list("/large/", ListOptions { start, limit: 500, revision }).await.unwrap();
+        let bytes: usize = page.items.iter().map(|item| item.value.len()).sum();
+        assert!(bytes <= PAGE_BYTES + AT_FIRST * VALUE, "{bytes}");
+        found.extend(page.items);
+        assert_eq!(page.remaining, 120 - found.len() as u64);
+        if page.remaining == 0 {
+            break;
+        }
+        (start, revision) = (found.last().map(|item| format!("{}\0", item.key)), page.revision);
+    }
+    assert!(found == created, "{} of {}", found.len(), created.len());
+}
+
 pub(crate) async fn list_prefixes_are_of_bytes(store: Shared) {
     let all = [
         "/registry/pods",
@@ -174,10 +202,17 @@ pub(crate) async fn values_of_any_size(store: Shared) {
             .await
             .unwrap();
     }
-    assert_eq!(
-        list(&store, "/many/").await.items.iter().map(|kv| kv.value.len()).sum::<usize>(),
-        7_000_000
-    );
+    let (mut sum, mut start) = (0, None);
+    loop {
+        let page =
+            store.list("/many/", ListOptions { start, ..ListOptions::default() }).await.unwrap();
+        sum += page.items.iter().map(|kv| kv.value.len()).sum::<usize>();
+        if page.remaining == 0 {
+            break;
+        }
+        start = page.items.last().map(|last| format!("{}\0", last.key));
+    }
+    assert_eq!(sum, 7_000_000);
 }
 
 pub(crate) async fn compaction_removes_history(store: Shared) {

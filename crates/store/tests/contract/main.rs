@@ -29,6 +29,7 @@ contract! {
     cases::create_update_delete
     cases::recreated_key_is_a_new_key
     cases::list_pages_are_of_one_revision
+    cases::list_pages_end_after_so_many_bytes
     cases::list_prefixes_are_of_bytes
     cases::values_of_any_size
     cases::compaction_removes_history

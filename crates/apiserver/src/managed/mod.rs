@@ -1,0 +1,202 @@
+//! The managers of objects' fields, and server-side apply, for the served kinds: the crate
+//! `managedfields` with the merge rules and versions of this server. `operations` calls it before a write
+//! is prepared, so that a client owns what it sent and not what the server made of it.
+//!
+//! Current limitations: an apply of a pod's `resize` or `ephemeralcontainers` owns all that it lists.
+
+mod options;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use longshore_managedfields::{
+    ApplyError, Schema, Set, Target, TypeId, Versions, Writer, same_but_for_times,
+};
+use serde_json::{Value, json};
+
+pub(crate) use options::{Apply, manager};
+
+use crate::api_types::{Gvk, Resource};
+use crate::kinds;
+use crate::object;
+use crate::schema::{Decoded, MAX_DEPTH, decode, json, value};
+use crate::status::{Cause, StatusError};
+
+/// The manager of what a cluster starts with.
+pub(crate) const APISERVER: &str = "kube-apiserver";
+/// The manager of what this server does in place of a controller.
+pub(crate) const CONTROLLER: &str = "kube-controller-manager";
+
+/// Who applies, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Applier<'a> {
+    /// The name of the manager.
+    pub(crate) manager: &'a str,
+    /// Whether fields of others are taken.
+    pub(crate) force: bool,
+}
+
+/// The groups that one stored kind is served in.
+struct Groups<'a> {
+    resource: &'a Resource,
+}
+
+impl Versions for Groups<'_> {
+    fn convert(&self, object: &Value, api_version: &str) -> Option<(Value, &Schema, TypeId)> {
+        let of_version = |gvk: Gvk| gvk.api_version() == api_version;
+        let other = kinds::resources().find(|other| {
+            other.kind == self.resource.kind
+                && other.same_storage(self.resource)
+                && of_version(other.gvk())
+        })?;
+        let rules = schema::rules();
+        let own = object["apiVersion"].as_str().unwrap_or_default();
+        let from = kinds::resources()
+            .find(|from| from.same_storage(self.resource) && from.gvk().api_version() == own)
+            .unwrap_or(self.resource);
+        let stored = kinds::to_storage(from, object.clone());
+        let converted = kinds::from_storage(other, stored);
+        Some((converted, &rules.schema, rules.of(other.gvk())))
+    }
+}
+
+/// Fields that a write leaves as they are stored.
+fn reset(resource: &Resource, subresource: &str) -> Set<'static> {
+    let strategy = kinds::strategy(resource);
+    match subresource {
+        "status" => Set::of_fields(strategy.reset_by_status),
+        "approval" => Set::of_fields(&["spec", "status.certificate"]),
+        _ if resource.has_status() => Set::of_fields(strategy.reset),
+        _ => Set::new(),
+    }
+}
+
+fn with_target<T>(
+    resource: &Resource,
+    subresource: &str,
+    write: impl FnOnce(&Target<'_>, &str) -> T,
+) -> T {
+    let rules = schema::rules();
+    let target = Target {
+        schema: &rules.schema,
+        of: rules.of(resource.gvk()),
+        api_version: &resource.gvk().api_version(),
+        kind: resource.kind,
+        subresource,
+        reset: &reset(resource, subresource),
+        versions: &Groups { resource },
+    };
+    write(&target, &object::now().to_string())
+}
+
+/// Records the manager of a new object, which has its defaults.
+pub(crate) fn record_create(resource: &Resource, manager: &str, object: &mut Value) {
+    record_update(resource, "", manager, &json!({}), object);
+}
+
+/// Records what an update of the stored object changes.
+pub(crate) fn record_update(
+    resource: &Resource,
+    subresource: &str,
+    manager: &str,
+    current: &Value,
+    new: &mut Value,
+) {
+    with_target(resource, subresource, |target, now| {
+        longshore_managedfields::update(target, current, new, Writer { manager, now });
+    });
+}
+
+/// Reads the body of an apply, which is YAML or JSON.
+pub(crate) fn read(body: &[u8]) -> Result<Decoded, StatusError> {
+    let is_json = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    if is_json && let Ok(decoded) = json(body) {
+        return Ok(decoded);
+    }
+    decode(body, Some("application/yaml")).map_err(|error| match error.code {
+        400 => StatusError::bad_request(format!("error decoding YAML: {}", error.message)),
+        _ => error,
+    })
+}
+
+/// Applies an object to the stored one, or to none (`{}`).
+pub(crate) fn apply(
+    resource: &Resource,
+    subresource: &str,
+    current: &Value,
+    patch: &Value,
+    applier: Applier<'_>,
+) -> Result<Value, StatusError> {
+    let Applier { manager, force } = applier;
+    if !patch.is_object() {
+        return Err(StatusError::bad_request("error decoding YAML: the body is no object"));
+    }
+    let applied = with_target(resource, subresource, |target, now| {
+        longshore_managedfields::apply(target, current, patch, Writer { manager, now }, force)
+    });
+    let object = applied.map_err(|error| refusal(error, None))?;
+    if value::depth(&object) > MAX_DEPTH {
+        return Err(StatusError::bad_request(format!(
+            "the applied object is nested deeper than {MAX_DEPTH} levels"
+        )));
+    }
+    Ok(object)
+}
+
+/// Applies the replicas that a Scale names to the workload.
+pub(crate) fn apply_scale(
+    resource: &Resource,
+    current: &Value,
+    scale: &Value,
+    applier: Applier<'_>,
+) -> Result<Value, StatusError> {
+    let Applier { manager, force } = applier;
+    let mut patch = json!({"apiVersion": resource.gvk().api_version(), "kind": resource.kind});
+    if let Some(replicas) = scale["spec"].get("replicas") {
+        patch["spec"] = json!({ "replicas": replicas });
+    }
+    with_target(resource, "scale", |target, now| {
+        longshore_managedfields::apply(target, current, &patch, Writer { manager, now }, force)
+    })
+    .map_err(|error| refusal(error, Some("autoscaling/v1")))
+}
+
+/// An apply that is refused, as clients know it. Managers in `version` are named by that.
+fn refusal(error: ApplyError, version: Option<&'static str>) -> StatusError {
+    match error {
+        ApplyError::Kind(_) | ApplyError::ManagedFields => {
+            StatusError::bad_request(error.to_string())
+        }
+        ApplyError::Conflicts(mut conflicts) => {
+            if let Some(version) = version {
+                for conflict in &mut conflicts {
+                    conflict.with.api_version = version.into();
+                }
+            }
+            let cause = |conflict: &longshore_managedfields::Conflict| Cause {
+                reason: "FieldManagerConflict",
+                message: format!("conflict with {}", conflict.manager()),
+                field: conflict.path.clone(),
+            };
+            let causes = conflicts.iter().map(cause).collect();
+            StatusError::apply_conflict(ApplyError::Conflicts(conflicts).to_string(), causes)
+        }
+        other => StatusError::internal_plain(other.to_string()),
+    }
+}
+
+/// Takes the times of the stored managers back when nothing but times would be written.
+pub(crate) fn keep_times(new: &mut Value, current: &Value) {
+    let managers = |object: &Value| object["metadata"].get("managedFields").cloned();
+    let (Some(of_new), Some(of_current)) = (managers(new), managers(current)) else { return };
+    if of_new == of_current || !same_but_for_times(&of_new, &of_current) {
+        return;
+    }
+    let set = |object: &mut Value, list: Value| {
+        object::metadata_mut(object).insert("managedFields".into(), list);
+    };
+    set(new, of_current);
+    if new != current {
+        set(new, of_new);
+    }
+}
