@@ -192,7 +192,7 @@ struct Unread(Mutex<Option<Arc<Change>>>);
 
 impl Unread {
     fn change(&self) -> MutexGuard<'_, Option<Arc<Change>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
