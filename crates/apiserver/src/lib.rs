@@ -48,11 +48,13 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use admission::plugins::{PluginError, Plugins};
-pub use auth::AuthenticationConfig;
+pub use admission::services::NodePorts;
+pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
+pub use server::{TlsSettings, TlsVersion};
 pub use tokens::TokenConfig;
 
 use crate::admission::services::ServiceAllocator;
@@ -78,17 +80,23 @@ pub struct Config {
     pub cert_dir: PathBuf,
     /// Addresses of services.
     pub service_range: Cidr,
+    /// The ports of nodes that services get.
+    pub node_ports: NodePorts,
     /// The CA of client certificates; without it, the one in `cert_dir`.
     pub client_ca: Option<PathBuf>,
     /// The CA with which clients in the cluster verify this server; without it, the one in `cert_dir`.
     pub root_ca: Option<PathBuf>,
     /// The serving certificate; without it, one in `cert_dir`.
     pub serving: Option<Identity>,
+    /// How clients may connect.
+    pub tls: TlsSettings,
     /// The client certificate for kubelets; without it, one in `cert_dir`.
     pub kubelet_client: Option<Identity>,
     /// The CA of the kubelets' serving certificates; without it, this cluster's where it approves them
     /// by itself, and else they are not verified.
     pub kubelet_ca: Option<PathBuf>,
+    /// Which of a node's addresses are used, by type, the first that it has.
+    pub kubelet_address_types: Vec<String>,
     /// How long events are kept.
     pub event_ttl: Duration,
     /// How often old revisions are forgotten: after one to two intervals.
@@ -113,6 +121,8 @@ pub struct Config {
     pub gates: FeatureGates,
     /// The limits of requests in flight.
     pub requests: RequestLimits,
+    /// How long a request may take that is no watch and opens no connection.
+    pub request_timeout: Duration,
     /// How many connections may be open.
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
@@ -193,7 +203,9 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let tls = Arc::new(Tls::new(&serving, &client_ca)?);
+        let front_proxy = config.authentication.front_proxy.clone();
+        let front_proxy_ca = front_proxy.as_ref().map(|known| known.ca_file.as_path());
+        let tls = Arc::new(Tls::new(&serving, &config.tls, &client_ca, front_proxy_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
         kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
@@ -215,11 +227,19 @@ impl Server {
         let api = Arc::new(Api {
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
-            services: ServiceAllocator::new(config.service_range, config.plugins),
+            services: ServiceAllocator::new(
+                config.service_range,
+                config.node_ports,
+                config.plugins,
+            ),
             event_ttl: config.event_ttl,
             advertised,
             tokens,
             root_ca,
+            authentication_data: tasks::bootstrap::authentication_data(
+                &client_ca,
+                front_proxy.as_ref(),
+            )?,
         });
         tasks::bootstrap::run(&api).await?;
         if api.authorizer.has(Mode::Rbac) {
@@ -236,7 +256,12 @@ impl Server {
             }
             None => Vec::new(),
         };
-        let kubelet = KubeletClient::new(&kubelet_client, &kubelet_authorities, advertised)?;
+        let kubelet = KubeletClient::new(
+            &kubelet_client,
+            &kubelet_authorities,
+            advertised,
+            config.kubelet_address_types,
+        )?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
@@ -244,6 +269,7 @@ impl Server {
             kubelet,
             config.gates,
             config.requests,
+            config.request_timeout,
             stop.clone(),
         ));
         Ok(Server {
@@ -302,6 +328,7 @@ impl Server {
                 }
             },
             tasks::bootstrap::keep(&self.api, parts.clone()),
+            tasks::addresses::run(&self.api, parts.clone()),
             serviceaccounts::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),

@@ -4,6 +4,7 @@
 //! Called by `operations` before each write.
 
 pub(crate) mod certificates;
+mod ingresses;
 pub(crate) mod limits;
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
@@ -54,6 +55,7 @@ pub(crate) async fn mutate_create(
             pods::admit_create(registry, resource, object).await?;
         }
         "Node" => nodes::taint_not_ready(object),
+        "Ingress" => ingresses::admit_create(registry, object).await?,
         "PriorityClass" => {
             let name = object::name(object);
             pods::admit_priority_class(registry, resource, name, Some(object)).await?;
@@ -76,6 +78,9 @@ pub(crate) async fn validate_create(
             None
         }
         "Pod" => pod_security::admit_pod(registry, resource, object).await?,
+        _ if resource.group == "admissionregistration.k8s.io" => {
+            Some(format!("{}: it is stored, and has no effect on this server", resource.kind))
+        }
         _ if resource.namespaced => pod_security::warn_template(registry, object).await?,
         _ => None,
     };

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use longshore_tls::Verdict;
 
 use super::bootstrap::{self, BootstrapToken};
+use super::front_proxy::FrontProxyConfig;
 use super::token_file::TokenFile;
 use crate::kinds::core;
 use crate::operations::Api;
@@ -32,6 +33,8 @@ pub struct AuthenticationConfig {
     pub bootstrap_tokens: bool,
     /// Tokens of a file, with lines of `token,user,uid,"group,group"`.
     pub token_file: Option<PathBuf>,
+    /// The front proxies whose headers name users.
+    pub front_proxy: Option<FrontProxyConfig>,
     /// Tokens of service accounts.
     pub tokens: TokenConfig,
 }
@@ -42,6 +45,7 @@ impl Default for AuthenticationConfig {
             anonymous: true,
             bootstrap_tokens: true,
             token_file: None,
+            front_proxy: None,
             tokens: TokenConfig::default(),
         }
     }
@@ -81,6 +85,7 @@ pub(crate) struct Authenticator {
     anonymous: bool,
     bootstrap_tokens: bool,
     file: TokenFile,
+    front_proxy: Option<FrontProxyConfig>,
 }
 
 impl Authenticator {
@@ -95,17 +100,22 @@ impl Authenticator {
                 .map(TokenFile::load)
                 .transpose()?
                 .unwrap_or_default(),
+            front_proxy: config.front_proxy.clone(),
         })
     }
 
     /// Authenticates a request. Removes bearer tokens from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
-        peer: &Verdict,
+        (peer, front_proxy): (&Verdict, &Verdict),
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
-        let certified = peer.user().map(|user| user.map(User::from));
         let token = take_bearer(headers);
+        let vouched = self.front_proxy.as_ref().and_then(|known| known.user(front_proxy, headers));
+        if let Some(user) = vouched {
+            return Ok(user);
+        }
+        let certified = peer.user().map(|user| user.map(User::from));
         if let Ok(Some(user)) = certified {
             return Ok(user);
         }

@@ -39,6 +39,8 @@ pub(crate) struct Api {
     pub(crate) tokens: Tokens,
     /// What verifies this server's certificate, in PEM.
     pub(crate) root_ca: String,
+    /// Data of the config map with which other servers verify clients as this one does.
+    pub(crate) authentication_data: serde_json::Map<String, Value>,
 }
 
 impl Api {

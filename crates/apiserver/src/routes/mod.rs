@@ -2,9 +2,11 @@
 //! verb.
 
 mod body;
+mod components;
 mod connect;
 mod impersonation;
 mod limits;
+mod links;
 mod lists;
 mod logs;
 mod metrics;
@@ -52,8 +54,6 @@ use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
 
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Answers requests.
 pub(crate) struct Router {
     api: Arc<Api>,
@@ -61,6 +61,7 @@ pub(crate) struct Router {
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: Metrics,
+    request_timeout: Duration,
     stop: CancellationToken,
     limits: Limits,
 }
@@ -104,6 +105,7 @@ impl Router {
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
+        request_timeout: Duration,
         stop: CancellationToken,
     ) -> Router {
         Router {
@@ -112,6 +114,7 @@ impl Router {
             kubelet,
             gates,
             metrics: Metrics::default(),
+            request_timeout,
             stop,
             limits: Limits::new(requests),
         }
@@ -188,16 +191,17 @@ impl Router {
                     head,
                     body: body.take(),
                 };
-                timeout(REQUEST_TIMEOUT, self.dispatch(call)).await
+                timeout(self.request_timeout, self.dispatch(call)).await
             }
-            _ => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
+            _ => timeout(self.request_timeout, self.system(line, &head.headers)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
-        let caller = self.authenticator.caller(&peer.verdict, &mut head.headers).await;
+        let caller =
+            self.authenticator.caller((&peer.verdict, &peer.front_proxy), &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             peer.unauthenticated();
         }
@@ -245,6 +249,7 @@ impl Router {
         match call.verb {
             "create" if call.resource.kind == "Binding" => self.bind_named(call).await,
             "create" if call.resource.storage.is_empty() => self.review(call).await,
+            _ if call.resource.kind == "ComponentStatus" => self.components(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
             "get" => self.get(call).await,

@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use body::LargeAnswers;
 pub(crate) use body::{Body, BoxError, Memory, RequestGuard};
 pub(crate) use tls::{Tls, load, provider};
+pub use tls::{TlsSettings, TlsVersion};
 
 use crate::routes::Router;
 
@@ -55,6 +56,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Peer {
     /// The result of the verification of its certificate.
     pub(crate) verdict: Verdict,
+    /// The same of its certificate as a front proxy's.
+    pub(crate) front_proxy: Verdict,
     connection: Arc<Connection>,
     is_http2: bool,
     /// It is to be closed after the responses in flight.
@@ -159,16 +162,20 @@ async fn connection(
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake"),
         Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
-    let (verdict, is_http2) = {
+    let (verdict, front_proxy, is_http2) = {
         let (_, session) = stream.get_mut();
         session.set_buffer_limit(Some(SEND_BUFFER));
-        (tls.verify(session.peer_certificates()), session.alpn_protocol() == Some(b"h2"))
+        let chain = session.peer_certificates();
+        let is_http2 = session.alpn_protocol() == Some(b"h2");
+        (tls.verify(chain), tls.verify_front_proxy(chain), is_http2)
     };
-    if let Verdict::Untrusted(reason) = &verdict {
+    let is_front_proxy = matches!(front_proxy, Verdict::User { .. });
+    if let (Verdict::Untrusted(reason), false) = (&verdict, is_front_proxy) {
         tracing::info!(%reason, "untrusted client certificate");
     }
     let peer = Arc::new(Peer {
         verdict,
+        front_proxy,
         connection: tracked,
         is_http2,
         close: stop.child_token(),
