@@ -73,6 +73,22 @@ macro_rules! flags {
             #[arg(short, long, default_value = "0")]
             pub v: u32,
         }
+
+        impl Flags {
+            /// The flags that were given and have no effect.
+            pub fn without_effect(&self) -> Vec<String> {
+                let mut given = Vec::new();
+                $(if self.$accepted.is_some() {
+                    given.push(stringify!($accepted).replace('_', "-"));
+                })*
+                $(if self.$accepted_switch.is_some() {
+                    given.push(stringify!($accepted_switch).replace('_', "-"));
+                })*
+                // what is not refused of these is in force
+                given.retain(|flag| !matches!(flag.as_str(), "tls-min-version" | "tls-cipher-suites"));
+                given
+            }
+        }
     };
 }
 
@@ -200,14 +216,14 @@ flags! {
         cluster_signing_kubelet_serving_cert_file cluster_signing_kubelet_serving_key_file
         cluster_signing_legacy_unknown_cert_file cluster_signing_legacy_unknown_key_file
         concurrent_device_taint_eviction_syncs concurrent_ephemeralvolume_syncs
-        concurrent_resource_claim_syncs concurrent_service_syncs
+        concurrent_resourceclaim_syncs concurrent_service_syncs
         concurrent_validating_admission_policy_status_syncs controller_shutdown_timeout
         controller_start_interval disabled_metrics emulated_version
         endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
         feature_gates flex_volume_plugin_dir http2_max_streams_per_connection
-        kube_api_content_type legacy_service_account_token_clean_up_period log_flush_frequency
+        kube_api_content_type leader_migration_config legacy_service_account_token_clean_up_period log_flush_frequency
         log_json_info_buffer_size log_text_info_buffer_size logging_format
-        min_resync_period mirroring_endpointslice_updates_batch_period
+        min_compatibility_version min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
         node_sync_period pv_recycler_increment_timeout_nfs
         pv_recycler_minimum_timeout_hostpath pv_recycler_minimum_timeout_nfs
@@ -217,15 +233,16 @@ flags! {
         requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
         requestheader_username_headers route_reconciliation_period
         service_account_private_key_file service_cluster_ip_range
-        show_hidden_metrics_for_version tls_cipher_suites tls_min_version tls_sni_cert_key vmodule
+        show_hidden_metrics_for_version tls_cipher_suites tls_curve_preferences tls_min_version tls_sni_cert_key vmodule
         volume_host_cidr_denylist
     }
     accepted_switches {
         authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        disable_force_detach_on_timeout enable_dynamic_provisioning enable_garbage_collector
-        enable_leader_migration log_text_split_stream
-        permit_address_sharing permit_port_sharing profiling volume_host_allow_local_loopback
+        disable_force_detach_on_timeout disable_http2_serving enable_dynamic_provisioning enable_garbage_collector
+        enable_leader_migration log_json_split_stream log_text_split_stream
+        permit_address_sharing permit_port_sharing profiling
+        unsupported_kube_api_over_localhost volume_host_allow_local_loopback
     }
 }
 
@@ -343,6 +360,9 @@ impl Flags {
         if self.tls_cipher_suites.iter().any(|suites| !suites.is_empty()) {
             return Err(FlagError::Unsupported("tls-cipher-suites"));
         }
+        if self.tls_curve_preferences.iter().any(|curves| !curves.is_empty()) {
+            return Err(FlagError::Unsupported("tls-curve-preferences"));
+        }
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path)
                 .map_err(|source| FlagError::File { path: path.clone(), source })
@@ -397,6 +417,40 @@ impl Flags {
 mod tests {
     use super::*;
 
+    /// Every flag of kube-controller-manager 1.36, from its `--help`.
+    const UPSTREAM: &str = include_str!("../tests/data/flags-1.36.txt");
+
+    #[test]
+    fn flags_of_upstream_are_all_known() {
+        use clap::CommandFactory;
+        let command = Flags::command();
+        let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        let unknown: Vec<_> = UPSTREAM.lines().filter(|flag| !known.contains(flag)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// What `kubeadm init` writes into the static pod's manifest.
+    #[test]
+    fn flags_of_kubeadm_start_the_program() {
+        let line = "kube-controller-manager --allocate-node-cidrs=true \
+            --authentication-kubeconfig=/etc/kubernetes/controller-manager.conf \
+            --authorization-kubeconfig=/etc/kubernetes/controller-manager.conf \
+            --bind-address=127.0.0.1 --client-ca-file=/etc/kubernetes/pki/ca.crt \
+            --cluster-cidr=10.244.0.0/16 --cluster-name=kubernetes \
+            --cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt \
+            --cluster-signing-key-file=/etc/kubernetes/pki/ca.key \
+            --controllers=*,bootstrapsigner,tokencleaner \
+            --kubeconfig=/etc/kubernetes/controller-manager.conf --leader-elect=true \
+            --requestheader-client-ca-file=/etc/kubernetes/pki/front-proxy-ca.crt \
+            --service-account-private-key-file=/etc/kubernetes/pki/sa.key \
+            --service-cluster-ip-range=10.96.0.0/12 --use-service-account-credentials=true";
+        let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
+        assert!(flags.selected().is_ok() && flags.settings().is_ok());
+        let ignored = flags.without_effect();
+        assert!(ignored.contains(&"authentication-kubeconfig".to_owned()), "{ignored:?}");
+        assert!(!ignored.contains(&"cluster-cidr".to_owned()), "{ignored:?}");
+    }
+
     fn selected(list: &str) -> Result<Vec<&'static str>, String> {
         let flags = Flags::try_parse_from(["x", &format!("--controllers={list}")]).unwrap();
         let selected = flags.selected().map_err(|error| error.to_string())?;
@@ -446,6 +500,7 @@ mod tests {
             ("--tls-min-version=VersionTLS12", false),
             ("--tls-min-version=VersionTLS13", true),
             ("--tls-cipher-suites=TLS_AES_128_GCM_SHA256", true),
+            ("--tls-curve-preferences=29", true),
         ] {
             let flags = Flags::try_parse_from(["x", flag]).unwrap();
             assert_eq!(flags.settings().is_err(), fails, "{flag}");
