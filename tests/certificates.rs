@@ -74,7 +74,7 @@ async fn certificate_client_fails_over_to_another_apiserver() {
         Node::start(&host, &kubeconfig, &first.client_ca(), options(json!({}), &[])).unwrap();
     let client = client(admin).await;
     first.daemon().check_running().unwrap();
-    let mut cluster = Cluster { node, apiserver: second, client, host };
+    let mut cluster = Cluster { node, controllers: None, apiserver: second, client, host };
     cluster.create("before", script(FOREVER)).await;
     cluster.until_ready("before").await;
 
@@ -162,7 +162,7 @@ async fn certificate_bootstrap_and_renewal_after_downtime() {
     let config = json!({"rotateCertificates": true, "serverTLSBootstrap": true});
     let node = Node::start(&host, &kubeconfig, &apiserver.client_ca(), options(config, &flags));
     let client = client(apiserver.admin_kubeconfig()).await;
-    let mut cluster = Cluster { node: node.unwrap(), apiserver, client, host };
+    let mut cluster = Cluster { node: node.unwrap(), controllers: None, apiserver, client, host };
     let ready = async |cluster: &Cluster| {
         wait_until(TIMEOUT, "the node is Ready", async || cluster.node_ready().await)
             .await
@@ -235,7 +235,7 @@ async fn certificate_expiry_is_reported_and_recovered() {
     let node =
         Node::start(&host, &kubeconfig, &apiserver.client_ca(), options(json!({}), &[])).unwrap();
     let client = client(apiserver.admin_kubeconfig()).await;
-    let mut cluster = Cluster { node, apiserver, client, host };
+    let mut cluster = Cluster { node, controllers: None, apiserver, client, host };
     wait_until(TIMEOUT, "the static pod runs", async || {
         match cluster.host.ctr(["tasks", "ls"]).unwrap() {
             tasks if tasks.matches("RUNNING").count() >= 2 => Ok(()),

@@ -99,7 +99,7 @@ async fn until_unmounted(root: &Path) {
 
 #[tokio::test]
 async fn claim_is_waited_for_and_mounted() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with_volumes(json!({})).await;
     let data = cluster.host.dir().join("data");
     fs::create_dir(&data).unwrap();
     fs::write(data.join("file"), "here").unwrap();
@@ -125,7 +125,7 @@ async fn claim_is_waited_for_and_mounted() {
 
 #[tokio::test]
 async fn claim_block_volume_is_a_device() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with_volumes(json!({})).await;
     let disk = Disk::new(&cluster.host, "disk");
     fs::write(cluster.host.dir().join("disk-head"), "magic").unwrap();
     let head = format!("if={}/disk-head", cluster.host.dir().display());
@@ -149,7 +149,7 @@ async fn claim_block_volume_is_a_device() {
 
 #[tokio::test]
 async fn claim_volumes_of_vanished_pods_are_unmounted() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::start_with_volumes(json!({})).await;
     let disk = Disk::new(&cluster.host, "disk");
     bind(&cluster, "disk", json!({"local": {"path": disk.device}}), "Filesystem").await;
     let stays = cluster.create("stays", spec(FOREVER, "disk", false)).await;
@@ -203,6 +203,7 @@ async fn claim_mount_continues_after_a_kill() {
     fs::write(dir.join("hold"), "").unwrap();
     let path = format!("{}:{}", dir.join("bin").display(), std::env::var("PATH").unwrap());
     let mut cluster = Cluster::with_env(host, json!({}), &[("PATH", &path)]).await;
+    cluster.start_volume_controllers();
     let names = ["before-kept", "before-gone", "after-kept", "after-gone"];
     let disks = names.map(|name| Disk::new(&cluster.host, name));
     let mut uids = Vec::new();

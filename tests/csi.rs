@@ -112,7 +112,7 @@ async fn attach(cluster: &Cluster, name: &str) -> VolumeAttachment {
 #[tokio::test]
 async fn csi_migrated_volumes_use_the_driver() {
     const AWS: &str = "ebs.csi.aws.com";
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with_volumes(json!({})).await;
     let source = json!({"volumeID": "aws://eu-west-1a/vol-1", "fsType": "ext4"});
     volume(&cluster, "pv", json!({"csi": null, "awsElasticBlockStore": source})).await;
     let write = |text: &str| format!("echo -n {text} > /data/file; {FOREVER}");
@@ -239,7 +239,7 @@ async fn csi_block_volume_is_mapped() {
 
 #[tokio::test]
 async fn csi_driver_outage_delays_only_its_pods() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with_volumes(json!({})).await;
     make::<CSIDriver>(&cluster, DRIVER, json!({"spec": no_attach()})).await;
     volume(&cluster, "pv", json!({})).await;
     cluster.create("waits", with_claim("pv", FOREVER)).await;

@@ -197,7 +197,7 @@ async fn volume_host_path_types_are_checked() {
 
 #[tokio::test]
 async fn volume_errors_match_upstream() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::start_with_volumes(json!({})).await;
     let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
     let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), "default");
     let put = async |name: &str, source: Value| {
@@ -284,7 +284,7 @@ async fn volume_errors_match_upstream() {
 /// A claim that is deleted stays for its pod, which goes on with it, whatever befalls the daemon.
 #[tokio::test]
 async fn volume_claim_deleted_during_use() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::start_with_volumes(json!({})).await;
     let data = cluster.host.dir().join("data");
     fs::create_dir(&data).unwrap();
     let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), "default");

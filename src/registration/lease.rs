@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error};
+use longshore_base::retry::Delays;
 use longshore_base::time;
 use longshore_client::{Item, object, optional};
 use tokio::sync::watch;
@@ -38,18 +39,22 @@ pub async fn renew(
         node,
         lease: None,
     };
-    let mut pause = BACKOFF_BASE;
+    let mut delays = Delays::doubling(BACKOFF_BASE, BACKOFF_MAX.min(interval));
+    let mut is_failing = false;
     loop {
         let outcome = tokio::time::timeout(interval, controller.renew()).await;
-        match outcome {
-            Ok(Ok(())) => {
-                if pause > BACKOFF_BASE {
-                    info!("lease renewed again");
-                }
-                pause = BACKOFF_BASE;
-                tokio::time::sleep(interval).await;
-                continue;
+        if let Ok(Ok(())) = outcome {
+            if std::mem::take(&mut is_failing) {
+                info!("lease renewed again");
+                delays.reset();
             }
+            tokio::time::sleep(interval).await;
+            continue;
+        }
+        is_failing = true;
+        let pause = delays.next_delay();
+        match outcome {
+            Ok(Ok(())) => {}
             Ok(Err(RenewError::NoNode)) => {}
             Ok(Err(RenewError::Api(error))) => {
                 warn!(retry = ?pause, "cannot renew the node's lease: {error}")
@@ -57,7 +62,6 @@ pub async fn renew(
             Err(_) => warn!(retry = ?pause, "cannot renew the node's lease within {interval:?}"),
         }
         tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(BACKOFF_MAX.min(interval));
     }
 }
 

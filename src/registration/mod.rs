@@ -24,6 +24,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Client, Error as KubeError};
+use longshore_base::retry::Delays;
 use longshore_base::time;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_client::{Item, Reports, object};
@@ -102,8 +103,9 @@ impl Registration {
 
     async fn register(&mut self) {
         self.startup.registration_started();
-        let mut pause = BACKOFF_BASE;
+        let mut delays = Delays::doubling(BACKOFF_BASE, BACKOFF_MAX);
         loop {
+            let pause = delays.next_delay();
             match self.try_register().await {
                 Ok(node) => {
                     info!(node = self.config.node_name, "node registered");
@@ -112,7 +114,6 @@ impl Registration {
                 Err(error) => warn!(retry = ?pause, "cannot register the node: {error}"),
             }
             tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2).min(BACKOFF_MAX);
         }
     }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use longshore_base::retry::Delays;
 use longshore_base::{panics, time};
 use longshore_metrics::Registry;
 use longshore_pod::spec;
@@ -50,7 +51,7 @@ struct Entry {
     writing: bool,
     /// The status changed during a write.
     again: bool,
-    failures: u32,
+    retries: Delays,
     /// When a failed write is retried.
     retry_at: Option<Instant>,
 }
@@ -151,7 +152,7 @@ impl StatusWriter {
             queued: false,
             writing: false,
             again: false,
-            failures: 0,
+            retries: Delays::doubling(RETRY_BASE, RETRY_MAX),
             retry_at: None,
         });
         let is_new = finish || version(pod) > entry.written_version;
@@ -229,12 +230,10 @@ impl StatusWriter {
             }
             // A static pod gets another mirror pod.
             Outcome::Gone | Outcome::Failed => {
-                let wait = RETRY_BASE.saturating_mul(1 << entry.failures.min(8)).min(RETRY_MAX);
-                entry.failures += 1;
-                entry.retry_at = Some(time::after(wait));
+                entry.retry_at = Some(time::after(entry.retries.next_delay()));
             }
             Outcome::Taken { version } => {
-                entry.failures = 0;
+                entry.retries.reset();
                 entry.written = job.wanted;
                 entry.written_version = entry.written_version.max(version);
                 if entry.is_written()

@@ -4,10 +4,11 @@
 //! container runs.
 
 use std::num::NonZero;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -72,7 +73,7 @@ impl StartupSlot {
     }
 
     fn set_permit(&self, held: Option<AbortOnDropHandle<()>>) {
-        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = held;
+        *self.permit.lock() = held;
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::retry::Delays;
 use longshore_base::time;
 use longshore_pod::observed::{self, ObservedPod};
 use longshore_pod::spec::{self, describe};
@@ -104,7 +105,7 @@ pub(super) async fn stop(
             () = deadline.passed() => {}
         }
     }
-    let mut pause = RETRY_BASE;
+    let mut delays = Delays::doubling(RETRY_BASE, RETRY_MAX);
     loop {
         let at = deadline.at();
         let grace = deadline.left().max(LEAST);
@@ -122,11 +123,10 @@ pub(super) async fn stop(
         let message = format!("error killing pod: {error}");
         context.pod_events.pod(&pod, true, "FailedKillPod", &message);
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(delays.next_delay()) => {}
             // It has exited for another reason.
             _ = observed.wait_for(|seen| !may_run(seen, &run.id)) => return,
         }
-        pause = pause.saturating_mul(2).min(RETRY_MAX);
     }
 }
 

@@ -26,7 +26,7 @@ pub async fn cluster_with(
     options: CsiOptions,
     object: Value,
 ) -> (Cluster, CsiDriver) {
-    let cluster = Cluster::start_with(config).await;
+    let cluster = Cluster::start_with_volumes(config).await;
     let name = options.name.clone();
     let driver = driver(&cluster, options);
     if object.is_object() {

@@ -19,7 +19,7 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use longshore_testkit::fakecri::FaultProxy;
-use longshore_testkit::{Apiserver, BUSYBOX, Host, NodeOptions, wait_until};
+use longshore_testkit::{Apiserver, BUSYBOX, Controllers, Host, NodeOptions, wait_until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -28,6 +28,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Cluster {
     pub node: longshore_testkit::Node,
+    pub controllers: Option<Controllers>,
     pub apiserver: Apiserver,
     pub client: Client,
     pub host: Host,
@@ -42,6 +43,19 @@ impl Cluster {
     pub async fn start_with(config: Value) -> Self {
         let host = Host::start().expect("a host");
         Self::on(host, config).await
+    }
+
+    /// The same with the controllers of volumes.
+    pub async fn start_with_volumes(config: Value) -> Self {
+        let mut cluster = Self::start_with(config).await;
+        cluster.start_volume_controllers();
+        cluster
+    }
+
+    pub fn start_volume_controllers(&mut self) {
+        let admin = self.apiserver.admin_kubeconfig();
+        let controllers = Controllers::start_for_volumes(&self.host, &admin);
+        self.controllers = Some(controllers.expect("controllers"));
     }
 
     pub async fn on(host: Host, config: Value) -> Self {
@@ -68,7 +82,7 @@ impl Cluster {
             options,
         )
         .expect("a node");
-        Self { node, apiserver, client, host }
+        Self { node, controllers: None, apiserver, client, host }
     }
 
     /// With a runtime that the node reaches through a proxy.

@@ -1,15 +1,24 @@
-//! A range of service addresses, such as `10.96.0.0/12`.
+//! Ranges of addresses, such as `10.96.0.0/12`.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::str::FromStr;
 
-/// An address range in CIDR notation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    first: IpAddr,
-    prefix: u8,
+use ipnet::{IpAdd, IpNet};
+
+/// A range of addresses in CIDR notation; the address may be any of it. As Go's lenient parser for
+/// lengths, and as its strict one for addresses.
+pub(crate) fn parse(text: &str) -> Option<IpNet> {
+    let (address, length) = text.split_once('/')?;
+    if !length.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()
 }
+
+/// A range of service addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr(IpNet);
 
 /// Why a text is no range of service addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,43 +34,29 @@ pub enum CidrError {
 impl Cidr {
     /// How many addresses services can have: all but the first and, for IPv4, the last.
     pub fn size(&self) -> u64 {
-        let hosts = 1u64 << (self.bits() - self.prefix);
-        hosts.saturating_sub(if self.first.is_ipv4() { 2 } else { 1 })
+        let bits = self.0.max_prefix_len().saturating_sub(self.0.prefix_len());
+        let all = 1u64.checked_shl(bits.into()).unwrap_or(u64::MAX);
+        all.saturating_sub(if self.0.addr().is_ipv4() { 2 } else { 1 })
     }
 
     /// The address for services at an index from 0; 0 is that of `default/kubernetes`.
     pub fn address(&self, index: u64) -> IpAddr {
-        from_number(self.first, to_number(self.first) + u128::from(index) + 1)
+        let index = index.saturating_add(1);
+        match self.0.network() {
+            IpAddr::V4(first) => first.saturating_add(index.try_into().unwrap_or(u32::MAX)).into(),
+            IpAddr::V6(first) => first.saturating_add(index.into()).into(),
+        }
     }
 
     /// Whether a service may have this address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.first.is_ipv4()
-            && (1..=u128::from(self.size()))
-                .contains(&to_number(address).wrapping_sub(to_number(self.first)))
+        let is_last = address.is_ipv4() && address == self.0.broadcast();
+        self.0.contains(&address) && address != self.0.network() && !is_last
     }
 
     /// `IPv4` or `IPv6`, as in `spec.ipFamilies`.
     pub fn family(&self) -> &'static str {
-        if self.first.is_ipv4() { "IPv4" } else { "IPv6" }
-    }
-
-    fn bits(&self) -> u8 {
-        if self.first.is_ipv4() { 32 } else { 128 }
-    }
-}
-
-fn to_number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u128::from(u32::from(address)),
-        IpAddr::V6(address) => u128::from(address),
-    }
-}
-
-fn from_number(like: IpAddr, number: u128) -> IpAddr {
-    match like {
-        IpAddr::V4(_) => Ipv4Addr::from(number as u32).into(),
-        IpAddr::V6(_) => Ipv6Addr::from(number).into(),
+        if self.0.addr().is_ipv4() { "IPv4" } else { "IPv6" }
     }
 }
 
@@ -69,24 +64,18 @@ impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Cidr, CidrError> {
-        let malformed = || CidrError::Malformed(text.to_owned());
-        let (address, prefix) = text.split_once('/').ok_or_else(malformed)?;
-        let address: IpAddr = address.parse().map_err(|_| malformed())?;
-        let prefix: u8 = prefix.parse().map_err(|_| malformed())?;
-        let (shortest, longest) = if address.is_ipv4() { (8, 30) } else { (96, 126) };
-        if !(shortest..=longest).contains(&prefix) {
+        let net = parse(text).ok_or_else(|| CidrError::Malformed(text.to_owned()))?;
+        let (shortest, longest) = if net.addr().is_ipv4() { (8, 30) } else { (96, 126) };
+        if !(shortest..=longest).contains(&net.prefix_len()) {
             return Err(CidrError::Length(text.to_owned(), shortest, longest));
         }
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        let host_bits = bits - prefix;
-        let first = to_number(address) >> host_bits << host_bits;
-        Ok(Cidr { first: from_number(address, first), prefix })
+        Ok(Cidr(net.trunc()))
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}/{}", self.first, self.prefix)
+        self.0.fmt(formatter)
     }
 }
 

@@ -12,12 +12,11 @@ use hyper::body::{Body, Incoming};
 use hyper::header::HeaderValue;
 use hyper::{Request, Response, header};
 use hyper_util::rt::TokioIo;
-use longshore_tls::roots;
+use longshore_tls::{NoVerifier, roots};
 use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::client::danger::ServerCertVerifier;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
@@ -26,8 +25,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use crate::pki::{self, Identity};
-use crate::server::{load, provider};
+use crate::pki::{self, Identity, load, provider};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -110,8 +108,10 @@ impl KubeletClient {
         own: SocketAddr,
         address_types: Vec<String>,
     ) -> pki::Result<KubeletClient> {
-        let trusting = connector(Some(identity), Arc::new(AcceptAnyServerCert(provider())))?;
-        let unknown = connector(None, Arc::new(AcceptAnyServerCert(provider())))?;
+        // Nodes without a certificate authority have self-signed serving certificates, which cannot be
+        // verified.
+        let trusting = connector(Some(identity), Arc::new(NoVerifier(provider())))?;
+        let unknown = connector(None, Arc::new(NoVerifier(provider())))?;
         let verifying = match authorities {
             [] => trusting.clone(),
             [first, ..] => {
@@ -311,47 +311,6 @@ fn connector(
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))
-}
-
-/// Nodes without a certificate authority have self-signed serving certificates, which cannot be verified.
-#[derive(Debug)]
-struct AcceptAnyServerCert(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AcceptAnyServerCert {
-    fn verify_server_cert(
-        &self,
-        _leaf: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

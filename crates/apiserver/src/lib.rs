@@ -1,6 +1,6 @@
 //! The companion apiserver: the part of the Kubernetes API that a node and `kubectl` need,
 //! over a revisioned store. Data flows one way:
-//! `server` (TLS) → `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
+//! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
 //! Current limitations: no server-side apply, no admission webhooks, and one apiserver per store.
 
@@ -25,17 +25,16 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod response_body;
 mod routes;
 pub mod schema;
 pub mod selector;
-mod server;
 mod serviceaccounts;
 pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
 mod user;
-mod volumes;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -43,6 +42,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_base::connections;
+use longshore_serving::tls::{
+    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
+};
+use longshore_serving::{Options, serve};
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -54,7 +57,6 @@ pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
-pub use server::{TlsSettings, TlsVersion};
 pub use tokens::TokenConfig;
 
 use crate::admission::services::ServiceAllocator;
@@ -65,7 +67,6 @@ use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
 use crate::routes::Router;
-use crate::server::Tls;
 use crate::tokens::Tokens;
 
 /// Everything that an apiserver is started with.
@@ -89,7 +90,7 @@ pub struct Config {
     /// The serving certificate; without it, one in `cert_dir`.
     pub serving: Option<Identity>,
     /// How clients may connect.
-    pub tls: TlsSettings,
+    pub tls: TlsOptions,
     /// The client certificate for kubelets; without it, one in `cert_dir`.
     pub kubelet_client: Option<Identity>,
     /// The CA of the kubelets' serving certificates; without it, this cluster's where it approves them
@@ -111,12 +112,8 @@ pub struct Config {
     pub approve_kubelet_serving: bool,
     /// The maximum duration of certificates that the cluster signs.
     pub signing_duration: Duration,
-    /// Whether claims are bound to volumes here, rather than by a controller manager.
-    pub bind_volumes: bool,
     /// Whether deleted namespaces are emptied here, rather than by a controller manager.
     pub empty_namespaces: bool,
-    /// Whether data of hostPath volumes below `/tmp` of this machine is deleted with the volume.
-    pub delete_host_paths: bool,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -127,6 +124,17 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+}
+
+/// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// The oldest version, such as `VersionTLS13`; none older than 1.2 is spoken.
+    pub min_version: String,
+    /// The suites of TLS 1.2, by their IANA names.
+    pub cipher_suites: Vec<String>,
+    /// The key exchanges, by their numbers.
+    pub curves: Vec<i32>,
 }
 
 /// The limits of requests in flight, without long-running ones such as watches. Zero is no limit.
@@ -159,10 +167,23 @@ pub enum Error {
     /// Certificates could not be made or read.
     #[error(transparent)]
     Pki(#[from] pki::Error),
+    /// The serving certificate or the CA of clients cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
 }
+
+/// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
+/// of them sends a request into a connection that is just being closed.
+const CONNECTIONS: Options = Options {
+    idle_timeout: Duration::from_secs(120),
+    unauthorized_idle_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    close_timeout: connections::FIRST_REQUEST_TIMEOUT,
+    completes_requests: true,
+    ..Options::DEFAULT
+};
 
 /// An apiserver that is ready to serve.
 pub struct Server {
@@ -174,8 +195,6 @@ pub struct Server {
     api: Arc<Api>,
     pki: Pki,
     signing: certificates::Settings,
-    /// Settings of the volume controllers; `None`: disabled.
-    volumes: Option<volumes::Settings>,
     /// Whether deleted namespaces are emptied here.
     empty_namespaces: bool,
     compaction_interval: Duration,
@@ -204,8 +223,8 @@ impl Server {
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
         let front_proxy = config.authentication.front_proxy.clone();
-        let front_proxy_ca = front_proxy.as_ref().map(|known| known.ca_file.as_path());
-        let tls = Arc::new(Tls::new(&serving, &config.tls, &client_ca, front_proxy_ca)?);
+        let front_proxy_ca = front_proxy.iter().map(|known| known.ca_file.clone()).collect();
+        let tls = Arc::new(tls(&serving, &config.tls, client_ca.clone(), front_proxy_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
         kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
@@ -285,9 +304,6 @@ impl Server {
                 life: config.signing_duration,
                 own_names,
             },
-            volumes: config
-                .bind_volumes
-                .then_some(volumes::Settings { delete_host_paths: config.delete_host_paths }),
             empty_namespaces: config.empty_namespaces,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
@@ -313,18 +329,19 @@ impl Server {
                 stop.cancelled().await;
                 parts.cancel();
             },
-            server::serve(self.listener, self.tls, self.router, self.connections, parts.clone()),
+            serve(
+                self.listener,
+                Some(self.tls),
+                self.router,
+                Options { limits: self.connections, ..CONNECTIONS },
+                parts.clone(),
+            ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::aggregation::run(&self.api, parts.clone()),
             certificates::run(&self.api, &self.pki, self.signing, parts.clone()),
             async {
                 if self.empty_namespaces {
                     tasks::namespaces::run(&self.api, parts.clone()).await;
-                }
-            },
-            async {
-                if let Some(settings) = self.volumes {
-                    volumes::run(&self.api, settings, parts.clone()).await;
                 }
             },
             tasks::bootstrap::keep(&self.api, parts.clone()),
@@ -337,6 +354,26 @@ impl Server {
             ),
         );
     }
+}
+
+/// Serves with `identity`; clients are to show certificates of the CAs in the file `client_ca`.
+fn tls(
+    identity: &Identity,
+    options: &TlsOptions,
+    client_ca: PathBuf,
+    front_proxy_ca: Vec<PathBuf>,
+) -> Result<Tls, TlsError> {
+    let settings = TlsSettings {
+        certificate: ServingCertificate::Files {
+            pairs: vec![(identity.certificate.clone(), identity.key.clone())],
+            awaits_signing: false,
+            reload: true,
+        },
+        client_ca: Some(ClientCaFile { path: client_ca, reload: true }),
+        provider: Arc::new(provider(&options.cipher_suites, &options.curves)?),
+        versions: versions(&options.min_version),
+    };
+    Tls::with_further_clients(settings, front_proxy_ca)
 }
 
 /// The kubeconfig of a user in a group.

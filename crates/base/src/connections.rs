@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::SetOnce;
+use tracing::debug;
 
 use crate::budget::{Budget, Holder, Priority, Share};
+use crate::panics;
 
 /// Timeout of the TLS handshake, and of the head of the first request.
 pub const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
@@ -52,6 +54,39 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// The pause after a connection that could not be accepted: files are short.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves the connections of a listener until dropped, each in a task of its own. Of more than `most` at
+/// once, the oldest one of the address with the most is closed, so that idle clients do not lock out
+/// others. This is for ports whose clients show no credentials, or few of which are of any use.
+pub async fn serve<F, T>(listener: TcpListener, most: usize, serve: F)
+where
+    F: Fn(TcpStream, SocketAddr) -> T,
+    T: Future<Output = ()> + Send + 'static,
+{
+    let limiter = ConnectionLimiter::new(Limits { unauthorized: most, authorized: 0, reserved: 0 });
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                debug!(%error, "accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (connection, closed) = limiter.accept(address.ip());
+        let work = serve(stream, address);
+        tokio::spawn(panics::contain(async move {
+            let _connection = connection;
+            tokio::select! {
+                () = work => {}
+                reason = closed => debug!(%address, %reason, "closed"),
+            }
+        }));
+    }
 }
 
 /// Limits of connections.
@@ -328,6 +363,8 @@ mod tests {
     use std::pin::pin;
     use std::task::Waker;
 
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
     use crate::budget::Priority;
 
@@ -370,6 +407,29 @@ mod tests {
         assert!(sixth.authorize(&user("a")), "the place of an authorized one is free again");
         assert!(is_over(&mut third_evicted), "the sixth came in its place");
         assert_eq!(limiter.unauthorized().connections.len(), 1);
+    }
+
+    // Finding 8
+    #[tokio::test]
+    async fn connection_limit_of_a_port_makes_way_for_the_newest() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let echo = |mut stream: TcpStream, _| async move {
+            let (mut reader, mut writer) = stream.split();
+            let _ = tokio::io::copy(&mut reader, &mut writer).await;
+        };
+        let server = tokio::spawn(serve(listener, 8, echo));
+        let mut idle = Vec::new();
+        for _ in 0..50 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"x").await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), b'x');
+        for stream in &mut idle[..40] {
+            assert!(stream.read_u8().await.is_err(), "the oldest are closed");
+        }
+        server.abort();
     }
 
     // Finding 8

@@ -61,6 +61,16 @@ pub fn contain<W: Future>(work: W) -> impl Future<Output = Result<W::Output, Pan
     })
 }
 
+/// As [`contain`], with another result instead of a panic. The work is on the heap, and dropped as soon
+/// as it has a result.
+pub fn contained<W: Future>(
+    work: W,
+    panicked: impl FnOnce() -> W::Output,
+) -> impl Future<Output = W::Output> {
+    let work = contain(work);
+    async { work.await.unwrap_or_else(|_| panicked()) }
+}
+
 /// As [`contain`], for synchronous work.
 ///
 /// # Errors
@@ -153,6 +163,8 @@ mod tests {
         assert!(error.to_string().contains("of this work"), "{error}");
         assert_eq!(dropped.load(Ordering::SeqCst), 1, "what it held is given back");
         assert_eq!(contain(async { 7 }).await, Ok(7));
+        assert_eq!(contained(async { panic!("with another result") }, || 8).await, 8);
+        assert_eq!(contained(async { 7 }, || 8).await, 7);
         assert!(blocking(|| panic!("on another thread")).await.is_err());
         assert_eq!(blocking(|| 7).await, Ok(7));
         assert!(task(async { panic!("in a task") }).await.is_err());

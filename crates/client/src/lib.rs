@@ -16,6 +16,7 @@ pub mod events;
 mod kubeconfig;
 pub mod objects;
 mod response_body;
+pub mod reviews;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
 pub mod scripted;

@@ -1,14 +1,18 @@
 //! The command line of kube-controller-manager.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
+use k8s_openapi::api::core::v1::Pod;
 use longshore_client::ConfigSource;
+use longshore_client::reviews::DecisionTtls;
 use longshore_duration::GoDuration;
 use longshore_informer::LeaderConfig;
 
+use crate::cluster_settings::{Recycler, RecyclerSettings};
+use crate::serving::PortOptions;
 use crate::{ClusterSettings, Controller, Settings, all};
 
 /// A duration in Go's syntax.
@@ -63,9 +67,30 @@ macro_rules! flags {
             /// Its key.
             #[arg(long)]
             pub(crate) tls_private_key_file: Option<PathBuf>,
+            /// The CA of client certificates.
+            #[arg(long)]
+            client_ca_file: Option<PathBuf>,
+            /// The minimum version of TLS.
+            #[arg(long, default_value = "", value_parser = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"])]
+            tls_min_version: String,
+            /// The cipher suites of TLS 1.2.
+            #[arg(long, value_delimiter = ',')]
+            tls_cipher_suites: Vec<String>,
+            /// Not supported: no value but an empty one is taken.
+            #[arg(long, hide = true, value_parser = [""])]
+            tls_curve_preferences: Option<String>,
+            /// The paths that are served without credentials; those that end with `*` are prefixes.
+            #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
+            authorization_always_allow_paths: Vec<String>,
             /// The certificate that pods verify the apiserver with.
             #[arg(long)]
             root_ca_file: Option<PathBuf>,
+            /// The template of pods that recycle hostPath volumes.
+            #[arg(long)]
+            pv_recycler_pod_template_filepath_hostpath: Option<PathBuf>,
+            /// The template of pods that recycle NFS volumes.
+            #[arg(long)]
+            pv_recycler_pod_template_filepath_nfs: Option<PathBuf>,
             /// The address ranges of pods.
             #[arg(long, value_delimiter = ',')]
             cluster_cidr: Vec<String>,
@@ -84,8 +109,6 @@ macro_rules! flags {
                 $(if self.$accepted_switch.is_some() {
                     given.push(stringify!($accepted_switch).replace('_', "-"));
                 })*
-                // what is not refused of these is in force
-                given.retain(|flag| !matches!(flag.as_str(), "tls-min-version" | "tls-cipher-suites"));
                 given
             }
         }
@@ -102,6 +125,15 @@ flags! {
         bind_address: IpAddr = "0.0.0.0";
         /// The port to serve on; 0 serves nothing.
         secure_port: u16 = "10257";
+        /// How long the user of a token is cached.
+        #[arg(value_parser = duration)]
+        authentication_token_webhook_cache_ttl: Duration = "10s";
+        /// How long a decision that allows is cached.
+        #[arg(value_parser = duration)]
+        authorization_webhook_cache_authorized_ttl: Duration = "10s";
+        /// How long a decision that denies is cached.
+        #[arg(value_parser = duration)]
+        authorization_webhook_cache_unauthorized_ttl: Duration = "10s";
         /// How long others wait before they take over the lease.
         #[arg(value_parser = duration)]
         leader_elect_lease_duration: Duration = "15s";
@@ -150,6 +182,18 @@ flags! {
         concurrent_resource_quota_syncs: usize = "5";
         /// Workers of HorizontalPodAutoscalers.
         concurrent_horizontal_pod_autoscaler_syncs: usize = "5";
+        /// Workers of ResourceClaims.
+        concurrent_resourceclaim_syncs: usize = "50";
+        /// Workers of ephemeral volumes.
+        concurrent_ephemeralvolume_syncs: usize = "5";
+        /// The least time that recycling a hostPath volume may take, in seconds.
+        pv_recycler_minimum_timeout_hostpath: i64 = "60";
+        /// The time for each GiB of it, in seconds.
+        pv_recycler_timeout_increment_hostpath: i64 = "30";
+        /// The least time that recycling an NFS volume may take, in seconds.
+        pv_recycler_minimum_timeout_nfs: i64 = "300";
+        /// The time for each GiB of it, in seconds.
+        pv_recycler_increment_timeout_nfs: i64 = "30";
         /// Endpoints in a slice.
         max_endpoints_per_slice: usize = "100";
         /// How often the health of nodes is checked.
@@ -200,23 +244,25 @@ flags! {
         allocate_node_cidrs = "false";
         /// Whether claims of its classes get directories of nodes as volumes.
         enable_hostpath_provisioner = "false";
+        /// Whether volumes are provisioned for claims.
+        enable_dynamic_provisioning = "true";
+        /// Whether volumes stay attached to unhealthy nodes however long they have them mounted.
+        disable_force_detach_on_timeout = "false";
         /// Accepted: all controllers use the credentials of the program.
         use_service_account_credentials = "false";
     }
     accepted {
         allow_metric_labels allow_metric_labels_manifest attach_detach_reconcile_sync_period
-        authentication_kubeconfig authentication_token_webhook_cache_ttl
-        authorization_always_allow_paths authorization_kubeconfig
-        authorization_webhook_cache_authorized_ttl authorization_webhook_cache_unauthorized_ttl
-        cert_dir cidr_allocator_type client_ca_file cloud_config cloud_provider cluster_name
+        authentication_kubeconfig authorization_kubeconfig
+        cert_dir cidr_allocator_type cloud_config cloud_provider cluster_name
         cluster_signing_cert_file cluster_signing_duration cluster_signing_key_file
         cluster_signing_kube_apiserver_client_cert_file
         cluster_signing_kube_apiserver_client_key_file
         cluster_signing_kubelet_client_cert_file cluster_signing_kubelet_client_key_file
         cluster_signing_kubelet_serving_cert_file cluster_signing_kubelet_serving_key_file
         cluster_signing_legacy_unknown_cert_file cluster_signing_legacy_unknown_key_file
-        concurrent_device_taint_eviction_syncs concurrent_ephemeralvolume_syncs
-        concurrent_resourceclaim_syncs concurrent_service_syncs
+        concurrent_device_taint_eviction_syncs
+        concurrent_service_syncs
         concurrent_validating_admission_policy_status_syncs controller_shutdown_timeout
         controller_start_interval disabled_metrics emulated_version
         endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
@@ -225,21 +271,18 @@ flags! {
         log_json_info_buffer_size log_text_info_buffer_size logging_format
         min_compatibility_version min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
-        node_sync_period pv_recycler_increment_timeout_nfs
-        pv_recycler_minimum_timeout_hostpath pv_recycler_minimum_timeout_nfs
-        pv_recycler_pod_template_filepath_hostpath pv_recycler_pod_template_filepath_nfs
-        pv_recycler_timeout_increment_hostpath pvclaimbinder_sync_period
+        node_sync_period pvclaimbinder_sync_period
         requestheader_allowed_names requestheader_client_ca_file
         requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
         requestheader_username_headers route_reconciliation_period
         service_account_private_key_file service_cluster_ip_range
-        show_hidden_metrics_for_version tls_cipher_suites tls_curve_preferences tls_min_version tls_sni_cert_key vmodule
+        show_hidden_metrics_for_version tls_sni_cert_key vmodule
         volume_host_cidr_denylist
     }
     accepted_switches {
         authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        disable_force_detach_on_timeout disable_http2_serving enable_dynamic_provisioning enable_garbage_collector
+        disable_http2_serving enable_garbage_collector
         enable_leader_migration log_json_split_stream log_text_split_stream
         permit_address_sharing permit_port_sharing profiling
         unsupported_kube_api_over_localhost volume_host_allow_local_loopback
@@ -248,7 +291,6 @@ flags! {
 
 /// Controllers of upstream that do not exist here yet; naming one is a warning.
 const MISSING: &[&str] = &[
-    "attachdetach",
     "bootstrap-signer-controller",
     "bootstrapsigner",
     "certificatesigningrequest-approving-controller",
@@ -257,18 +299,6 @@ const MISSING: &[&str] = &[
     "csrapproving",
     "csrsigning",
     "clusterrole-aggregation",
-    "ephemeral-volume",
-    "ephemeral-volume-controller",
-    "persistentvolume-attach-detach-controller",
-    "persistentvolume-binder",
-    "persistentvolume-binder-controller",
-    "persistentvolume-expander",
-    "persistentvolume-expander-controller",
-    "persistentvolume-protection-controller",
-    "persistentvolumeclaim-protection-controller",
-    "pv-protection",
-    "pvc-protection",
-    "resourceclaim-controller",
     "token-cleaner-controller",
     "tokencleaner",
 ];
@@ -279,9 +309,14 @@ pub enum FlagError {
     /// There is no such controller.
     #[error("{0:?} is not in the list of known controllers")]
     UnknownController(String),
-    /// A flag asks for a protection that is not there.
-    #[error("--{0} is not supported: it would have no effect")]
-    Unsupported(&'static str),
+    /// A file is not the template of a pod.
+    #[error("{}: not the template of a pod: {reason}", path.display())]
+    Template {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        reason: String,
+    },
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     File {
@@ -348,24 +383,42 @@ impl Flags {
         })
     }
 
+    /// The port, unless there is none.
+    pub(crate) fn port(&self) -> Option<PortOptions> {
+        (self.secure_port != 0).then(|| PortOptions {
+            address: SocketAddr::new(self.bind_address, self.secure_port),
+            certificate: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+            client_ca: self.client_ca_file.clone(),
+            tls_min_version: self.tls_min_version.clone(),
+            cipher_suites: self.tls_cipher_suites.clone(),
+            always_allow_paths: self.authorization_always_allow_paths.clone(),
+            token_ttl: self.authentication_token_webhook_cache_ttl,
+            decision_ttls: DecisionTtls {
+                allowed: self.authorization_webhook_cache_authorized_ttl,
+                denied: self.authorization_webhook_cache_unauthorized_ttl,
+            },
+        })
+    }
+
     /// The settings of controllers.
     ///
     /// # Errors
-    /// A file cannot be read, or a flag asks for a protection that is not there.
+    /// A file cannot be read.
     pub fn settings(&self) -> Result<Settings, FlagError> {
-        let ports_have = |version: &String| version.is_empty() || version == "VersionTLS12";
-        if !self.tls_min_version.iter().all(ports_have) {
-            return Err(FlagError::Unsupported("tls-min-version"));
-        }
-        if self.tls_cipher_suites.iter().any(|suites| !suites.is_empty()) {
-            return Err(FlagError::Unsupported("tls-cipher-suites"));
-        }
-        if self.tls_curve_preferences.iter().any(|curves| !curves.is_empty()) {
-            return Err(FlagError::Unsupported("tls-curve-preferences"));
-        }
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path)
                 .map_err(|source| FlagError::File { path: path.clone(), source })
+        };
+        let template = |path: &Option<PathBuf>| -> Result<Option<Pod>, FlagError> {
+            let Some(path) = path.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
+                return Ok(None);
+            };
+            let options = serde_saphyr::options! { with_snippet: false };
+            let pod = serde_saphyr::from_str_with_options(&read(path)?, options);
+            pod.map(Some).map_err(|error| FlagError::Template {
+                path: path.clone(),
+                reason: error.to_string(),
+            })
         };
         Ok(Settings {
             deployment_workers: self.concurrent_deployment_syncs,
@@ -394,6 +447,22 @@ impl Flags {
                 terminated_pod_threshold: self.terminated_pod_gc_threshold,
                 allocate_node_cidrs: self.allocate_node_cidrs,
                 enable_hostpath_provisioner: self.enable_hostpath_provisioner,
+                enable_dynamic_provisioning: self.enable_dynamic_provisioning,
+                disable_force_detach_on_timeout: self.disable_force_detach_on_timeout,
+                resource_claim_workers: self.concurrent_resourceclaim_syncs,
+                ephemeral_volume_workers: self.concurrent_ephemeralvolume_syncs,
+                recyclers: RecyclerSettings {
+                    host_path: Recycler {
+                        minimum: self.pv_recycler_minimum_timeout_hostpath,
+                        increment: self.pv_recycler_timeout_increment_hostpath,
+                        template: template(&self.pv_recycler_pod_template_filepath_hostpath)?,
+                    },
+                    nfs: Recycler {
+                        minimum: self.pv_recycler_minimum_timeout_nfs,
+                        increment: self.pv_recycler_increment_timeout_nfs,
+                        template: template(&self.pv_recycler_pod_template_filepath_nfs)?,
+                    },
+                },
                 cluster_cidrs: self.cluster_cidr.clone(),
                 node_mask_v4: self.node_cidr_mask_size_ipv4,
                 node_mask_v6: self.node_cidr_mask_size_ipv6,
@@ -472,6 +541,20 @@ mod tests {
     }
 
     #[test]
+    fn flags_read_templates_of_recyclers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let flag = format!("--pv-recycler-pod-template-filepath-nfs={}", file.path().display());
+        let settings = || Flags::try_parse_from(["x", &flag]).unwrap().settings();
+        std::fs::write(file.path(), "kind: Pod\nspec: {containers: [{name: c, image: scrub}]}\n")
+            .unwrap();
+        let pod = settings().unwrap().cluster.recyclers.nfs.template.unwrap();
+        assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("scrub"));
+        std::fs::write(file.path(), "spec: none").unwrap();
+        let error = settings().unwrap_err().to_string();
+        assert!(error.contains("not the template of a pod"), "{error}");
+    }
+
+    #[test]
     fn flags_are_those_of_upstream() {
         let flags = Flags::try_parse_from([
             "x",
@@ -497,13 +580,17 @@ mod tests {
         assert_eq!(format!("{:?}", default.settings().unwrap()), same, "the same defaults");
         assert!(Flags::try_parse_from(["x", "--no-such-flag"]).is_err());
         for (flag, fails) in [
-            ("--tls-min-version=VersionTLS12", false),
-            ("--tls-min-version=VersionTLS13", true),
-            ("--tls-cipher-suites=TLS_AES_128_GCM_SHA256", true),
-            ("--tls-curve-preferences=29", true),
+            ("--tls-min-version=VersionTLS13", false),
+            ("--tls-min-version=VersionTLS14", true),
+            ("--client-ca-file=/ca", false),
         ] {
-            let flags = Flags::try_parse_from(["x", flag]).unwrap();
-            assert_eq!(flags.settings().is_err(), fails, "{flag}");
+            assert_eq!(Flags::try_parse_from(["x", flag]).is_err(), fails, "{flag}");
         }
+        let paths = ["/healthz", "/readyz", "/livez"];
+        assert_eq!(default.port().unwrap().always_allow_paths, paths);
+        let flags = ["x", "--authorization-always-allow-paths=/metrics,/live*", "--secure-port=1"];
+        let port = Flags::try_parse_from(flags).unwrap().port().unwrap();
+        assert_eq!((port.always_allow_paths.len(), port.address.port()), (2, 1));
+        assert!(Flags::try_parse_from(["x", "--secure-port=0"]).unwrap().port().is_none());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+
 /// One field for each flag.
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
@@ -67,6 +69,44 @@ pub struct ClusterSettings {
     pub hpa_initial_readiness: Duration,
     /// `--enable-hostpath-provisioner`
     pub enable_hostpath_provisioner: bool,
+    /// `--enable-dynamic-provisioning`
+    pub enable_dynamic_provisioning: bool,
+    /// `--pv-recycler-…`
+    pub recyclers: RecyclerSettings,
+    /// `--disable-force-detach-on-timeout`
+    pub disable_force_detach_on_timeout: bool,
+    /// `--concurrent-ephemeralvolume-syncs`
+    pub ephemeral_volume_workers: usize,
+    /// `--concurrent-resourceclaim-syncs`
+    pub resource_claim_workers: usize,
+}
+
+/// The pods that remove the data of volumes with the reclaim policy `Recycle`.
+#[derive(Clone, Debug)]
+pub struct RecyclerSettings {
+    /// Of hostPath volumes.
+    pub host_path: Recycler,
+    /// Of NFS volumes.
+    pub nfs: Recycler,
+}
+
+/// The pods of one kind of volume.
+#[derive(Clone, Debug)]
+pub struct Recycler {
+    /// `--pv-recycler-minimum-timeout-…`, in seconds.
+    pub minimum: i64,
+    /// `--pv-recycler-increment-timeout-nfs`, `--pv-recycler-timeout-increment-hostpath`, in seconds
+    /// for each GiB of the volume.
+    pub increment: i64,
+    /// The content of `--pv-recycler-pod-template-filepath-…`; its first volume is replaced.
+    pub template: Option<Pod>,
+}
+
+impl Default for RecyclerSettings {
+    fn default() -> Self {
+        let recycler = |minimum| Recycler { minimum, increment: 30, template: None };
+        Self { host_path: recycler(60), nfs: recycler(300) }
+    }
 }
 
 impl Default for ClusterSettings {
@@ -103,6 +143,11 @@ impl Default for ClusterSettings {
             hpa_cpu_initialization: Duration::from_secs(300),
             hpa_initial_readiness: Duration::from_secs(30),
             enable_hostpath_provisioner: false,
+            enable_dynamic_provisioning: true,
+            recyclers: RecyclerSettings::default(),
+            disable_force_detach_on_timeout: false,
+            ephemeral_volume_workers: 5,
+            resource_claim_workers: 50,
         }
     }
 }

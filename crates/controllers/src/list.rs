@@ -44,5 +44,13 @@ controllers! {
     "disruption-controller" "disruption" true crate::disruption::run;
     "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" true crate::podautoscaler::run;
     "certificatesigningrequest-cleaner-controller" "csrcleaner" true crate::csrcleaner::run;
+    "persistentvolume-binder-controller" "persistentvolume-binder" true crate::volumes::run_binder;
+    "persistentvolume-attach-detach-controller" "attachdetach" true crate::volumes::run_attach_detach;
+    "persistentvolume-expander-controller" "persistentvolume-expander" true crate::volumes::run_expander;
+    "persistentvolumeclaim-protection-controller" "pvc-protection" true crate::volumes::run_claim_protection;
+    "persistentvolume-protection-controller" "pv-protection" true crate::volumes::run_volume_protection;
+    "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
+    "ephemeral-volume-controller" "ephemeral-volume" true crate::volumes::run_ephemeral;
+    "resourceclaim-controller" "resourceclaim-controller" true crate::resourceclaim::run;
     "hostpath-provisioner" "hostpath-provisioner" true crate::hostpathprovisioner::run;
 }

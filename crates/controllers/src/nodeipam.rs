@@ -1,14 +1,14 @@
 //! Gives each node its part of `--cluster-cidr`, with `--allocate-node-cidrs`.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
 
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use longshore_client::events::{EventType, Recorder};
-use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of, run_workers};
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::error;
 
@@ -31,79 +31,52 @@ enum CidrError {
 /// PURE: a range that is divided into parts of one size.
 #[derive(Debug)]
 struct Range {
-    /// The first address, in the low bits.
-    base: u128,
-    is_v6: bool,
-    prefix: u8,
+    net: IpNet,
+    /// The prefix length of the parts.
     mask: u8,
-    used: BTreeSet<u128>,
+    used: BTreeSet<IpNet>,
 }
 
-fn parse(text: &str) -> Option<(IpAddr, u8)> {
+/// A range in CIDR notation; the address may be any of it.
+fn parse(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
-    Some((address.parse().ok()?, prefix.parse().ok()?))
-}
-
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u128::from(u32::from(address)),
-        IpAddr::V6(address) => u128::from(address),
-    }
+    IpNet::new(address.parse().ok()?, prefix.parse().ok()?).ok()
 }
 
 impl Range {
     fn new(text: &str, mask_v4: u8, mask_v6: u8) -> Result<Self, CidrError> {
-        let (address, prefix) = parse(text).ok_or_else(|| CidrError::Syntax(text.to_owned()))?;
-        let is_v6 = address.is_ipv6();
-        let (width, mask) = if is_v6 { (128, mask_v6) } else { (32, mask_v4) };
+        let net = parse(text).ok_or_else(|| CidrError::Syntax(text.to_owned()))?.trunc();
+        let mask = if net.addr().is_ipv6() { mask_v6 } else { mask_v4 };
         // More than 16 bits between them are more nodes than any cluster has.
-        if prefix > width || mask < prefix || mask > width || mask - prefix > 16 {
+        let bits = mask.checked_sub(net.prefix_len());
+        if mask > net.max_prefix_len() || bits.is_none_or(|bits| bits > 16) {
             return Err(CidrError::Mask { cidr: text.to_owned(), mask });
         }
-        let host = u32::from(width - prefix);
-        let base = bits(address).checked_shr(host).unwrap_or(0).checked_shl(host).unwrap_or(0);
-        Ok(Self { base, is_v6, prefix, mask, used: BTreeSet::new() })
+        Ok(Self { net, mask, used: BTreeSet::new() })
     }
 
-    fn shift(&self) -> u32 {
-        u32::from(if self.is_v6 { 128 } else { 32 } - self.mask)
-    }
-
-    fn part(&self, index: u128) -> String {
-        let address = self.base | index.checked_shl(self.shift()).unwrap_or(0);
-        let address = match (self.is_v6, u32::try_from(address)) {
-            (false, Ok(address)) => IpAddr::V4(Ipv4Addr::from(address)),
-            _ => IpAddr::V6(Ipv6Addr::from(address)),
-        };
-        format!("{address}/{}", self.mask)
-    }
-
-    /// The number of the part that has the address.
-    fn index(&self, text: &str) -> Option<u128> {
-        let (address, _) = parse(text)?;
-        let index = bits(address).checked_sub(self.base)?.checked_shr(self.shift()).unwrap_or(0);
-        (address.is_ipv6() == self.is_v6 && index < self.size()).then_some(index)
-    }
-
-    fn size(&self) -> u128 {
-        1_u128.checked_shl(u32::from(self.mask - self.prefix)).unwrap_or(u128::MAX)
+    /// The part that has the address.
+    fn part(&self, text: &str) -> Option<IpNet> {
+        let address = parse(text)?.addr();
+        let part = IpNet::new(address, self.mask).ok()?.trunc();
+        self.net.contains(&address).then_some(part)
     }
 
     fn occupy(&mut self, text: &str) {
-        self.used.extend(self.index(text));
+        self.used.extend(self.part(text));
     }
 
     fn release(&mut self, text: &str) {
-        if let Some(index) = self.index(text) {
-            self.used.remove(&index);
+        if let Some(part) = self.part(text) {
+            self.used.remove(&part);
         }
     }
 
     fn allocate(&mut self) -> Result<String, CidrError> {
-        let free = (0..self.size()).find(|index| !self.used.contains(index));
-        let index = free.ok_or(CidrError::Exhausted)?;
-        self.used.insert(index);
-        Ok(self.part(index))
+        let mut parts = self.net.subnets(self.mask).map_err(|_| CidrError::Exhausted)?;
+        let free = parts.find(|part| !self.used.contains(part)).ok_or(CidrError::Exhausted)?;
+        self.used.insert(free);
+        Ok(free.to_string())
     }
 }
 
@@ -175,9 +148,15 @@ enum Error {
     Cidr(#[from] CidrError),
 }
 
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(error) if error.is_conflict())
+    }
+}
+
 impl Controller {
-    fn ranges(&self) -> std::sync::MutexGuard<'_, Vec<Range>> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ranges(&self) -> parking_lot::MutexGuard<'_, Vec<Range>> {
+        self.ranges.lock()
     }
 
     fn occupy(&self, node: &Node) {

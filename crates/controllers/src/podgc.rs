@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client};
 use longshore_informer::Informer;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -15,7 +14,7 @@ use tracing::warn;
 
 use crate::Context;
 use crate::nodelifecycle::taints::{OUT_OF_SERVICE, condition as node_condition, has_taint};
-use crate::pods::{api_of, condition, node_of, patch_status};
+use crate::pods::{condition, delete, node_of, patch_status};
 use crate::workload::is_finished;
 use crate::writes::{unless_replaced, unless_stopped};
 
@@ -165,16 +164,7 @@ impl Collector {
                 .flatten();
             unless_replaced(patch_status(&self.client, pod, target, Some("Failed")).await)?;
         }
-        let params = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions {
-                uid: pod.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        unless_replaced(api_of(&self.client, pod).delete(name, &params).await).map(drop)
+        delete(&self.client, pod, Some(0)).await
     }
 }
 

@@ -3,10 +3,12 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, Error};
 use longshore_informer::Store;
 use serde_json::json;
+
+use crate::writes::unless_replaced;
 
 /// The index of pods by the name of their node.
 pub(crate) const BY_NODE: &str = "node";
@@ -56,6 +58,20 @@ pub(crate) fn condition(
         last_probe_time: old.and_then(|old| old.last_probe_time.clone()),
     };
     (old != Some(&new)).then_some(new)
+}
+
+/// Deletes this pod, and no other of its name; `grace`: the period instead of the pod's own, in seconds.
+pub(crate) async fn delete(client: &Client, pod: &Pod, grace: Option<u32>) -> Result<(), Error> {
+    let params = DeleteParams {
+        grace_period_seconds: grace,
+        preconditions: Some(Preconditions {
+            uid: pod.metadata.uid.clone(),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    unless_replaced(api_of(client, pod).delete(name, &params).await).map(drop)
 }
 
 /// Writes a condition and, if it is given, a phase.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::{join, join_all};
 use kube::Client;
 use longshore_base::panics;
+use longshore_client::reviews::DecisionTtls;
 use longshore_client::{ClientError, Credentials, Limits, connect};
 use longshore_informer::{ElectionError, Informers, LeaderElector, LeaseApi, QueueMetrics};
 use longshore_metrics::{Registry, RestClient, register_process_metrics};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::args::{FlagError, Flags};
-use crate::serving::{Endpoints, Health, Serving, ServingError};
+use crate::serving::{Endpoints, Health, PortOptions, Serving, ServingError};
 use crate::{Context, Controller};
 
 /// How long the apiserver may take to begin its answer.
@@ -93,16 +94,14 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         }
     };
     let health = Health::default();
-    if flags.secure_port != 0 {
-        let files = flags.tls_cert_file.as_deref().zip(flags.tls_private_key_file.as_deref());
-        let address = SocketAddr::new(flags.bind_address, flags.secure_port);
+    if let Some(port) = flags.port() {
         let endpoints = Endpoints {
             client: client.clone(),
             registry: registry.clone(),
             configz: "{}".to_owned(),
             health: health.clone(),
         };
-        tokio::spawn(Serving::open(address, files).await?.run(endpoints));
+        tokio::spawn(Serving::open(port, endpoints)?.run());
     }
     let context = Context {
         informers: Informers::new(client.clone()),
@@ -156,8 +155,19 @@ pub async fn run_kube_scheduler(
     let client = scheduler::connect(&configuration, &options, RestClient::new(&registry)).await?;
     let running = scheduler::Running::default();
     if options.secure_port != 0 {
-        let files = options.tls_cert_file.as_deref().zip(options.tls_private_key_file.as_deref());
-        let address = SocketAddr::new(options.bind_address, options.secure_port);
+        let port = PortOptions {
+            address: SocketAddr::new(options.bind_address, options.secure_port),
+            certificate: options.tls_cert_file.clone().zip(options.tls_private_key_file.clone()),
+            client_ca: options.client_ca_file.clone(),
+            tls_min_version: options.tls_min_version.clone(),
+            cipher_suites: options.tls_cipher_suites.clone(),
+            always_allow_paths: options.always_allow_paths.clone(),
+            token_ttl: options.token_ttl,
+            decision_ttls: DecisionTtls {
+                allowed: options.authorized_ttl,
+                denied: options.unauthorized_ttl,
+            },
+        };
         let ready = running.clone();
         let endpoints = Endpoints {
             client: client.clone(),
@@ -165,7 +175,7 @@ pub async fn run_kube_scheduler(
             configz: configuration.configz().to_string(),
             health: Health::with_readiness(move || ready.is_ready()),
         };
-        tokio::spawn(Serving::open(address, files).await?.run(endpoints));
+        tokio::spawn(Serving::open(port, endpoints)?.run());
     }
     Ok(scheduler::run(configuration, client, &registry, running, stop).await?)
 }

@@ -1,65 +1,78 @@
-//! The HTTPS port of the program: health to everyone, metrics to those whom the apiserver knows and
-//! allows to read them.
+//! The HTTPS port of the programs: health to everyone, metrics and configuration to those whom the
+//! apiserver knows and allows to read them.
+//!
+//! Current limitations: without `--client-ca-file` no client certificates are accepted, as the
+//! ConfigMap `extension-apiserver-authentication` is not read; users are not taken from headers of a
+//! front proxy.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
-use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use kube::Client;
+use longshore_base::connections::{Unadmitted, listen};
+use longshore_base::panics;
+use longshore_client::reviews::{
+    AccessReviews, Attributes, AuthenticationError, DecisionTtls, ReviewLimits, ReviewMetrics,
+    TokenReviews, User, bearer,
 };
-use kube::api::PostParams;
-use kube::{Api, Client};
 use longshore_metrics::Registry;
-use rustls::ServerConfig;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
-use tokio_rustls::TlsAcceptor;
-use tracing::{debug, warn};
-
-/// The most connections at once.
-const MAX_CONNECTIONS: usize = 100;
-/// The longest handshake, and the longest time for the head of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a decision about a token is kept.
-const DECISION_LIFE: Duration = Duration::from_secs(10);
-/// The most decisions that are kept.
-const MAX_DECISIONS: usize = 1000;
+use longshore_serving::tls::{
+    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
+};
+use longshore_serving::{Guarded, Handler, Options, Peer, serve};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::sign::CertifiedKey;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
 
 /// Why the port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
     /// Listening failed.
     #[error("cannot listen on {0}: {1}")]
-    Listen(SocketAddr, std::io::Error),
-    /// A certificate or key cannot be read.
+    Listen(SocketAddr, io::Error),
+    /// A file or setting of TLS cannot be used.
     #[error(transparent)]
-    Certificate(#[from] longshore_tls::Error),
+    Tls(#[from] TlsError),
     /// No certificate could be made.
     #[error("cannot make a serving certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
-    /// The certificate and key cannot be used.
-    #[error("TLS: {0}")]
-    Tls(#[from] rustls::Error),
+    /// The certificate that was made cannot be used.
+    #[error("cannot use a serving certificate of its own: {0}")]
+    OwnCertificate(#[from] rustls::Error),
+}
+
+/// The flags of a port.
+#[derive(Clone, Debug)]
+pub(crate) struct PortOptions {
+    pub(crate) address: SocketAddr,
+    /// Certificate and key; `None`: a self-signed certificate, made at each start.
+    pub(crate) certificate: Option<(PathBuf, PathBuf)>,
+    /// The CA of client certificates; `None`: they are not used.
+    pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) tls_min_version: String,
+    pub(crate) cipher_suites: Vec<String>,
+    /// Paths that need no credentials; those that end with `*` are prefixes.
+    pub(crate) always_allow_paths: Vec<String>,
+    /// How long the user of a token is cached.
+    pub(crate) token_ttl: Duration,
+    pub(crate) decision_ttls: DecisionTtls,
 }
 
 /// What is served.
 pub(crate) struct Endpoints {
-    /// Asks the apiserver about tokens.
+    /// Reviews tokens and access.
     pub(crate) client: Client,
     /// The page `/metrics`.
     pub(crate) registry: Registry,
@@ -108,188 +121,231 @@ impl Health {
 /// An open port.
 pub(crate) struct Serving {
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    tls: Arc<Tls>,
+    handler: Arc<Port>,
 }
 
 impl Serving {
-    /// Opens the port, with the certificate of these files or else a new one of its own.
+    /// Opens the port.
     ///
     /// # Errors
-    /// The port cannot be opened, or the certificate cannot be used.
-    pub(crate) async fn open(
-        address: SocketAddr,
-        files: Option<(&Path, &Path)>,
-    ) -> Result<Self, ServingError> {
-        let (chain, key) = match files {
-            Some((certificate, key)) => {
-                (longshore_tls::certificates(certificate)?, longshore_tls::private_key(key)?)
+    /// The port cannot be opened, or the certificate or the CA cannot be used.
+    pub(crate) fn open(options: PortOptions, endpoints: Endpoints) -> Result<Self, ServingError> {
+        let provider = Arc::new(provider(&options.cipher_suites, &[])?);
+        let certificate = match options.certificate {
+            Some(pair) => {
+                ServingCertificate::Files { pairs: vec![pair], awaits_signing: false, reload: true }
             }
-            None => self_signed()?,
+            None => ServingCertificate::Fixed(self_signed(&provider)?),
         };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_no_client_auth()
-            .with_single_cert(chain, key)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| ServingError::Listen(address, error))?;
-        Ok(Self { listener, acceptor: TlsAcceptor::from(Arc::new(config)) })
+        let tls = Tls::new(TlsSettings {
+            certificate,
+            client_ca: options.client_ca.map(|path| ClientCaFile { path, reload: true }),
+            provider,
+            versions: versions(&options.tls_min_version),
+        })?;
+        let listener = listen(options.address)
+            .map_err(|error| ServingError::Listen(options.address, error))?;
+        let metrics = ReviewMetrics::new(&endpoints.registry);
+        let (client, limits) = (endpoints.client.clone(), ReviewLimits::DEFAULT);
+        let handler = Port {
+            tokens: TokenReviews::new(client.clone(), options.token_ttl, limits, metrics.clone()),
+            access: AccessReviews::new(client, options.decision_ttls, limits, metrics),
+            always_allow_paths: options.always_allow_paths,
+            endpoints,
+        };
+        Ok(Self { listener, tls: Arc::new(tls), handler: Arc::new(handler) })
+    }
+
+    /// The address that it listens on.
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
     }
 
     /// Serves for ever.
-    pub(crate) async fn run(self, endpoints: Endpoints) {
-        let handler = Arc::new(Handler { endpoints, decisions: Mutex::default() });
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        loop {
-            let Ok(permit) = permits.clone().acquire_owned().await else { return };
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    warn!("cannot accept a connection: {error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
-            let (acceptor, handler) = (self.acceptor.clone(), handler.clone());
-            tokio::spawn(async move {
-                serve(stream, acceptor, handler).await;
-                drop(permit);
-            });
-        }
+    pub(crate) async fn run(self) {
+        let never = CancellationToken::new();
+        serve(self.listener, Some(self.tls), self.handler, Options::DEFAULT, never).await;
     }
 }
 
-async fn serve(stream: TcpStream, acceptor: TlsAcceptor, handler: Arc<Handler>) {
-    let Ok(Ok(stream)) = timeout(PATIENCE, acceptor.accept(stream)).await else { return };
-    let service = service_fn(move |request| {
-        let handler = handler.clone();
-        async move { Ok::<_, Infallible>(handler.answer(&request).await) }
-    });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(10);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-        debug!("a connection failed: {error}");
-    }
-}
-
-fn self_signed() -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), ServingError> {
+fn self_signed(provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, ServingError> {
     let key = rcgen::KeyPair::generate()?;
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let certificate = rcgen::CertificateParams::new(names)?.self_signed(&key)?;
     let key = PrivateKeyDer::try_from(key.serialize_der())
         .map_err(|reason| rustls::Error::General(reason.to_owned()))?;
-    Ok((vec![certificate.der().clone()], key))
+    Ok(Arc::new(CertifiedKey::from_der(vec![certificate.der().clone()], key, provider)?))
 }
 
-struct Handler {
+type Answer = Response<Full<Bytes>>;
+
+/// Answers requests.
+struct Port {
     endpoints: Endpoints,
-    /// Whether the user of a token may read a path, and since when that is known.
-    decisions: Mutex<HashMap<(String, String), (StatusCode, Instant)>>,
+    tokens: TokenReviews,
+    access: AccessReviews,
+    always_allow_paths: Vec<String>,
 }
 
-impl Handler {
-    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n");
+impl Handler for Port {
+    type Body = Guarded<Full<Bytes>, Option<Unadmitted>>;
+
+    async fn handle(
+        self: Arc<Self>,
+        peer: Arc<Peer>,
+        request: Request<Incoming>,
+        unadmitted: Unadmitted,
+    ) -> Response<Self::Body> {
+        let (head, _) = request.into_parts();
+        let answer =
+            async { self.answer(&peer, &head.method, head.uri.path(), &head.headers).await };
+        let answer = panics::contained(answer, || {
+            text(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
+        })
+        .await;
+        let is_refused = !answer.status().is_success();
+        answer.map(|body| Guarded::new(body, Some(unadmitted).filter(|_| is_refused)))
+    }
+
+    fn too_many(&self) -> Response<Self::Body> {
+        too_many().map(|body| Guarded::new(body, None))
+    }
+}
+
+impl Port {
+    async fn answer(
+        &self,
+        peer: &Peer,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Answer {
+        let verb = match *method {
+            Method::GET => "get",
+            Method::HEAD => "head",
+            _ => return text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n"),
+        };
+        if !self.always_allows(path)
+            && let Err(refusal) = self.authorize(peer, verb, path, headers).await
+        {
+            return *refusal;
         }
-        let path = request.uri().path();
         let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-        if matches!(first, "healthz" | "livez" | "readyz") {
-            return match self.endpoints.health.fault(first) {
+        match (path, first) {
+            (_, "healthz" | "livez" | "readyz") => match self.endpoints.health.fault(first) {
                 None => text(StatusCode::OK, "ok"),
                 Some(fault) => text(StatusCode::INTERNAL_SERVER_ERROR, fault),
-            };
-        }
-        let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let token = token.and_then(|value| value.strip_prefix("Bearer "));
-        match self.decide(token, path).await {
-            StatusCode::OK => {}
-            refused => return text(refused, refused.canonical_reason().unwrap_or_default()),
-        }
-        match path {
-            "/metrics" => {
-                let mut page = text(StatusCode::OK, &self.endpoints.registry.text());
-                let kind = HeaderValue::from_static(longshore_metrics::CONTENT_TYPE);
-                page.headers_mut().insert(CONTENT_TYPE, kind);
-                page
-            }
-            "/configz" => {
-                let mut page = text(StatusCode::OK, &self.endpoints.configz);
-                let kind = HeaderValue::from_static("application/json");
-                page.headers_mut().insert(CONTENT_TYPE, kind);
-                page
+            },
+            ("/metrics", _) => page(
+                StatusCode::OK,
+                longshore_metrics::CONTENT_TYPE,
+                self.endpoints.registry.text(),
+            ),
+            ("/configz", _) => {
+                page(StatusCode::OK, "application/json", self.endpoints.configz.clone())
             }
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
     }
 
-    /// Whether the user of the token may read the path.
-    async fn decide(&self, token: Option<&str>, path: &str) -> StatusCode {
-        let Some(token) = token else { return StatusCode::UNAUTHORIZED };
-        let key = (token.to_owned(), path.to_owned());
-        let known = self.decisions().get(&key).copied();
-        if let Some((status, _)) = known.filter(|(_, since)| since.elapsed() < DECISION_LIFE) {
-            return status;
-        }
-        let status = match self.review(token, path).await {
-            Ok(status) => status,
-            Err(error) => {
-                warn!("cannot authorize a request: {error}");
-                return StatusCode::INTERNAL_SERVER_ERROR;
+    fn always_allows(&self, path: &str) -> bool {
+        let path = path.trim_start_matches('/');
+        self.always_allow_paths.iter().any(|allowed| {
+            let allowed = allowed.trim_start_matches('/');
+            match allowed.strip_suffix('*') {
+                Some(prefix) => path.starts_with(prefix),
+                None => path == allowed,
             }
-        };
-        let mut decisions = self.decisions();
-        decisions.retain(|_, (_, since)| since.elapsed() < DECISION_LIFE);
-        if decisions.len() < MAX_DECISIONS {
-            decisions.insert(key, (status, Instant::now()));
-        }
-        status
+        })
     }
 
-    async fn review(&self, token: &str, path: &str) -> kube::Result<StatusCode> {
-        let tokens: Api<TokenReview> = Api::all(self.endpoints.client.clone());
-        let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
-        let review = TokenReview { spec, ..TokenReview::default() };
-        let status = tokens.create(&PostParams::default(), &review).await?.status;
-        let status = status.unwrap_or_default();
-        let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
-            return Ok(StatusCode::UNAUTHORIZED);
-        };
-        let UserInfo { username, groups, uid, extra } = user;
-        let reviews: Api<SubjectAccessReview> = Api::all(self.endpoints.client.clone());
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: username,
-                groups,
-                uid,
-                extra,
-                non_resource_attributes: Some(NonResourceAttributes {
-                    path: Some(path.to_owned()),
-                    verb: Some("get".to_owned()),
-                }),
-                resource_attributes: None,
-            },
-            ..SubjectAccessReview::default()
-        };
-        let status = reviews.create(&PostParams::default(), &review).await?.status;
-        let allowed = status.is_some_and(|status| status.allowed);
-        Ok(if allowed { StatusCode::OK } else { StatusCode::FORBIDDEN })
-    }
-
-    fn decisions(
+    /// Authenticates and authorizes a request; the error is the response.
+    async fn authorize(
         &self,
-    ) -> std::sync::MutexGuard<'_, HashMap<(String, String), (StatusCode, Instant)>> {
-        self.decisions.lock().unwrap_or_else(PoisonError::into_inner)
+        peer: &Peer,
+        verb: &'static str,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(), Box<Answer>> {
+        let user = self.user(peer, headers).await.map_err(|refused| {
+            debug!(%refused, "request refused");
+            // unauthenticated connections are closed
+            peer.close();
+            Box::new(match refused {
+                AuthenticationError::Unauthorized(_) => {
+                    status(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+                }
+                AuthenticationError::Busy => too_many(),
+            })
+        })?;
+        let attributes = Attributes::Path { verb, path: path.to_owned() };
+        let allowed = match user.groups.iter().any(|group| group == "system:masters") {
+            true => Ok(true),
+            false => self.access.is_allowed(&user, attributes).await,
+        };
+        match allowed {
+            Ok(true) if peer.authorize(&user.holder()) => Ok(()),
+            Ok(true) => Err(Box::new(too_many())),
+            Ok(false) => {
+                info!(user = user.name, verb, path, "request forbidden");
+                let why = format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name);
+                Err(Box::new(status(StatusCode::FORBIDDEN, "Forbidden", &why)))
+            }
+            Err(error) => {
+                warn!("SubjectAccessReview failed: {error}");
+                let why = format!("Internal Server Error: {path:?}: {error}\n");
+                Err(Box::new(text(StatusCode::INTERNAL_SERVER_ERROR, &why)))
+            }
+        }
+    }
+
+    /// The user of a client certificate or of a token. Invalid credentials are not treated as anonymous.
+    async fn user(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, AuthenticationError> {
+        let certified = peer.user();
+        if let Ok(Some(user)) = &certified {
+            return Ok(User::from(user));
+        }
+        match (bearer(headers), certified) {
+            (Some(token), _) => self.tokens.user(token, peer.address_holder()).await,
+            (None, Err(why)) => Err(AuthenticationError::Unauthorized(why)),
+            (None, Ok(_)) => Ok(User::anonymous()),
+        }
     }
 }
 
-fn text(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(text.to_owned())));
+fn page(status: StatusCode, kind: &'static str, text: String) -> Answer {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, kind);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
+
+fn text(status: StatusCode, text: &str) -> Answer {
+    page(status, "text/plain; charset=utf-8", text.to_owned())
+}
+
+fn too_many() -> Answer {
+    text(StatusCode::TOO_MANY_REQUESTS, "Too many requests, please try again later.\n")
+}
+
+/// An error as a `Status` object.
+fn status(code: StatusCode, reason: &str, message: &str) -> Answer {
+    let status = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "details": {},
+        "code": code.as_u16(),
+    });
+    page(code, "application/json", status.to_string())
+}
+
+#[cfg(test)]
+mod tests;

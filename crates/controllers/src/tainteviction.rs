@@ -1,21 +1,21 @@
 //! Deletes pods from nodes whose taints of effect `NoExecute` they do not tolerate, or no longer.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::api::{DeleteParams, Preconditions};
 use longshore_base::time;
 use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::Context;
 use crate::nodelifecycle::taints::{evicting, tolerates};
-use crate::pods::{BY_NODE, api_of, condition, index_by_node, node_of, patch_status};
+use crate::pods::{BY_NODE, condition, delete, index_by_node, node_of, patch_status};
 use crate::writes::{reference, unless_replaced, unless_stopped};
 
 /// What becomes of a pod.
@@ -109,7 +109,7 @@ pub(crate) async fn run(context: Context) {
 
 impl Controller {
     fn forget(&self, key: &str) -> bool {
-        let mut scheduled = self.scheduled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scheduled = self.scheduled.lock();
         scheduled.remove(key).is_some()
     }
 
@@ -135,8 +135,7 @@ impl Controller {
             Decision::After(wait) => {
                 let now = Instant::now();
                 let since = {
-                    let mut scheduled =
-                        self.scheduled.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut scheduled = self.scheduled.lock();
                     let fresh = (pod.metadata.uid.clone(), now);
                     let entry = scheduled.entry(key.clone()).or_insert_with(|| fresh.clone());
                     if entry.0 != fresh.0 {
@@ -174,15 +173,7 @@ impl Controller {
         if target.is_some() {
             unless_replaced(patch_status(&self.client, pod, target, None).await)?;
         }
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: pod.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        unless_replaced(api_of(&self.client, pod).delete(name, &params).await).map(drop)
+        delete(&self.client, pod, None).await
     }
 }
 

@@ -21,6 +21,11 @@ pub(crate) fn is_conflict(error: &Error) -> bool {
     has_code(error, 409)
 }
 
+/// Whether an object of that name exists already.
+pub(crate) fn is_already_there(error: &Error) -> bool {
+    matches!(error, Error::Api(status) if status.reason == "AlreadyExists")
+}
+
 /// Whether nothing can be created because the namespace is being deleted.
 pub(crate) fn is_terminating(error: &Error) -> bool {
     let Error::Api(status) = error else { return false };

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_server::proto::op::{Message, ResponseCode};
 use hickory_server::proto::rr::{Name, RData, Record, RecordType};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -110,7 +111,7 @@ impl Cache {
 
     fn part(&self, key: &CacheKey) -> MutexGuard<'_, Part> {
         let at = self.hasher.hash_one(key) as usize % PARTS;
-        self.parts[at].lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts[at].lock()
     }
 }
 
@@ -222,7 +223,7 @@ mod tests {
         for number in 0..2 * CAPACITY {
             cache.insert(key(&format!("{number}.")), &message, &bytes);
         }
-        let kept: usize = cache.parts.iter().map(|part| part.lock().unwrap().entries.len()).sum();
+        let kept: usize = cache.parts.iter().map(|part| part.lock().entries.len()).sum();
         assert!(kept <= CAPACITY);
         assert!((metrics.cache.entries[0].get() - kept as f64).abs() < 0.5);
         assert_eq!(metrics.cache.evictions[0].get() as usize, 2 * CAPACITY - kept);

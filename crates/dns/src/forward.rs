@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_server::proto::op::Message;
 use hickory_server::proto::rr::{Name, RecordType};
 use longshore_base::time::later;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tracing::{debug, error, warn};
@@ -169,8 +170,8 @@ impl Forwarder {
         server.is_some()
     }
 
-    fn probes(&self) -> std::sync::MutexGuard<'_, HashMap<Name, usize>> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn probes(&self) -> parking_lot::MutexGuard<'_, HashMap<Name, usize>> {
+        self.probes.lock()
     }
 }
 

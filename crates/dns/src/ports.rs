@@ -8,22 +8,22 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use longshore_base::panics;
+use longshore_base::connections::Limits;
 use longshore_metrics::{CONTENT_TYPE, Registry};
+use longshore_serving::{Options, Routes};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
-/// Connections of one port at once.
-const MAX_CONNECTIONS: usize = 64;
-/// How long a connection may last: those who scrape come back.
-const LIFETIME: Duration = Duration::from_secs(60);
-/// How long a request may take to come.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a connection that could not be accepted.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Connections of one port at once: one more closes the oldest of the address that has the most.
+pub(crate) const MAX_CONNECTIONS: usize = 64;
+
+/// Few connections: those who scrape come back.
+const OPTIONS: Options = Options {
+    limits: Limits { unauthorized: MAX_CONNECTIONS, authorized: 0, reserved: 0 },
+    idle_timeout: Duration::from_secs(60),
+    unauthorized_idle_timeout: Duration::from_secs(60),
+    ..Options::DEFAULT
+};
 
 /// Whether the server can answer for the cluster. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -61,23 +61,6 @@ pub(crate) fn metrics(registry: Registry) -> Router {
 
 /// Serves a port until dropped.
 pub(crate) async fn serve(listener: TcpListener, router: Router) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let service = TowerToHyperService::new(router);
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
-            continue;
-        };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { continue };
-        let service = service.clone();
-        tokio::spawn(panics::contain(async move {
-            let _permit = permit;
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
-            // an error is the client's
-            let _ = timeout(LIFETIME, connection).await;
-        }));
-    }
+    let handler = Arc::new(Routes::new(router));
+    longshore_serving::serve(listener, None, handler, OPTIONS, CancellationToken::new()).await;
 }

@@ -2,13 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_base::{connections, panics};
+use longshore_base::connections;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -17,12 +15,10 @@ use crate::message::Transport;
 
 /// How long a connection may be without a whole question, and how long a response may take to leave.
 const IDLE: Duration = Duration::from_secs(10);
-/// Connections at once.
-const MAX_CONNECTIONS: usize = 1024;
+/// Connections at once: one more closes the oldest of the address that has the most.
+pub(crate) const MAX_CONNECTIONS: usize = 1024;
 /// The longest question.
 const MAX_QUERY: usize = 4096;
-/// The pause after a connection that could not be accepted: files are short.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Listens at an address.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
@@ -31,26 +27,15 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Answers the connections of a listener until dropped.
 pub(crate) async fn serve(listener: TcpListener, handler: Handler) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let (stream, source) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                debug!(%error, "accept a connection");
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
-        };
-        // One too many is closed at once.
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else { continue };
+    let serve = |stream, source| {
         let handler = handler.clone();
-        tokio::spawn(panics::contain(async move {
-            let _permit = permit;
+        async move {
             if let Err(error) = converse(stream, source, handler).await {
                 debug!(%error, %source, "connection");
             }
-        }));
-    }
+        }
+    };
+    connections::serve(listener, MAX_CONNECTIONS, serve).await;
 }
 
 async fn converse(

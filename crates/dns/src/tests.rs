@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::zone::tests::{model, service, slice};
 use crate::zone::{PodNames, Zone};
-use crate::{both, tcp, udp};
+use crate::{both, ports, tcp, udp};
 
 const LOCAL: &str = "127.0.0.1:0";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -200,6 +200,38 @@ fn answer(query: &Message, count: u8) -> Message {
         answer.add_answer(Record::from_rdata(query.queries[0].name().clone(), 60, data));
     }
     answer
+}
+
+// Finding 8: clients that show nothing make way
+#[tokio::test]
+async fn server_is_not_locked_by_idle_connections() {
+    let cluster = Cluster::start(&[]);
+    let mut idle = Vec::new();
+    for _ in 0..=tcp::MAX_CONNECTIONS {
+        idle.push(TcpStream::connect(cluster.address).await.unwrap());
+    }
+    let asked = query("kubernetes.default.svc.cluster.local.", RecordType::A).to_vec().unwrap();
+    let mut stream = TcpStream::connect(cluster.address).await.unwrap();
+    let answer = Message::from_vec(&tcp_bytes(&mut stream, &asked).await).unwrap();
+    assert_eq!(addresses(&answer), ["10.96.0.1".to_owned()].into());
+}
+
+// Finding 8: a pod's neighbours could have its server restarted, which fails its probes
+#[tokio::test]
+async fn health_port_is_not_locked_by_idle_connections() {
+    let listener = TcpListener::bind(LOCAL).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(ports::serve(listener, ports::health()));
+    let mut idle = Vec::new();
+    for _ in 0..=ports::MAX_CONNECTIONS {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /health HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.ends_with("OK"), "{answer}");
+    server.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,9 +2,9 @@
 //! shown yet. While there are any, the store is stale and decides nothing.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// After this time expectations no longer count: an event was lost.
@@ -85,6 +85,6 @@ impl Expectations {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<String, Expected>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt;
 use kube::runtime::WatchStreamExt;
@@ -10,6 +10,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use longshore_base::panics;
 use longshore_client::{Item, Reports};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
@@ -132,6 +133,24 @@ impl<K: Object> Informer<K> {
         }
     }
 
+    /// Stores what the apiserver answered to a write, so that it is known before the watch reports it.
+    ///
+    /// Only a newer version of an object that is there replaces it: what was deleted meanwhile does
+    /// not come back.
+    pub fn observe(&self, written: K) {
+        let cache = &self.0.cache;
+        let handlers = cache.handlers();
+        let key = key_of(&written);
+        let Some(old) = cache.store.get(&key) else { return };
+        if old.metadata().uid != written.metadata().uid || !is_newer(&written, &old) {
+            return;
+        }
+        let new = Arc::new(written);
+        cache.store.insert(&key, new.clone());
+        let event = Event::Updated { old, new };
+        handlers.iter().for_each(|handler| deliver(handler, &event));
+    }
+
     /// Calls `handler` for each object that is there, and from then on for each change in order.
     ///
     /// A handler is quick and never waits: it adds keys to a queue, or updates a cache. It must not
@@ -147,12 +166,23 @@ impl<K: Object> Informer<K> {
     }
 }
 
+/// Whether the first is a later version of the same object.
+fn is_newer<K: Object>(first: &K, second: &K) -> bool {
+    let version = |object: &K| -> Option<u64> {
+        object.metadata().resource_version.as_ref().and_then(|version| version.parse().ok())
+    };
+    matches!((version(first), version(second)), (Some(first), Some(second)) if first > second)
+}
+
 impl<K: Object> Cache<K> {
     fn handlers(&self) -> MutexGuard<'_, Vec<Handler<K>>> {
-        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handlers.lock()
     }
 
-    fn apply(&self, object: K) {
+    /// An object of a list, or a change that the watch reports. Of an object that was written here the
+    /// watch may report older versions; what is listed always counts: an etcd that was restored has
+    /// lower versions.
+    fn apply(&self, object: K, is_listed: bool) {
         let handlers = self.handlers();
         let (key, new) = (key_of(&object), Arc::new(object));
         let send = |event: Event<K>| handlers.iter().for_each(|handler| deliver(handler, &event));
@@ -163,6 +193,7 @@ impl<K: Object> Cache<K> {
                 self.store.insert(&key, new.clone());
                 send(Event::Added(new));
             }
+            Some(old) if !is_listed && is_newer(&*old, &*new) => {}
             Some(old) => {
                 self.store.insert(&key, new.clone());
                 // a new list has mostly what is known
@@ -213,13 +244,13 @@ async fn follow<K: Object + k8s_openapi::Resource>(
     let mut failed = false;
     let mut events = watcher(api, config).default_backoff().boxed();
     // An object that does not decode is left as it was known last, if it was.
-    let mut apply = |item: Item<K>| match item.read() {
+    let mut apply = |item: Item<K>, is_listed: bool| match item.read() {
         Ok(mut object) => {
             if let Some(transform) = transform {
                 transform(&mut object);
             }
             let key = key_of(&object);
-            cache.apply(object);
+            cache.apply(object, is_listed);
             key
         }
         Err(unreadable) => {
@@ -233,7 +264,7 @@ async fn follow<K: Object + k8s_openapi::Resource>(
         match event {
             Ok(watcher::Event::Init) => listed.clear(),
             Ok(watcher::Event::InitApply(item)) => {
-                listed.insert(apply(item));
+                listed.insert(apply(item, true));
             }
             Ok(watcher::Event::InitDone) => {
                 cache.retain(&std::mem::take(&mut listed));
@@ -241,7 +272,7 @@ async fn follow<K: Object + k8s_openapi::Resource>(
                 failed = false;
             }
             Ok(watcher::Event::Apply(item)) => {
-                apply(item);
+                apply(item, false);
             }
             Ok(watcher::Event::Delete(item)) => cache.remove(&key_of(&item.known())),
             // The next try says so too.
@@ -285,7 +316,7 @@ impl Informers {
         &self,
         options: impl FnOnce() -> Options<K>,
     ) -> Informer<K> {
-        let mut informers = self.0.informers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut informers = self.0.informers.lock();
         let known = informers.get(&TypeId::of::<K>());
         if let Some(informer) = known.and_then(|known| known.downcast_ref::<Informer<K>>()) {
             return informer.clone();

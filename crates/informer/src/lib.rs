@@ -49,7 +49,7 @@ pub use self::leader::{ElectionError, LeaderConfig, LeaderElector, LeaseApi, Lea
 pub use self::queue::WorkQueue;
 pub use self::queue_metrics::QueueMetrics;
 pub use self::store::{Store, key_of, object_key, split_key};
-pub use self::worker::run_workers;
+pub use self::worker::{SyncError, run_workers};
 
 /// The object of an API kind that informers and stores hold.
 pub trait Object:

@@ -6,11 +6,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use longshore_base::rate::TokenBucket;
 use longshore_base::time;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -265,14 +266,14 @@ impl<T: Clone + Eq + Hash + Send + Sync + 'static> WorkQueue<T> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 
 impl<T: Send + Sync> Processing for Inner<T> {
     fn unfinished(&self) -> (f64, f64) {
         let now = Instant::now();
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         let times = state
             .processing
             .values()

@@ -1,8 +1,9 @@
 //! The metrics of work queues, under client-go's names.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Kind, Labels, Registry};
+use parking_lot::Mutex;
 
 /// What a queue says of the items being processed: the sum of their times and the longest, in seconds.
 pub(crate) trait Processing: Send + Sync {
@@ -69,7 +70,7 @@ impl QueueMetrics {
             queues: queues.clone(),
         };
         registry.collect(move |text| {
-            let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queues = queues.lock();
             queues.retain(|(_, queue)| queue.strong_count() > 0);
             let times: Vec<_> = queues
                 .iter()
@@ -104,7 +105,7 @@ impl QueueMetrics {
     }
 
     pub(crate) fn of(&self, name: &'static str, queue: Weak<dyn Processing>) -> Metrics {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).push((name, queue));
+        self.queues.lock().push((name, queue));
         Metrics {
             depth: self.depth.with([name]),
             adds: self.adds.with([name]),

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Object;
 
@@ -64,6 +66,17 @@ impl<K: Object> Index<K> {
 impl<K> Default for Store<K> {
     fn default() -> Self {
         Self(RwLock::new(Inner { objects: BTreeMap::new(), indexes: HashMap::new() }))
+    }
+}
+
+impl<K: Object> FromIterator<K> for Store<K> {
+    /// A store of these objects without an informer, which nothing changes.
+    fn from_iter<T: IntoIterator<Item = K>>(objects: T) -> Self {
+        let store = Self::default();
+        for object in objects {
+            store.insert(&crate::key_of(&object), Arc::new(object));
+        }
+        store
     }
 }
 
@@ -158,10 +171,10 @@ impl<K: Object> Store<K> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner<K>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write()
     }
 }

@@ -52,6 +52,32 @@ fn recorded(informer: &Informer<ConfigMap>) -> Arc<Mutex<Vec<String>>> {
 }
 
 #[tokio::test]
+async fn informer_knows_what_was_written_before_the_watch_reports_it() {
+    let server = Scripted::start(&[config_map("a", "1", 10, "1")], false).await;
+    let informer = Informer::<ConfigMap>::start(&server.client(), Options::default());
+    informer.synced().await;
+    let log = recorded(&informer);
+    log.lock().unwrap().clear();
+    let written = |name: &str, uid: &str, version, value: &str| {
+        let object = serde_json::from_str(&config_map(name, uid, version, value)).unwrap();
+        informer.observe(object);
+    };
+    written("a", "1", 103, "3");
+    written("a", "1", 102, "older");
+    written("a", "2", 104, "of another life");
+    written("b", "3", 105, "not there");
+    server.send("MODIFIED", &config_map("a", "1", 101, "2"));
+    server.send("MODIFIED", &config_map("a", "1", 103, "3"));
+    server.send("MODIFIED", &config_map("a", "1", 106, "4"));
+    until(|| log.lock().unwrap().len() >= 2).await;
+    assert_eq!(*log.lock().unwrap(), ["*a=3", "*a=4"]);
+    server.send("DELETED", &config_map("a", "1", 107, "4"));
+    until(|| informer.store().is_empty()).await;
+    written("a", "1", 108, "late answer");
+    assert!(informer.store().is_empty());
+}
+
+#[tokio::test]
 async fn informer_stores_and_delivers_changes_in_order() {
     let mut items = bad_objects("\"data\":{\"v\":\"0\"}");
     items.push(config_map("a", "1", 10, "1"));

@@ -138,7 +138,10 @@ pub async fn beside_kubelet(
             _ => client::connect(&config, metrics.rest_client.clone()).await,
         };
         let result = match client {
-            Ok(client) => contained(serve(&config, &metrics, client, false)).await,
+            Ok(client) => {
+                let served = contain(serve(&config, &metrics, client, false)).await;
+                served.map_err(Error::from).flatten()
+            }
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
@@ -175,11 +178,6 @@ async fn serve(
     drop(recorder);
     let _ = timeout(DRAIN, written.finish()).await;
     result
-}
-
-/// A panic of the work is an error.
-async fn contained(work: impl Future<Output = Result<(), Error>> + Send) -> Result<(), Error> {
-    contain(work).await?
 }
 
 /// Waits until a file says something else.

@@ -1,7 +1,9 @@
 //! The last two samples of each node and container, and what follows from them: pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::page::{Page, PodName, Point};
 
@@ -133,11 +135,11 @@ pub struct Shared(Arc<RwLock<Samples>>);
 impl Shared {
     /// For reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Samples> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     /// For writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Samples> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write()
     }
 }

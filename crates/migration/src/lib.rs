@@ -39,6 +39,16 @@ pub fn plugins() -> impl Iterator<Item = &'static str> {
     KINDS.into_iter().map(|kind| kind.plugin)
 }
 
+/// The driver that has taken over the kind that this plugin served.
+pub fn driver(plugin: &str) -> Option<&'static str> {
+    KINDS.into_iter().find(|kind| kind.plugin == plugin).map(|kind| kind.driver)
+}
+
+/// The plugin that served the kind of this PersistentVolume, if a driver has taken it over.
+pub fn plugin(volume: &Value) -> Option<&'static str> {
+    kind_of(&volume["spec"]).map(|(kind, _)| kind.plugin)
+}
+
 /// A PersistentVolume as one of the driver that has taken its kind over; `None`: it is of another
 /// kind.
 pub fn persistent(volume: &Value) -> Result<Option<Value>, Error> {

@@ -5,14 +5,12 @@
 //! Responses are built from a [`Host`], the only interface to the rest of the daemon.
 //!
 //! `router` has the routes, `auth` authentication and authorization, `limits` the limits of concurrent
-//! requests, `listen` connections and their timeouts, `peer` the other end of a connection, and `audit`
-//! the audit log.
+//! requests, and `audit` the audit log; connections are for `longshore_serving`.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod audit;
 mod auth;
-mod body;
 mod checkpoint;
 mod configz;
 mod debug;
@@ -22,7 +20,6 @@ mod listen;
 mod logs;
 mod metrics;
 mod node_logs;
-mod peer;
 mod pods;
 mod registries;
 mod router;
@@ -49,6 +46,7 @@ use longshore_base::connections;
 use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_pod::observed::ObservedPod;
+use longshore_serving::tls::Tls;
 use tokio::net::TcpListener;
 use tracing::info;
 
@@ -58,7 +56,6 @@ pub use self::auth::NoApiserver;
 pub use self::metrics::Requests;
 pub use self::registries::NodeMetrics;
 pub use self::stats::StatsEndpoints;
-use self::tls::Tls;
 pub use self::tls::TlsError;
 pub use self::zpages::Zpages;
 
@@ -143,7 +140,7 @@ impl Server {
         if settings.enable_server {
             let reviews = host.metrics().requests.reviews.clone();
             let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), reviews)?);
-            let tls = Arc::new(Tls::new(config, ips)?);
+            let tls = Arc::new(tls::load(config, ips)?);
             let listener = listen(&settings.address, settings.port)?;
             let router = limits::limited(router::control_plane(config, &host, runtime))
                 .layer(from_fn_with_state(auth, auth::authenticate_and_authorize));

@@ -10,10 +10,9 @@ use axum::http::{Request, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use longshore_base::budget::{Budget, Holder, Priority};
+use longshore_serving::{Guarded, Peer};
 
 use super::Refusal;
-use super::body::Tracked;
-use super::peer::Peer;
 
 /// Limits of requests with immediate responses: for all clients, and additionally for the control
 /// plane.
@@ -49,13 +48,12 @@ async fn admit(
     };
     let share = budget.take(&caller, 1).ok_or_else(too_many)?;
     let answer = next.run(request).await;
-    Ok(answer.map(|body| Body::new(Tracked::new(body, share))))
+    Ok(answer.map(|body| Body::new(Guarded::new(body, share))))
 }
 
 /// An unauthenticated client, by its address.
 pub(super) fn holder_of_address(peer: Option<&Peer>) -> Holder {
-    let connection = peer.and_then(|peer| peer.connection.as_ref());
-    connection.map_or_else(|| Holder::new("", Priority::Ordinary), |one| one.peer().clone())
+    peer.map_or_else(|| Holder::new("", Priority::Ordinary), |peer| peer.address_holder().clone())
 }
 
 /// The response to a client with too many requests.

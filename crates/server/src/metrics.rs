@@ -16,7 +16,7 @@ use axum::routing::get;
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 
 use super::Host;
-use super::auth::Reviews;
+use super::auth::ReviewMetrics;
 
 /// The metrics endpoints of the node.
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
@@ -53,7 +53,7 @@ pub struct Requests {
     durations: Family<Histogram, 4>,
     inflight: Family<Gauge, 4>,
     websockets: Family<Counter, 1>,
-    pub(super) reviews: Reviews,
+    pub(super) reviews: ReviewMetrics,
 }
 
 impl Requests {
@@ -82,7 +82,7 @@ impl Requests {
                 "Requests for streams to containers over WebSocket.",
                 ["subresource"],
             ),
-            reviews: Reviews::new(registry),
+            reviews: ReviewMetrics::new(registry),
         }
     }
 

@@ -39,18 +39,29 @@ where
     let request = request(client.method().clone(), target, client.headers().clone());
     let mut response = send(io, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
-        tokio::spawn(panics::contain(async move {
-            match futures::try_join!(client, backend) {
-                Ok((client, backend)) => join(client, backend, idle).await,
-                Err(error) => debug!("upgrade failed: {error}"),
-            }
-        }));
+        spawn_join(client, &mut response, move |client, backend| join(client, backend, idle));
     } else {
         drop_hop_headers(response.headers_mut());
         close_on_refusal(true, &mut response);
     }
     Ok(response.map(Either::Left))
+}
+
+/// Joins both sides in a task of its own, once both have upgraded.
+pub(crate) fn spawn_join<B, C, F>(
+    client: &mut Request<B>,
+    response: &mut Response<C>,
+    join: impl FnOnce(Upgraded, Upgraded) -> F + Send + 'static,
+) where
+    F: Future<Output = ()> + Send,
+{
+    let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(response));
+    tokio::spawn(panics::contain(async move {
+        match futures::try_join!(client, backend) {
+            Ok((client, backend)) => join(client, backend).await,
+            Err(error) => debug!("upgrade failed: {error}"),
+        }
+    }));
 }
 
 /// Closes the connection after this response if it refuses a requested upgrade: data that the

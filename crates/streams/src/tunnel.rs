@@ -9,7 +9,6 @@ use hyper::header::HeaderMap;
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use longshore_base::panics;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
@@ -17,7 +16,7 @@ use tracing::debug;
 
 use crate::activity::Active;
 use crate::backend::{STREAM_PROTOCOL, send, spdy_request};
-use crate::pass::LINGER;
+use crate::pass::{LINGER, spawn_join};
 use crate::websocket::{self, accept, is_websocket, protocols};
 use crate::{Answer, Error};
 
@@ -59,13 +58,7 @@ where
     let chosen = response.headers().get(STREAM_PROTOCOL).and_then(|value| value.to_str().ok());
     let protocol = chosen.map(|chosen| format!("{PREFIX}{}", chosen.trim()));
     let handshake = accept(client, protocol.as_deref())?;
-    let (client, backend) = (hyper::upgrade::on(client), hyper::upgrade::on(&mut response));
-    tokio::spawn(panics::contain(async move {
-        match futures::try_join!(client, backend) {
-            Ok((client, backend)) => join(client, backend, idle).await,
-            Err(error) => debug!("upgrade failed: {error}"),
-        }
-    }));
+    spawn_join(client, &mut response, move |client, backend| join(client, backend, idle));
     Ok(handshake)
 }
 

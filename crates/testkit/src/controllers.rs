@@ -6,6 +6,11 @@ use crate::daemon::Daemon;
 use crate::error::Result;
 use crate::host::Host;
 
+/// The controllers that bind volumes to claims and attach them to nodes, and keep what is used.
+const OF_VOLUMES: &str = "--controllers=persistentvolume-binder-controller,\
+    persistentvolume-attach-detach-controller,persistentvolumeclaim-protection-controller,\
+    persistentvolume-protection-controller,ephemeral-volume-controller";
+
 /// A running `longshore-controllers`, or one that was stopped and can be started again.
 #[derive(Debug)]
 pub struct Controllers {
@@ -20,10 +25,27 @@ impl Controllers {
     /// # Errors
     /// When it is not built or cannot be started.
     pub fn start(host: &Host, kubeconfig: &Path, flags: &[&str]) -> Result<Self> {
-        let mut args = vec![
-            format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--bind-address={}", host.node_ip()),
-        ];
+        Self::launch(host, kubeconfig, Vec::new(), flags)
+    }
+
+    /// Starts the controllers of volumes alone, without a scheduler.
+    ///
+    /// # Errors
+    /// As for [`Controllers::start`].
+    pub fn start_for_volumes(host: &Host, kubeconfig: &Path) -> Result<Self> {
+        let program = vec!["kube-controller-manager".to_owned()];
+        Self::launch(host, kubeconfig, program, &[OF_VOLUMES])
+    }
+
+    fn launch(
+        host: &Host,
+        kubeconfig: &Path,
+        program: Vec<String>,
+        flags: &[&str],
+    ) -> Result<Self> {
+        let mut args = program;
+        args.push(format!("--kubeconfig={}", kubeconfig.display()));
+        args.push(format!("--bind-address={}", host.node_ip()));
         if !flags.iter().any(|flag| flag.starts_with("--leader-elect")) {
             args.push("--leader-elect=false".to_owned());
         }

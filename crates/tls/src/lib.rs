@@ -8,6 +8,9 @@
 mod clients;
 mod handshake;
 mod no_verifier;
+#[cfg(any(test, feature = "testing"))]
+#[allow(clippy::unwrap_used)]
+pub mod testing;
 
 use std::path::{Path, PathBuf};
 

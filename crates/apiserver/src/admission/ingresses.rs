@@ -3,11 +3,13 @@
 use serde_json::Value;
 
 use super::storage::newest;
+use crate::api_types::Resource;
 use crate::kinds::known;
 use crate::object;
 use crate::registry::Registry;
 use crate::status::StatusError;
 
+const KIND: &str = "Ingress";
 const IS_DEFAULT: &str = "ingressclass.kubernetes.io/is-default-class";
 /// The class, of long ago.
 const ANNOTATION: &str = "kubernetes.io/ingress.class";
@@ -15,9 +17,11 @@ const ANNOTATION: &str = "kubernetes.io/ingress.class";
 /// Gives a new ingress the default class.
 pub(crate) async fn admit_create(
     registry: &Registry,
+    resource: &Resource,
     ingress: &mut Value,
 ) -> Result<(), StatusError> {
-    if !ingress["spec"]["ingressClassName"].is_null()
+    if resource.kind != KIND
+        || !ingress["spec"]["ingressClassName"].is_null()
         || ingress["metadata"]["annotations"][ANNOTATION].is_string()
     {
         return Ok(());

@@ -17,13 +17,36 @@ const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 /// The LimitRanges of a namespace.
 pub(crate) async fn ranges(
     registry: &Registry,
+    resource: &Resource,
     namespace: &str,
 ) -> Result<Vec<Value>, StatusError> {
+    if !is_limited(resource) {
+        return Ok(Vec::new());
+    }
     registry.list_all(core("limitranges")?, namespace).await
 }
 
+/// The same for an update, which can change the resources of a claim, and of a pod by its subresource
+/// `resize`.
+pub(crate) async fn ranges_for_update(
+    registry: &Registry,
+    resource: &Resource,
+    subresource: &str,
+    namespace: &str,
+) -> Result<Vec<Value>, StatusError> {
+    match (resource.kind, subresource) {
+        ("PersistentVolumeClaim", "") | ("Pod", "resize") => {
+            ranges(registry, resource, namespace).await
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
 /// Gives containers the requests and limits that they do not have.
-pub(crate) fn set_defaults(ranges: &[Value], pod: &mut Value) {
+pub(crate) fn set_defaults(resource: &Resource, ranges: &[Value], pod: &mut Value) {
+    if resource.kind != "Pod" {
+        return;
+    }
     for range in ranges {
         let mut set = Vec::new();
         let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
@@ -173,7 +196,7 @@ fn constrain(
 }
 
 /// Whether limits apply to objects of this resource.
-pub(crate) fn applies(resource: &Resource) -> bool {
+fn is_limited(resource: &Resource) -> bool {
     resource.group.is_empty() && matches!(resource.plural, "pods" | "persistentvolumeclaims")
 }
 
@@ -201,7 +224,7 @@ mod tests {
             "default": {"cpu": "500m"},
         }));
         let mut object = pod(json!({"requests": {"memory": "1Gi"}}));
-        set_defaults(&ranges, &mut object);
+        set_defaults(core("pods").unwrap(), &ranges, &mut object);
         assert_eq!(
             object["spec"]["containers"][0]["resources"],
             json!({"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "500m"}})
@@ -213,7 +236,7 @@ mod tests {
         let mut full =
             pod(json!({"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1"}}));
         let before = full.clone();
-        set_defaults(&ranges, &mut full);
+        set_defaults(core("pods").unwrap(), &ranges, &mut full);
         assert_eq!(full, before);
     }
 

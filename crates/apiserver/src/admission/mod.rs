@@ -23,7 +23,7 @@ mod tests;
 use serde_json::Value;
 
 use crate::api_types::Resource;
-use crate::kinds::{self, core};
+use crate::kinds;
 use crate::object;
 use crate::registry::Registry;
 use crate::status::StatusError;
@@ -37,33 +37,20 @@ pub(crate) async fn mutate_create(
     object: &mut Value,
 ) -> Result<(), StatusError> {
     if let Some(node) = node_name(user) {
-        let own = match resource.kind {
-            "Pod" => registry.find(core("nodes")?, "", node).await?,
-            _ => None,
-        };
+        let own = node_restriction::own_node(registry, resource, node).await?;
         node_restriction::admit_create(node, resource, object, own.as_ref())?;
     }
-    let ranges = match limits::applies(resource) {
-        true => limits::ranges(registry, object::namespace(object)).await?,
-        false => Vec::new(),
-    };
-    match resource.kind {
-        "Pod" => {
-            limits::set_defaults(&ranges, object);
-            kinds::pod::set_qos(object);
-            service_account::admit_create(registry, resource, object).await?;
-            pods::admit_create(registry, resource, object).await?;
-        }
-        "Node" => nodes::taint_not_ready(object),
-        "Ingress" => ingresses::admit_create(registry, object).await?,
-        "PriorityClass" => {
-            let name = object::name(object);
-            pods::admit_priority_class(registry, resource, name, Some(object)).await?;
-        }
-        _ => {}
-    }
+    let ranges = limits::ranges(registry, resource, object::namespace(object)).await?;
+    limits::set_defaults(resource, &ranges, object);
+    (kinds::strategy(resource).derive)(object);
+    service_account::admit_create(registry, resource, object).await?;
+    pods::admit_create(registry, resource, object).await?;
+    nodes::taint_not_ready(resource, object);
+    ingresses::admit_create(registry, resource, object).await?;
+    let name = object::name(object).to_owned();
+    pods::admit_priority_class(registry, resource, "", &name, |_| Some(object)).await?;
     limits::check(resource, &ranges, object)?;
-    storage::admit_create(registry, resource.kind, object).await
+    storage::admit_create(registry, resource, object).await
 }
 
 /// The plugins that look at a new object once it is complete. Returns warnings for the client.
@@ -72,17 +59,60 @@ pub(crate) async fn validate_create(
     resource: &Resource,
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
-    let warning = match resource.kind {
-        "Namespace" => {
-            pod_security::check_namespace(resource, object, None)?;
-            None
-        }
-        "Pod" => pod_security::admit_pod(registry, resource, object).await?,
-        _ if resource.group == "admissionregistration.k8s.io" => {
-            Some(format!("{}: it is stored, and has no effect on this server", resource.kind))
-        }
-        _ if resource.namespaced => pod_security::warn_template(registry, object).await?,
-        _ => None,
-    };
+    let warning = pod_security::admit_create(registry, resource, object).await?;
+    let stored_only = (resource.group == "admissionregistration.k8s.io")
+        .then(|| format!("{}: it is stored, and has no effect on this server", resource.kind));
+    let warning = warning.or(stored_only);
     Ok(warning.into_iter().collect())
+}
+
+/// What the plugins have to read before an update.
+pub(crate) struct UpdateContext {
+    /// The service account of the pod.
+    account: Option<Value>,
+    /// The class of the claim, if it allows expansion.
+    expandable_class: Option<String>,
+    /// The namespace whose policies hold.
+    namespace: Option<Value>,
+    /// The LimitRanges of the namespace.
+    ranges: Vec<Value>,
+}
+
+impl UpdateContext {
+    /// Reads it for an update of an object, or of one of its subresources.
+    pub(crate) async fn read(
+        registry: &Registry,
+        resource: &Resource,
+        subresource: &str,
+        key: (&str, &str),
+    ) -> Result<Self, StatusError> {
+        let namespace = key.0;
+        Ok(Self {
+            account: service_account::account_for_update(registry, resource, subresource, key)
+                .await?,
+            expandable_class: storage::expandable_class(registry, resource, subresource, key)
+                .await?,
+            namespace: pod_security::namespace_for_update(registry, subresource, namespace).await?,
+            ranges: limits::ranges_for_update(registry, resource, subresource, namespace).await?,
+        })
+    }
+
+    /// The plugins that look at an updated object before its rules are checked. Takes the stored object.
+    /// Returns warnings for the client.
+    pub(crate) fn validate(
+        &self,
+        resource: &Resource,
+        subresource: &str,
+        new: &Value,
+        old: &Value,
+    ) -> Result<Option<String>, StatusError> {
+        let account = self.account.as_ref();
+        service_account::admit_ephemeral_containers(account, resource, subresource, new)?;
+        let class = self.expandable_class.as_deref();
+        storage::admit_resize(resource, subresource, class, new, old)?;
+        if !object::is_deleting(old) {
+            limits::check(resource, &self.ranges, new)?;
+        }
+        pod_security::admit_update(resource, subresource, self.namespace.as_ref(), new, old)
+    }
 }

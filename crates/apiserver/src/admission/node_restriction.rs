@@ -10,6 +10,7 @@ use crate::authz::{
     Access, Authorizer, ResourceTarget, Target, mirror_pod_reference, names_audience,
 };
 use crate::csr::Request;
+use crate::kinds::core;
 use crate::kinds::pod::{MIRROR, is_mirror};
 use crate::object;
 use crate::registry::Registry;
@@ -64,6 +65,18 @@ fn not_own(node: &str, resource: &Resource, namespace: &str, name: &str) -> Opti
         "Lease" if name != node => Some(LEASE.into()),
         "CSINode" if name != node => Some(CSI_NODE.into()),
         _ => None,
+    }
+}
+
+/// The node object of a node that makes a pod.
+pub(crate) async fn own_node(
+    registry: &Registry,
+    resource: &Resource,
+    node: &str,
+) -> Result<Option<Value>, StatusError> {
+    match resource.kind {
+        "Pod" => registry.find(core("nodes")?, "", node).await,
+        _ => Ok(None),
     }
 }
 
@@ -293,7 +306,7 @@ pub(crate) async fn admit_token_request(
     if uid.is_empty() {
         return refuse("node requested token with a pod binding without a uid");
     }
-    let pod = registry.get(crate::kinds::core("pods")?, namespace, text(&bound["name"])).await?;
+    let pod = registry.get(core("pods")?, namespace, text(&bound["name"])).await?;
     if object::uid(&pod) != uid {
         return refuse(&format!(
             "the UID in the bound object reference ({uid}) does not match the UID in record. \

@@ -95,8 +95,50 @@ fn policies(namespace: &Value) -> (Policy, Policy) {
     (enforce, warn)
 }
 
+/// Admits a new object. Returns a warning for the client.
+pub(crate) async fn admit_create(
+    registry: &Registry,
+    resource: &Resource,
+    object: &Value,
+) -> Result<Option<String>, StatusError> {
+    match resource.kind {
+        "Namespace" => check_namespace(resource, object, None).map(|()| None),
+        "Pod" => admit_pod(registry, resource, object).await,
+        _ if resource.namespaced => warn_template(registry, object).await,
+        _ => Ok(None),
+    }
+}
+
+/// The namespace whose policies hold for an update, if any do.
+pub(crate) async fn namespace_for_update(
+    registry: &Registry,
+    subresource: &str,
+    namespace: &str,
+) -> Result<Option<Value>, StatusError> {
+    match subresource {
+        "ephemeralcontainers" => namespace_of(registry, namespace).await.map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Admits an update. Takes what [`namespace_for_update`] found, and the stored object. Returns a warning
+/// for the client.
+pub(crate) fn admit_update(
+    resource: &Resource,
+    subresource: &str,
+    namespace: Option<&Value>,
+    object: &Value,
+    old: &Value,
+) -> Result<Option<String>, StatusError> {
+    match (namespace, resource.kind, subresource) {
+        (Some(namespace), ..) => check_pod(resource, namespace, object),
+        (None, "Namespace", "") => check_namespace(resource, object, Some(old)).map(|()| None),
+        _ => Ok(None),
+    }
+}
+
 /// Refuses a namespace whose labels cannot be read; those that were so before may stay.
-pub(crate) fn check_namespace(
+fn check_namespace(
     resource: &Resource,
     namespace: &Value,
     old: Option<&Value>,
@@ -130,7 +172,7 @@ fn label_faults(namespace: &Value) -> Vec<Cause> {
 }
 
 /// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
-pub(crate) async fn admit_pod(
+async fn admit_pod(
     registry: &Registry,
     resource: &Resource,
     pod: &Value,
@@ -140,15 +182,12 @@ pub(crate) async fn admit_pod(
 }
 
 /// The namespace of a pod whose containers change: what it enforces holds for these too.
-pub(crate) async fn namespace_of(
-    registry: &Registry,
-    namespace: &str,
-) -> Result<Value, StatusError> {
+async fn namespace_of(registry: &Registry, namespace: &str) -> Result<Value, StatusError> {
     registry.get(core("namespaces")?, "", namespace).await
 }
 
 /// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
-pub(crate) fn check_pod(
+fn check_pod(
     resource: &Resource,
     namespace: &Value,
     pod: &Value,
@@ -162,10 +201,7 @@ pub(crate) fn check_pod(
 }
 
 /// A warning about a template whose pods would violate the level that the namespace warns about.
-pub(crate) async fn warn_template(
-    registry: &Registry,
-    owner: &Value,
-) -> Result<Option<String>, StatusError> {
+async fn warn_template(registry: &Registry, owner: &Value) -> Result<Option<String>, StatusError> {
     let template = match () {
         () if owner["template"].is_object() => &owner["template"],
         () if owner["spec"]["jobTemplate"].is_object() => {

@@ -13,18 +13,26 @@ use crate::status::StatusError;
 const TOLERATION_SECONDS: i64 = 300;
 const PREEMPTION: &str = "PreemptLowerPriority";
 
+const KIND: &str = "Pod";
+
 pub(crate) async fn admit_create(
     registry: &Registry,
     resource: &Resource,
     pod: &mut Value,
 ) -> Result<(), StatusError> {
+    if resource.kind != KIND {
+        return Ok(());
+    }
     let classes = priority_classes(registry, pod).await?;
     set_priority(resource, pod, &classes)?;
     add_tolerations(pod);
     apply_runtime_class(registry, resource, pod).await
 }
 
-pub(crate) fn admit_update(pod: &mut Value, old: &Value) {
+pub(crate) fn admit_update(resource: &Resource, subresource: &str, pod: &mut Value, old: &Value) {
+    if resource.kind != KIND || !subresource.is_empty() {
+        return;
+    }
     for field in ["priority", "preemptionPolicy"] {
         if pod["spec"][field].is_null() && !old["spec"][field].is_null() {
             object::child_mut(pod, "spec").insert(field.into(), old["spec"][field].clone());
@@ -50,14 +58,20 @@ pub(crate) fn default_priority_class(classes: &[Value]) -> Option<&Value> {
     defaults.min_by_key(|class| class["value"].as_i64())
 }
 
-/// A second default is refused.
-pub(crate) async fn admit_priority_class(
+/// A second default priority class is refused. `field_of`: the written object, as far as it says something
+/// about a field; `None` if that is not known.
+pub(crate) async fn admit_priority_class<'a>(
     registry: &Registry,
     resource: &Resource,
+    subresource: &str,
     name: &str,
-    class: Option<&Value>,
+    field_of: impl FnOnce(&str) -> Option<&'a Value>,
 ) -> Result<(), StatusError> {
-    if class.is_some_and(|class| class["globalDefault"] != true) {
+    const DEFAULT: &str = "globalDefault";
+    if resource.kind != "PriorityClass" || !subresource.is_empty() {
+        return Ok(());
+    }
+    if field_of(DEFAULT).is_some_and(|class| class[DEFAULT] != true) {
         return Ok(());
     }
     let all = registry.list_all(resource, "").await?;

@@ -1,10 +1,10 @@
-//! The ResourceQuota admission plugin: a new object is charged to every quota of its namespace that
-//! covers it, by a conditional write of the quota's status, so that a quota is never exceeded however
-//! many clients create at once. Usage is given back when the object is not made after all;
-//! the usage of deleted objects is for the controller of quotas to recompute.
+//! The ResourceQuota admission plugin: a new object, and what an update adds, is charged to every quota
+//! of its namespace that covers it, by a conditional write of the quota's status, so that a quota is
+//! never exceeded however many clients write at once. Usage is given back when the object is not
+//! written after all; that of deleted objects, and what an update takes away, is for the controller of
+//! quotas to recompute.
 //!
-//! Current limitations: updates are not charged (resized pods and claims, changed services), and there
-//! are no quotas that are required by configuration.
+//! Current limitations: there are no quotas that are required by configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,46 +73,62 @@ pub(crate) async fn charge(
         return Ok(charge);
     }
     let usage = usage(resource, object);
-    let mut covering = Vec::new();
-    for quota in &all {
-        if covers(quota, resource, object) {
-            check(resource, quota, object, &usage)?;
-            covering.push(object::name(quota));
-        }
-    }
-    if dry_run {
-        return Ok(charge);
-    }
-    for name in covering {
-        let mut added = Amounts::default();
-        let written = registry
-            .write(quotas, (namespace, name), None, false, |quota| {
-                added = check(resource, quota, object, &usage)?;
-                let mut used = Amounts::of(&quota["status"]["used"]);
-                used.add(&added);
-                let mut new = quota.clone();
-                object::child_mut(&mut new, "status").insert("used".into(), used.to_value());
-                Ok(Write::Put(new))
-            })
-            .await;
-        match written {
-            Ok(_) => charge.charged.push((name.to_owned(), added)),
-            // It was deleted meanwhile.
-            Err(error) if error.code == 404 => {}
-            Err(error) => {
-                charge.release(registry).await;
-                return Err(error);
-            }
-        }
-    }
+    let covering = all.iter().filter(|quota| covers(quota, resource, object));
+    let due = covering.map(|quota| (object::name(quota).to_owned(), usage.clone())).collect();
+    charge.pay(registry, resource, object, due, dry_run).await?;
     Ok(charge)
 }
 
 impl Charge {
+    /// Charges amounts to quotas by name: to all of them, or to none. With `dry_run` they are only
+    /// checked.
+    async fn pay(
+        &mut self,
+        registry: &Registry,
+        resource: &Resource,
+        object: &Value,
+        due: Vec<(String, Amounts)>,
+        dry_run: bool,
+    ) -> Result<(), StatusError> {
+        let quotas = core("resourcequotas")?;
+        for (name, usage) in &due {
+            if let Some(quota) = registry.find(quotas, &self.namespace, name).await? {
+                check(resource, &quota, object, usage)?;
+            }
+        }
+        if dry_run {
+            return Ok(());
+        }
+        for (name, usage) in due {
+            let mut added = Amounts::default();
+            let key = (self.namespace.as_str(), name.as_str());
+            let written = registry
+                .write(quotas, key, None, false, |quota| {
+                    added = check(resource, quota, object, &usage)?;
+                    let mut used = Amounts::of(&quota["status"]["used"]);
+                    used.add(&added);
+                    let mut new = quota.clone();
+                    object::child_mut(&mut new, "status").insert("used".into(), used.to_value());
+                    Ok(Write::Put(new))
+                })
+                .await;
+            match written {
+                Ok(_) => self.charged.push((name, added)),
+                // It was deleted meanwhile.
+                Err(error) if error.code == 404 => {}
+                Err(error) => {
+                    self.release(registry).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Gives back what was charged.
-    pub(crate) async fn release(self, registry: &Registry) {
+    pub(crate) async fn release(&mut self, registry: &Registry) {
         let Ok(quotas) = core("resourcequotas") else { return };
-        for (name, amounts) in self.charged {
+        for (name, amounts) in std::mem::take(&mut self.charged) {
             let written = registry
                 .write(quotas, (&self.namespace, &name), None, false, |quota| {
                     let mut used = Amounts::of(&quota["status"]["used"]);
@@ -127,6 +143,91 @@ impl Charge {
             }
         }
     }
+}
+
+/// What an update adds to quotas. It is known once the newest version of the object is; so the update
+/// is tried, given up when something is to be charged, and tried again when it is.
+#[derive(Debug)]
+pub(crate) struct UpdateCharge {
+    charge: Charge,
+    quotas: Vec<Value>,
+    /// What the last try was given up for: the object, and amounts by the name of the quota.
+    due: Option<(Value, Vec<(String, Amounts)>)>,
+}
+
+impl UpdateCharge {
+    /// For an update of that kind; `None`: it adds nothing to any quota.
+    pub(crate) async fn of(
+        registry: &Registry,
+        resource: &Resource,
+        subresource: &str,
+        namespace: &str,
+    ) -> Result<Option<Self>, StatusError> {
+        let adds = match (resource.group, resource.kind) {
+            ("", "Pod") => matches!(subresource, "" | "resize"),
+            ("", "PersistentVolumeClaim") => matches!(subresource, "" | "status"),
+            ("", "Service") => subresource.is_empty(),
+            _ => false,
+        };
+        if !adds {
+            return Ok(None);
+        }
+        let quotas = registry.list_all(core("resourcequotas")?, namespace).await?;
+        let charge = Charge { namespace: namespace.to_owned(), charged: Vec::new() };
+        Ok((!quotas.is_empty()).then_some(Self { charge, quotas, due: None }))
+    }
+
+    /// Whether what this update adds is charged. If it is not, the update is to be given up.
+    pub(crate) fn is_paid(&mut self, resource: &Resource, new: &Value, old: &Value) -> bool {
+        let (before, after) = (usage(resource, old), usage(resource, new));
+        let grown = grown(&after, &before);
+        let covering = self.quotas.iter().filter(|quota| covers(quota, resource, new));
+        let due: Vec<(String, Amounts)> = covering
+            .filter_map(|quota| {
+                let name = object::name(quota);
+                let added = if covers(quota, resource, old) { &grown } else { &after };
+                let hard = Amounts::of(&quota["status"]["hard"]);
+                let added = added.only(|limited| hard.get(limited).is_some());
+                let paid = self.charge.charged.iter().find(|(known, _)| known == name);
+                let open =
+                    paid.map_or_else(|| added.clone(), |(_, paid)| self::grown(&added, paid));
+                (!open.0.is_empty()).then(|| (name.to_owned(), added))
+            })
+            .collect();
+        self.due = (!due.is_empty()).then(|| (new.clone(), due));
+        self.due.is_none()
+    }
+
+    /// Charges what the last try was given up for; `false`: it failed for another reason.
+    pub(crate) async fn pay(
+        &mut self,
+        registry: &Registry,
+        resource: &Resource,
+        dry_run: bool,
+    ) -> Result<bool, StatusError> {
+        let Some((object, due)) = self.due.take() else { return Ok(false) };
+        self.charge.release(registry).await;
+        let paid = due.clone();
+        self.charge.pay(registry, resource, &object, due, dry_run).await?;
+        if dry_run {
+            self.charge.charged = paid;
+        }
+        Ok(true)
+    }
+
+    /// Gives back what was charged for an update that failed.
+    pub(crate) async fn release(mut self, registry: &Registry, dry_run: bool) {
+        if !dry_run {
+            self.charge.release(registry).await;
+        }
+    }
+}
+
+/// By how much amounts are above others, where they are.
+fn grown(amounts: &Amounts, others: &Amounts) -> Amounts {
+    let mut grown = amounts.clone();
+    grown.subtract(others);
+    grown.only(|name| grown.get(name).is_some_and(|amount| amount.amount() > 0))
 }
 
 /// What the object adds to the quota; 403 if it does not fit.
@@ -213,8 +314,43 @@ fn covers(quota: &Value, resource: &Resource, object: &Value) -> bool {
         .iter()
         .map(|scope| json!({"scopeName": scope, "operator": "Exists"}));
     let selected = items(&quota["spec"]["scopeSelector"]["matchExpressions"]).iter().cloned();
-    let is_pod = resource.group.is_empty() && resource.plural == "pods";
-    scopes.chain(selected).all(|scope| is_pod && in_scope(&scope, object))
+    scopes.chain(selected).all(|scope| match (resource.group, resource.plural) {
+        ("", "pods") => in_scope(&scope, object),
+        ("", "persistentvolumeclaims") => is_in_claim_scope(&scope, object),
+        _ => false,
+    })
+}
+
+/// The one scope of claims is by their VolumeAttributesClasses.
+fn is_in_claim_scope(scope: &Value, claim: &Value) -> bool {
+    const SCOPE: &str = "VolumeAttributesClass";
+    let status = &claim["status"];
+    let names = [
+        &claim["spec"]["volumeAttributesClassName"],
+        &status["currentVolumeAttributesClassName"],
+        &status["modifyVolumeStatus"]["targetVolumeAttributesClassName"],
+    ];
+    let names: Vec<&str> =
+        names.into_iter().map(|name| text(name)).filter(|name| !name.is_empty()).collect();
+    if scope["scopeName"] != SCOPE {
+        return false;
+    }
+    match names.as_slice() {
+        names if scope["operator"] == "Exists" => !names.is_empty(),
+        [] => selects(scope, SCOPE, ""),
+        names => names.iter().any(|name| selects(scope, SCOPE, name)),
+    }
+}
+
+/// Whether a scope's operator and values select that value; empty: there is none.
+fn selects(scope: &Value, key: &str, value: &str) -> bool {
+    let expression = json!({"key": key, "operator": scope["operator"], "values": scope["values"]});
+    let labels = match value {
+        "" => json!({}),
+        value => json!({key: value}),
+    };
+    LabelSelector::of(&json!({"matchExpressions": [expression]}))
+        .is_ok_and(|selector| selector.matches(&json!({"metadata": {"labels": labels}})))
 }
 
 fn in_scope(scope: &Value, pod: &Value) -> bool {
@@ -231,17 +367,7 @@ fn in_scope(scope: &Value, pod: &Value) -> bool {
             if scope["operator"] == "Exists" {
                 return !class.is_empty();
             }
-            let expression = json!({
-                "key": "PriorityClass",
-                "operator": scope["operator"],
-                "values": scope["values"],
-            });
-            let labels = match class {
-                "" => json!({}),
-                class => json!({"PriorityClass": class}),
-            };
-            LabelSelector::of(&json!({"matchExpressions": [expression]}))
-                .is_ok_and(|selector| selector.matches(&json!({"metadata": {"labels": labels}})))
+            selects(scope, "PriorityClass", class)
         }
         "CrossNamespacePodAffinity" => crosses_namespaces(&spec["affinity"]),
         _ => false,
@@ -354,7 +480,14 @@ fn usage(resource: &Resource, object: &Value) -> Amounts {
             if let Some(class) = class {
                 usage.put(format!("{class}.{suffix}/persistentvolumeclaims"), whole(1));
             }
-            if let Some(storage) = Amounts::of(&spec["resources"]["requests"]).get("storage") {
+            // A volume that is being expanded is charged for what it gets.
+            let allocated = Amounts::of(&object["status"]["allocatedResources"]).get("storage");
+            let requested = Amounts::of(&spec["resources"]["requests"]).get("storage");
+            let larger = match (requested, allocated) {
+                (Some(one), Some(other)) if other.amount() > one.amount() => Some(other),
+                (one, _) => one,
+            };
+            if let Some(storage) = larger {
                 usage.put("requests.storage", storage);
                 if let Some(class) = class {
                     usage.put(format!("{class}.{suffix}/requests.storage"), storage);
@@ -473,6 +606,78 @@ mod tests {
         assert_eq!(usage(sets, &json!({})).to_text(), "count/replicasets.apps=1");
     }
 
+    #[test]
+    fn quota_scope_of_claims_is_by_attributes() {
+        let claims = core("persistentvolumeclaims").unwrap();
+        let mut scoped =
+            quota(json!({"requests.storage": "2Gi"}), json!({"requests.storage": "0"}));
+        let plain = json!({"spec": {}});
+        let gold = json!({"spec": {"volumeAttributesClassName": "gold"}});
+        let was = json!({"spec": {}, "status": {"currentVolumeAttributesClassName": "gold"}});
+        for (operator, values, of_plain, of_gold) in [
+            ("Exists", json!([]), false, true),
+            ("In", json!(["gold", "silver"]), false, true),
+            ("In", json!(["silver"]), false, false),
+            ("NotIn", json!(["silver"]), true, true),
+            ("DoesNotExist", json!([]), true, false),
+        ] {
+            scoped["spec"] = json!({"scopeSelector": {"matchExpressions": [
+                {"scopeName": "VolumeAttributesClass", "operator": operator, "values": values},
+            ]}});
+            assert_eq!(covers(&scoped, claims, &plain), of_plain, "{operator} {values}");
+            assert_eq!(covers(&scoped, claims, &gold), of_gold, "{operator} {values}");
+            assert_eq!(covers(&scoped, claims, &was), of_gold, "{operator} {values}");
+        }
+        scoped["spec"]["scopes"] = json!(["BestEffort"]);
+        assert!(!covers(&scoped, claims, &gold), "a scope of pods");
+    }
+
+    #[tokio::test]
+    async fn quota_is_charged_for_what_updates_add() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(directory.path().join("store")).await.unwrap();
+        let registry = Registry::new(Arc::new(store));
+        let quotas = core("resourcequotas").unwrap();
+        let hard = json!({"requests.storage": "10Gi", "persistentvolumeclaims": "1"});
+        let used = json!({"requests.storage": "4Gi", "persistentvolumeclaims": "1"});
+        registry.create(quotas, quota(hard, used), None).await.unwrap();
+        let claims = core("persistentvolumeclaims").unwrap();
+        let claim = |size: &str| json!({"metadata": {"name": "c"}, "spec": {"resources": {"requests": {"storage": size}}}});
+        let now = async || {
+            let quota = registry.get(quotas, "a", "q").await.unwrap();
+            quota["status"]["used"]["requests.storage"].as_str().unwrap().to_owned()
+        };
+        let start = async || UpdateCharge::of(&registry, claims, "", "a").await.unwrap().unwrap();
+        assert!(UpdateCharge::of(&registry, claims, "scale", "a").await.unwrap().is_none());
+        assert!(UpdateCharge::of(&registry, claims, "", "other").await.unwrap().is_none());
+
+        let mut charge = start().await;
+        assert!(charge.is_paid(claims, &claim("4Gi"), &claim("4Gi")), "it adds nothing");
+        assert!(charge.is_paid(claims, &claim("1Gi"), &claim("4Gi")), "it takes away");
+        assert!(!charge.pay(&registry, claims, false).await.unwrap());
+        assert!(!charge.is_paid(claims, &claim("8Gi"), &claim("4Gi")));
+        assert!(charge.pay(&registry, claims, false).await.unwrap());
+        assert!(charge.is_paid(claims, &claim("8Gi"), &claim("4Gi")));
+        assert_eq!(now().await, "8Gi");
+        // Somebody else has made it smaller meanwhile: more is to be charged.
+        assert!(!charge.is_paid(claims, &claim("8Gi"), &claim("3Gi")));
+        assert!(charge.pay(&registry, claims, false).await.unwrap());
+        assert_eq!(now().await, "9Gi");
+        charge.release(&registry, false).await;
+        assert_eq!(now().await, "4Gi");
+
+        let mut charge = start().await;
+        assert!(!charge.is_paid(claims, &claim("11Gi"), &claim("4Gi")));
+        let error = charge.pay(&registry, claims, true).await.unwrap_err();
+        assert!(
+            error.message.ends_with(
+                "exceeded quota: q, requested: requests.storage=7Gi, used: requests.storage=4Gi, limited: requests.storage=10Gi"
+            ),
+            "{error}"
+        );
+        assert_eq!(now().await, "4Gi");
+    }
+
     /// However many create at once, no more pass than the quota allows, and its usage is theirs.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn quota_is_never_exceeded_under_concurrency() {
@@ -490,7 +695,7 @@ mod tests {
                 let pods = core("pods").unwrap();
                 match charge(&registry, pods, "a", &pod(json!({})), false).await {
                     // Every fifth of them fails later.
-                    Ok(charge) if i % 5 == 0 => {
+                    Ok(mut charge) if i % 5 == 0 => {
                         charge.release(&registry).await;
                         false
                     }

@@ -27,12 +27,16 @@ const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The annotation that restricts pods to the secrets that their account names.
 const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
 const FILE_MODE: i64 = 0o644;
+const EPHEMERAL_CONTAINERS: &str = "ephemeralcontainers";
 
 pub(crate) async fn admit_create(
     registry: &Registry,
     resource: &Resource,
     pod: &mut Value,
 ) -> Result<(), StatusError> {
+    if resource.kind != "Pod" {
+        return Ok(());
+    }
     let admitted = match is_mirror(pod) {
         true => check_mirror(pod),
         false => {
@@ -44,12 +48,34 @@ pub(crate) async fn admit_create(
     admitted.map_err(|why| StatusError::forbidden(resource, object::name(pod), &why))
 }
 
+/// The account of a pod whose ephemeral containers are to be updated; it is the same for as long as the pod
+/// lives.
+pub(crate) async fn account_for_update(
+    registry: &Registry,
+    pods: &Resource,
+    subresource: &str,
+    (namespace, name): (&str, &str),
+) -> Result<Option<Value>, StatusError> {
+    if subresource != EPHEMERAL_CONTAINERS {
+        return Ok(None);
+    }
+    let pod = registry.get(pods, namespace, name).await?;
+    match text(&pod["spec"]["serviceAccountName"]) {
+        "" => Ok(None),
+        name => registry.find(core("serviceaccounts")?, namespace, name).await,
+    }
+}
+
 /// Admits ephemeral containers.
 pub(crate) fn admit_ephemeral_containers(
     account: Option<&Value>,
     resource: &Resource,
+    subresource: &str,
     pod: &Value,
 ) -> Result<(), StatusError> {
+    if subresource != EPHEMERAL_CONTAINERS {
+        return Ok(());
+    }
     let forbidden = |why: &str| Err(StatusError::forbidden(resource, object::name(pod), why));
     if is_mirror(pod) {
         return Ok(());

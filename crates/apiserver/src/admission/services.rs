@@ -13,9 +13,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::plugins::Plugins;
@@ -27,6 +27,8 @@ use crate::registry::Registry;
 use crate::schema::service::{is_external, needs_address, needs_health_port, needs_node_ports};
 use crate::schema::value::{is_zero, items, same, text};
 use crate::status::{Cause, StatusError};
+
+const KIND: &str = "Service";
 
 const TAKEN: &str = "provided port is already allocated";
 /// After this time a write that was abandoned has either reached the store or never will.
@@ -173,7 +175,7 @@ impl Drop for Reservation<'_> {
                 let allocation = std::mem::take(&mut self.before).with(taken);
                 let owner = self.owner.clone();
                 let unknown_outcomes = UnknownOutcome { owner, allocation, since: Instant::now() };
-                lock(&self.allocator.unknown_outcomes).push(unknown_outcomes);
+                self.allocator.unknown_outcomes.lock().push(unknown_outcomes);
             }
         }
     }
@@ -261,10 +263,6 @@ fn free<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ServiceAllocator {
     pub(crate) fn new(range: Cidr, node_ports: NodePorts, plugins: Plugins) -> ServiceAllocator {
         ServiceAllocator {
@@ -282,12 +280,12 @@ impl ServiceAllocator {
 
     /// Notes what a stored service holds. Returns what another one holds too.
     pub(crate) fn occupy(&self, service: &Value) -> Vec<String> {
-        lock(&self.taken).add(object::uid(service), &Allocation::of(service))
+        self.taken.lock().add(object::uid(service), &Allocation::of(service))
     }
 
     fn release(&self, owner: &Owner, allocation: &Allocation, now: Option<&Value>) {
         let kept = now.map(Allocation::of).unwrap_or_default();
-        let mut taken = lock(&self.taken);
+        let mut taken = self.taken.lock();
         for address in allocation.addresses.difference(&kept.addresses) {
             free(&mut taken.addresses, *address, &owner.uid);
         }
@@ -308,7 +306,7 @@ impl ServiceAllocator {
             match registry.find(core("services")?, &owner.namespace, &owner.name).await {
                 Ok(stored) => self.resolve(&write, stored),
                 Err(error) => {
-                    let mut unknown_outcomes = lock(&self.unknown_outcomes);
+                    let mut unknown_outcomes = self.unknown_outcomes.lock();
                     unknown_outcomes.push(write);
                     unknown_outcomes.extend(due);
                     return Err(error);
@@ -321,7 +319,7 @@ impl ServiceAllocator {
     /// The abandoned writes that can no longer reach the store.
     fn due(&self, now: Instant) -> Vec<UnknownOutcome> {
         let is_due = |write: &mut UnknownOutcome| now.duration_since(write.since) >= SETTLE_TIMEOUT;
-        lock(&self.unknown_outcomes).extract_if(.., is_due).collect()
+        self.unknown_outcomes.lock().extract_if(.., is_due).collect()
     }
 
     /// `stored`: what is stored under the service's name now.
@@ -334,7 +332,7 @@ impl ServiceAllocator {
     }
 
     /// Begins the deletion of a service.
-    pub(crate) fn begin_delete(&self, service: &Value, is_dry_run: bool) -> Reservation<'_> {
+    fn begin_delete(&self, service: &Value, is_dry_run: bool) -> Reservation<'_> {
         Reservation {
             allocator: self,
             owner: Owner::of(service),
@@ -352,10 +350,31 @@ impl ServiceAllocator {
         object: &mut Value,
         dry_run: bool,
     ) -> Result<Option<Reservation<'_>>, StatusError> {
-        if resource.kind != "Service" {
-            return Ok(None);
-        }
-        self.admit(resource, object, None, dry_run).map(Some)
+        let is_service = resource.kind == KIND;
+        is_service.then(|| self.admit(resource, object, None, dry_run)).transpose()
+    }
+
+    /// The same for an update of the stored service `old`.
+    pub(crate) fn admit_update(
+        &self,
+        resource: &Resource,
+        subresource: &str,
+        object: &mut Value,
+        old: &Value,
+        dry_run: bool,
+    ) -> Result<Option<Reservation<'_>>, StatusError> {
+        let is_service = resource.kind == KIND && subresource.is_empty();
+        is_service.then(|| self.admit(resource, object, Some(old), dry_run)).transpose()
+    }
+
+    /// The same for the deletion of a stored service.
+    pub(crate) fn admit_delete(
+        &self,
+        resource: &Resource,
+        object: &Value,
+        dry_run: bool,
+    ) -> Option<Reservation<'_>> {
+        (resource.kind == KIND).then(|| self.begin_delete(object, dry_run))
     }
 
     /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it. With
@@ -376,7 +395,7 @@ impl ServiceAllocator {
         let owner = Owner::of(old.unwrap_or(service));
         if !is_dry_run {
             // What it has stays its own, though an earlier version of this server forgot it.
-            lock(&self.taken).add(&owner.uid, &before);
+            self.taken.lock().add(&owner.uid, &before);
         }
         let mut reservation = Reservation {
             allocator: self,
@@ -417,7 +436,7 @@ impl ServiceAllocator {
 
 impl Reservation<'_> {
     fn take_address(&mut self, address: IpAddr) -> bool {
-        let mut taken = lock(&self.allocator.taken);
+        let mut taken = self.allocator.taken.lock();
         let is_free = match self.is_dry_run {
             true => !taken.addresses.contains_key(&address),
             false => take(&mut taken.addresses, address, &self.owner.uid),
@@ -426,7 +445,7 @@ impl Reservation<'_> {
     }
 
     fn take_port(&mut self, port: u16) -> bool {
-        let mut taken = lock(&self.allocator.taken);
+        let mut taken = self.allocator.taken.lock();
         let is_free = match self.is_dry_run {
             true => !taken.ports.contains_key(&port),
             false => take(&mut taken.ports, port, &self.owner.uid),

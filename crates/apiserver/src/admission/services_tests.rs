@@ -394,7 +394,7 @@ proptest! {
         for (_, service) in store.services.values() {
             expected.add(object::uid(service), &Allocation::of(service));
         }
-        let taken = lock(&allocator.taken);
+        let taken = allocator.taken.lock();
         prop_assert_eq!(&taken.addresses, &expected.addresses);
         prop_assert_eq!(&taken.ports, &expected.ports);
     }

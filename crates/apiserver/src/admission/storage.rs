@@ -11,6 +11,7 @@ use crate::schema::quantity::Quantity;
 use crate::schema::value::text;
 use crate::status::StatusError;
 
+const CLAIM: &str = "PersistentVolumeClaim";
 /// Holds a volume that is bound.
 pub(crate) const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
 /// Holds a claim that pods use.
@@ -40,17 +41,17 @@ pub(super) fn newest<'a>(objects: impl Iterator<Item = &'a Value>) -> Option<&'a
 /// What a new object gets.
 pub(crate) async fn admit_create(
     registry: &Registry,
-    kind: &str,
+    of: &Resource,
     object: &mut Value,
 ) -> Result<(), StatusError> {
-    let finalizer = match kind {
+    let finalizer = match of.kind {
         "PersistentVolume" => VOLUME_PROTECTION,
-        "PersistentVolumeClaim" => CLAIM_PROTECTION,
+        CLAIM => CLAIM_PROTECTION,
         "VolumeAttributesClass" => ATTRIBUTES_PROTECTION,
         _ => return Ok(()),
     };
     protect(object, finalizer);
-    if kind == "PersistentVolumeClaim" && class_of(object).is_none() {
+    if of.kind == CLAIM && class_of(object).is_none() {
         let classes = registry.list_all(resource("storageclasses")?, "").await?;
         if let Some(class) = default_class(classes.iter()) {
             object::child_mut(object, "spec").insert("storageClassName".into(), class.into());
@@ -68,22 +69,16 @@ fn protect(object: &mut Value, finalizer: &str) {
     }
 }
 
-/// The finalizer is gone from the object's list.
-pub(crate) fn unprotect(object: &mut Value, finalizer: &str) {
-    let metadata = object::metadata_mut(object);
-    let Some(list) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) else { return };
-    list.retain(|own| own != finalizer);
-    if list.is_empty() {
-        metadata.remove("finalizers");
-    }
-}
-
 /// The class of a claim, if it allows expansion.
 pub(crate) async fn expandable_class(
     registry: &Registry,
     claims: &Resource,
+    subresource: &str,
     (namespace, name): (&str, &str),
 ) -> Result<Option<String>, StatusError> {
+    if claims.kind != CLAIM || !subresource.is_empty() {
+        return Ok(None);
+    }
     let Some(claim) = registry.find(claims, namespace, name).await? else { return Ok(None) };
     let Some(class) = class_of(&claim).filter(|class| !class.is_empty()) else { return Ok(None) };
     let found = registry.find(resource("storageclasses")?, "", class).await?;
@@ -93,10 +88,14 @@ pub(crate) async fn expandable_class(
 /// A claim grows once it is bound, and when its class lets it.
 pub(crate) fn admit_resize(
     claims: &Resource,
+    subresource: &str,
     expandable_class: Option<&str>,
     new: &Value,
     old: &Value,
 ) -> Result<(), StatusError> {
+    if claims.kind != CLAIM || !subresource.is_empty() {
+        return Ok(());
+    }
     let size = |claim: &Value| {
         let size = Quantity::parse(text(&claim["spec"]["resources"]["requests"]["storage"]));
         size.map_or(0, Quantity::amount)

@@ -17,9 +17,7 @@ pub use authentication::AuthenticationArgs;
 pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
-use crate::{
-    Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsSettings, TlsVersion,
-};
+use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
 
 const STORE_FILE: &str = "longshore.db";
 
@@ -137,15 +135,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub tls_private_key_file: Option<PathBuf>,
     /// The oldest version of TLS: VersionTLS12 or VersionTLS13
-    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12")]
-    pub tls_min_version: TlsVersion,
+    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12",
+        value_parser = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"])]
+    pub tls_min_version: String,
     /// The suites of TLS 1.2 [default: all that are secure]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
-    /// Serve HTTP/1.1 alone
-    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub disable_http2_serving: bool,
+    /// The key exchanges, by their numbers [default: all that are secure]
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
+    pub tls_curve_preferences: Vec<i32>,
     /// The certificate to show to nodes [default: one made in --cert-dir]
     #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
     pub kubelet_client_certificate: Option<PathBuf>,
@@ -181,18 +179,10 @@ pub struct ServeArgs {
     /// Maximum duration of certificates that the cluster signs
     #[arg(long, value_name = "DURATION", default_value = "8760h0m0s", value_parser = duration)]
     pub cluster_signing_duration: Duration,
-    /// Bind claims to volumes, create claims of ephemeral volumes, and request attachment of volumes:
-    /// false where a controller manager does that
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub bind_volumes: bool,
     /// Empty deleted namespaces, everything at once: false where a controller manager does that, in order
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub empty_namespaces: bool,
-    /// Delete what is below /tmp on this machine with the hostPath volume that it is of
-    #[arg(long)]
-    pub delete_host_paths: bool,
     /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
@@ -336,10 +326,10 @@ impl ServeArgs {
             client_ca: self.client_ca_file.clone(),
             root_ca: self.root_ca_file.clone(),
             serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
-            tls: TlsSettings {
-                min_version: self.tls_min_version,
+            tls: TlsOptions {
+                min_version: self.tls_min_version.clone(),
                 cipher_suites: self.tls_cipher_suites.clone(),
-                without_http2: self.disable_http2_serving,
+                curves: self.tls_curve_preferences.clone(),
             },
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
@@ -351,9 +341,7 @@ impl ServeArgs {
             authorization,
             approve_kubelet_serving: self.approve_kubelet_serving,
             signing_duration: self.cluster_signing_duration,
-            bind_volumes: self.bind_volumes,
             empty_namespaces: self.empty_namespaces,
-            delete_host_paths: self.delete_host_paths,
             gates: self.feature_gates,
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
@@ -457,8 +445,6 @@ mod tests {
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
         assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
-        assert!(parse("").unwrap().serve.bind_volumes);
-        assert!(!parse("--bind-volumes=false").unwrap().serve.bind_volumes);
         assert!(parse("").unwrap().serve.empty_namespaces);
         assert!(!parse("--empty-namespaces=false").unwrap().serve.empty_namespaces);
         assert_eq!(
@@ -509,7 +495,6 @@ mod tests {
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
             ("--etcd-servers=a --data-dir=b", "--data-dir"),
             ("--anonymous-auth=perhaps", "--anonymous-auth"),
-            ("--bind-volumes=perhaps", "--bind-volumes"),
             ("--empty-namespaces=perhaps", "--empty-namespaces"),
             ("--feature-gates=None=true", "--feature-gates"),
             ("--feature-gates=PodLogsQuerySplitStreams=perhaps", "--feature-gates"),
@@ -539,14 +524,11 @@ mod tests {
             "authorization-config",
             "authorization-mode",
             "bind-address",
-            "bind-volumes",
             "cert-dir",
             "client-ca-file",
             "cluster-signing-duration",
             "data-dir",
-            "delete-host-paths",
             "disable-admission-plugins",
-            "disable-http2-serving",
             "empty-namespaces",
             "enable-admission-plugins",
             "enable-bootstrap-token-auth",
@@ -584,6 +566,7 @@ mod tests {
             "service-node-port-range",
             "tls-cert-file",
             "tls-cipher-suites",
+            "tls-curve-preferences",
             "tls-min-version",
             "tls-private-key-file",
             "token-auth-file",

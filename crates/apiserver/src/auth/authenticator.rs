@@ -9,10 +9,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
-use longshore_tls::Verdict;
+use longshore_tls::{ClientCa, Verdict};
 
 use super::bootstrap::{self, BootstrapToken};
-use super::front_proxy::FrontProxyConfig;
+use super::front_proxy::{FrontProxies, FrontProxyConfig};
 use super::token_file::TokenFile;
 use crate::kinds::core;
 use crate::operations::Api;
@@ -85,7 +85,7 @@ pub(crate) struct Authenticator {
     anonymous: bool,
     bootstrap_tokens: bool,
     file: TokenFile,
-    front_proxy: Option<FrontProxyConfig>,
+    front_proxy: Option<FrontProxies>,
 }
 
 impl Authenticator {
@@ -100,22 +100,24 @@ impl Authenticator {
                 .map(TokenFile::load)
                 .transpose()?
                 .unwrap_or_default(),
-            front_proxy: config.front_proxy.clone(),
+            front_proxy: config.front_proxy.clone().map(FrontProxies::load).transpose()?,
         })
     }
 
-    /// Authenticates a request. Removes bearer tokens from the headers, so that they are not passed on.
+    /// Authenticates a request; `certified` is the user of its client's certificate. Removes bearer tokens
+    /// from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
-        (peer, front_proxy): (&Verdict, &Verdict),
+        certified: Result<Option<longshore_tls::User>, String>,
+        verify: impl FnOnce(&ClientCa) -> Verdict + Send,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
+        let certified = certified.map(|user| user.as_ref().map(User::from));
         let token = take_bearer(headers);
-        let vouched = self.front_proxy.as_ref().and_then(|known| known.user(front_proxy, headers));
+        let vouched = self.front_proxy.as_ref().and_then(|known| known.user(verify, headers));
         if let Some(user) = vouched {
             return Ok(user);
         }
-        let certified = peer.user().map(|user| user.map(User::from));
         if let Ok(Some(user)) = certified {
             return Ok(user);
         }

@@ -4,9 +4,10 @@
 use std::path::PathBuf;
 
 use hyper::HeaderMap;
-use longshore_tls::Verdict;
+use longshore_tls::{ClientCa, Verdict};
 use percent_encoding::percent_decode_str;
 
+use crate::pki;
 use crate::user::{Extra, User};
 
 /// The front proxies that are trusted, and where they name the user.
@@ -26,10 +27,35 @@ pub struct FrontProxyConfig {
     pub extra_prefixes: Vec<String>,
 }
 
-impl FrontProxyConfig {
+/// The front proxies, with the CA that knows them.
+pub(super) struct FrontProxies {
+    config: FrontProxyConfig,
+    authority: ClientCa,
+}
+
+impl FrontProxies {
+    pub(super) fn load(config: FrontProxyConfig) -> pki::Result<FrontProxies> {
+        let authority = ClientCa::load(&config.ca_file, &pki::provider())?;
+        Ok(FrontProxies { config, authority })
+    }
+
     /// The user that a front proxy names in the headers, which are removed: nobody else may read
-    /// them. `None` where the peer is no front proxy, or names nobody.
-    pub(super) fn user(&self, peer: &Verdict, headers: &mut HeaderMap) -> Option<User> {
+    /// them. `None` where the peer is no front proxy, or names nobody. `verify` verifies the peer's
+    /// certificate, which costs time: it is not called for requests without such a header.
+    pub(super) fn user(
+        &self,
+        verify: impl FnOnce(&ClientCa) -> Verdict,
+        headers: &mut HeaderMap,
+    ) -> Option<User> {
+        let mut names = self.config.username_headers.iter();
+        let names_somebody = names.any(|name| headers.contains_key(name.as_str()));
+        names_somebody.then(|| self.config.user(&verify(&self.authority), headers))?
+    }
+}
+
+impl FrontProxyConfig {
+    /// The user, where the peer's certificate is a front proxy's.
+    fn user(&self, peer: &Verdict, headers: &mut HeaderMap) -> Option<User> {
         let proxy = match peer.user() {
             Ok(proxy) => proxy?,
             Err(_) => return None,

@@ -1,9 +1,9 @@
 //! What decisions are made from: an index of the objects of one resource, which follows the store.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use longshore_store::Revision;
+use parking_lot::{RwLock, RwLockReadGuard};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -45,7 +45,7 @@ impl<T: Index> Cache<T> {
     }
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        self.index.read()
     }
 
     /// Reads all objects.
@@ -66,7 +66,7 @@ impl<T: Index> Cache<T> {
                 Ok(())
             })
             .await?;
-        *self.index.write().unwrap_or_else(PoisonError::into_inner) = index;
+        *self.index.write() = index;
         self.seen.send_replace(meta.revision);
         Ok(())
     }
@@ -103,7 +103,7 @@ impl<T: Index> Cache<T> {
     }
 
     fn apply(&self, change: &Change) {
-        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.index.write();
         match (&change.current, &change.previous) {
             (Some(current), _) => match current.value() {
                 Some(object) => index.put(object),
@@ -135,6 +135,6 @@ impl<T: Index> Cache<T> {
 
     #[cfg(test)]
     pub(super) fn put(&self, object: &Value) {
-        self.index.write().unwrap_or_else(PoisonError::into_inner).put(object);
+        self.index.write().put(object);
     }
 }

@@ -57,17 +57,16 @@ mod workload;
 use serde_json::{Map, Value};
 
 pub use self::defaults::apply_defaults;
-pub(crate) use self::persistent_volume::note_transition;
+pub(crate) use self::prepare::{default_change, prepare_change};
 pub use self::prepare::{
-    prepare_approval, prepare_create, prepare_ephemeral_containers, prepare_namespace_finalize,
-    prepare_resize, prepare_status_update, prepare_update,
+    prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
 };
 pub(crate) use self::printers::Printer;
 pub(crate) use self::qos::class as pod_qos;
 pub(crate) use self::storage::{class_of, is_default};
+pub(crate) use self::validate::validate_change;
 pub use self::validate::{
-    validate_approval, validate_binding, validate_create, validate_ephemeral_containers,
-    validate_resize, validate_status_update, validate_update,
+    validate_binding, validate_create, validate_status_update, validate_update,
 };
 use crate::api_types::Resource;
 use crate::schema::Causes;
@@ -88,6 +87,8 @@ pub(crate) struct Strategy {
     pub(crate) prepare_create: fn(&mut Map<String, Value>),
     /// What a new object gets once it has its name and UID.
     pub(crate) identified: fn(&mut Map<String, Value>),
+    /// What follows from fields of a new object that admission may have set.
+    pub(crate) derive: fn(&mut Value),
     /// What an update may not touch, beside metadata and status. Takes the stored object.
     pub(crate) prepare_update: fn(&mut Map<String, Value>, &Value),
     /// What an update of the status may not touch, beside the rest. Takes the stored object.
@@ -104,6 +105,8 @@ pub(crate) struct Strategy {
     pub(crate) to_storage: fn(Value) -> Value,
     /// An object from its stored form.
     pub(crate) from_storage: fn(Value) -> Value,
+    /// What a POST makes.
+    pub(crate) created: Created,
     /// What a DELETE does.
     pub(crate) deletion: Deletion,
     /// A DELETE is answered with the object, rather than with a bare success.
@@ -118,6 +121,34 @@ pub(crate) struct Strategy {
     pub(crate) expires: bool,
     /// A deletion that requests no policy leaves the dependents.
     pub(crate) orphans_by_default: bool,
+}
+
+/// What a POST makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// An object that is stored.
+    Object,
+    /// The assignment of a pod to a node.
+    Binding,
+    /// An answer.
+    Review(Review),
+}
+
+/// A question about users and their rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Review {
+    /// Who the caller is.
+    SelfSubject,
+    /// Whose token that is.
+    Token,
+    /// Whether a user may do something.
+    Access,
+    /// The same in one namespace.
+    LocalAccess,
+    /// The same for the caller.
+    SelfAccess,
+    /// What the caller may do in a namespace.
+    SelfRules,
 }
 
 /// What a DELETE does.
@@ -136,6 +167,7 @@ impl Strategy {
         default: |_| {},
         prepare_create: |_| {},
         identified: |_| {},
+        derive: |_| {},
         prepare_update: |_, _| {},
         prepare_status: |_, _| {},
         validate: |_, _, _| {},
@@ -144,6 +176,7 @@ impl Strategy {
         printer: &printers::NAME_AND_CREATION,
         to_storage: |object| object,
         from_storage: |object| object,
+        created: Created::Object,
         deletion: Deletion::Finalizers,
         returned_when_deleted: false,
         created_on_update: false,

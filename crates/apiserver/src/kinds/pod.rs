@@ -49,6 +49,7 @@ pub(super) static KIND: Kind = Kind {
     },
     strategy: Strategy {
         default: defaults::pod::pod,
+        derive: set_qos,
         prepare_create: |pod| {
             let status = new_status(pod.get("spec").unwrap_or(&Value::Null));
             pod.insert("status".into(), status);
@@ -103,6 +104,6 @@ pub(crate) fn is_mirror(pod: &Value) -> bool {
 }
 
 /// The QoS class of a new pod, by what its containers request now.
-pub(crate) fn set_qos(pod: &mut Value) {
+fn set_qos(pod: &mut Value) {
     pod["status"]["qosClass"] = qos::class(&pod["spec"]).into();
 }

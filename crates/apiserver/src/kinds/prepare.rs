@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{conditions, strategy};
+use super::{apply_defaults, conditions, strategy};
 use crate::api_types::Resource;
 use crate::object::{child_mut, metadata_mut};
 use crate::schema::value::{default, items, items_mut, map_mut, same, text};
@@ -33,6 +33,31 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
     (strategy(resource).prepare_create)(map);
 }
 
+/// Before an update of an object or of one of its subresources: the defaults of what it changes.
+pub(crate) fn default_change(resource: &Resource, subresource: &str, object: &mut Value) {
+    if matches!(subresource, "" | "ephemeralcontainers" | "resize") {
+        apply_defaults(resource, object);
+    }
+}
+
+/// Before an update of an object or of one of its subresources: what the request may not touch. Takes the
+/// stored object.
+pub(crate) fn prepare_change(
+    resource: &Resource,
+    subresource: &str,
+    object: &mut Value,
+    old: &Value,
+) {
+    match subresource {
+        "" => prepare_update(resource, object, old),
+        "finalize" => prepare_namespace_finalize(object, old),
+        "ephemeralcontainers" => prepare_ephemeral_containers(object, old),
+        "resize" => prepare_resize(object, old),
+        "approval" => prepare_approval(resource, object, old),
+        _ => prepare_status_update(resource, object, old),
+    }
+}
+
 /// Before an update: takes status and server-owned metadata from the stored object, and counts
 /// `metadata.generation` when the spec changed.
 pub fn prepare_update(resource: &Resource, object: &mut Value, old: &Value) {
@@ -60,7 +85,7 @@ fn count_generation(map: &mut Map<String, Value>, old: &Value) {
 }
 
 /// Before an update of a pod's `ephemeralcontainers`: only those come from the request.
-pub fn prepare_ephemeral_containers(pod: &mut Value, old: &Value) {
+fn prepare_ephemeral_containers(pod: &mut Value, old: &Value) {
     let containers = pod["spec"].get("ephemeralContainers").cloned();
     from_old(pod, old, |spec| match containers {
         Some(containers) => drop(spec.insert("ephemeralContainers".into(), containers)),
@@ -70,7 +95,7 @@ pub fn prepare_ephemeral_containers(pod: &mut Value, old: &Value) {
 
 /// Before an update of a pod's `resize`: only resources and what to do about them come from the
 /// request. Other containers than those of the pod stay, for validation to refuse.
-pub fn prepare_resize(pod: &mut Value, old: &Value) {
+fn prepare_resize(pod: &mut Value, old: &Value) {
     let lists = ["containers", "initContainers"];
     let names = |pod: &Value, list: &str| -> Vec<String> {
         items(&pod["spec"][list]).iter().map(|c| text(&c["name"]).to_owned()).collect()
@@ -130,7 +155,7 @@ pub(super) fn keep_all_metadata(object: &mut Value, old: &Value) {
 }
 
 /// Before an update of a certificate request's `approval`: only conditions come from the request.
-pub fn prepare_approval(resource: &Resource, object: &mut Value, old: &Value) {
+fn prepare_approval(resource: &Resource, object: &mut Value, old: &Value) {
     let conditions = object["status"].get("conditions").cloned();
     prepare_status_update(resource, object, old);
     conditions::decide(object, old, conditions);

@@ -1,6 +1,6 @@
 //! Reviews: questions about users and their rights, which are never stored.
 
-use super::{Kind, Strategy};
+use super::{Created, Kind, Review, Strategy};
 use crate::api_types::{Resource, review};
 
 pub(super) static SELF_SUBJECT: Kind = Kind {
@@ -10,12 +10,12 @@ pub(super) static SELF_SUBJECT: Kind = Kind {
         "selfsubjectreview",
         "SelfSubjectReview",
     ),
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::SelfSubject),
 };
 
 pub(super) static TOKEN: Kind = Kind {
     resource: review("authentication.k8s.io", "tokenreviews", "tokenreview", "TokenReview"),
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::Token),
 };
 
 pub(super) static LOCAL_ACCESS: Kind = Kind {
@@ -28,7 +28,7 @@ pub(super) static LOCAL_ACCESS: Kind = Kind {
             "LocalSubjectAccessReview",
         )
     },
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::LocalAccess),
 };
 
 pub(super) static SELF_ACCESS: Kind = Kind {
@@ -38,7 +38,7 @@ pub(super) static SELF_ACCESS: Kind = Kind {
         "selfsubjectaccessreview",
         "SelfSubjectAccessReview",
     ),
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::SelfAccess),
 };
 
 pub(super) static SELF_RULES: Kind = Kind {
@@ -48,7 +48,7 @@ pub(super) static SELF_RULES: Kind = Kind {
         "selfsubjectrulesreview",
         "SelfSubjectRulesReview",
     ),
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::SelfRules),
 };
 
 pub(super) static ACCESS: Kind = Kind {
@@ -58,5 +58,9 @@ pub(super) static ACCESS: Kind = Kind {
         "subjectaccessreview",
         "SubjectAccessReview",
     ),
-    strategy: Strategy::PLAIN,
+    strategy: strategy(Review::Access),
 };
+
+const fn strategy(review: Review) -> Strategy {
+    Strategy { created: Created::Review(review), ..Strategy::PLAIN }
+}

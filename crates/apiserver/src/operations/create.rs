@@ -17,19 +17,6 @@ use crate::user::User;
 const NAME_ATTEMPTS: usize = 8;
 
 impl Api {
-    /// Makes an object of the cluster's own from a body that conforms to its type. Returns it as it was
-    /// stored.
-    pub(crate) async fn create(
-        &self,
-        user: &User,
-        resource: &'static Resource,
-        namespace: &str,
-        object: Value,
-        dry_run: bool,
-    ) -> Result<Value, StatusError> {
-        self.create_for(user, resource, namespace, object, dry_run).await.map(|(object, _)| object)
-    }
-
     /// Makes an object from a body that conforms to its type. Returns it as it was stored, and warnings
     /// for the client.
     pub(crate) async fn create_for(
@@ -79,7 +66,8 @@ impl Api {
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
         let warnings = admission::validate_create(&self.registry, resource, &object).await?;
-        let charge = quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
+        let mut charge =
+            quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
                 Some(_) => Err(StatusError::already_exists(resource, &name)),
@@ -97,9 +85,7 @@ impl Api {
             charge.release(&self.registry).await;
         }
         let created = created?;
-        if resource.kind == "Namespace" {
-            self.ensure_namespace_defaults(&name).await?;
-        }
+        self.ensure_companions(resource, &name).await?;
         Ok((created, warnings))
     }
 

@@ -140,9 +140,7 @@ impl Api {
                 if let Some(reservation) = reservation.take() {
                     reservation.cancel();
                 }
-                if resource.kind == "Service" {
-                    reservation = Some(self.services.begin_delete(current, options.dry_run));
-                }
+                reservation = self.services.admit_delete(resource, current, options.dry_run);
                 let strategy = strategy(resource);
                 let current = &with_propagation(current, options, strategy.orphans_by_default);
                 Ok(match strategy.deletion {

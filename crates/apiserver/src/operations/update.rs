@@ -3,18 +3,16 @@
 use serde_json::Value;
 
 use super::{Api, calling_node, settle_namespace};
+use crate::admission::quota::UpdateCharge;
 use crate::admission::services::Reservation;
-use crate::admission::{
-    certificates, limits, node_restriction, pod_security, pods, service_account, storage,
-};
+use crate::admission::{UpdateContext, certificates, node_restriction, pods};
 use crate::api_types::{Gvk, Resource};
-use crate::kinds;
-use crate::kinds::core;
+use crate::kinds::{self, Deletion};
 use crate::object;
 use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
-use crate::schema::value::{size, text};
+use crate::schema::value::size;
 use crate::schema::{self, FieldValidation};
 use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
@@ -35,6 +33,17 @@ impl Change<'_> {
             Change::Patch { body, .. } => body.len(),
         }
     }
+
+    /// The object, as far as it says something about a field. `None`: a patch may set it to anything.
+    fn about(&self, field: &str) -> Option<&Value> {
+        match self {
+            Change::Replace(object) => Some(object),
+            Change::Patch { body, .. } => {
+                let names = body.windows(field.len().max(1)).any(|part| part == field.as_bytes());
+                if names { None } else { Some(&Value::Null) }
+            }
+        }
+    }
 }
 
 /// An update of one object.
@@ -49,8 +58,8 @@ pub(crate) struct UpdateRequest<'a> {
     pub(crate) dry_run: bool,
 }
 
-/// A patch without this name does not make a priority class the default.
-const DEFAULT: &[u8] = b"globalDefault";
+/// How often an update is tried again because others change what it adds to quotas.
+const MAX_PAYMENTS: usize = 10;
 
 impl Api {
     /// Carries out an update. Returns the object and warnings for the client.
@@ -58,52 +67,24 @@ impl Api {
         &self,
         request: &UpdateRequest<'_>,
     ) -> Result<(Value, Vec<String>), StatusError> {
-        let resource = request.resource;
-        let account = match request.subresource {
-            "ephemeralcontainers" => self.account_of(resource, request).await?,
-            _ => None,
-        };
-        let expandable = match (resource.kind, request.subresource) {
-            ("PersistentVolumeClaim", "") => {
-                let key = (request.namespace, request.name);
-                storage::expandable_class(&self.registry, resource, key).await?
-            }
-            _ => None,
-        };
-        if resource.kind == "PriorityClass" && request.subresource.is_empty() {
-            let class = match &request.change {
-                Change::Replace(class) => Some(class),
-                Change::Patch { body, .. } => {
-                    let names = body.windows(DEFAULT.len()).any(|part| part == DEFAULT);
-                    if names { None } else { Some(&Value::Null) }
-                }
-            };
-            pods::admit_priority_class(&self.registry, resource, request.name, class).await?;
-        }
-        let namespace = match request.subresource {
-            "ephemeralcontainers" => {
-                Some(pod_security::namespace_of(&self.registry, request.namespace).await?)
-            }
-            _ => None,
-        };
-        let ranges = match (limits::applies(resource), resource.kind, request.subresource) {
-            (true, "PersistentVolumeClaim", "") | (true, "Pod", "resize") => {
-                limits::ranges(&self.registry, request.namespace).await?
-            }
-            _ => Vec::new(),
-        };
+        let (resource, subresource) = (request.resource, request.subresource);
+        let key = (request.namespace, request.name);
+        let context = UpdateContext::read(&self.registry, resource, subresource, key).await?;
+        let field_of = |field: &str| request.change.about(field);
+        let name = request.name;
+        pods::admit_priority_class(&self.registry, resource, subresource, name, field_of).await?;
         let mut warnings = Vec::new();
         let mut reservation: Option<Reservation<'_>> = None;
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
-        let written = self
-            .registry
-            .write(
-                resource,
-                (request.namespace, request.name),
-                self.ttl(resource),
-                request.dry_run,
-                |current| {
+        let dry_run = request.dry_run;
+        let mut charge =
+            UpdateCharge::of(&self.registry, resource, subresource, request.namespace).await?;
+        let mut payments = 0;
+        let written = loop {
+            let written = self
+                .registry
+                .write(resource, key, self.ttl(resource), dry_run, |current| {
                     offload::run(length.saturating_add(size(current)), || {
                         // What an earlier attempt took is given back first: the store has refused it.
                         if let Some(reservation) = reservation.take() {
@@ -112,65 +93,49 @@ impl Api {
                         let mut new = propose(request, current, &mut warnings)?;
                         check_identity(request, &mut new, current)?;
                         self.admit_update(request, &mut new, current)?;
-                        if request.subresource == "ephemeralcontainers" {
-                            service_account::admit_ephemeral_containers(
-                                account.as_ref(),
-                                resource,
-                                &new,
-                            )?;
-                        }
-                        if resource.kind == "Service" && request.subresource.is_empty() {
-                            let (old, dry_run) = (Some(current), request.dry_run);
-                            let reserved = self.services.admit(resource, &mut new, old, dry_run)?;
-                            reservation = Some(reserved);
-                        }
-                        if resource.kind == "PersistentVolumeClaim"
-                            && request.subresource.is_empty()
-                        {
-                            storage::admit_resize(resource, expandable.as_deref(), &new, current)?;
-                        }
-                        if !object::is_deleting(current) {
-                            limits::check(resource, &ranges, &new)?;
-                        }
-                        if let Some(namespace) = &namespace {
-                            let warning = pod_security::check_pod(resource, namespace, &new)?;
-                            warnings.extend(warning);
-                        }
-                        if resource.kind == "Namespace" && request.subresource.is_empty() {
-                            pod_security::check_namespace(resource, &new, Some(current))?;
-                        }
-                        validate(request, &new, current)?;
+                        reservation = self.services.admit_update(
+                            resource,
+                            subresource,
+                            &mut new,
+                            current,
+                            dry_run,
+                        )?;
+                        warnings.extend(context.validate(resource, subresource, &new, current)?);
+                        kinds::validate_change(resource, subresource, &new, current)?;
                         self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
-                        let deletes = finishes_deletion(&new, current);
-                        if resource.kind == "Service" && deletes && reservation.is_none() {
-                            reservation =
-                                Some(self.services.begin_delete(current, request.dry_run));
+                        if let Some(charge) = &mut charge
+                            && !charge.is_paid(resource, &new, current)
+                        {
+                            return Err(StatusError::internal(
+                                "what the update adds is not charged",
+                            ));
+                        }
+                        let deletes = finishes_deletion(resource, &new, current);
+                        if deletes && reservation.is_none() {
+                            reservation = self.services.admit_delete(resource, current, dry_run);
                         }
                         if let Some(reservation) = &mut reservation {
                             reservation.begin();
                         }
                         Ok(if deletes { Write::PutThenDelete(new) } else { Write::Put(new) })
                     })
-                },
-            )
-            .await;
+                })
+                .await;
+            let Some(charge) = charge.as_mut().filter(|_| written.is_err()) else { break written };
+            payments += 1;
+            match charge.pay(&self.registry, resource, dry_run).await {
+                Ok(true) if payments <= MAX_PAYMENTS => warnings.clear(),
+                Ok(_) => break written,
+                Err(error) => break Err(error),
+            }
+        };
+        if let Some(charge) = charge.filter(|_| written.is_err()) {
+            charge.release(&self.registry, dry_run).await;
+        }
         if let Some(reservation) = reservation {
             reservation.end(written.as_ref().map(Written::stored));
         }
         Ok((written?.object, warnings))
-    }
-
-    /// The service account of a pod, which is the same for as long as the pod lives.
-    async fn account_of(
-        &self,
-        pods: &Resource,
-        request: &UpdateRequest<'_>,
-    ) -> Result<Option<Value>, StatusError> {
-        let pod = self.registry.get(pods, request.namespace, request.name).await?;
-        match text(&pod["spec"]["serviceAccountName"]) {
-            "" => Ok(None),
-            name => self.registry.find(core("serviceaccounts")?, request.namespace, name).await,
-        }
     }
 
     fn admit_update(
@@ -179,36 +144,14 @@ impl Api {
         new: &mut Value,
         current: &Value,
     ) -> Result<(), StatusError> {
-        let resource = request.resource;
-        match request.subresource {
-            "" => {
-                kinds::apply_defaults(resource, new);
-                kinds::prepare_update(resource, new, current);
-                if resource.kind == "Pod" {
-                    pods::admit_update(new, current);
-                }
-            }
-            "finalize" => {
-                kinds::prepare_namespace_finalize(new, current);
-            }
-            "ephemeralcontainers" => {
-                kinds::apply_defaults(resource, new);
-                kinds::prepare_ephemeral_containers(new, current);
-            }
-            "resize" => {
-                kinds::apply_defaults(resource, new);
-                kinds::prepare_resize(new, current);
-            }
-            "approval" => kinds::prepare_approval(resource, new, current),
-            _ => kinds::prepare_status_update(resource, new, current),
-        }
-        let (user, subresource) = (request.user, request.subresource);
+        let (user, resource, subresource) = (request.user, request.resource, request.subresource);
+        kinds::default_change(resource, subresource, new);
+        kinds::prepare_change(resource, subresource, new, current);
+        pods::admit_update(resource, subresource, new, current);
         certificates::admit_update(&self.authorizer, user, resource, subresource, new, current)?;
         certificates::admit_attest(&self.authorizer, user, resource, new)?;
-        match calling_node(request.user) {
-            Some(node) => {
-                node_restriction::admit_update(node, resource, request.subresource, new, current)
-            }
+        match calling_node(user) {
+            Some(node) => node_restriction::admit_update(node, resource, subresource, new, current),
             None => Ok(()),
         }
     }
@@ -225,7 +168,7 @@ impl Api {
             .write(resource, (namespace, name), None, false, |current| {
                 let mut new = current.clone();
                 change(&mut new)?;
-                Ok(match finishes_deletion(&new, current) {
+                Ok(match finishes_deletion(resource, &new, current) {
                     true => Write::PutThenDelete(new),
                     false => Write::Put(new),
                 })
@@ -280,23 +223,10 @@ fn check_identity(
     }
 }
 
-fn validate(request: &UpdateRequest<'_>, new: &Value, current: &Value) -> Result<(), StatusError> {
-    match request.subresource {
-        "" => kinds::validate_update(request.resource, new, current),
-        "status" => kinds::validate_status_update(request.resource, new, current),
-        "approval" => kinds::validate_approval(request.resource, new, current),
-        "ephemeralcontainers" => {
-            kinds::validate_ephemeral_containers(request.resource, new, current)
-        }
-        "resize" => kinds::validate_resize(request.resource, new, current),
-        _ => Ok(()),
-    }
-}
-
 /// Whether this update takes away the last thing that a begun deletion was waiting for.
-fn finishes_deletion(new: &Value, current: &Value) -> bool {
+fn finishes_deletion(resource: &Resource, new: &Value, current: &Value) -> bool {
     let has_grace = current["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) != 0;
-    let namespace_waits = new["kind"] == "Namespace"
+    let namespace_waits = kinds::strategy(resource).deletion == Deletion::Namespace
         && new["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
     object::is_deleting(current) && !object::has_finalizers(new) && !has_grace && !namespace_waits
 }

@@ -1,6 +1,6 @@
 //! The cluster's certificates: two CAs, and what they sign. Made at the first start, used again
 //! at the next one, recreated when expired or when their names no longer match.
-//! The binary asks for identities; `server` and `kubelet` read them.
+//! The binary asks for identities; the port and `kubelet` read them.
 //!
 //! Certificates with which nodes serve have a CA of their own, which nothing but this server's calls
 //! to nodes trusts: whatever a node gets signed, it cannot pass for the apiserver with it.
@@ -17,8 +17,12 @@ mod tests;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use longshore_tls::{certificates, private_key};
 use rcgen::{Issuer, KeyPair};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use certificate::{Certificate, Profile};
 pub use files::write_atomically;
@@ -70,6 +74,18 @@ pub struct Identity {
     pub certificate: PathBuf,
     /// The private key, readable by its owner alone.
     pub key: PathBuf,
+}
+
+/// The chain and the key of an identity.
+pub(crate) fn load(
+    identity: &Identity,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    Ok((certificates(&identity.certificate)?, private_key(&identity.key)?))
+}
+
+/// The cryptography used everywhere in this crate.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
 }
 
 /// A CA with its key.

@@ -4,12 +4,13 @@
 //! the history and not by the watchers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use longshore_store::{Event, KeyValue, Revision, Store, WatchItem};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -187,7 +188,7 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn push(&self, event: Event) {

@@ -9,11 +9,12 @@ mod list;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use longshore_store::{Error, Expect, KeyValue, Revision, Store};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
@@ -89,12 +90,12 @@ impl Registry {
 
     /// The revision of the newest write of this server to a resource; 0 before the first.
     pub(crate) fn written(&self, resource: &Resource) -> Revision {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.written.lock();
         written.get(resource.storage).copied().unwrap_or(0)
     }
 
     fn note(&self, resource: &Resource, revision: Revision) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         let newest = written.entry(resource.storage).or_default();
         *newest = revision.max(*newest);
     }
@@ -154,7 +155,7 @@ impl Registry {
     fn read_for_list(&self, resource: &Resource, stored: &KeyValue) -> Option<Value> {
         let object = decode(resource, stored).ok();
         if object.is_none() {
-            let mut known = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.left_out.lock();
             if known.len() >= MAX_LEFT_OUT {
                 known.clear();
             }

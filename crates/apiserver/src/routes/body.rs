@@ -9,6 +9,7 @@ use hyper::body::Body;
 use hyper::header::CONTENT_TYPE;
 use longshore_base::budget::{Holder, MinRate, Share};
 use longshore_base::fair_queue::Permit;
+use longshore_serving::BoxError;
 use serde_json::Value;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -17,7 +18,6 @@ use super::respond::Result;
 use crate::api_types::Gvk;
 use crate::offload::{self, LARGE};
 use crate::schema::{self, FieldValidation};
-use crate::server::BoxError;
 use crate::status::StatusError;
 
 const MAX_BODY: usize = 3 << 20;

@@ -8,6 +8,7 @@ use http_body_util::{BodyStream, Either};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, StatusCode, Uri};
+use longshore_serving::BoxError;
 use longshore_streams::{self as streams, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -17,7 +18,7 @@ use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::kinds::core;
 use crate::kubelet;
-use crate::server::{Body, BoxError};
+use crate::response_body::Body;
 use crate::status::StatusError;
 
 impl Router {

@@ -12,7 +12,7 @@ use longshore_base::fair_queue::{FairQueue, Permit};
 use super::request::RequestLine;
 use super::respond::{Answer, Result};
 use crate::offload::{self, LARGE};
-use crate::server::Memory;
+use crate::response_body::Memory;
 use crate::status::StatusError;
 use crate::user::User;
 use crate::{RequestLimits, user};

@@ -5,8 +5,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http_body_util::BodyStream;
 use hyper::body::Incoming;
-
-use crate::server::BoxError;
+use longshore_serving::BoxError;
 
 /// A tag that is longer than this stays as it is.
 const MAX_TAG: usize = 64 << 10;

@@ -13,8 +13,8 @@ use crate::api_types::Resource;
 use crate::object;
 use crate::offload::LARGE;
 use crate::registry::{ListRequest, VersionMatch, too_large};
+use crate::response_body::Memory;
 use crate::selector::{FieldSelector, LabelSelector};
-use crate::server::Memory;
 use crate::status::StatusError;
 use crate::table::{self, Rows};
 

@@ -5,6 +5,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use http_body_util::{BodyExt, BodyStream, Limited};
 use hyper::header::HeaderValue;
 use hyper::{Request, StatusCode};
+use longshore_serving::BoxError;
 use longshore_streams as streams;
 use serde_json::Value;
 
@@ -14,8 +15,8 @@ use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::gates::FeatureGates;
 use crate::kinds::core;
+use crate::response_body::Body;
 use crate::schema::{Causes, Path};
-use crate::server::{Body, BoxError};
 use crate::status::{Details, StatusError};
 
 /// How much of a node's refusal is passed on.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
 
 use hyper::StatusCode;
+use parking_lot::Mutex;
 
 use super::request::RequestLine;
 use crate::api_types::Resource;
@@ -43,7 +43,7 @@ impl Metrics {
             subresource,
             code: code.as_u16(),
         };
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = self.requests.lock();
         let count = requests.entry(labels).or_default();
         *count = count.saturating_add(1);
     }
@@ -54,7 +54,7 @@ impl Metrics {
             "# HELP apiserver_request_total Requests by verb, resource and answer.\n\
              # TYPE apiserver_request_total counter\n",
         );
-        for (labels, count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (labels, count) in self.requests.lock().iter() {
             let Labels { verb, group, version, resource, subresource, code } = labels;
             // Writing into a string cannot fail.
             let _ = writeln!(

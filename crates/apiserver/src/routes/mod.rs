@@ -32,6 +32,8 @@ use hyper::{Request, header};
 use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
+use longshore_serving::{Handler, Monitored, Peer};
+use longshore_tls::ClientCa;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -46,10 +48,10 @@ use crate::api_types::{Resource, Subresource};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::gates::FeatureGates;
-use crate::kinds;
+use crate::kinds::{self, Created};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
-use crate::server::{Peer, RequestGuard};
+use crate::response_body::{Body, RequestGuard};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
@@ -120,56 +122,6 @@ impl Router {
         }
     }
 
-    /// Handles a request; errors are `Status` objects. Without `unadmitted` the peer has too many
-    /// requests, and the connection is being closed.
-    pub(crate) async fn handle(
-        &self,
-        peer: &Peer,
-        request: Request<Incoming>,
-        unadmitted: Option<Unadmitted>,
-    ) -> Answer {
-        let Some(unadmitted) = unadmitted else {
-            return respond::refusal(&limits::too_many());
-        };
-        let began = Instant::now();
-        let (mut head, body) = request.into_parts();
-        let (method, uri) = (head.method.clone(), head.uri.clone());
-        let mut body = Some(body);
-        let line = RequestLine::parse(&method, &uri);
-        let admitted = match &line {
-            Ok(line) => {
-                // Many requests may wait here: they are small until they are admitted.
-                let _permit = self.limits.admission_permit(peer.holder()).await;
-                contained(self.admit(peer, line, &mut head)).await.map(|admitted| (line, admitted))
-            }
-            Err(error) => Err(error.clone()),
-        };
-        let (answer, held) = match admitted {
-            Ok((line, admitted)) => {
-                drop(unadmitted);
-                let Admitted { caller, share } = admitted;
-                let answer = contained(self.answer(caller, line, head, &mut body)).await;
-                (answer, RequestGuard::Admitted(share))
-            }
-            Err(error) => (Err(error), RequestGuard::Refused(unadmitted)),
-        };
-        let mut answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                if let Some(body) = body {
-                    drain(body).await;
-                }
-                respond::refusal(&error)
-            }
-        };
-        answer.body_mut().hold(held);
-        if let Ok(line) = &line {
-            self.metrics.count(line, answer.status());
-        }
-        tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
-        answer
-    }
-
     /// The body is not taken if the request is rejected before it is read.
     async fn answer(
         &self,
@@ -200,10 +152,13 @@ impl Router {
 
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
-        let caller =
-            self.authenticator.caller((&peer.verdict, &peer.front_proxy), &mut head.headers).await;
+        let verify = |authority: &ClientCa| peer.verify(authority);
+        let caller = self.authenticator.caller(peer.user(), verify, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
-            peer.unauthenticated();
+            // as upstream does since CVE-2023-44487
+            if peer.is_http2() {
+                peer.close();
+            }
         }
         let user = self.effective(caller?, &head.headers).await?;
         let route = line.resource.as_ref().map(|path| served::route(path, &head.method));
@@ -211,6 +166,7 @@ impl Router {
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
+            peer.close();
             return Err(limits::too_many());
         }
         let share = self.limits.admit(&holder, line)?;
@@ -247,13 +203,16 @@ impl Router {
             return self.subresource(call, subresource).await;
         }
         match call.verb {
-            "create" if call.resource.kind == "Binding" => self.bind_named(call).await,
-            "create" if call.resource.storage.is_empty() => self.review(call).await,
-            _ if call.resource.kind == "ComponentStatus" => self.components(call).await,
+            // what is not stored and can be read is asked for
+            "get" | "list" if call.resource.storage.is_empty() => self.components(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
             "get" => self.get(call).await,
-            "create" => self.create(call).await,
+            "create" => match kinds::strategy(call.resource).created {
+                Created::Object => self.create(call).await,
+                Created::Binding => self.bind_named(call).await,
+                Created::Review(review) => self.review(call, review).await,
+            },
             "update" | "patch" => self.update(call).await,
             "delete" => self.delete(call).await,
             "deletecollection" => self.delete_collection(call).await,
@@ -281,16 +240,71 @@ impl Router {
     }
 }
 
-/// A panic ends its request, and nothing else. The request is put on the heap, and is gone from there
-/// when it has its answer: a connection holds the little that is left until the answer is sent.
-fn contained<T>(request: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
-    let request = panics::contain(request);
-    async {
-        request.await.unwrap_or_else(|_| {
-            let message = "This request caused apiserver to panic. Look in the logs for details.";
-            Err(StatusError::internal(message))
-        })
+impl Handler for Router {
+    type Body = Body;
+
+    /// Errors are `Status` objects.
+    async fn handle(
+        self: Arc<Self>,
+        peer: Arc<Peer>,
+        request: Request<Incoming>,
+        unadmitted: Unadmitted,
+    ) -> Answer {
+        let began = Instant::now();
+        let (mut head, body) = request.into_parts();
+        let (method, uri) = (head.method.clone(), head.uri.clone());
+        let mut body = Some(body);
+        let line = RequestLine::parse(&method, &uri);
+        let admitted = match &line {
+            Ok(line) => {
+                // Many requests may wait here: they are small until they are admitted.
+                let _permit = self.limits.admission_permit(peer.holder()).await;
+                contained(self.admit(&peer, line, &mut head)).await.map(|admitted| (line, admitted))
+            }
+            Err(error) => Err(error.clone()),
+        };
+        let (answer, held) = match admitted {
+            Ok((line, admitted)) => {
+                drop(unadmitted);
+                let Admitted { caller, share } = admitted;
+                let answer = contained(self.answer(caller, line, head, &mut body)).await;
+                (answer, RequestGuard::Admitted(share))
+            }
+            Err(error) => (Err(error), RequestGuard::Refused(unadmitted)),
+        };
+        let mut answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if let Some(body) = body {
+                    drain(body).await;
+                }
+                respond::refusal(&error)
+            }
+        };
+        answer.body_mut().hold(held);
+        if let Some(memory) = answer.body().memory() {
+            let memory: Arc<dyn Monitored> = memory.clone();
+            peer.monitor(Arc::downgrade(&memory));
+        }
+        if let Ok(line) = &line {
+            self.metrics.count(line, answer.status());
+        }
+        tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
+        answer
     }
+
+    fn too_many(&self) -> Answer {
+        respond::refusal(&limits::too_many())
+    }
+}
+
+/// A panic ends its request, and nothing else. A connection holds the little that is left of the request
+/// until the answer is sent.
+fn contained<T>(request: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
+    panics::contained(request, || {
+        let message = "This request caused apiserver to panic. Look in the logs for details.";
+        Err(StatusError::internal(message))
+    })
 }
 
 fn too_long() -> StatusError {

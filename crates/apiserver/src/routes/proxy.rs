@@ -24,8 +24,8 @@ use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::kinds::core;
 use crate::kubelet::{self, Endpoint, Error};
+use crate::response_body::Body;
 use crate::schema::value::{items, text};
-use crate::server::Body;
 use crate::status::StatusError;
 
 /// The target of a proxy request.

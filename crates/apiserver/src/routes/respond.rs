@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::negotiate::Form;
 use crate::api_types::Resource;
 use crate::kinds;
-use crate::server::Body;
+use crate::response_body::Body;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
 

@@ -8,23 +8,24 @@ use super::respond::{self, Result};
 use super::tokens::user_info;
 use super::{Call, Router};
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
+use crate::kinds::Review;
 use crate::schema::FieldValidation;
 use crate::status::StatusError;
 use crate::user::User;
 
 impl Router {
-    pub(super) async fn review(&self, mut call: Call<'_>) -> Result {
+    pub(super) async fn review(&self, mut call: Call<'_>, kind: Review) -> Result {
         if call.view()?.form != Form::Object {
             return Err(StatusError::not_acceptable(&["application/json"]));
         }
         let body = self.body(&mut call).await?;
         let (mut review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
-        review["status"] = match call.resource.kind {
-            "SubjectAccessReview" => {
+        review["status"] = match kind {
+            Review::Access => {
                 let user = subject(&review["spec"])?;
                 self.access_status(&user, &review["spec"]).await?
             }
-            "LocalSubjectAccessReview" => {
+            Review::LocalAccess => {
                 let asked = &review["spec"]["resourceAttributes"]["namespace"];
                 if *asked != call.path.namespace.as_str() {
                     return Err(StatusError::bad_request(format!(
@@ -35,14 +36,13 @@ impl Router {
                 let user = subject(&review["spec"])?;
                 self.access_status(&user, &review["spec"]).await?
             }
-            "SelfSubjectRulesReview" => match text(&review["spec"], "namespace") {
+            Review::SelfRules => match text(&review["spec"], "namespace") {
                 "" => return Err(StatusError::bad_request("no namespace on request")),
                 namespace => rules_status(self.api.authorizer.rules(call.user, namespace)),
             },
-            "SelfSubjectAccessReview" => self.access_status(call.user, &review["spec"]).await?,
-            "SelfSubjectReview" => json!({"userInfo": user_info(call.user)}),
-            "TokenReview" => self.token_status(&review["spec"]).await?,
-            _ => return Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            Review::SelfAccess => self.access_status(call.user, &review["spec"]).await?,
+            Review::SelfSubject => json!({"userInfo": user_info(call.user)}),
+            Review::Token => self.token_status(&review["spec"]).await?,
         };
         Ok(respond::json(StatusCode::CREATED, &review))
     }

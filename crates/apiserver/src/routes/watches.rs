@@ -16,7 +16,7 @@ use super::respond::{self, Result, View};
 use super::{Call, Router, limits, lists};
 use crate::object;
 use crate::registry::{self, Change, ListRequest, Stored, Subscription, VersionMatch};
-use crate::server::{Body, Memory};
+use crate::response_body::{Body, Memory};
 use crate::status::StatusError;
 use crate::table;
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::namespaces::is_terminating;
 use crate::admission::service_account::{DEFAULT, ROOT_CA};
+use crate::api_types::Resource;
 use crate::kinds::core;
 use crate::object;
 use crate::operations::Api;
@@ -83,6 +84,18 @@ fn affected_namespace(change: &Change) -> Option<&str> {
 }
 
 impl Api {
+    /// Makes what comes with a new object: with a namespace, its defaults.
+    pub(crate) async fn ensure_companions(
+        &self,
+        resource: &Resource,
+        name: &str,
+    ) -> Result<(), StatusError> {
+        match resource.kind {
+            "Namespace" => self.ensure_namespace_defaults(name).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Creates or restores the defaults of a namespace.
     pub(crate) async fn ensure_namespace_defaults(
         &self,

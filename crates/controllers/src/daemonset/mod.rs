@@ -6,7 +6,7 @@ mod nodes;
 mod plan;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::jiff::Timestamp;
 use longshore_client::events::EventType;
 use longshore_informer::{Event, Expectations, Informer, WorkQueue, key_of, run_workers};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::plan::Actions;
@@ -189,7 +190,7 @@ impl Controller {
         let generation = set.metadata.generation.unwrap_or_default();
         let backoff_key = format!("{}/{generation}/{node}", uid_of(set));
         let now = Instant::now();
-        let mut backoffs = self.backoffs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backoffs = self.backoffs.lock();
         let forget = BACKOFF.1.saturating_mul(2);
         backoffs.retain(|_, (since, _)| now.saturating_duration_since(*since) < forget);
         let next = match backoffs.get(&backoff_key) {

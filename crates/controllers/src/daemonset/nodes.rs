@@ -1,7 +1,7 @@
 //! On which nodes pods of a DaemonSet run.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{
@@ -33,13 +33,12 @@ pub(super) enum Fit {
 
 /// Whether a pod of the set should run on the node.
 pub(super) fn fit(set: &DaemonSet, node: &Node) -> Fit {
-    let template = set.spec.as_ref().map(|spec| spec.template.spec.clone().unwrap_or_default());
-    let mut spec = template.unwrap_or_default();
+    static EMPTY: LazyLock<PodSpec> = LazyLock::new(PodSpec::default);
+    let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()).unwrap_or(&EMPTY);
     let name = name_of(node);
     if spec.node_name.as_ref().is_some_and(|wanted| !wanted.is_empty() && wanted != name) {
         return Fit::No;
     }
-    add_tolerations(&mut spec);
     let no_labels = BTreeMap::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&no_labels);
     let mut selector = spec.node_selector.iter().flatten();
@@ -53,8 +52,10 @@ pub(super) fn fit(set: &DaemonSet, node: &Node) -> Fit {
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let refuses = |effect: &str| {
-        let is_tolerated =
-            |taint: &Taint| spec.tolerations.iter().flatten().any(|it| tolerates(it, taint));
+        let is_tolerated = |taint: &Taint| {
+            is_always_tolerated(spec, taint)
+                || spec.tolerations.iter().flatten().any(|it| tolerates(it, taint))
+        };
         taints.iter().any(|taint| taint.effect == effect && !is_tolerated(taint))
     };
     match (refuses("NoExecute"), refuses("NoSchedule")) {
@@ -64,21 +65,33 @@ pub(super) fn fit(set: &DaemonSet, node: &Node) -> Fit {
     }
 }
 
-/// Pods of daemons stay on nodes with problems that others leave.
+/// The taints that pods of daemons tolerate: they stay on nodes with problems that others leave.
+const TOLERATED: [(&str, &str); 6] = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+];
+/// One more that those in the host's network tolerate.
+const TOLERATED_IN_HOST_NETWORK: (&str, &str) =
+    ("node.kubernetes.io/network-unavailable", "NoSchedule");
+
+/// Keys and effects of the taints that all pods of the daemon tolerate.
+fn tolerated(spec: &PodSpec) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let more = (spec.host_network == Some(true)).then_some(TOLERATED_IN_HOST_NETWORK);
+    TOLERATED.into_iter().chain(more)
+}
+
+fn is_always_tolerated(spec: &PodSpec, taint: &Taint) -> bool {
+    tolerated(spec).any(|(key, effect)| taint.key == key && taint.effect == effect)
+}
+
 fn add_tolerations(spec: &mut PodSpec) {
-    let mut taints = vec![
-        ("node.kubernetes.io/not-ready", "NoExecute"),
-        ("node.kubernetes.io/unreachable", "NoExecute"),
-        ("node.kubernetes.io/disk-pressure", "NoSchedule"),
-        ("node.kubernetes.io/memory-pressure", "NoSchedule"),
-        ("node.kubernetes.io/pid-pressure", "NoSchedule"),
-        ("node.kubernetes.io/unschedulable", "NoSchedule"),
-    ];
-    if spec.host_network == Some(true) {
-        taints.push(("node.kubernetes.io/network-unavailable", "NoSchedule"));
-    }
+    let added: Vec<_> = tolerated(spec).collect();
     let tolerations = spec.tolerations.get_or_insert_default();
-    for (key, effect) in taints {
+    for (key, effect) in added {
         let new = Toleration {
             key: Some(key.to_owned()),
             operator: Some("Exists".to_owned()),

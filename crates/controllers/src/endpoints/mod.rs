@@ -2,13 +2,14 @@
 
 pub(crate) mod plan;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Endpoints, Pod, Service};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
+use parking_lot::Mutex;
 
 use crate::Context;
 use crate::endpointslice::follow_members;
@@ -76,7 +77,7 @@ impl Controller {
     async fn sync(&self, key: String) -> Result<(), kube::Error> {
         let (namespace, name) = split_key(&key);
         let api: Api<Endpoints> = Api::namespaced(self.client.clone(), namespace);
-        let times = || self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = || self.times.lock();
         let Some(service) = self.services.store().get(&key) else {
             times().forget(namespace, name);
             if self.endpoints.store().get(&key).is_some() {
@@ -90,7 +91,7 @@ impl Controller {
             return Ok(());
         }
         let members = {
-            let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            let members = self.members.lock();
             members.pods_of(namespace, name)
         };
         let pods: Vec<Arc<Pod>> =

@@ -9,15 +9,16 @@ pub(crate) mod plan;
 mod tests;
 pub(crate) mod trigger;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use longshore_informer::{
-    Event, Expectations, Informer, WorkQueue, key_of, object_key, run_workers, split_key,
+    Event, Expectations, Informer, SyncError, WorkQueue, key_of, object_key, run_workers, split_key,
 };
+use parking_lot::Mutex;
 
 use self::membership::Membership;
 use self::plan::{LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY};
@@ -37,6 +38,12 @@ pub(crate) enum Error {
     /// A pod was left out.
     #[error("skipping Pod {pod} for Service {service}: Node {node} Not Found")]
     NoNode { pod: String, service: String, node: String },
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(error) if error.is_conflict())
+    }
 }
 
 /// The key of the service of a slice.
@@ -70,7 +77,7 @@ pub(crate) fn follow_members(
             let key = key_of(&**service);
             let (namespace, name) = split_key(&key);
             let selector = spec.and_then(|spec| spec.selector.as_ref());
-            let mut members = members.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut members = members.lock();
             let list = || pods.store().list_namespace(namespace);
             members.set_service(namespace, name, selector, list);
             drop(members);
@@ -82,7 +89,7 @@ pub(crate) fn follow_members(
         move |event: &Event<Pod>| {
             let pod = event.latest();
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            let mut members = members.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut members = members.lock();
             let services = match event {
                 Event::Deleted(pod) => {
                     members.remove_pod(namespace, pod.metadata.name.as_deref().unwrap_or_default())
@@ -118,21 +125,7 @@ pub(crate) async fn run(context: Context) {
     let expectations: Arc<Expectations> = Arc::default();
     slices.store().add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
     let members = follow_members(&services, &pods, &queue);
-    slices.subscribe({
-        let (queue, expectations) = (queue.clone(), expectations.clone());
-        move |event: &Event<EndpointSlice>| {
-            let of = |slice: &EndpointSlice| {
-                service_of(slice).filter(|_| is_managed_by(slice, MANAGED_BY))
-            };
-            let keys = [Some(event.latest()), event.old()];
-            for key in keys.into_iter().flatten().filter_map(|slice| of(slice)) {
-                if matches!(event, Event::Added(_)) {
-                    expectations.creation_observed(&key);
-                }
-                queue.add(key);
-            }
-        }
-    });
+    follow_slices(&slices, MANAGED_BY, &expectations, &queue);
     let all = async {
         services.synced().await;
         pods.synced().await;
@@ -160,10 +153,32 @@ pub(crate) async fn run(context: Context) {
     .await;
 }
 
+/// Queues the service of each slice that changes and is managed by this controller, and notes the slices
+/// that were expected.
+pub(crate) fn follow_slices(
+    slices: &Informer<EndpointSlice>,
+    manager: &'static str,
+    expectations: &Arc<Expectations>,
+    queue: &WorkQueue<String>,
+) {
+    let (queue, expectations) = (queue.clone(), expectations.clone());
+    slices.subscribe(move |event: &Event<EndpointSlice>| {
+        let of =
+            |slice: &EndpointSlice| service_of(slice).filter(|_| is_managed_by(slice, manager));
+        let keys = [Some(event.latest()), event.old()];
+        for key in keys.into_iter().flatten().filter_map(|slice| of(slice)) {
+            if matches!(event, Event::Added(_)) {
+                expectations.creation_observed(&key);
+            }
+            queue.add(key);
+        }
+    });
+}
+
 impl Controller {
     async fn sync(&self, key: String) -> Result<(), Error> {
         let (namespace, name) = split_key(&key);
-        let times = || self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = || self.times.lock();
         let Some(service) = self.services.store().get(&key) else {
             // The garbage collector deletes the slices.
             times().forget(namespace, name);
@@ -180,7 +195,7 @@ impl Controller {
             return Ok(());
         }
         let members = {
-            let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+            let members = self.members.lock();
             members.pods_of(namespace, name)
         };
         let pods: Vec<Arc<Pod>> =

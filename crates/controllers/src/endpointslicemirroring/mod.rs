@@ -15,7 +15,7 @@ use longshore_informer::{
 
 use self::plan::MANAGED_BY;
 use crate::Context;
-use crate::endpointslice::{BY_SERVICE, is_managed_by, service_of};
+use crate::endpointslice::{BY_SERVICE, follow_slices, is_managed_by, service_of};
 use crate::writes::{is_terminating, reference, unless_gone, unless_stopped};
 
 struct Controller {
@@ -43,18 +43,7 @@ pub(crate) async fn run(context: Context) {
         let queue = queue.clone();
         move |event: &Event<Endpoints>| queue.add(key_of(&**event.latest()))
     });
-    slices.subscribe({
-        let (queue, expectations) = (queue.clone(), expectations.clone());
-        move |event: &Event<EndpointSlice>| {
-            let slice = event.latest();
-            if let Some(key) = service_of(slice).filter(|_| is_managed_by(slice, MANAGED_BY)) {
-                if matches!(event, Event::Added(_)) {
-                    expectations.creation_observed(&key);
-                }
-                queue.add(key);
-            }
-        }
-    });
+    follow_slices(&slices, MANAGED_BY, &expectations, &queue);
     let all = async {
         services.synced().await;
         endpoints.synced().await;

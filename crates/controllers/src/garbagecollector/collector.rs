@@ -1,10 +1,12 @@
 //! Works on what the graph says is to be looked at. Every decision is made on the object as the
 //! apiserver has it at that moment, and every write names its UID or version.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_informer::SyncError;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 use super::graph::{
@@ -24,6 +26,16 @@ pub(crate) enum Error {
     /// The object was changed meanwhile.
     #[error("{0}: changed meanwhile")]
     Changed(Box<Identity>),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Request { source, .. } => source.is_conflict(),
+            Self::Changed(_) => true,
+            Self::NoKind { .. } => false,
+        }
+    }
 }
 
 /// The requests of the garbage collector.
@@ -64,7 +76,7 @@ impl<C: Cluster> Collector<C> {
     }
 
     pub(crate) fn graph(&self) -> MutexGuard<'_, Graph> {
-        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+        self.graph.lock()
     }
 
     pub(crate) async fn work(&self, work: &Work) -> Result<Next, Error> {
@@ -201,7 +213,8 @@ impl<C: Cluster> Collector<C> {
     ) -> Result<(), Error> {
         let mut references = latest.owner_references.clone().unwrap_or_default();
         let before = references.len();
-        references.retain(|reference| !owners.contains(&reference.uid));
+        let owners: HashSet<&str> = owners.iter().map(String::as_str).collect();
+        references.retain(|reference| !owners.contains(reference.uid.as_str()));
         if references.len() == before {
             return Ok(());
         }

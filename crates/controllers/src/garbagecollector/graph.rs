@@ -151,8 +151,11 @@ impl Graph {
         let dependents = node.dependents.clone();
         let before_owners = before.map(|node| node.owners).unwrap_or_default();
         self.nodes.insert(uid.clone(), node);
+        // By UID: an object may have as many owners as its author likes.
+        let now: HashMap<&str, &OwnerReference> =
+            owners.iter().rev().map(|owner| (owner.uid.as_str(), owner)).collect();
         for owner in &before_owners {
-            let now = owners.iter().find(|now| now.uid == owner.uid);
+            let now = now.get(owner.uid.as_str());
             if now.is_none() {
                 self.release(&owner.uid, &uid);
             }

@@ -7,7 +7,7 @@ mod graph;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +21,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use longshore_informer::{WorkQueue, run_workers};
+use parking_lot::RwLock;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -51,7 +52,7 @@ struct ApiCluster {
 
 impl ApiCluster {
     fn kind(&self, api_version: &str, kind: &str) -> Result<(ApiResource, bool), Error> {
-        let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let kinds = self.kinds.read();
         let group = |version: &str| match version.split_once('/') {
             Some((group, _)) => group.to_owned(),
             None => String::new(),
@@ -220,7 +221,7 @@ async fn follow_resources(collector: Shared, queue: WorkQueue<Work>, synced: wat
                 (key, (resource.clone(), found.namespaced))
             })
             .collect();
-        *collector.cluster.kinds.write().unwrap_or_else(PoisonError::into_inner) = kinds;
+        *collector.cluster.kinds.write() = kinds;
         // A group that does not answer keeps its watches.
         let is_failed = |resource: &ApiResource| discovery.failed.contains(&resource.api_version);
         monitors.retain(|resource, _| {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::collector::{Cluster, Collector, Error};
-use super::graph::{FOREGROUND, Identity, ORPHAN, OwnerState, Policy, Step, Work, decide};
+use super::graph::{FOREGROUND, Graph, Identity, ORPHAN, OwnerState, Policy, Step, Work, decide};
 
 fn identity(uid: &str) -> Identity {
     Identity {
@@ -341,4 +341,16 @@ proptest! {
             prop_assert_eq!(&world.left(), &model.keys().cloned().collect());
         }
     }
+}
+
+/// An author may give an object tens of thousands of owners, and write it again and again.
+#[test]
+fn graph_of_many_owners_is_indexed() {
+    let owners = (0..50_000).map(|number| owner(&number.to_string(), true)).collect();
+    let many = ObjectMeta { owner_references: Some(owners), ..ObjectMeta::default() };
+    let mut graph = Graph::default();
+    assert_eq!(graph.observe(identity("many"), &many).len(), 50_000, "each is looked for");
+    assert_eq!(graph.observe(identity("many"), &many), []);
+    assert_eq!(graph.observe(identity("many"), &ObjectMeta::default()), []);
+    assert!(graph.get("0").is_none() && graph.get("many").is_some());
 }

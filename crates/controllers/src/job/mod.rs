@@ -14,7 +14,7 @@ mod tracking;
 mod view;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -25,6 +25,7 @@ use longshore_client::events::EventType;
 use longshore_informer::{
     Event, Expectations, Informer, WorkQueue, key_of, object_key, run_workers,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use self::backoff::Backoff;
 use self::view::View;
@@ -101,7 +102,7 @@ struct State {
 
 impl Controller {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn follow(&self) {

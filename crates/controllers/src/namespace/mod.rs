@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
-use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of, run_workers};
 use serde_json::json;
 
 use self::plan::{Outcome, conditions, grace};
@@ -30,6 +30,12 @@ pub(crate) enum Error {
     Request(#[from] kube::Error),
     #[error("{0}")]
     Content(String),
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(error) if error.is_conflict())
+    }
 }
 
 struct Controller {

@@ -1,15 +1,13 @@
 //! The horizontal pod autoscaler: scales what has a `scale` by the use of resources, which
-//! `metrics.k8s.io` reports.
-//!
-//! Current limitations: metrics of `custom.metrics.k8s.io` and `external.metrics.k8s.io` are not asked
-//! for; a metric of type Pods, Object or External is reported as failed.
+//! `metrics.k8s.io` reports, and by the metrics of adapters.
 
+mod custom;
 mod limits;
 mod replicas;
 mod selector;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::autoscaling::v2::{
@@ -27,10 +25,12 @@ use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
 use longshore_pod::quantity::milli;
 use longshore_pod::resources::format as quantity;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use self::custom::{Source, pods_status};
 use self::limits::{History, Range};
 use self::replicas::{Delays, Pods, Proposal, Sample, Samples, Target, Tolerances, propose};
 use crate::discovery::discover;
@@ -90,6 +90,8 @@ fn samples(list: PodMetricsList, resource: &str, container: Option<&str>) -> Sam
 struct Scale {
     resource: ApiResource,
     replicas: isize,
+    /// Those that there are.
+    status_replicas: isize,
     selector: String,
 }
 
@@ -226,8 +228,8 @@ impl Controller {
         Ok(())
     }
 
-    fn histories(&self) -> std::sync::MutexGuard<'_, HashMap<String, History>> {
-        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
+    fn histories(&self) -> parking_lot::MutexGuard<'_, HashMap<String, History>> {
+        self.histories.lock()
     }
 
     fn record(
@@ -365,15 +367,10 @@ impl Controller {
         let reference = &spec.scale_target_ref;
         let version = reference.api_version.as_deref().unwrap_or_default();
         let group = version.split_once('/').map_or("", |(group, _)| group);
-        let resource = match (group, reference.kind.as_str()) {
-            // Known without a question.
-            ("apps", "Deployment") => known("apps", "Deployment", "deployments"),
-            ("apps", "ReplicaSet") => known("apps", "ReplicaSet", "replicasets"),
-            ("apps", "StatefulSet") => known("apps", "StatefulSet", "statefulsets"),
-            ("", "ReplicationController") => {
-                known("", "ReplicationController", "replicationcontrollers")
-            }
-            (group, kind) => {
+        let kind = reference.kind.as_str();
+        let resource = match known_plural(group, kind) {
+            Some(plural) => known(group, kind, plural),
+            None => {
                 let discovery = discover(&self.client).await?;
                 let found = discovery
                     .resources
@@ -391,11 +388,13 @@ impl Controller {
             .get_subresource("scale", &reference.name)
             .map_err(|error| Error::Invalid(error.to_string()))?;
         let scale: Value = self.client.request(request).await?;
+        let count = |replicas: &Value| {
+            isize::try_from(replicas.as_i64().unwrap_or_default()).unwrap_or_default().max(0)
+        };
         Ok(Scale {
             resource,
-            replicas: isize::try_from(scale["spec"]["replicas"].as_i64().unwrap_or_default())
-                .unwrap_or_default()
-                .max(0),
+            replicas: count(&scale["spec"]["replicas"]),
+            status_replicas: count(&scale["status"]["replicas"]),
             selector: scale["status"]["selector"].as_str().unwrap_or_default().to_owned(),
         })
     }
@@ -503,6 +502,37 @@ impl Controller {
         scale: &Scale,
         pods: &[Arc<Pod>],
     ) -> Result<(isize, String, MetricStatus), (String, String)> {
+        let behavior = spec.behavior.as_ref();
+        let tolerance = |rules: Option<&HPAScalingRules>| {
+            let own = rules.and_then(|rules| rules.tolerance.as_ref()).and_then(milli);
+            own.map_or(self.settings.hpa_tolerance, |own| own as f64 / 1000.0)
+        };
+        let tolerances = Tolerances {
+            up: tolerance(behavior.and_then(|behavior| behavior.scale_up.as_ref())),
+            down: tolerance(behavior.and_then(|behavior| behavior.scale_down.as_ref())),
+        };
+        let delays = Delays {
+            cpu_initialization: self.settings.hpa_cpu_initialization,
+            initial_readiness: self.settings.hpa_initial_readiness,
+        };
+        let of = Pods { pods, resource: "", container: None };
+        let source = Source { client: &self.client, namespace, scale, pods: &of, tolerances };
+        match (metric.type_.as_str(), &metric.pods) {
+            ("Object", _) => return source.object(metric).await,
+            ("External", _) => return source.external(metric).await,
+            ("Pods", Some(wanted)) => {
+                let fail = |why| ("FailedGetPodsMetric".to_owned(), why);
+                let samples = source.samples(&wanted.metric).await.map_err(fail)?;
+                let average = target(&wanted.target).map_err(fail)?;
+                let now = Timestamp::now();
+                let proposal =
+                    propose(&of, scale.replicas, &samples, average, tolerances, delays, now)
+                        .map_err(fail)?;
+                let name = format!("pods metric {}", wanted.metric.name);
+                return Ok((proposal.replicas, name, pods_status(&wanted.metric, proposal)));
+            }
+            _ => {}
+        }
         let (resource, container, wanted, reason) =
             match (&metric.resource, &metric.container_resource) {
                 (Some(source), _) => {
@@ -515,10 +545,8 @@ impl Controller {
                     "FailedGetContainerResourceMetric",
                 ),
                 _ => {
-                    let type_ = &metric.type_;
-                    let reason = format!("FailedGet{type_}Metric");
-                    let message = format!("no metrics are served for metrics of type {type_}");
-                    return Err((reason, message));
+                    let message = format!("unknown metric source type {:?}", metric.type_);
+                    return Err(("InvalidMetricSourceType".to_owned(), message));
                 }
             };
         let fail = |message: String| {
@@ -533,19 +561,6 @@ impl Controller {
         })?;
         let samples = samples(list, resource, container);
         let of = Pods { pods, resource, container };
-        let behavior = spec.behavior.as_ref();
-        let tolerance = |rules: Option<&HPAScalingRules>| {
-            let own = rules.and_then(|rules| rules.tolerance.as_ref()).and_then(milli);
-            own.map_or(self.settings.hpa_tolerance, |own| own as f64 / 1000.0)
-        };
-        let tolerances = Tolerances {
-            up: tolerance(behavior.and_then(|behavior| behavior.scale_up.as_ref())),
-            down: tolerance(behavior.and_then(|behavior| behavior.scale_down.as_ref())),
-        };
-        let delays = Delays {
-            cpu_initialization: self.settings.hpa_cpu_initialization,
-            initial_readiness: self.settings.hpa_initial_readiness,
-        };
         let proposal =
             propose(&of, scale.replicas, &samples, wanted, tolerances, delays, Timestamp::now())
                 .map_err(fail)?;
@@ -569,6 +584,20 @@ impl Controller {
         let params = kube::api::ListParams::default().labels(selector);
         let request = Request::new(url).list(&params).map_err(kube::Error::BuildRequest)?;
         self.client.request(request).await
+    }
+}
+
+/// The resource of a kind that is known without a question.
+fn known_plural(group: &str, kind: &str) -> Option<&'static str> {
+    match (group, kind) {
+        ("apps", "Deployment") => Some("deployments"),
+        ("apps", "ReplicaSet") => Some("replicasets"),
+        ("apps", "StatefulSet") => Some("statefulsets"),
+        ("", "ReplicationController") => Some("replicationcontrollers"),
+        ("", "Service") => Some("services"),
+        ("", "Pod") => Some("pods"),
+        ("networking.k8s.io", "Ingress") => Some("ingresses"),
+        _ => None,
     }
 }
 

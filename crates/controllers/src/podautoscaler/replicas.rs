@@ -188,6 +188,40 @@ fn up(replicas: f64) -> isize {
     replicas.ceil() as isize
 }
 
+/// How many replicas there should be for `usage` to become `target`, which all pods together are to
+/// have.
+pub(super) fn by_ratio(
+    current: isize,
+    usage: i128,
+    target: i128,
+    ready: isize,
+    tolerances: Tolerances,
+) -> isize {
+    let ratio = usage as f64 / target.max(1) as f64;
+    match current {
+        0 => up(ratio),
+        current if tolerances.contains(ratio) => current,
+        _ => up(ratio * ready as f64),
+    }
+}
+
+/// How many replicas there should be for each to have `target` of `usage`, and what each has now.
+pub(super) fn per_pod(
+    current: isize,
+    usage: i128,
+    target: i128,
+    tolerances: Tolerances,
+) -> (isize, i128) {
+    let (usage_all, target) = (usage as f64, target.max(1) as f64);
+    let count = current.max(1) as f64;
+    let replicas = match tolerances.contains(usage_all / (target * count)) {
+        true if current > 0 => current,
+        _ => up(usage_all / target),
+    };
+    // the cast saturates
+    (replicas, (usage_all / count).ceil() as i128)
+}
+
 /// How many replicas there should be for the pods to use what is wanted.
 pub(super) fn propose(
     of: &Pods<'_>,
@@ -260,7 +294,7 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
-    use super::{Delays, Pods, Sample, Samples, Target, Tolerances, propose};
+    use super::{Delays, Pods, Sample, Samples, Target, Tolerances, by_ratio, per_pod, propose};
     use crate::workload::length;
 
     fn now() -> Timestamp {
@@ -344,6 +378,31 @@ mod tests {
         let pods = [pod(0, "Running", true), pod(1, "Running", false)];
         let used = [Some(100), Some(9000)];
         assert_eq!(proposed(&pods, &used, Target::Utilization(50)), Ok((1, Some(10))));
+    }
+
+    #[test]
+    fn hpa_proposes_by_values_of_objects_and_series() {
+        let tolerances = Tolerances { up: 0.1, down: 0.1 };
+        for (current, usage, target, ready, expected) in [
+            (3, 20_000, 10_000, 3, 6),
+            (3, 10_500, 10_000, 3, 3),
+            (3, 5_000, 10_000, 3, 2),
+            (3, 0, 10_000, 3, 0),
+            (0, 25_000, 10_000, 0, 3),
+            (5, 20_000, 10_000, 2, 4),
+            (1, i128::MAX, 1, 1, isize::MAX),
+        ] {
+            let found = by_ratio(current, usage, target, ready, tolerances);
+            assert_eq!(found, expected, "{usage} of {target} with {ready} of {current}");
+        }
+        for (current, usage, target, expected) in [
+            (3, 60_000, 10_000, (6, 20_000)),
+            (3, 31_000, 10_000, (3, 10_334)),
+            (3, 5_000, 10_000, (1, 1_667)),
+            (0, 25_000, 10_000, (3, 25_000)),
+        ] {
+            assert_eq!(per_pod(current, usage, target, tolerances), expected, "{usage}/{current}");
+        }
     }
 
     #[test]

@@ -26,32 +26,64 @@ pub(super) trait Replicated: Namespaced {
     fn set_status(&mut self, status: Status);
 }
 
+/// What both kinds have in their specs, under the same names.
+macro_rules! of_spec {
+    () => {
+        fn replicas(&self) -> isize {
+            self.spec.as_ref().map_or(0, |spec| count(Some(spec.replicas.unwrap_or(1))))
+        }
+
+        fn min_ready_seconds(&self) -> isize {
+            count(self.spec.as_ref().and_then(|spec| spec.min_ready_seconds))
+        }
+
+        fn template(&self) -> Option<&PodTemplateSpec> {
+            self.spec.as_ref()?.template.as_ref()
+        }
+    };
+}
+
+/// The conditions of both kinds have the same fields.
+macro_rules! condition {
+    ($kind:ident) => {
+        impl From<$kind> for Condition {
+            fn from(condition: $kind) -> Self {
+                Self {
+                    kind: condition.type_,
+                    status: condition.status,
+                    since: condition.last_transition_time,
+                    reason: condition.reason,
+                    message: condition.message,
+                }
+            }
+        }
+
+        impl From<Condition> for $kind {
+            fn from(condition: Condition) -> Self {
+                Self {
+                    type_: condition.kind,
+                    status: condition.status,
+                    last_transition_time: condition.since,
+                    reason: condition.reason,
+                    message: condition.message,
+                }
+            }
+        }
+    };
+}
+
+condition!(ReplicaSetCondition);
+condition!(ReplicationControllerCondition);
+
 impl Replicated for ReplicaSet {
     fn selector(&self) -> Option<LabelSelector> {
         self.spec.as_ref().map(|spec| spec.selector.clone())
     }
 
-    fn replicas(&self) -> isize {
-        self.spec.as_ref().map_or(0, |spec| count(Some(spec.replicas.unwrap_or(1))))
-    }
-
-    fn min_ready_seconds(&self) -> isize {
-        count(self.spec.as_ref().and_then(|spec| spec.min_ready_seconds))
-    }
-
-    fn template(&self) -> Option<&PodTemplateSpec> {
-        self.spec.as_ref()?.template.as_ref()
-    }
+    of_spec!();
 
     fn status(&self) -> Status {
         let status = self.status.clone().unwrap_or_default();
-        let conditions = status.conditions.into_iter().flatten().map(|condition| Condition {
-            kind: condition.type_,
-            status: condition.status,
-            since: condition.last_transition_time,
-            reason: condition.reason,
-            message: condition.message,
-        });
         Status {
             replicas: status.replicas,
             fully_labeled: status.fully_labeled_replicas.unwrap_or_default(),
@@ -59,19 +91,12 @@ impl Replicated for ReplicaSet {
             available: status.available_replicas.unwrap_or_default(),
             terminating: status.terminating_replicas,
             observed_generation: status.observed_generation,
-            conditions: conditions.collect(),
+            conditions: status.conditions.into_iter().flatten().map(Condition::from).collect(),
         }
     }
 
     fn set_status(&mut self, status: Status) {
-        let conditions = status.conditions.into_iter().map(|condition| ReplicaSetCondition {
-            type_: condition.kind,
-            status: condition.status,
-            last_transition_time: condition.since,
-            reason: condition.reason,
-            message: condition.message,
-        });
-        let conditions: Vec<_> = conditions.collect();
+        let conditions: Vec<_> = status.conditions.into_iter().map(Into::into).collect();
         self.status = Some(ReplicaSetStatus {
             replicas: status.replicas,
             fully_labeled_replicas: Some(status.fully_labeled),
@@ -90,27 +115,10 @@ impl Replicated for ReplicationController {
         Some(LabelSelector { match_labels: Some(labels), ..LabelSelector::default() })
     }
 
-    fn replicas(&self) -> isize {
-        self.spec.as_ref().map_or(0, |spec| count(Some(spec.replicas.unwrap_or(1))))
-    }
-
-    fn min_ready_seconds(&self) -> isize {
-        count(self.spec.as_ref().and_then(|spec| spec.min_ready_seconds))
-    }
-
-    fn template(&self) -> Option<&PodTemplateSpec> {
-        self.spec.as_ref()?.template.as_ref()
-    }
+    of_spec!();
 
     fn status(&self) -> Status {
         let status = self.status.clone().unwrap_or_default();
-        let conditions = status.conditions.into_iter().flatten().map(|condition| Condition {
-            kind: condition.type_,
-            status: condition.status,
-            since: condition.last_transition_time,
-            reason: condition.reason,
-            message: condition.message,
-        });
         Status {
             replicas: status.replicas,
             fully_labeled: status.fully_labeled_replicas.unwrap_or_default(),
@@ -118,20 +126,12 @@ impl Replicated for ReplicationController {
             available: status.available_replicas.unwrap_or_default(),
             terminating: None,
             observed_generation: status.observed_generation,
-            conditions: conditions.collect(),
+            conditions: status.conditions.into_iter().flatten().map(Condition::from).collect(),
         }
     }
 
     fn set_status(&mut self, status: Status) {
-        let conditions =
-            status.conditions.into_iter().map(|condition| ReplicationControllerCondition {
-                type_: condition.kind,
-                status: condition.status,
-                last_transition_time: condition.since,
-                reason: condition.reason,
-                message: condition.message,
-            });
-        let conditions: Vec<_> = conditions.collect();
+        let conditions: Vec<_> = status.conditions.into_iter().map(Into::into).collect();
         self.status = Some(ReplicationControllerStatus {
             replicas: status.replicas,
             fully_labeled_replicas: Some(status.fully_labeled),

@@ -2,7 +2,7 @@
 //! a quota names it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -11,6 +11,7 @@ use kube::core::{ApiResource, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
@@ -56,8 +57,8 @@ impl Counts {
         Self { client, changed, state: Mutex::default() }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.state.lock()
     }
 
     /// Whether the number is known; otherwise it is soon. Of a resource that does not exist it is 0.
@@ -66,7 +67,7 @@ impl Counts {
         {
             let state = self.state();
             if let Some(monitor) = state.monitors.get(&name) {
-                let watched = monitor.watched.lock().unwrap_or_else(PoisonError::into_inner);
+                let watched = monitor.watched.lock();
                 return Ok(watched.synced);
             }
             if state.unknown.get(&name).is_some_and(|since| since.elapsed() < RETRY) {
@@ -107,7 +108,7 @@ impl Counts {
         let Some(monitor) = state.monitors.get(&(plural.to_owned(), group.to_owned())) else {
             return 0;
         };
-        let watched = monitor.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = monitor.watched.lock();
         watched.names.get(namespace).map_or(0, BTreeSet::len)
     }
 }
@@ -121,7 +122,7 @@ async fn follow(
     let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client, &resource);
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     let mut listed: HashSet<(String, String)> = HashSet::new();
-    let locked = || watched.lock().unwrap_or_else(PoisonError::into_inner);
+    let locked = || watched.lock();
     let key = |object: &PartialObjectMeta<DynamicObject>| {
         let metadata = &object.metadata;
         (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())

@@ -11,6 +11,7 @@ use longshore_pod::qos::{self, QosClass};
 use longshore_pod::quantity::{milli, milli_of};
 use longshore_pod::resources;
 
+use crate::volumes::{attributes_of_claim, claim_class};
 use crate::workload::is_finished;
 
 type Amounts = BTreeMap<String, Quantity>;
@@ -84,17 +85,33 @@ fn is_in_scope(pod: &Pod, scope: &str, operator: &str, values: &[String]) -> boo
         "CrossNamespacePodAffinity" => crosses_namespaces(pod),
         "PriorityClass" => {
             let class = spec.and_then(|spec| spec.priority_class_name.as_ref());
-            let class = class.filter(|class| !class.is_empty());
-            match operator {
-                "Exists" => class.is_some(),
-                "DoesNotExist" => class.is_none(),
-                "In" => class.is_some_and(|class| values.contains(class)),
-                "NotIn" => class.is_none_or(|class| !values.contains(class)),
-                _ => false,
-            }
+            selects(operator, values, class.filter(|class| !class.is_empty()))
         }
         _ => false,
     }
+}
+
+/// Whether the operator and values of a scope select that value.
+fn selects(operator: &str, values: &[String], value: Option<&String>) -> bool {
+    match operator {
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "In" => value.is_some_and(|value| values.contains(value)),
+        "NotIn" => value.is_none_or(|value| !values.contains(value)),
+        _ => false,
+    }
+}
+
+/// Whether the quota is for the claim: its one scope is by VolumeAttributesClasses.
+fn includes_claim(spec: &ResourceQuotaSpec, claim: &PersistentVolumeClaim) -> bool {
+    let classes = attributes_of_claim(claim);
+    selector(spec).iter().all(|(scope, operator, values)| {
+        *scope == "VolumeAttributesClass"
+            && match classes.as_slice() {
+                [] => selects(operator, values, None),
+                classes => classes.iter().any(|class| selects(operator, values, Some(class))),
+            }
+    })
 }
 
 fn selector(spec: &ResourceQuotaSpec) -> Vec<(&str, &str, &[String])> {
@@ -182,13 +199,6 @@ fn claim_storage(claim: &PersistentVolumeClaim) -> i128 {
     requested.max(allocated)
 }
 
-fn class_of(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let annotations = claim.metadata.annotations.as_ref();
-    let old = annotations.and_then(|own| own.get("volume.beta.kubernetes.io/storage-class"));
-    let new = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_ref());
-    old.or(new).map(String::as_str)
-}
-
 const CLASS: &str = ".storageclass.storage.k8s.io/";
 
 /// What is used of one name.
@@ -200,12 +210,18 @@ fn used_of(name: &str, spec: &ResourceQuotaSpec, objects: &Objects<'_>, now: Tim
         "pods" => return thousandths(pods().filter(|pod| is_charged(pod, now)).count()),
         _ => {}
     }
-    let is_of_claims = name == "requests.storage" || name.contains(CLASS);
     let is_of_services = name.starts_with("services.");
+    let is_count_of_claims =
+        matches!(name, "persistentvolumeclaims" | "count/persistentvolumeclaims");
+    if is_scoped && is_count_of_claims {
+        let claims = objects.claims.iter().filter(|claim| includes_claim(spec, claim));
+        return thousandths(claims.count());
+    }
+    let is_of_claims = name == "requests.storage" || name.contains(CLASS);
     if let Some((plural, group)) = counted(name) {
         return if is_scoped { 0 } else { thousandths((objects.count)(plural, group)) };
     }
-    if is_scoped && (is_of_claims || is_of_services) {
+    if is_scoped && is_of_services {
         return 0;
     }
     if is_of_services {
@@ -220,7 +236,8 @@ fn used_of(name: &str, spec: &ResourceQuotaSpec, objects: &Objects<'_>, now: Tim
         let claims = objects
             .claims
             .iter()
-            .filter(|claim| class.is_none_or(|class| class_of(claim) == Some(class)));
+            .filter(|claim| class.is_none_or(|class| claim_class(claim) == Some(class)))
+            .filter(|claim| includes_claim(spec, claim));
         return match what {
             "persistentvolumeclaims" => thousandths(claims.count()),
             _ => claims.map(|claim| claim_storage(claim)).fold(0, i128::saturating_add),

@@ -1,5 +1,7 @@
 //! Why a sync fails.
 
+use longshore_informer::SyncError;
+
 /// Why a sync fails. It is retried with back-off.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -14,6 +16,12 @@ pub(crate) enum Error {
 impl Error {
     pub(crate) fn invalid(reason: &str) -> Self {
         Self::Invalid(reason.to_owned())
+    }
+}
+
+impl SyncError for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api(error) if error.is_conflict())
     }
 }
 

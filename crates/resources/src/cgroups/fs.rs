@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
+use longshore_base::retry::Delays;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -144,14 +145,13 @@ impl Fs {
 
     /// Removes a cgroup and its descendants. Remaining processes are killed.
     pub(super) fn remove(&self, path: &Path) -> Result<(), Error> {
-        let mut pause = PAUSE;
+        let mut delays = Delays::doubling(PAUSE, Duration::MAX);
         for _ in 1..TRIES {
             match self.try_remove(path) {
                 Err(Error::Io { source, .. }) if is_busy(&source) => self.kill(path),
                 other => return other,
             }
-            std::thread::sleep(pause);
-            pause = pause.saturating_mul(2);
+            std::thread::sleep(delays.next_delay());
         }
         self.try_remove(path)
     }

@@ -1,9 +1,8 @@
 //! The driver with an API that is not there, under a paused clock.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Mutex, PoisonError};
-
 use longshore_metrics::Registry;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
@@ -22,13 +21,13 @@ struct Api {
 impl Executor for Api {
     async fn carry_out(&self, action: Action) -> Option<Outcome> {
         let saw = |line: String| {
-            self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            self.seen.lock().push(line);
         };
         match action {
             Action::Bind { pod, node } => {
                 saw(format!("bind {} to {node}", pod.name));
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failures = self.failures.lock();
                 if *failures > 0 {
                     *failures -= 1;
                     assert!(*failures != 1, "a panic of an action");
@@ -69,7 +68,7 @@ async fn run_until(changes: Vec<Change>, failures: u32, seconds: u64) -> Vec<Str
     let task = tokio::spawn(run(scheduler, receiver, api.clone(), Extenders::default()));
     tokio::time::sleep(Duration::from_secs(seconds)).await;
     task.abort();
-    let seen = api.seen.lock().unwrap();
+    let seen = api.seen.lock();
     seen.clone()
 }
 

@@ -8,7 +8,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 /// The pool is not swept below this number of texts.
 const SWEEP_MIN: usize = 4096;
@@ -41,7 +43,7 @@ fn pool() -> &'static Mutex<Pool> {
 impl Atom {
     /// The atom of a text.
     pub fn new(text: &str) -> Self {
-        let mut pool = pool().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = pool().lock();
         if let Some(known) = pool.texts.get(text) {
             return Self(known.0.clone());
         }
@@ -131,7 +133,7 @@ mod tests {
             Atom::new(&format!("short-lived-{number}"));
         }
         assert_eq!(kept, Atom::new("kept-through-sweeps"));
-        let pool = pool().lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = pool().lock();
         assert!(pool.texts.len() < 15_000, "{} texts are kept", pool.texts.len());
     }
 }

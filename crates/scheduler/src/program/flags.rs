@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use longshore_duration::GoDuration;
 
@@ -28,9 +29,6 @@ pub enum FlagError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A flag asks for a protection that is not there.
-    #[error("--{0} is not supported: it would have no effect")]
-    Unsupported(String),
     /// Something that is no flag.
     #[error("\"kube-scheduler\" does not take any arguments, got {0:?}")]
     Argument(String),
@@ -108,6 +106,16 @@ pub struct Options {
     pub tls_private_key_file: Option<PathBuf>,
     /// `--client-ca-file`
     pub client_ca_file: Option<PathBuf>,
+    /// `--tls-min-version`
+    pub tls_min_version: String,
+    /// `--tls-cipher-suites`
+    pub tls_cipher_suites: Vec<String>,
+    /// `--authentication-token-webhook-cache-ttl`
+    pub token_ttl: Duration,
+    /// `--authorization-webhook-cache-authorized-ttl`
+    pub authorized_ttl: Duration,
+    /// `--authorization-webhook-cache-unauthorized-ttl`
+    pub unauthorized_ttl: Duration,
     /// `--authentication-kubeconfig`
     pub authentication_kubeconfig: Option<PathBuf>,
     /// `--authorization-kubeconfig`
@@ -137,6 +145,11 @@ impl Default for Options {
             tls_cert_file: None,
             tls_private_key_file: None,
             client_ca_file: None,
+            tls_min_version: String::new(),
+            tls_cipher_suites: Vec::new(),
+            token_ttl: CACHE_TTL,
+            authorized_ttl: CACHE_TTL,
+            unauthorized_ttl: CACHE_TTL,
             authentication_kubeconfig: None,
             authorization_kubeconfig: None,
             always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
@@ -146,15 +159,18 @@ impl Default for Options {
     }
 }
 
+/// How long reviews are cached.
+const CACHE_TTL: Duration = Duration::from_secs(10);
+/// Values of `--tls-min-version`.
+const TLS_VERSIONS: [&str; 5] =
+    ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
+
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 36] = [
+const IGNORED: [(&str, bool); 33] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("authentication-skip-lookup", true),
-    ("authentication-token-webhook-cache-ttl", false),
     ("authentication-tolerate-lookup-failure", true),
-    ("authorization-webhook-cache-authorized-ttl", false),
-    ("authorization-webhook-cache-unauthorized-ttl", false),
     ("contention-profiling", true),
     ("disable-http2-serving", true),
     ("disabled-metrics", false),
@@ -198,6 +214,10 @@ fn value<T: FromStr<Err: fmt::Display>>(flag: &str, value: &str) -> Result<T, Fl
         value: value.to_owned(),
         reason: error.to_string(),
     })
+}
+
+fn duration(flag: &str, text: &str) -> Result<Duration, FlagError> {
+    value::<GoDuration>(flag, text).map(GoDuration::get)
 }
 
 impl Options {
@@ -278,16 +298,35 @@ impl Options {
             "authorization-always-allow-paths" => {
                 self.always_allow_paths = text.split(',').map(str::to_owned).collect();
             }
+            "authentication-token-webhook-cache-ttl" => self.token_ttl = duration(name, text)?,
+            "authorization-webhook-cache-authorized-ttl" => {
+                self.authorized_ttl = duration(name, text)?;
+            }
+            "authorization-webhook-cache-unauthorized-ttl" => {
+                self.unauthorized_ttl = duration(name, text)?;
+            }
             "v" => self.verbosity = value(name, text)?,
-            "tls-min-version" if matches!(text, "" | "VersionTLS12") => {}
-            "tls-cipher-suites" if text.is_empty() => {}
-            "tls-curve-preferences" if text.is_empty() => {}
-            "write-config-to" if text.is_empty() => {}
-            "tls-min-version"
-            | "tls-cipher-suites"
-            | "tls-curve-preferences"
-            | "write-config-to" => {
-                return Err(FlagError::Unsupported(name.to_owned()));
+            "tls-min-version" if TLS_VERSIONS.contains(&text) => {
+                text.clone_into(&mut self.tls_min_version)
+            }
+            "tls-min-version" => {
+                return Err(FlagError::Invalid {
+                    flag: name.to_owned(),
+                    value: text.to_owned(),
+                    reason: format!("unknown tls version {text:?}"),
+                });
+            }
+            "tls-curve-preferences" | "write-config-to" if text.is_empty() => {}
+            "tls-curve-preferences" | "write-config-to" => {
+                return Err(FlagError::Invalid {
+                    flag: name.to_owned(),
+                    value: text.to_owned(),
+                    reason: "it is not supported".to_owned(),
+                });
+            }
+            "tls-cipher-suites" => {
+                let names = text.split(',').filter(|name| !name.is_empty());
+                self.tls_cipher_suites = names.map(str::to_owned).collect();
             }
             _ => {
                 let Some((own, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {
@@ -377,8 +416,10 @@ mod tests {
         }
         assert_eq!(parse("--help"), Ok(Parsed::Help));
         assert!(matches!(parse("--tls-min-version=VersionTLS12"), Ok(Parsed::Run(_))));
-        let refused = parse("--tls-min-version=VersionTLS13");
-        assert_eq!(refused, Err(FlagError::Unsupported("tls-min-version".to_owned())));
+        let refused = parse("--tls-min-version=VersionTLS14").unwrap_err().to_string();
+        assert!(refused.contains("unknown tls version \"VersionTLS14\""), "{refused}");
+        let own = options("--tls-cipher-suites=A,B --authentication-token-webhook-cache-ttl=3s");
+        assert_eq!((own.tls_cipher_suites.len(), own.token_ttl), (2, Duration::from_secs(3)));
         assert_eq!(parse("--version"), Ok(Parsed::Version));
         assert!(matches!(parse("--help=false"), Ok(Parsed::Run(_))));
     }

@@ -1,54 +1,16 @@
-use std::path::PathBuf;
-
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa};
-use rcgen::{Issuer, KeyPair};
+use rcgen::{DnType, ExtendedKeyUsagePurpose};
 use rustls::crypto::ring;
-use tempfile::TempDir;
 
 use super::*;
+use crate::testing::Authority;
 
-/// An authority, its certificate in a file.
-struct Authority {
-    dir: TempDir,
-    issuer: Issuer<'static, KeyPair>,
+fn load(authority: &Authority) -> ClientCa {
+    ClientCa::load(&authority.path(), &Arc::new(ring::default_provider())).unwrap()
 }
 
-impl Authority {
-    fn new() -> Self {
-        let (dir, key) = (tempfile::tempdir().unwrap(), KeyPair::generate().unwrap());
-        let mut ca = CertificateParams::default();
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        std::fs::write(dir.path().join("ca.crt"), ca.self_signed(&key).unwrap().pem()).unwrap();
-        Self { dir, issuer: Issuer::new(ca, key) }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("ca.crt")
-    }
-
-    fn load(&self) -> ClientCa {
-        ClientCa::load(&self.path(), &Arc::new(ring::default_provider())).unwrap()
-    }
-
-    /// A certificate for a subject of these attributes.
-    fn issue(
-        &self,
-        subject: &[(DnType, &str)],
-        usage: ExtendedKeyUsagePurpose,
-    ) -> CertificateDer<'static> {
-        let mut params = CertificateParams::default();
-        params.extended_key_usages = vec![usage];
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        for (kind, value) in subject {
-            params.distinguished_name.push(kind.clone(), *value);
-        }
-        let key = KeyPair::generate().unwrap();
-        params.signed_by(&key, &self.issuer).unwrap().der().clone()
-    }
-
-    fn client(&self, subject: &[(DnType, &str)]) -> CertificateDer<'static> {
-        self.issue(subject, ExtendedKeyUsagePurpose::ClientAuth)
-    }
+/// The certificate of a client with this subject.
+fn client(authority: &Authority, subject: &[(DnType, &str)]) -> CertificateDer<'static> {
+    authority.issue(subject, ExtendedKeyUsagePurpose::ClientAuth).0
 }
 
 const NODE: [(DnType, &str); 2] =
@@ -60,10 +22,10 @@ fn uid() -> DnType {
 
 #[test]
 fn client_certificate_must_be_signed_by_the_ca() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
-    let ca = ours.load();
+    let (ours, theirs) = (Authority::default(), Authority::default());
+    let ca = load(&ours);
     assert_eq!(ca.verify(&[]), Verdict::Nothing);
-    let friend = ours.client(&NODE);
+    let friend = client(&ours, &NODE);
     let digest =
         Sha256::digest(&friend).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let verdict = ca.verify(&[friend]);
@@ -76,8 +38,8 @@ fn client_certificate_must_be_signed_by_the_ca() {
     let later = UnixTime::since_unix_epoch(Duration::from_secs(until.as_secs() + 1));
     assert_eq!(verdict.user_at(later), Err("its certificate has expired"));
 
-    let server = ours.issue(&NODE, ExtendedKeyUsagePurpose::ServerAuth);
-    for untrusted in [theirs.client(&NODE), server, CertificateDer::from(vec![1, 2, 3])] {
+    let server = ours.issue(&NODE, ExtendedKeyUsagePurpose::ServerAuth).0;
+    for untrusted in [client(&theirs, &NODE), server, CertificateDer::from(vec![1, 2, 3])] {
         let verdict = ca.verify(&[untrusted]);
         assert!(matches!(verdict, Verdict::Untrusted(_)) && verdict.user().is_err(), "{verdict:?}");
     }
@@ -87,8 +49,8 @@ fn client_certificate_must_be_signed_by_the_ca() {
 #[test]
 fn client_certificate_subject_is_the_user() {
     let (cn, group) = (DnType::CommonName, DnType::OrganizationName);
-    let authority = Authority::new();
-    let ca = authority.load();
+    let authority = Authority::default();
+    let ca = load(&authority);
     for (subject, expected) in [
         (&[(cn.clone(), "jane")][..], Ok(Some(("jane", "", &[][..])))),
         (&[(group.clone(), "a"), (cn.clone(), "jane")], Ok(Some(("jane", "", &["a"])))),
@@ -98,7 +60,7 @@ fn client_certificate_subject_is_the_user() {
         (&[(group, "system:masters"), (cn, "")], Ok(None)),
         (&[], Ok(None)),
     ] {
-        let verdict = ca.verify(&[authority.client(subject)]);
+        let verdict = ca.verify(&[client(&authority, subject)]);
         let user = verdict.user().map_err(drop);
         let found = user.map(|user| {
             user.map(|user| {

@@ -38,6 +38,25 @@ pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), Status
     finish(resource, object, causes)
 }
 
+/// Checks an update of an object or of one of its subresources.
+pub(crate) fn validate_change(
+    resource: &Resource,
+    subresource: &str,
+    object: &Value,
+    old: &Value,
+) -> Result<(), StatusError> {
+    match subresource {
+        "" => validate_update(resource, object, old),
+        "status" => validate_status_update(resource, object, old),
+        "approval" => validate_approval(resource, object, old),
+        "ephemeralcontainers" => {
+            part_of_pod(resource, object, old, pod_parts::ephemeral_containers)
+        }
+        "resize" => part_of_pod(resource, object, old, pod_parts::resize),
+        _ => Ok(()),
+    }
+}
+
 /// Checks a changed object, and that nothing immutable changed: 422, or 409 when the object given
 /// is another one of the same name.
 pub fn validate_update(
@@ -45,11 +64,7 @@ pub fn validate_update(
     object: &Value,
     old: &Value,
 ) -> Result<(), StatusError> {
-    same_uid(resource, object, old)?;
-    let mut causes = Causes::default();
-    meta::update(object, old, &mut causes);
-    check(resource, object, Some(old), &mut causes);
-    finish(resource, object, causes)
+    changed(resource, object, old, |causes| check(resource, object, Some(old), causes))
 }
 
 /// Checks an object whose status changed.
@@ -58,52 +73,43 @@ pub fn validate_status_update(
     object: &Value,
     old: &Value,
 ) -> Result<(), StatusError> {
-    same_uid(resource, object, old)?;
-    let mut causes = Causes::default();
-    meta::update(object, old, &mut causes);
-    (strategy(resource).validate_status)(object, old, &mut causes);
-    finish(resource, object, causes)
+    changed(resource, object, old, |causes| {
+        (strategy(resource).validate_status)(object, old, causes);
+    })
 }
 
 /// Checks the approval of a certificate signing request.
-pub fn validate_approval(
-    resource: &Resource,
-    request: &Value,
-    old: &Value,
-) -> Result<(), StatusError> {
-    same_uid(resource, request, old)?;
-    let mut causes = Causes::default();
-    meta::update(request, old, &mut causes);
-    certificates::update(request, old, Part::Approval, &mut causes);
-    finish(resource, request, causes)
+fn validate_approval(resource: &Resource, request: &Value, old: &Value) -> Result<(), StatusError> {
+    changed(resource, request, old, |causes| {
+        certificates::update(request, old, Part::Approval, causes);
+    })
 }
 
-/// Checks a pod whose ephemeral containers changed.
-pub fn validate_ephemeral_containers(
-    resource: &Resource,
-    pod: &Value,
-    old: &Value,
-) -> Result<(), StatusError> {
-    part_of_pod(resource, pod, old, pod_parts::ephemeral_containers)
-}
-
-/// Checks a pod whose resources changed.
-pub fn validate_resize(resource: &Resource, pod: &Value, old: &Value) -> Result<(), StatusError> {
-    part_of_pod(resource, pod, old, pod_parts::resize)
-}
-
+/// Checks a pod of which a part changed.
 fn part_of_pod(
     resource: &Resource,
     pod: &Value,
     old: &Value,
     check: fn(&Value, &Value, &mut Causes),
 ) -> Result<(), StatusError> {
-    same_uid(resource, pod, old)?;
+    changed(resource, pod, old, |causes| {
+        pod::metadata_and_spec(pod, causes);
+        check(pod, old, causes);
+    })
+}
+
+/// Checks that a changed object is the same one, the rules of its metadata, and then its own.
+fn changed(
+    resource: &Resource,
+    object: &Value,
+    old: &Value,
+    check: impl FnOnce(&mut Causes),
+) -> Result<(), StatusError> {
+    same_uid(resource, object, old)?;
     let mut causes = Causes::default();
-    meta::update(pod, old, &mut causes);
-    pod::metadata_and_spec(pod, &mut causes);
-    check(pod, old, &mut causes);
-    finish(resource, pod, causes)
+    meta::update(object, old, &mut causes);
+    check(&mut causes);
+    finish(resource, object, causes)
 }
 
 /// Checks the body of a pod's `binding` subresource.

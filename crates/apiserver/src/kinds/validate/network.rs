@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::container::port_number;
 use super::{handlers, immutable, meta, one_of, pod};
+use crate::cidr;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::service::{is_external, needs_health_port};
@@ -107,7 +108,7 @@ fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mu
     }
     let earlier = old.map_or(&[][..], |old| items(&old["spec"]["loadBalancerSourceRanges"]));
     for (i, range) in ranges.iter().enumerate().filter(|(_, range)| !earlier.contains(range)) {
-        if !is_cidr(text(range).trim()) {
+        if cidr::parse(text(range).trim()).is_none() {
             let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
             causes.invalid(&ranges_path.index(i), range, why);
         }
@@ -126,17 +127,6 @@ fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mu
     if was.is_some_and(|old| !same(&old["loadBalancerClass"], class)) {
         causes.invalid(&class_path, class, "may not change once set");
     }
-}
-
-fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else { return false };
-    let most = match address.parse::<IpAddr>() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    length.bytes().all(|byte| byte.is_ascii_digit())
-        && length.parse::<u8>().is_ok_and(|length| length <= most)
 }
 
 fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {

@@ -1,0 +1,217 @@
+//! The body of an answer: text that is there, or a stream of it, and what it holds until it is sent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::Stream;
+use hyper::body::{Frame, SizeHint};
+use longshore_base::budget::Share;
+use longshore_base::connections::Unadmitted;
+use longshore_serving::{BoxError, Monitored};
+use parking_lot::Mutex;
+
+use crate::offload::LARGE;
+
+/// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
+/// as ours, and not lost in the buffers of a connection whose client reads nothing.
+const PART: usize = 16 << 10;
+/// How long a client may not read from a large response.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+enum Content {
+    Whole(Bytes),
+    Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
+}
+
+/// The guard of a request, held until its response is sent.
+#[expect(dead_code, reason = "held until it is dropped")]
+pub(crate) enum RequestGuard {
+    /// Its place among those being answered.
+    Admitted(Share),
+    /// It was rejected.
+    Refused(Unadmitted),
+}
+
+/// An answer's body.
+pub(crate) struct Body {
+    content: Content,
+    memory: Option<Arc<Memory>>,
+    /// Released when the response is sent.
+    _request: Option<RequestGuard>,
+}
+
+impl Body {
+    pub(crate) fn stream(
+        stream: impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static,
+    ) -> Body {
+        Content::Stream(Box::pin(stream)).into()
+    }
+
+    /// The length of a body that is there as a whole.
+    pub(crate) fn len(&self) -> usize {
+        match &self.content {
+            Content::Whole(text) => text.len(),
+            Content::Stream(_) => 0,
+        }
+    }
+
+    /// The same body, which is part of the bytes that `memory` counts.
+    pub(crate) fn with_memory(mut self, memory: Arc<Memory>) -> Body {
+        self.memory = Some(memory);
+        self
+    }
+
+    pub(crate) fn memory(&self) -> Option<&Arc<Memory>> {
+        self.memory.as_ref()
+    }
+
+    /// Holds the guard of its request.
+    pub(crate) fn hold(&mut self, request: RequestGuard) {
+        self._request = Some(request);
+    }
+}
+
+impl From<Content> for Body {
+    fn from(content: Content) -> Body {
+        Body { content, memory: None, _request: None }
+    }
+}
+
+impl<T: Into<Bytes>> From<T> for Body {
+    fn from(text: T) -> Body {
+        Content::Whole(text.into()).into()
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let next = match &mut self.content {
+            Content::Whole(text) if text.is_empty() => Poll::Ready(None),
+            Content::Whole(text) => {
+                let part = text.split_to(text.len().min(PART));
+                Poll::Ready(Some(Ok(Frame::data(part))))
+            }
+            Content::Stream(stream) => stream
+                .as_mut()
+                .poll_next(context)
+                .map(|next| next.map(|text| text.map(Frame::data))),
+        };
+        if let Some(memory) = &self.memory {
+            memory.note(next.is_ready());
+        }
+        next
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.content, Content::Whole(text) if text.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(text) => SizeHint::with_exact(text.len() as u64),
+            Content::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The memory that an answer takes until its client has taken the answer.
+pub(crate) struct Memory {
+    share: Mutex<Share>,
+    began: Instant,
+    /// Since when the client has had something to take, in milliseconds after `began`;
+    /// [`Memory::NOTHING`] when it is for us to make more.
+    waits_since: AtomicU64,
+}
+
+impl Memory {
+    const NOTHING: u64 = u64::MAX;
+
+    pub(crate) fn new(share: Share) -> Arc<Memory> {
+        let waits_since = AtomicU64::new(Self::NOTHING);
+        Arc::new(Memory { share: Mutex::new(share), began: Instant::now(), waits_since })
+    }
+
+    /// Counts more; `false` when there is too little left.
+    #[must_use]
+    pub(crate) fn grow(&self, bytes: usize) -> bool {
+        self.share.lock().grow(bytes as u64)
+    }
+
+    pub(crate) fn shrink(&self, bytes: usize) {
+        self.share.lock().shrink(bytes as u64);
+    }
+
+    /// The body was polled, and was ready or not.
+    fn note(&self, is_there: bool) {
+        let now = self.began.elapsed().as_millis().try_into().unwrap_or(Self::NOTHING);
+        self.waits_since.store(if is_there { now } else { Self::NOTHING }, Ordering::Relaxed);
+    }
+}
+
+impl Monitored for Memory {
+    /// Whether much of an answer lies about because its client does not take it.
+    fn is_stalled(&self) -> bool {
+        let waited = match self.waits_since.load(Ordering::Relaxed) {
+            Self::NOTHING => Duration::ZERO,
+            since => self.began.elapsed().saturating_sub(Duration::from_millis(since)),
+        };
+        waited >= STALL_TIMEOUT && self.share.lock().amount() >= LARGE as u64
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use http_body_util::BodyExt;
+    use longshore_base::budget::{Budget, Holder, Priority};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn response_body_is_sent_in_parts() {
+        let text: String = "longshore ".repeat(10_000);
+        let mut body = Body::from(text.clone());
+        let mut parts = Vec::new();
+        while let Some(frame) = body.frame().await {
+            parts.push(frame.unwrap().into_data().unwrap());
+        }
+        assert!(parts.len() > 5 && parts.iter().all(|part| part.len() <= PART));
+        assert_eq!(parts.concat(), text.as_bytes());
+        assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(0));
+        assert!(Body::from("").frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn response_stall_detection_of_large_bodies() {
+        let budget = Budget::new(u64::MAX, 0);
+        let holder = Holder::new("a", Priority::Ordinary);
+        for (bytes, waited, stalled) in [
+            (LARGE as u64, STALL_TIMEOUT, true),
+            (LARGE as u64 - 1, STALL_TIMEOUT, false),
+            (LARGE as u64, STALL_TIMEOUT / 2, false),
+        ] {
+            let memory = Memory::new(budget.take(&holder, bytes).unwrap());
+            let mut memory = Arc::try_unwrap(memory).ok().unwrap();
+            let Some(began) = Instant::now().checked_sub(waited) else { return };
+            memory.began = began;
+            let mut body = Body::from("x".repeat(100_000)).with_memory(Arc::new(memory));
+            assert!(!body.memory().unwrap().is_stalled(), "it was not polled yet");
+            body.memory().unwrap().waits_since.store(0, Ordering::Relaxed);
+            assert_eq!(body.memory().unwrap().is_stalled(), stalled, "{bytes} {waited:?}");
+            let _ = body.frame().await;
+            assert!(!body.memory().unwrap().is_stalled(), "some of it was taken");
+            body.memory().unwrap().note(false);
+            assert_eq!(body.memory().unwrap().waits_since.load(Ordering::Relaxed), Memory::NOTHING);
+        }
+    }
+}
