@@ -1,7 +1,7 @@
 //! Requests to the kubelet's port 10250 (logs, exec, attach, port-forward, proxy), and connections to
 //! ports of pods.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +55,8 @@ pub(crate) struct KubeletClient {
     /// For pods, without the client certificate for kubelets.
     unknown: TlsConnector,
     own: SocketAddr,
+    /// Types of addresses of nodes, the best first.
+    address_types: Vec<String>,
 }
 
 /// The endpoint of a node or a pod.
@@ -65,13 +67,13 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Reads it from a Node's status.
-    pub(crate) fn of(node: &Value) -> Result<Endpoint, Error> {
+    /// Reads it from a Node's status: the first address of the first type that it has.
+    pub(crate) fn of(node: &Value, types: &[String]) -> Result<Endpoint, Error> {
         let addresses = || node["status"]["addresses"].as_array().into_iter().flatten();
-        let host = ["InternalIP", "Hostname", "ExternalIP"]
+        let host = types
             .iter()
             .find_map(|kind| {
-                addresses().find(|address| address["type"] == *kind)?["address"].as_str()
+                addresses().find(|address| address["type"] == kind.as_str())?["address"].as_str()
             })
             .ok_or_else(|| Error::NoAddress(crate::object::name(node).to_owned()))?;
         let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
@@ -104,6 +106,7 @@ impl KubeletClient {
         identity: &Identity,
         authorities: &[PathBuf],
         own: SocketAddr,
+        address_types: Vec<String>,
     ) -> pki::Result<KubeletClient> {
         // Nodes without a certificate authority have self-signed serving certificates, which cannot be
         // verified.
@@ -121,7 +124,12 @@ impl KubeletClient {
                 connector(Some(identity), verifier.build().map_err(|error| invalid(first, error))?)?
             }
         };
-        Ok(KubeletClient { verifying, trusting, unknown, own })
+        Ok(KubeletClient { verifying, trusting, unknown, own, address_types })
+    }
+
+    /// The endpoint of a node.
+    pub(crate) fn endpoint(&self, node: &Value) -> Result<Endpoint, Error> {
+        Endpoint::of(node, &self.address_types)
     }
 
     /// `GET` a path with its query. Redirects are handed back, not followed.
@@ -135,6 +143,25 @@ impl KubeletClient {
             .body(Empty::<Bytes>::new())
             .map_err(|error| Error::Path(path.to_owned(), error))?;
         self.send(endpoint, request, skip_verification).await
+    }
+
+    /// `GET` a path of a component on this machine, whose certificate is its own.
+    pub(crate) async fn get_local(
+        &self,
+        port: u16,
+        path: &str,
+    ) -> Result<Response<Incoming>, Error> {
+        let endpoint = Endpoint { host: Ipv4Addr::LOCALHOST.to_string(), port };
+        let request = Request::get(path)
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| Error::Path(path.to_owned(), error))?;
+        let failed = |source| Error::Connect { address: endpoint.authority(), source };
+        let stream = in_time(&endpoint, async {
+            let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.map_err(failed)?;
+            secure(&self.unknown, &endpoint, stream).await
+        })
+        .await?;
+        exchange(stream, &endpoint.authority(), request).await
     }
 
     /// Sends a request, of whose URI only path and query count, on a connection of its own.
@@ -338,7 +365,8 @@ mod tests {
         let file = |name: &str| dir.path().join(name);
         let (ours, other) = (authority(&file("ours.crt")), authority(&file("other.crt")));
         let own = "127.0.0.1:1".parse().unwrap();
-        let client = |files: &[PathBuf]| KubeletClient::new(&identity, files, own).unwrap();
+        let client =
+            |files: &[PathBuf]| KubeletClient::new(&identity, files, own, Vec::new()).unwrap();
         let verifying = client(&[file("ours.crt")]);
         let good = node(&ours, "127.0.0.1").await;
         assert!(verifying.connect(&good, false).await.is_ok());

@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use longshore_base::connections;
 use longshore_serving::tls::{
-    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, versions,
+    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
 };
 use longshore_serving::{Options, serve};
 use longshore_store::Store;
@@ -53,7 +53,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use admission::plugins::{PluginError, Plugins};
-pub use auth::AuthenticationConfig;
+pub use admission::services::NodePorts;
+pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
@@ -82,14 +83,20 @@ pub struct Config {
     pub cert_dir: PathBuf,
     /// Addresses of services.
     pub service_range: Cidr,
+    /// The ports of nodes that services get.
+    pub node_ports: NodePorts,
     /// The CA of client certificates; without it, the one in `cert_dir`.
     pub client_ca: Option<PathBuf>,
     /// The serving certificate; without it, one in `cert_dir`.
     pub serving: Option<Identity>,
+    /// How clients may connect.
+    pub tls: TlsOptions,
     /// The client certificate for kubelets; without it, one in `cert_dir`.
     pub kubelet_client: Option<Identity>,
     /// The CA of the kubelets' serving certificates; without it, they are not verified.
     pub kubelet_ca: Option<PathBuf>,
+    /// Which of a node's addresses are used, by type, the first that it has.
+    pub kubelet_address_types: Vec<String>,
     /// How long events are kept.
     pub event_ttl: Duration,
     /// How often old revisions are forgotten: after one to two intervals.
@@ -104,10 +111,23 @@ pub struct Config {
     pub gates: FeatureGates,
     /// The limits of requests in flight.
     pub requests: RequestLimits,
+    /// How long a request may take that is no watch and opens no connection.
+    pub request_timeout: Duration,
     /// How many connections may be open.
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+}
+
+/// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// The oldest version, such as `VersionTLS13`; none older than 1.2 is spoken.
+    pub min_version: String,
+    /// The suites of TLS 1.2, by their IANA names.
+    pub cipher_suites: Vec<String>,
+    /// The key exchanges, by their numbers.
+    pub curves: Vec<i32>,
 }
 
 /// The limits of requests in flight, without long-running ones such as watches. Zero is no limit.
@@ -189,7 +209,9 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let tls = Arc::new(tls(&serving, client_ca)?);
+        let front_proxy = config.authentication.front_proxy.clone();
+        let front_proxy_ca = front_proxy.iter().map(|known| known.ca_file.clone()).collect();
+        let tls = Arc::new(tls(&serving, &config.tls, client_ca.clone(), front_proxy_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
         let local = SocketAddr::new(reachable(address.ip()), address.port());
         kubeconfig(&pki, &format!("https://{local}"), "kubernetes-admin", user::MASTERS)?
@@ -207,10 +229,18 @@ impl Server {
         let api = Arc::new(Api {
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
-            services: ServiceAllocator::new(config.service_range, config.plugins),
+            services: ServiceAllocator::new(
+                config.service_range,
+                config.node_ports,
+                config.plugins,
+            ),
             event_ttl: config.event_ttl,
             advertised,
             tokens,
+            authentication_data: tasks::bootstrap::authentication_data(
+                &client_ca,
+                front_proxy.as_ref(),
+            )?,
         });
         tasks::bootstrap::run(&api).await?;
         if api.authorizer.has(Mode::Rbac) {
@@ -218,8 +248,12 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         let stop = CancellationToken::new();
-        let kubelet =
-            KubeletClient::new(&kubelet_client, config.kubelet_ca.as_slice(), advertised)?;
+        let kubelet = KubeletClient::new(
+            &kubelet_client,
+            config.kubelet_ca.as_slice(),
+            advertised,
+            config.kubelet_address_types,
+        )?;
         let authenticator = Authenticator::new(&config.authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
@@ -227,6 +261,7 @@ impl Server {
             kubelet,
             config.gates,
             config.requests,
+            config.request_timeout,
             stop.clone(),
         ));
         Ok(Server {
@@ -269,6 +304,7 @@ impl Server {
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
+            tasks::addresses::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,
@@ -279,17 +315,23 @@ impl Server {
 }
 
 /// Serves with `identity`; clients are to show certificates of the CAs in the file `client_ca`.
-fn tls(identity: &Identity, client_ca: PathBuf) -> Result<Tls, TlsError> {
-    Tls::new(TlsSettings {
+fn tls(
+    identity: &Identity,
+    options: &TlsOptions,
+    client_ca: PathBuf,
+    front_proxy_ca: Vec<PathBuf>,
+) -> Result<Tls, TlsError> {
+    let settings = TlsSettings {
         certificate: ServingCertificate::Files {
             pairs: vec![(identity.certificate.clone(), identity.key.clone())],
             awaits_signing: false,
             reload: true,
         },
         client_ca: Some(ClientCaFile { path: client_ca, reload: true }),
-        provider: pki::provider(),
-        versions: versions(""),
-    })
+        provider: Arc::new(provider(&options.cipher_suites, &options.curves)?),
+        versions: versions(&options.min_version),
+    };
+    Tls::with_further_clients(settings, front_proxy_ca)
 }
 
 /// The kubeconfig of a user in a group.

@@ -18,6 +18,8 @@ pub struct StatusError {
     pub message: String,
     /// What the refusal is about, where there is something to name.
     pub details: Option<Box<Details>>,
+    /// With what a list can go on nevertheless; mostly empty.
+    pub continue_token: Box<str>,
 }
 
 /// The `details` of a Status.
@@ -52,7 +54,13 @@ pub const MODIFIED: &str =
 
 impl StatusError {
     fn plain(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None }
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            details: None,
+            continue_token: Box::default(),
+        }
     }
 
     fn about(
@@ -74,6 +82,13 @@ impl StatusError {
     #[must_use]
     pub fn with_details(mut self, details: Details) -> Self {
         self.details = Some(Box::new(details));
+        self
+    }
+
+    /// The same error with a token to go on with a list.
+    #[must_use]
+    pub fn continuing(mut self, token: String) -> Self {
+        self.continue_token = token.into();
         self
     }
 
@@ -305,6 +320,9 @@ impl StatusError {
             "reason": self.reason,
             "code": self.code,
         });
+        if !self.continue_token.is_empty() {
+            status["metadata"]["continue"] = (*self.continue_token).into();
+        }
         if let Some(details) = &self.details {
             status["details"] = details.to_value();
         }

@@ -48,6 +48,14 @@ impl User {
         User::authenticated("system:apiserver".into(), vec![MASTERS.into()])
     }
 
+    /// A caller whose credentials somebody trusted has checked.
+    pub(crate) fn vouched_for(mut self) -> User {
+        if self.name != ANONYMOUS && !self.is_anonymous() {
+            self.join(AUTHENTICATED);
+        }
+        self
+    }
+
     /// An impersonated user, with the implied groups: those of a service account when no others are
     /// named, and `system:authenticated` or `system:unauthenticated`.
     pub(crate) fn impersonated(mut self) -> User {

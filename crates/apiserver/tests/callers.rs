@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::tokens::{SELF_REVIEWS, self_review};
 use common::*;
-use longshore_apiserver::{AuthenticationConfig, TokenConfig};
+use longshore_apiserver::{AuthenticationConfig, FrontProxyConfig, TokenConfig};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,6 +79,7 @@ async fn token_file_authentication_without_anonymous() {
         let file = config.cert_dir.with_file_name("tokens.csv");
         std::fs::write(&file, "open-sesame,ali,7,\"system:masters,forty\"\n").unwrap();
         config.authentication = AuthenticationConfig {
+            front_proxy: None,
             anonymous: false,
             bootstrap_tokens: false,
             token_file: Some(file),
@@ -170,4 +171,45 @@ async fn hostile_tokens_get_401() {
     let (code, _) = cluster.admin_curl("/api/v1/nodes", &["-H", "authorization: Bearer x"]);
     assert_eq!(code, 200);
     assert_eq!(cluster.who(&good).0, 201);
+}
+
+/// A front proxy names users in headers: with its certificate they count, without it they do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn front_proxy_headers_name_the_user() {
+    let cluster = Cluster::start_with(|config| {
+        let list = |name: &str| vec![name.to_owned()];
+        config.authentication.front_proxy = Some(FrontProxyConfig {
+            ca_file: config.cert_dir.join("ca.crt"),
+            allowed_names: list("system:node:n1"),
+            username_headers: list("X-Remote-User"),
+            uid_headers: list("X-Remote-Uid"),
+            group_headers: list("X-Remote-Group"),
+            extra_prefixes: list("X-Remote-Extra-"),
+        });
+    })
+    .await;
+    let headers = ["x-remote-user: ann", "x-remote-group: dev", "x-remote-extra-scopes: a"];
+    let body = self_review();
+    let who = |stem: &str| {
+        let file = |end: &str| cluster.pki().join(format!("{stem}.{end}")).display().to_string();
+        let (certificate, key) = (file("crt"), file("key"));
+        let mut arguments = vec!["--cert", &certificate, "--key", &key, "-d", &body];
+        arguments.extend(["-H", "content-type: application/json"]);
+        for header in &headers {
+            arguments.extend(["-H", header]);
+        }
+        let (code, text) = cluster.curl(SELF_REVIEWS, &arguments);
+        let review: Value = serde_json::from_str(&text).unwrap_or_default();
+        (code, review["status"]["userInfo"].clone())
+    };
+    let (code, user) = who("client-system_node_n1");
+    assert_eq!((code, &user["username"]), (201, &json!("ann")), "{user}");
+    assert_eq!(user["groups"], json!(["dev", "system:authenticated"]));
+    assert_eq!(user["extra"]["scopes"], json!(["a"]));
+    let (code, user) = who("client-kubernetes-admin");
+    assert_eq!((code, &user["username"]), (201, &json!("kubernetes-admin")), "{user}");
+    let map = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let (_, map) = cluster.admin.get(map).await;
+    assert_eq!(map["data"]["requestheader-allowed-names"], "[\"system:node:n1\"]");
+    assert_eq!(map["data"]["requestheader-username-headers"], "[\"X-Remote-User\"]");
 }

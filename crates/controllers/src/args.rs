@@ -112,6 +112,9 @@ macro_rules! flags {
             /// The cipher suites of TLS 1.2.
             #[arg(long, value_delimiter = ',')]
             tls_cipher_suites: Vec<String>,
+            /// Not supported: no value but an empty one is taken.
+            #[arg(long, hide = true, value_parser = [""])]
+            tls_curve_preferences: Option<String>,
             /// The paths that are served without credentials; those that end with `*` are prefixes.
             #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
             authorization_always_allow_paths: Vec<String>,
@@ -137,6 +140,20 @@ macro_rules! flags {
             /// Verbosity of the log.
             #[arg(short, long, default_value = "0")]
             pub v: u32,
+        }
+
+        impl Flags {
+            /// The flags that were given and have no effect.
+            pub fn without_effect(&self) -> Vec<String> {
+                let mut given = Vec::new();
+                $(if self.$accepted.is_some() {
+                    given.push(stringify!($accepted).replace('_', "-"));
+                })*
+                $(if self.$accepted_switch.is_some() {
+                    given.push(stringify!($accepted_switch).replace('_', "-"));
+                })*
+                given
+            }
         }
     };
 }
@@ -319,9 +336,9 @@ flags! {
         controller_start_interval disabled_metrics emulated_version
         endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
         flex_volume_plugin_dir http2_max_streams_per_connection
-        kube_api_content_type log_flush_frequency
+        kube_api_content_type leader_migration_config log_flush_frequency
         log_json_info_buffer_size log_text_info_buffer_size logging_format
-        min_resync_period mirroring_endpointslice_updates_batch_period
+        min_compatibility_version min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
         node_sync_period pvclaimbinder_sync_period
         requestheader_allowed_names requestheader_client_ca_file
@@ -334,9 +351,10 @@ flags! {
     accepted_switches {
         authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        enable_garbage_collector
-        enable_leader_migration log_text_split_stream
-        permit_address_sharing permit_port_sharing profiling volume_host_allow_local_loopback
+        disable_http2_serving enable_garbage_collector
+        enable_leader_migration log_json_split_stream log_text_split_stream
+        permit_address_sharing permit_port_sharing profiling
+        unsupported_kube_api_over_localhost volume_host_allow_local_loopback
     }
 }
 
@@ -678,6 +696,40 @@ impl Flags {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Every flag of kube-controller-manager 1.36, from its `--help`.
+    const UPSTREAM: &str = include_str!("../tests/data/flags-1.36.txt");
+
+    #[test]
+    fn flags_of_upstream_are_all_known() {
+        use clap::CommandFactory;
+        let command = Flags::command();
+        let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        let unknown: Vec<_> = UPSTREAM.lines().filter(|flag| !known.contains(flag)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// What `kubeadm init` writes into the static pod's manifest.
+    #[test]
+    fn flags_of_kubeadm_start_the_program() {
+        let line = "kube-controller-manager --allocate-node-cidrs=true \
+            --authentication-kubeconfig=/etc/kubernetes/controller-manager.conf \
+            --authorization-kubeconfig=/etc/kubernetes/controller-manager.conf \
+            --bind-address=127.0.0.1 --client-ca-file=/etc/kubernetes/pki/ca.crt \
+            --cluster-cidr=10.244.0.0/16 --cluster-name=kubernetes \
+            --cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt \
+            --cluster-signing-key-file=/etc/kubernetes/pki/ca.key \
+            --controllers=*,bootstrapsigner,tokencleaner \
+            --kubeconfig=/etc/kubernetes/controller-manager.conf --leader-elect=true \
+            --requestheader-client-ca-file=/etc/kubernetes/pki/front-proxy-ca.crt \
+            --service-account-private-key-file=/etc/kubernetes/pki/sa.key \
+            --service-cluster-ip-range=10.96.0.0/12 --use-service-account-credentials=true";
+        let flags = Flags::try_parse_from(line.split_whitespace()).unwrap();
+        assert!(flags.selected().is_ok() && flags.settings().is_ok());
+        let ignored = flags.without_effect();
+        assert!(ignored.contains(&"authentication-kubeconfig".to_owned()), "{ignored:?}");
+        assert!(!ignored.contains(&"cluster-cidr".to_owned()), "{ignored:?}");
+    }
 
     fn selected(list: &str) -> Result<Vec<&'static str>, String> {
         let flags = Flags::try_parse_from(["x", &format!("--controllers={list}")]).unwrap();

@@ -61,6 +61,10 @@ pub enum Role {
 pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<(), ProgramError> {
     let controllers = flags.selected()?;
     let settings = flags.settings()?;
+    let ignored = flags.without_effect();
+    if !ignored.is_empty() {
+        tracing::warn!(flags = ?ignored, "these flags have no effect");
+    }
     let registry = Registry::default();
     register_process_metrics(&registry, Handle::current());
     let credentials = Credentials::from(flags.config_source());
@@ -140,6 +144,9 @@ pub async fn run_kube_scheduler(
 ) -> Result<(), ProgramError> {
     let registry = Registry::default();
     register_process_metrics(&registry, Handle::current());
+    if !options.without_effect.is_empty() {
+        tracing::warn!(flags = ?options.without_effect, "these flags have no effect");
+    }
     let configuration = scheduler::configuration(&options)?;
     let client = scheduler::connect(&configuration, &options, RestClient::new(&registry)).await?;
     let running = scheduler::Running::default();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use longshore_base::budget::Holder;
 use longshore_base::connections::{Connection, ConnectionLimiter, FIRST_REQUEST_TIMEOUT, Limits};
 use longshore_base::time::later;
-use longshore_tls::User;
+use longshore_tls::{ClientCa, User, Verdict};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -89,6 +89,14 @@ impl Peer {
     /// Why the certificate is not trusted now.
     pub fn user(&self) -> Result<Option<User>, String> {
         self.certificate.as_ref().map_or(Ok(None), ClientCertificate::user)
+    }
+
+    /// The verdict of another CA than that of clients on its certificate.
+    #[must_use]
+    pub fn verify(&self, authority: &ClientCa) -> Verdict {
+        self.certificate
+            .as_ref()
+            .map_or(Verdict::Nothing, |certificate| certificate.verify(authority))
     }
 
     /// A request of this user is authorized, and so is the connection. `false`: there are too many.

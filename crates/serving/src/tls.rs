@@ -109,6 +109,8 @@ pub fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsE
 /// The TLS configuration, reloaded when files change.
 pub struct Tls {
     settings: TlsSettings,
+    /// See [`Tls::with_further_clients`].
+    further_clients: Vec<PathBuf>,
     current: Mutex<Current>,
 }
 
@@ -141,9 +143,22 @@ impl Tls {
     /// # Errors
     /// A file cannot be used, or the settings do not go together.
     pub fn new(settings: TlsSettings) -> Result<Self, TlsError> {
+        Self::with_further_clients(settings, Vec::new())
+    }
+
+    /// The same, with further files of CAs that are named in the handshake: clients of them show their
+    /// certificates, which [`crate::Peer::verify`] verifies.
+    ///
+    /// # Errors
+    /// A file cannot be used, or the settings do not go together.
+    pub fn with_further_clients(
+        settings: TlsSettings,
+        further_clients: Vec<PathBuf>,
+    ) -> Result<Self, TlsError> {
         let changed = settings.changed();
-        let current = Current { built: settings.build(0)?, changed, last_checked: Instant::now() };
-        Ok(Self { settings, current: Mutex::new(current) })
+        let built = settings.build(0, &further_clients)?;
+        let current = Current { built, changed, last_checked: Instant::now() };
+        Ok(Self { settings, further_clients, current: Mutex::new(current) })
     }
 
     /// The configuration for a new connection.
@@ -165,7 +180,8 @@ impl Tls {
             current.last_checked = Instant::now();
             let changed = self.settings.changed();
             if changed != current.changed {
-                match self.settings.build(current.built.clients.generation.saturating_add(1)) {
+                let generation = current.built.clients.generation.saturating_add(1);
+                match self.settings.build(generation, &self.further_clients) {
                     Ok(built) => {
                         info!("serving certificates reloaded");
                         current.built = built;
@@ -196,13 +212,23 @@ impl TlsSettings {
         self.files().map(|path| path.metadata().and_then(|file| file.modified()).ok()).collect()
     }
 
-    fn build(&self, generation: u64) -> Result<Built, TlsError> {
+    fn build(&self, generation: u64, further_clients: &[PathBuf]) -> Result<Built, TlsError> {
         let certified_key = self.certified()?;
         let load = |ca: &ClientCaFile| ClientCa::load(&ca.path, &self.provider);
         let authority = self.client_ca.as_ref().map(load).transpose()?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(self.versions)?;
+        let named: Vec<&Path> = self
+            .client_ca
+            .iter()
+            .map(|ca| ca.path.as_path())
+            .chain(further_clients.iter().map(PathBuf::as_path))
+            .collect();
         let builder = match &authority {
+            Some(_) if !further_clients.is_empty() => {
+                let all = ClientCa::load_all(&named, &self.provider)?;
+                builder.with_client_cert_verifier(all.handshake_verifier())
+            }
             Some(authority) => builder.with_client_cert_verifier(authority.handshake_verifier()),
             None => builder.with_no_client_auth(),
         };
@@ -270,6 +296,11 @@ impl ClientCertificate {
     /// The user of the certificate, if there is one; an error if it is invalid now.
     pub(crate) fn user(&self) -> Result<Option<User>, String> {
         self.user_at(UnixTime::now())
+    }
+
+    /// The verdict of another CA.
+    pub(crate) fn verify(&self, authority: &ClientCa) -> Verdict {
+        authority.verify(&self.chain)
     }
 
     fn user_at(&self, now: UnixTime) -> Result<Option<User>, String> {

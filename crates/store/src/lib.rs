@@ -12,10 +12,12 @@ use futures::stream::BoxStream;
 
 mod embedded;
 mod etcd;
+mod prefix;
 mod pull;
 
 pub use embedded::EmbeddedStore;
-pub use etcd::EtcdStore;
+pub use etcd::{EtcdStore, EtcdTls};
+pub use prefix::{PREFIX, with_prefix};
 
 /// A point in the store's history. Every write makes the next one; 0 means "the newest".
 pub type Revision = i64;

@@ -13,6 +13,7 @@
 
 mod activity;
 mod backend;
+mod output;
 mod pass;
 mod remote_command;
 mod spdy;
@@ -29,6 +30,7 @@ use hyper::body::Incoming;
 use hyper::{Response, StatusCode};
 
 pub use backend::{drop_credentials, drop_hop_headers, spdy_request, upgrade};
+pub use output::{is_websocket_output, websocket_output};
 pub use pass::{close_on_refusal, is_upgrade, pass};
 pub use remote_command::{Streams, is_remote_command, remote_command};
 pub use tunnel::{is_tunnel, tunnel};

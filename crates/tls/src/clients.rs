@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -80,11 +81,21 @@ pub struct ClientCa(Arc<dyn ClientCertVerifier>);
 impl ClientCa {
     /// The authority whose certificates are in a PEM file.
     pub fn load(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Self, Error> {
-        let roots = Arc::new(roots(path)?);
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|error| at(path, error))?;
+        Self::load_all(&[path], provider)
+    }
+
+    /// The authorities of several files, for a handshake that names all of them.
+    pub fn load_all(paths: &[&Path], provider: &Arc<CryptoProvider>) -> Result<Self, Error> {
+        let mut all = RootCertStore::empty();
+        for path in paths {
+            all.extend(roots(path)?.roots);
+        }
+        let failed = |error| at(paths.first().copied().unwrap_or(Path::new("")), error);
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(all), Arc::clone(provider))
+                .allow_unauthenticated()
+                .build()
+                .map_err(failed)?;
         Ok(Self(verifier))
     }
 

@@ -4,6 +4,7 @@
 //! Called by `operations` before each write.
 
 pub(crate) mod certificates;
+mod ingresses;
 pub(crate) mod limits;
 pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
@@ -45,6 +46,7 @@ pub(crate) async fn mutate_create(
     service_account::admit_create(registry, resource, object).await?;
     pods::admit_create(registry, resource, object).await?;
     nodes::taint_not_ready(resource, object);
+    ingresses::admit_create(registry, resource, object).await?;
     let name = object::name(object).to_owned();
     pods::admit_priority_class(registry, resource, "", &name, |_| Some(object)).await?;
     limits::check(resource, &ranges, object)?;
@@ -58,6 +60,9 @@ pub(crate) async fn validate_create(
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
     let warning = pod_security::admit_create(registry, resource, object).await?;
+    let stored_only = (resource.group == "admissionregistration.k8s.io")
+        .then(|| format!("{}: it is stored, and has no effect on this server", resource.kind));
+    let warning = warning.or(stored_only);
     Ok(warning.into_iter().collect())
 }
 

@@ -1,6 +1,6 @@
 //! Admission plugins by upstream's names (`pkg/kubeapiserver/options/plugins.go`): which of them this
-//! server has. A plugin that is enabled and has no effect here would be assumed to be
-//! in force, so it is refused at start.
+//! server has. One that protects something and is not there would be assumed to be in force, so it is
+//! refused at start; others are warned about.
 
 /// What this server has of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,48 +11,50 @@ enum Support {
     Optional,
     /// Does nothing anywhere.
     Idle,
-    /// Not there.
+    /// Not there, and nothing is less safe without it.
     Absent,
+    /// Not there, though something relies on its protection.
+    Unprotected,
 }
 
-use Support::{Absent, Always, Idle, Optional};
+use Support::{Absent, Always, Idle, Optional, Unprotected};
 
 const DENY_EXTERNAL_IPS: &str = "DenyServiceExternalIPs";
 
 /// All plugins of 1.36.
 const PLUGINS: [(&str, Support); 41] = [
     ("AlwaysAdmit", Idle),
-    ("AlwaysDeny", Absent),
-    ("AlwaysPullImages", Absent),
+    ("AlwaysDeny", Unprotected),
+    ("AlwaysPullImages", Unprotected),
     ("CertificateApproval", Always),
     ("CertificateSigning", Always),
     ("CertificateSubjectRestriction", Always),
     ("ClusterTrustBundleAttest", Always),
-    ("DefaultIngressClass", Absent),
+    ("DefaultIngressClass", Always),
     ("DefaultStorageClass", Always),
     ("DefaultTolerationSeconds", Always),
     (DENY_EXTERNAL_IPS, Optional),
-    ("EventRateLimit", Absent),
+    ("EventRateLimit", Unprotected),
     ("ExtendedResourceToleration", Absent),
-    ("ImagePolicyWebhook", Absent),
+    ("ImagePolicyWebhook", Unprotected),
     ("JobValidation", Absent),
-    ("LimitPodHardAntiAffinityTopology", Absent),
+    ("LimitPodHardAntiAffinityTopology", Unprotected),
     ("LimitRanger", Always),
-    ("MutatingAdmissionPolicy", Absent),
-    ("MutatingAdmissionWebhook", Absent),
+    ("MutatingAdmissionPolicy", Unprotected),
+    ("MutatingAdmissionWebhook", Unprotected),
     ("NamespaceAutoProvision", Absent),
-    ("NamespaceExists", Absent),
+    ("NamespaceExists", Always),
     ("NamespaceLifecycle", Always),
     ("NodeDeclaredFeatureValidator", Absent),
     ("NodeRestriction", Always),
-    ("OwnerReferencesPermissionEnforcement", Absent),
+    ("OwnerReferencesPermissionEnforcement", Unprotected),
     ("PersistentVolumeClaimResize", Always),
     ("PodGroupProtection", Absent),
     ("PodGroupWorkloadExists", Absent),
-    ("PodNodeSelector", Absent),
+    ("PodNodeSelector", Unprotected),
     ("PodResizeValidator", Absent),
     ("PodSecurity", Always),
-    ("PodTolerationRestriction", Absent),
+    ("PodTolerationRestriction", Unprotected),
     ("PodTopologyLabels", Absent),
     ("Priority", Always),
     ("ResourceQuota", Always),
@@ -60,8 +62,8 @@ const PLUGINS: [(&str, Support); 41] = [
     ("ServiceAccount", Always),
     ("StorageObjectInUseProtection", Always),
     ("TaintNodesByCondition", Always),
-    ("ValidatingAdmissionPolicy", Absent),
-    ("ValidatingAdmissionWebhook", Absent),
+    ("ValidatingAdmissionPolicy", Unprotected),
+    ("ValidatingAdmissionWebhook", Unprotected),
 ];
 
 /// Why the flags of plugins are invalid.
@@ -70,12 +72,9 @@ pub enum PluginError {
     /// No plugin of upstream's has this name.
     #[error("{0}: unknown admission plugin {1:?}")]
     Unknown(&'static str, String),
-    /// A plugin without effect here.
+    /// A plugin that protects something, and has no effect here.
     #[error("{0}: the admission plugin {1:?} is not supported by this server")]
-    Absent(&'static str, String),
-    /// A plugin that is always on.
-    #[error("{0}: the admission plugin {1:?} cannot be disabled in this server")]
-    Always(&'static str, String),
+    Unprotected(&'static str, String),
     /// On and off at once.
     #[error("--disable-admission-plugins: {0:?} is also in --enable-admission-plugins")]
     Both(String),
@@ -89,14 +88,20 @@ pub struct Plugins {
 }
 
 impl Plugins {
-    /// From `--enable-admission-plugins` and `--disable-admission-plugins`.
-    pub fn choose(enabled: &[String], disabled: &[String]) -> Result<Plugins, PluginError> {
+    /// From `--enable-admission-plugins` and `--disable-admission-plugins`; also what has no effect of
+    /// that, in words for the log.
+    pub fn choose(
+        enabled: &[String],
+        disabled: &[String],
+    ) -> Result<(Plugins, Vec<String>), PluginError> {
         const ENABLE: &str = "--enable-admission-plugins";
         const DISABLE: &str = "--disable-admission-plugins";
         let mut plugins = Plugins::default();
+        let mut warnings = Vec::new();
         for name in enabled {
             match support(ENABLE, name)? {
-                Absent => return Err(PluginError::Absent(ENABLE, name.clone())),
+                Unprotected => return Err(PluginError::Unprotected(ENABLE, name.clone())),
+                Absent => warnings.push(format!("{ENABLE}: {name} is not there")),
                 Optional => plugins.deny_service_external_ips = true,
                 Always | Idle => {}
             }
@@ -106,10 +111,10 @@ impl Plugins {
                 return Err(PluginError::Both(name.clone()));
             }
             if support(DISABLE, name)? == Always {
-                return Err(PluginError::Always(DISABLE, name.clone()));
+                warnings.push(format!("{DISABLE}: {name} stays in force"));
             }
         }
-        Ok(plugins)
+        Ok((plugins, warnings))
     }
 }
 
@@ -123,8 +128,8 @@ fn support(flag: &'static str, name: &str) -> Result<Support, PluginError> {
 mod tests {
     use super::*;
 
-    /// Finding 6: a plugin without effect is refused by name, and so is switching off one that is
-    /// always on.
+    /// Finding 6: a plugin that protects and has no effect is refused by name; what else has no effect
+    /// is warned about.
     #[test]
     fn admission_plugins_without_effect_are_rejected() {
         let choose = |enabled: &[&str], disabled: &[&str]| {
@@ -135,14 +140,21 @@ mod tests {
         assert!(PLUGINS.is_sorted_by_key(|(name, _)| *name));
         for (name, support) in PLUGINS {
             let (enabled, disabled) = (choose(&[name], &[]), choose(&[], &[name]));
-            assert_eq!(enabled.is_err(), support == Absent, "{name}");
-            assert_eq!(disabled.is_err(), support == Always, "{name}");
-            for error in [enabled.err(), disabled.err()].into_iter().flatten() {
-                assert!(error.contains(name), "{error}");
+            match enabled {
+                Err(error) => {
+                    assert_eq!(support, Unprotected, "{name}");
+                    assert!(error.contains(name), "{error}");
+                }
+                Ok((_, warnings)) => {
+                    assert_eq!(warnings.len(), usize::from(support == Absent), "{name}");
+                    assert!(support != Unprotected, "{name}");
+                }
             }
+            let (_, warnings) = disabled.unwrap();
+            assert_eq!(warnings.len(), usize::from(support == Always), "{name}");
         }
-        assert!(choose(&[DENY_EXTERNAL_IPS], &[]).unwrap().deny_service_external_ips);
-        assert!(!choose(&[], &[]).unwrap().deny_service_external_ips);
+        assert!(choose(&[DENY_EXTERNAL_IPS], &[]).unwrap().0.deny_service_external_ips);
+        assert!(!choose(&[], &[]).unwrap().0.deny_service_external_ips);
         assert!(choose(&["Nothing"], &[]).unwrap_err().contains("unknown"));
         assert!(choose(&[DENY_EXTERNAL_IPS], &[DENY_EXTERNAL_IPS]).is_err());
     }

@@ -12,7 +12,7 @@ use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeSet, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -30,14 +30,58 @@ use crate::status::{Cause, StatusError};
 
 const KIND: &str = "Service";
 
-const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 const TAKEN: &str = "provided port is already allocated";
 /// After this time a write that was abandoned has either reached the store or never will.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The ports of nodes that services get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePorts {
+    first: u16,
+    last: u16,
+}
+
+impl Default for NodePorts {
+    fn default() -> NodePorts {
+        NodePorts { first: 30000, last: 32767 }
+    }
+}
+
+impl NodePorts {
+    fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+
+    fn len(self) -> u64 {
+        u64::from(self.last.abs_diff(self.first)).saturating_add(1)
+    }
+}
+
+impl FromStr for NodePorts {
+    type Err = String;
+
+    /// `30000-32767`, or `30000+2767`.
+    fn from_str(text: &str) -> Result<NodePorts, String> {
+        let number = |text: &str| text.trim().parse::<u16>().ok();
+        let (first, last) = match (text.split_once('-'), text.split_once('+')) {
+            (Some((first, last)), _) => (number(first), number(last)),
+            (None, Some((first, more))) => {
+                let last = |first: u16| first.checked_add(number(more)?);
+                (number(first), number(first).and_then(last))
+            }
+            (None, None) => (number(text), number(text)),
+        };
+        match (first, last) {
+            (Some(first @ 1..), Some(last)) if first <= last => Ok(NodePorts { first, last }),
+            _ => Err(format!("{text:?} is not a range of ports such as 30000-32767")),
+        }
+    }
+}
+
 /// The addresses and node ports of all services.
 pub(crate) struct ServiceAllocator {
     range: Cidr,
+    node_ports: NodePorts,
     plugins: Plugins,
     taken: Mutex<Taken>,
     /// Writes whose end is not known.
@@ -220,9 +264,10 @@ fn free<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
 }
 
 impl ServiceAllocator {
-    pub(crate) fn new(range: Cidr, plugins: Plugins) -> ServiceAllocator {
+    pub(crate) fn new(range: Cidr, node_ports: NodePorts, plugins: Plugins) -> ServiceAllocator {
         ServiceAllocator {
             range,
+            node_ports,
             plugins,
             taken: Mutex::default(),
             unknown_outcomes: Mutex::default(),
@@ -540,15 +585,14 @@ impl Reservation<'_> {
 
     /// One number may serve several protocols of one service.
     fn take_given_port(&mut self, given: &Value) -> Result<(), String> {
-        match port_of(given).filter(|port| NODE_PORTS.contains(port)) {
+        match port_of(given).filter(|port| self.allocator.node_ports.contains(*port)) {
             Some(port) if self.before.ports.contains(&port) => Ok(()),
             Some(port) if self.taken.ports.contains(&port) => Ok(()),
             Some(port) if self.take_port(port) => Ok(()),
             Some(_) => Err(TAKEN.to_owned()),
             None => Err(format!(
                 "provided port is not in the valid range. The range of valid ports is {}-{}",
-                NODE_PORTS.start(),
-                NODE_PORTS.end()
+                self.allocator.node_ports.first, self.allocator.node_ports.last
             )),
         }
     }
@@ -584,10 +628,11 @@ impl Reservation<'_> {
     }
 
     fn take_any_port(&mut self) -> Result<u16, StatusError> {
-        let size = NODE_PORTS.len() as u64;
+        let NodePorts { first, .. } = self.allocator.node_ports;
+        let size = self.allocator.node_ports.len();
         let start = random().checked_rem(size).unwrap_or(0);
         let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
-        let port = |step| NODE_PORTS.start().saturating_add(u16::try_from(at(step)).unwrap_or(0));
+        let port = |step| first.saturating_add(u16::try_from(at(step)).unwrap_or(0));
         let port = (0..size).map(port).find(|port| self.take_port(*port));
         port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }

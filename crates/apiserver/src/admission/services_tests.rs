@@ -14,7 +14,7 @@ fn resource() -> &'static Resource {
 }
 
 fn allocator(range: &str) -> ServiceAllocator {
-    ServiceAllocator::new(range.parse().unwrap(), Plugins::default())
+    ServiceAllocator::new(range.parse().unwrap(), NodePorts::default(), Plugins::default())
 }
 
 fn admit(allocator: &ServiceAllocator, spec: Value) -> Result<Value, StatusError> {
@@ -174,7 +174,9 @@ fn health_check_ports_are_allocated() {
 #[test]
 fn deny_external_ips_allows_unchanged_or_removed() {
     let spec = |ips: &[&str]| service(json!({"externalIPs": ips}));
-    let choose = |plugins| ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), plugins);
+    let choose = |plugins| {
+        ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), NodePorts::default(), plugins)
+    };
     let on = choose(Plugins { deny_service_external_ips: true });
     let off = choose(Plugins::default());
     for (new, old, expected) in [

@@ -24,12 +24,16 @@ pub(crate) fn resource(plural: &str) -> Result<&'static Resource, StatusError> {
     known("storage.k8s.io", plural)
 }
 
-/// The class of claims that name none: the newest that is marked so, of equally old ones the first.
+/// The class of claims that name none: the newest that is marked so.
 pub(crate) fn default_class<'a>(classes: impl Iterator<Item = &'a Value>) -> Option<&'a str> {
+    newest(classes.filter(|class| is_default(class)))
+}
+
+/// The name of the newest object, of equally old ones the first.
+pub(super) fn newest<'a>(objects: impl Iterator<Item = &'a Value>) -> Option<&'a str> {
     // Whole seconds in UTC sort as text.
-    let age = |class: &Value| text(&class["metadata"]["creationTimestamp"]).to_owned();
-    let defaults = classes.filter(|class| is_default(class));
-    let newest = defaults
+    let age = |object: &Value| text(&object["metadata"]["creationTimestamp"]).to_owned();
+    let newest = objects
         .max_by(|a, b| age(a).cmp(&age(b)).then_with(|| object::name(b).cmp(object::name(a))));
     newest.map(object::name)
 }

@@ -33,7 +33,7 @@ impl Gvk {
     }
 }
 
-/// Selectable fields: the name that clients use, and the name that the stored object has.
+/// Selectable fields: the name that clients use, and the name that the object has as it is shown.
 pub type Fields = &'static [(&'static str, &'static str)];
 
 /// One served resource.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 
 use super::duration;
-use crate::{AuthenticationConfig, TokenConfig};
+use crate::{AuthenticationConfig, FrontProxyConfig, TokenConfig};
 
 /// Flags of authentication.
 #[derive(Debug, Args)]
@@ -45,11 +45,39 @@ pub struct AuthenticationArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub service_account_extend_token_expiration: bool,
+    /// The CAs of front proxies, whose headers name users
+    #[arg(long, value_name = "FILE", requires = "requestheader_username_headers")]
+    pub requestheader_client_ca_file: Option<PathBuf>,
+    /// Common names of front proxies [default: any]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub requestheader_allowed_names: Vec<String>,
+    /// Headers with names of users: X-Remote-User is suggested
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub requestheader_username_headers: Vec<String>,
+    /// Headers with UIDs of users: X-Remote-Uid is suggested
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub requestheader_uid_headers: Vec<String>,
+    /// Headers with groups of users: X-Remote-Group is suggested
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub requestheader_group_headers: Vec<String>,
+    /// How headers with extra fields of users begin: X-Remote-Extra- is suggested
+    #[arg(long, value_name = "PREFIXES", value_delimiter = ',')]
+    pub requestheader_extra_headers_prefix: Vec<String>,
 }
 
 impl AuthenticationArgs {
     pub(super) fn config(&self) -> AuthenticationConfig {
+        let front_proxy =
+            self.requestheader_client_ca_file.clone().map(|ca_file| FrontProxyConfig {
+                ca_file,
+                allowed_names: self.requestheader_allowed_names.clone(),
+                username_headers: self.requestheader_username_headers.clone(),
+                uid_headers: self.requestheader_uid_headers.clone(),
+                group_headers: self.requestheader_group_headers.clone(),
+                extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
+            });
         AuthenticationConfig {
+            front_proxy,
             anonymous: self.anonymous_auth,
             bootstrap_tokens: self.enable_bootstrap_token_auth,
             token_file: self.token_auth_file.clone(),

@@ -9,8 +9,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
+use longshore_tls::{ClientCa, Verdict};
 
 use super::bootstrap::{self, BootstrapToken};
+use super::front_proxy::{FrontProxies, FrontProxyConfig};
 use super::token_file::TokenFile;
 use crate::kinds::core;
 use crate::operations::Api;
@@ -31,6 +33,8 @@ pub struct AuthenticationConfig {
     pub bootstrap_tokens: bool,
     /// Tokens of a file, with lines of `token,user,uid,"group,group"`.
     pub token_file: Option<PathBuf>,
+    /// The front proxies whose headers name users.
+    pub front_proxy: Option<FrontProxyConfig>,
     /// Tokens of service accounts.
     pub tokens: TokenConfig,
 }
@@ -41,6 +45,7 @@ impl Default for AuthenticationConfig {
             anonymous: true,
             bootstrap_tokens: true,
             token_file: None,
+            front_proxy: None,
             tokens: TokenConfig::default(),
         }
     }
@@ -80,6 +85,7 @@ pub(crate) struct Authenticator {
     anonymous: bool,
     bootstrap_tokens: bool,
     file: TokenFile,
+    front_proxy: Option<FrontProxies>,
 }
 
 impl Authenticator {
@@ -94,6 +100,7 @@ impl Authenticator {
                 .map(TokenFile::load)
                 .transpose()?
                 .unwrap_or_default(),
+            front_proxy: config.front_proxy.clone().map(FrontProxies::load).transpose()?,
         })
     }
 
@@ -102,10 +109,15 @@ impl Authenticator {
     pub(crate) async fn caller(
         &self,
         certified: Result<Option<longshore_tls::User>, String>,
+        verify: impl FnOnce(&ClientCa) -> Verdict + Send,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
         let certified = certified.map(|user| user.as_ref().map(User::from));
         let token = take_bearer(headers);
+        let vouched = self.front_proxy.as_ref().and_then(|known| known.user(verify, headers));
+        if let Some(user) = vouched {
+            return Ok(user);
+        }
         if let Ok(Some(user)) = certified {
             return Ok(user);
         }

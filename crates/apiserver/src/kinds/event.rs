@@ -17,15 +17,15 @@ const CORE_FIELDS: Fields = &[
     ("type", "type"),
 ];
 const FIELDS: Fields = &[
-    ("regarding.kind", "involvedObject.kind"),
-    ("regarding.namespace", "involvedObject.namespace"),
-    ("regarding.name", "involvedObject.name"),
-    ("regarding.uid", "involvedObject.uid"),
-    ("regarding.apiVersion", "involvedObject.apiVersion"),
-    ("regarding.resourceVersion", "involvedObject.resourceVersion"),
-    ("regarding.fieldPath", "involvedObject.fieldPath"),
+    ("regarding.kind", "regarding.kind"),
+    ("regarding.namespace", "regarding.namespace"),
+    ("regarding.name", "regarding.name"),
+    ("regarding.uid", "regarding.uid"),
+    ("regarding.apiVersion", "regarding.apiVersion"),
+    ("regarding.resourceVersion", "regarding.resourceVersion"),
+    ("regarding.fieldPath", "regarding.fieldPath"),
     ("reason", "reason"),
-    ("reportingController", "reportingComponent"),
+    ("reportingController", "reportingController"),
     ("type", "type"),
 ];
 

@@ -1,14 +1,12 @@
-//! HorizontalPodAutoscaler, in version v2.
-//!
-//! Current limitations: autoscaling/v1 is not served.
+//! HorizontalPodAutoscaler, in both of its versions.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string};
 use super::workload::{child, count};
-use super::{Kind, Strategy, validate as rules};
-use crate::api_types::{Gvk, READ_WRITE, Resource, Subresource, grouped};
+use super::{Kind, Strategy, autoscaling_v1, validate as rules};
+use crate::api_types::{Gvk, READ_WRITE, Resource, Subresource, grouped, status_of};
 use crate::schema::value::{default_absent, is_zero, items, map_mut, text};
 use crate::schema::{Causes, Path};
 
@@ -27,23 +25,63 @@ static PRINTER: Printer = Printer::new(
     cells,
 );
 
-pub(super) static KIND: Kind = Kind {
-    resource: Resource {
-        version: "v2",
+static PRINTER_V1: Printer =
+    Printer { cells: |scaler, now| cells(&stored(scaler), now), ..PRINTER };
+
+const fn resource(version: &'static str, subresources: &'static [Subresource]) -> Resource {
+    Resource {
+        version,
         short_names: &["hpa"],
         categories: &["all"],
-        subresources: &[Subresource {
-            name: "status",
-            gvk: Gvk { group: "autoscaling", version: "v2", kind: "HorizontalPodAutoscaler" },
-            verbs: READ_WRITE,
-        }],
+        subresources,
         ..grouped(
             "autoscaling",
             "horizontalpodautoscalers",
             "horizontalpodautoscaler",
             "HorizontalPodAutoscaler",
         )
+    }
+}
+
+pub(super) static V1: Kind = Kind {
+    resource: resource("v1", &[status_of("autoscaling", "HorizontalPodAutoscaler")]),
+    strategy: Strategy {
+        // What the other form has as defaults, this one shows.
+        default: |scaler| {
+            let canonical = autoscaling_v1::from_storage(stored(&Value::Object(scaler.clone())));
+            if let Value::Object(canonical) = canonical {
+                *scaler = canonical;
+            }
+        },
+        prepare_create: |scaler| {
+            scaler.insert("status".into(), json!({"currentReplicas": 0, "desiredReplicas": 0}));
+        },
+        validate: |scaler, old, causes| validate(&stored(scaler), old, causes),
+        printer: &PRINTER_V1,
+        to_storage: |scaler| stored(&scaler),
+        from_storage: autoscaling_v1::from_storage,
+        ..Strategy::PLAIN
     },
+};
+
+/// An object of v1 in the form of v2, with the defaults of that.
+fn stored(scaler: &Value) -> Value {
+    let mut stored = autoscaling_v1::to_storage(scaler.clone());
+    if let Some(map) = stored.as_object_mut() {
+        defaults(map);
+    }
+    stored
+}
+
+pub(super) static V2: Kind = Kind {
+    resource: resource(
+        "v2",
+        &[Subresource {
+            name: "status",
+            gvk: Gvk { group: "autoscaling", version: "v2", kind: "HorizontalPodAutoscaler" },
+            verbs: READ_WRITE,
+        }],
+    ),
     strategy: Strategy {
         default: defaults,
         prepare_create: |scaler| {
@@ -77,15 +115,18 @@ fn defaults(scaler: &mut Map<String, Value>) {
     }
 }
 
-fn validate(scaler: &Value, _: Option<&Value>, causes: &mut Causes) {
+fn validate(scaler: &Value, old: Option<&Value>, causes: &mut Causes) {
     let (spec, path) = (&scaler["spec"], Path::root("spec"));
     let (min, max) = (spec["minReplicas"].as_i64().unwrap_or(1), count(&spec["maxReplicas"]));
     if min < 1 {
         let detail = "must be greater than or equal to 1";
         causes.invalid(&path.child("minReplicas"), &min, detail);
     }
-    if max < 1 {
-        causes.invalid(&path.child("maxReplicas"), &max, "must be greater than 0");
+    if max == 0 {
+        causes.required(&path.child("maxReplicas"), "must be set and greater than 0");
+    } else if max < 0 {
+        let detail = "must be greater than or equal to 1";
+        causes.invalid(&path.child("maxReplicas"), &max, detail);
     }
     if max < min {
         let detail = "must be greater than or equal to `minReplicas`";
@@ -99,6 +140,17 @@ fn validate(scaler: &Value, _: Option<&Value>, causes: &mut Causes) {
                 causes.each(&target.child(field), given, crate::schema::names::path_segment(given))
             }
         }
+    }
+    // those that are stored without a group stay valid
+    let reference = &spec["scaleTargetRef"];
+    let is_same = old.is_some_and(|old| {
+        let was = &old["spec"]["scaleTargetRef"];
+        ["apiVersion", "kind"].iter().all(|field| was[*field] == reference[*field])
+    });
+    let version = text(&reference["apiVersion"]);
+    if !is_same && reference["kind"] != "ReplicationController" && !version.contains('/') {
+        let detail = "apiVersion must specify API group";
+        causes.invalid(&target.child("apiVersion"), version, detail);
     }
     let list = path.child("metrics");
     for (i, metric) in items(&spec["metrics"]).iter().enumerate() {

@@ -9,7 +9,7 @@ use super::printers::{AGE, NAME, Printer, age, name, or, string};
 use super::{Kind, Strategy, validate as rules};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::schema::names;
-use crate::schema::value::{is_zero, items, text};
+use crate::schema::value::{default_absent, is_zero, items, map_mut, text};
 use crate::schema::{Causes, Path};
 
 static CLASSES: Printer =
@@ -44,7 +44,17 @@ pub(super) static CLASS: Kind = Kind {
         counts_generation: true,
         ..grouped("networking.k8s.io", "ingressclasses", "ingressclass", "IngressClass")
     },
-    strategy: Strategy { validate: class, printer: &CLASSES, ..Strategy::PLAIN },
+    strategy: Strategy {
+        default: |class| {
+            let parameters = map_mut(class, "spec").and_then(|spec| map_mut(spec, "parameters"));
+            if let Some(parameters) = parameters {
+                default_absent(parameters, "scope", "Cluster");
+            }
+        },
+        validate: class,
+        printer: &CLASSES,
+        ..Strategy::PLAIN
+    },
 };
 
 pub(super) static KIND: Kind = Kind {
@@ -79,6 +89,40 @@ fn class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
             rules::immutable(&path.child("controller"), controller, was, causes);
         }
         _ => {}
+    }
+    if !class["spec"]["parameters"].is_null() {
+        parameters(&path.child("parameters"), &class["spec"]["parameters"], causes);
+    }
+}
+
+fn parameters(path: &Path<'_>, reference: &Value, causes: &mut Causes) {
+    let group = text(&reference["apiGroup"]);
+    if !group.is_empty() {
+        causes.each(&path.child("apiGroup"), group, names::dns_subdomain(group));
+    }
+    for (field, what) in [("kind", ""), ("name", "")] {
+        match text(&reference[field]) {
+            "" => causes.required(&path.child(field), what),
+            given => causes.each(&path.child(field), given, names::path_segment(given)),
+        }
+    }
+    let (namespace, scope) = (&reference["namespace"], text(&reference["scope"]));
+    let path_of = |field| path.child(field);
+    match (scope, namespace.is_null()) {
+        ("Namespace", true) => {
+            let detail = "`parameters.scope` is set to 'Namespace'";
+            causes.required(&path_of("namespace"), detail);
+        }
+        ("Namespace", false) => {
+            causes.each(&path_of("namespace"), text(namespace), names::dns_label(text(namespace)));
+        }
+        ("Cluster", false) => {
+            let detail = "`parameters.scope` is set to 'Cluster'";
+            causes.forbidden(&path_of("namespace"), detail);
+        }
+        ("Cluster", true) => {}
+        ("", _) => causes.required(&path_of("scope"), ""),
+        (other, _) => causes.not_supported(&path_of("scope"), other, &["Cluster", "Namespace"]),
     }
 }
 

@@ -5,8 +5,11 @@
 //!
 //! `defaults`, `validate` and `printers` hold what several kinds share, first of all the pod spec.
 
+mod admission_registration;
+mod autoscaling_v1;
 mod binding;
 mod certificates;
+pub(crate) mod component_status;
 mod conditions;
 mod config_map;
 mod controller_revision;
@@ -17,7 +20,7 @@ mod deployment;
 mod endpoints;
 mod event;
 mod events;
-mod flow_control;
+pub(crate) mod flow_control;
 mod horizontal_pod_autoscaler;
 mod ingress;
 mod job;
@@ -193,6 +196,7 @@ impl Strategy {
 /// Every served kind, by group and then by name.
 pub(crate) static KINDS: &[&Kind] = &[
     &binding::KIND,
+    &component_status::KIND,
     &config_map::KIND,
     &endpoints::ENDPOINTS,
     &event::CORE,
@@ -208,6 +212,12 @@ pub(crate) static KINDS: &[&Kind] = &[
     &secret::KIND,
     &service_account::KIND,
     &service::KIND,
+    &admission_registration::MUTATING_POLICY,
+    &admission_registration::MUTATING_POLICY_BINDING,
+    &admission_registration::MUTATING_WEBHOOKS,
+    &admission_registration::VALIDATING_POLICY,
+    &admission_registration::VALIDATING_POLICY_BINDING,
+    &admission_registration::VALIDATING_WEBHOOKS,
     &controller_revision::KIND,
     &daemon_set::KIND,
     &deployment::KIND,
@@ -219,7 +229,8 @@ pub(crate) static KINDS: &[&Kind] = &[
     &reviews::SELF_ACCESS,
     &reviews::SELF_RULES,
     &reviews::ACCESS,
-    &horizontal_pod_autoscaler::KIND,
+    &horizontal_pod_autoscaler::V2,
+    &horizontal_pod_autoscaler::V1,
     &cron_job::KIND,
     &job::KIND,
     &certificates::REQUEST,

@@ -147,6 +147,13 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
     (strategy(resource).prepare_status)(object, old);
 }
 
+/// Before a status update of a kind whose metadata is not changed with it.
+pub(super) fn keep_all_metadata(object: &mut Value, old: &Value) {
+    for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
+        restore(metadata_mut(object), &old["metadata"], field);
+    }
+}
+
 /// Before an update of a certificate request's `approval`: only conditions come from the request.
 fn prepare_approval(resource: &Resource, object: &mut Value, old: &Value) {
     let conditions = object["status"].get("conditions").cloned();

@@ -1,33 +1,134 @@
-//! The kinds of dynamic resource allocation: stored only.
+//! The kinds of dynamic resource allocation.
+//!
+//! Current limitations: expressions are not compiled, and devices of slices are hardly validated.
 
-use super::{Kind, Strategy};
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::printers::{AGE, NAME, Printer, age, name, string};
+use super::{Kind, Strategy, prepare, validate as rules};
 use crate::api_types::{Resource, grouped, status_of};
+use crate::object;
+use crate::schema::names;
+use crate::schema::value::{default, default_absent, is_zero, items, items_mut, map_mut, text};
+use crate::schema::{Causes, Path};
+
+const GROUP: &str = "resource.k8s.io";
+/// The most requests, constraints, configurations and selectors.
+const MOST: usize = 32;
+const MOST_ALTERNATIVES: usize = 8;
+const MOST_CONSUMERS: usize = 256;
+const MOST_DEVICES: usize = 128;
+const MAX_EXPRESSION: usize = 10 << 10;
+const MAX_DRIVER: usize = 63;
+
+static CLASSES: Printer =
+    Printer::new(&[NAME, AGE], |class, now| vec![name(class), age(class, now)]);
+
+static CLAIMS: Printer = Printer::new(&[NAME, string("State"), AGE], |claim, now| {
+    let status = &claim["status"];
+    let is_deleting = object::is_deleting(claim);
+    let mut states = Vec::new();
+    if is_deleting {
+        states.push("deleted");
+    }
+    let is_pending = status["allocation"].is_null();
+    if !is_pending {
+        states.push("allocated");
+        if !is_zero(&status["reservedFor"]) {
+            states.push("reserved");
+        }
+    } else if !is_deleting {
+        states.push("pending");
+    }
+    vec![name(claim), states.join(",").into(), age(claim, now)]
+});
+
+static SLICES: Printer =
+    Printer::new(&[NAME, string("Node"), string("Driver"), string("Pool"), AGE], |slice, now| {
+        let spec = &slice["spec"];
+        vec![
+            name(slice),
+            text(&spec["nodeName"]).into(),
+            text(&spec["driver"]).into(),
+            text(&spec["pool"]["name"]).into(),
+            age(slice, now),
+        ]
+    });
 
 pub(super) static DEVICE_CLASS: Kind = Kind {
     resource: Resource {
         namespaced: false,
         counts_generation: true,
-        ..grouped("resource.k8s.io", "deviceclasses", "deviceclass", "DeviceClass")
+        ..grouped(GROUP, "deviceclasses", "deviceclass", "DeviceClass")
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy {
+        validate: |class, _, causes| {
+            let (spec, path) = (&class["spec"], Path::root("spec"));
+            selectors(&path.child("selectors"), &spec["selectors"], causes);
+            let list = path.child("config");
+            at_most(&list, &spec["config"], MOST, causes);
+            for (i, config) in items(&spec["config"]).iter().enumerate() {
+                configuration(&list.index(i), config, causes);
+            }
+        },
+        printer: &CLASSES,
+        ..Strategy::PLAIN
+    },
 };
 
 pub(super) static KIND: Kind = Kind {
     resource: Resource {
-        subresources: &[status_of("resource.k8s.io", "ResourceClaim")],
-        ..grouped("resource.k8s.io", "resourceclaims", "resourceclaim", "ResourceClaim")
+        subresources: &[status_of(GROUP, "ResourceClaim")],
+        ..grouped(GROUP, "resourceclaims", "resourceclaim", "ResourceClaim")
     },
-    strategy: Strategy { reset_by_status: &["metadata", "spec"], ..Strategy::PLAIN },
+    strategy: Strategy {
+        default: |claim| {
+            if let Some(spec) = map_mut(claim, "spec") {
+                claim_defaults(spec);
+            }
+        },
+        prepare_create: |claim| drop(claim.insert("status".into(), json!({}))),
+        prepare_status: prepare::keep_all_metadata,
+        validate: |claim, old, causes| {
+            let path = Path::root("spec");
+            match old {
+                Some(old) => rules::immutable(&path, &claim["spec"], &old["spec"], causes),
+                None => claim_spec(&path, &claim["spec"], causes),
+            }
+        },
+        validate_status: |claim, old, causes| status(claim, old, causes),
+        printer: &CLAIMS,
+        reset_by_status: &["metadata", "spec"],
+        ..Strategy::PLAIN
+    },
 };
 
 pub(super) static TEMPLATE: Kind = Kind {
     resource: grouped(
-        "resource.k8s.io",
+        GROUP,
         "resourceclaimtemplates",
         "resourceclaimtemplate",
         "ResourceClaimTemplate",
     ),
-    strategy: Strategy::PLAIN,
+    strategy: Strategy {
+        default: |template| {
+            let spec = map_mut(template, "spec").and_then(|spec| map_mut(spec, "spec"));
+            if let Some(spec) = spec {
+                claim_defaults(spec);
+            }
+        },
+        validate: |template, old, causes| {
+            let path = Path::root("spec");
+            match old {
+                Some(old) => rules::immutable(&path, &template["spec"], &old["spec"], causes),
+                None => claim_spec(&path.child("spec"), &template["spec"]["spec"], causes),
+            }
+        },
+        printer: &CLASSES,
+        ..Strategy::PLAIN
+    },
 };
 
 pub(super) static SLICE: Kind = Kind {
@@ -35,7 +136,414 @@ pub(super) static SLICE: Kind = Kind {
         namespaced: false,
         counts_generation: true,
         fields: Some(&[("spec.nodeName", "spec.nodeName"), ("spec.driver", "spec.driver")]),
-        ..grouped("resource.k8s.io", "resourceslices", "resourceslice", "ResourceSlice")
+        ..grouped(GROUP, "resourceslices", "resourceslice", "ResourceSlice")
     },
-    strategy: Strategy::PLAIN,
+    strategy: Strategy {
+        default: |slice| {
+            let Some(spec) = map_mut(slice, "spec") else { return };
+            for device in items_mut(spec.get_mut("devices")) {
+                for taint in items_mut(device.get_mut("taints")) {
+                    default_absent(taint, "timeAdded", object::now().to_string());
+                }
+            }
+        },
+        validate: slice,
+        printer: &SLICES,
+        ..Strategy::PLAIN
+    },
 };
+
+fn claim_defaults(spec: &mut Map<String, Value>) {
+    let Some(devices) = map_mut(spec, "devices") else { return };
+    for request in items_mut(devices.get_mut("requests")) {
+        if let Some(exactly) = map_mut(request, "exactly") {
+            request_defaults(exactly);
+        }
+        items_mut(request.get_mut("firstAvailable")).for_each(request_defaults);
+    }
+}
+
+fn request_defaults(request: &mut Map<String, Value>) {
+    default(request, "allocationMode", "ExactCount");
+    if request.get("allocationMode").is_some_and(|mode| mode == "ExactCount") {
+        default(request, "count", 1);
+    }
+}
+
+fn at_most(path: &Path<'_>, list: &Value, most: usize, causes: &mut Causes) {
+    let count = items(list).len();
+    if count > most {
+        causes.too_many(path, count, most);
+    }
+}
+
+/// The requests of a claim, each with its alternatives.
+type Requests<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+fn requests_of(devices: &Value) -> Requests<'_> {
+    let requests = items(&devices["requests"]).iter();
+    let named = requests.map(|request| {
+        let alternatives = items(&request["firstAvailable"]).iter();
+        (text(&request["name"]), alternatives.map(|one| text(&one["name"])).collect())
+    });
+    named.collect()
+}
+
+fn claim_spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+    let (devices, path) = (&spec["devices"], path.child("devices"));
+    let known = requests_of(devices);
+    let list = path.child("requests");
+    at_most(&list, &devices["requests"], MOST, causes);
+    let mut seen = BTreeSet::new();
+    for (i, request) in items(&devices["requests"]).iter().enumerate() {
+        let path = list.index(i);
+        request_rules(&path, request, causes);
+        if !seen.insert(text(&request["name"])) {
+            causes.duplicate(&path, text(&request["name"]), "");
+        }
+    }
+    let list = path.child("constraints");
+    at_most(&list, &devices["constraints"], MOST, causes);
+    for (i, constraint) in items(&devices["constraints"]).iter().enumerate() {
+        let path = list.index(i);
+        references(&path.child("requests"), &constraint["requests"], &known, causes);
+        let set = ["matchAttribute", "distinctAttribute"].map(|field| !constraint[field].is_null());
+        if set == [false, false] {
+            let detail = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
+            causes.required(&path, detail);
+        }
+    }
+    let list = path.child("config");
+    at_most(&list, &devices["config"], MOST, causes);
+    for (i, config) in items(&devices["config"]).iter().enumerate() {
+        let path = list.index(i);
+        references(&path.child("requests"), &config["requests"], &known, causes);
+        configuration(&path, config, causes);
+    }
+}
+
+fn request_name(path: &Path<'_>, request: &Value, causes: &mut Causes) {
+    match text(&request["name"]) {
+        "" => causes.required(&path.child("name"), ""),
+        name => causes.each(&path.child("name"), name, names::dns_label(name)),
+    }
+}
+
+fn request_rules(path: &Path<'_>, request: &Value, causes: &mut Causes) {
+    request_name(path, request, causes);
+    let (exactly, alternatives) = (&request["exactly"], &request["firstAvailable"]);
+    match (exactly.is_null(), is_zero(alternatives)) {
+        (true, true) => {
+            causes.required(path, "exactly one of `exactly` or `firstAvailable` is required");
+        }
+        (false, false) => {
+            let detail = "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set";
+            causes.invalid(path, &Value::Null, detail);
+        }
+        (false, true) => device_request(&path.child("exactly"), exactly, causes),
+        (true, false) => {
+            let list = path.child("firstAvailable");
+            at_most(&list, alternatives, MOST_ALTERNATIVES, causes);
+            let mut seen = BTreeSet::new();
+            for (i, one) in items(alternatives).iter().enumerate() {
+                let path = list.index(i);
+                request_name(&path, one, causes);
+                device_request(&path, one, causes);
+                if !seen.insert(text(&one["name"])) {
+                    causes.duplicate(&path, text(&one["name"]), "");
+                }
+            }
+        }
+    }
+}
+
+fn device_request(path: &Path<'_>, request: &Value, causes: &mut Causes) {
+    let class_path = path.child("deviceClassName");
+    match text(&request["deviceClassName"]) {
+        "" => causes.required(&class_path, ""),
+        class => causes.each(&class_path, class, names::dns_subdomain(class)),
+    }
+    selectors(&path.child("selectors"), &request["selectors"], causes);
+    let count = request["count"].as_i64().unwrap_or(0);
+    match text(&request["allocationMode"]) {
+        "All" if count != 0 => {
+            let detail = "must not be specified when allocationMode is 'All'";
+            causes.invalid(&path.child("count"), &count, detail);
+        }
+        "ExactCount" if count <= 0 => {
+            causes.invalid(&path.child("count"), &count, "must be greater than zero");
+        }
+        "All" | "ExactCount" => {}
+        other => {
+            causes.not_supported(&path.child("allocationMode"), other, &["All", "ExactCount"]);
+        }
+    }
+}
+
+fn selectors(path: &Path<'_>, selectors: &Value, causes: &mut Causes) {
+    at_most(path, selectors, MOST, causes);
+    for (i, selector) in items(selectors).iter().enumerate() {
+        let path = path.index(i);
+        let (cel, path) = (&selector["cel"], path.child("cel"));
+        if cel.is_null() {
+            causes.required(&path, "");
+        } else if text(&cel["expression"]).len() > MAX_EXPRESSION {
+            causes.too_long(&path.child("expression"), MAX_EXPRESSION);
+        } else if text(&cel["expression"]).trim().is_empty() {
+            causes.required(&path.child("expression"), "");
+        }
+    }
+}
+
+fn configuration(path: &Path<'_>, config: &Value, causes: &mut Causes) {
+    let (opaque, path) = (&config["opaque"], path.child("opaque"));
+    if opaque.is_null() {
+        return causes.required(&path, "");
+    }
+    driver(&path.child("driver"), &opaque["driver"], causes);
+    if opaque["parameters"].is_null() {
+        causes.required(&path.child("parameters"), "");
+    }
+}
+
+fn driver(path: &Path<'_>, driver: &Value, causes: &mut Causes) {
+    match text(driver) {
+        "" => causes.required(path, ""),
+        name if name.len() > MAX_DRIVER => causes.too_long(path, MAX_DRIVER),
+        name => causes.each(path, name, names::dns_subdomain(&name.to_lowercase())),
+    }
+}
+
+fn references(path: &Path<'_>, list: &Value, known: &Requests<'_>, causes: &mut Causes) {
+    at_most(path, list, MOST, causes);
+    for (i, reference) in items(list).iter().map(text).enumerate() {
+        let is_known = match reference.split_once('/') {
+            Some((request, one)) => known.get(request).is_some_and(|all| all.contains(one)),
+            None => known.contains_key(reference),
+        };
+        if !is_known {
+            let detail = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
+            causes.invalid(&path.index(i), reference, detail);
+        }
+    }
+}
+
+fn status(claim: &Value, old: &Value, causes: &mut Causes) {
+    let path = Path::root("status");
+    let (new, was) = (&claim["status"], &old["status"]);
+    let list = path.child("reservedFor");
+    at_most(&list, &new["reservedFor"], MOST_CONSUMERS, causes);
+    let mut seen = BTreeSet::new();
+    for (i, consumer) in items(&new["reservedFor"]).iter().enumerate() {
+        let path = list.index(i);
+        for field in ["resource", "name", "uid"] {
+            if text(&consumer[field]).is_empty() {
+                causes.required(&path.child(field), "");
+            }
+        }
+        if !seen.insert(text(&consumer["uid"])) {
+            causes.duplicate(&path.child("uid"), text(&consumer["uid"]), "");
+        }
+    }
+    let (allocation, allocation_path) = (&new["allocation"], path.child("allocation"));
+    if allocation.is_null() && !is_zero(&new["reservedFor"]) {
+        causes.forbidden(&list, "may not be specified when `allocated` is not set");
+    }
+    if !allocation.is_null() && !was["allocation"].is_null() {
+        return rules::immutable(&allocation_path, allocation, &was["allocation"], causes);
+    }
+    let known = requests_of(&claim["spec"]["devices"]);
+    let devices_path = allocation_path.child("devices");
+    let list = devices_path.child("results");
+    for (i, result) in items(&allocation["devices"]["results"]).iter().enumerate() {
+        let path = list.index(i);
+        let reference = json!([result["request"]]);
+        let mut found = Causes::default();
+        references(&path.child("request"), &reference, &known, &mut found);
+        if !found.0.is_empty() {
+            let detail = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
+            causes.invalid(&path.child("request"), text(&result["request"]), detail);
+        }
+        driver(&path.child("driver"), &result["driver"], causes);
+        for field in ["pool", "device"] {
+            if text(&result[field]).is_empty() {
+                causes.required(&path.child(field), "");
+            }
+        }
+    }
+}
+
+fn slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let (spec, path) = (&slice["spec"], Path::root("spec"));
+    driver(&path.child("driver"), &spec["driver"], causes);
+    let (pool, pool_path) = (&spec["pool"], path.child("pool"));
+    if text(&pool["name"]).is_empty() {
+        causes.required(&pool_path.child("name"), "");
+    }
+    if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
+        let count = pool["resourceSliceCount"].as_i64().unwrap_or(0);
+        causes.invalid(&pool_path.child("resourceSliceCount"), &count, "must be greater than zero");
+    }
+    rules::non_negative(&pool_path.child("generation"), &pool["generation"], causes);
+    if let Some(old) = old {
+        let was = &old["spec"];
+        rules::immutable(&pool_path.child("name"), &pool["name"], &was["pool"]["name"], causes);
+        for field in ["driver", "nodeName"] {
+            rules::immutable(&path.child(field), &spec[field], &was[field], causes);
+        }
+    }
+    if spec["nodeName"] == "" {
+        let detail = "must be either unset or set to a non-empty string";
+        causes.invalid(&path.child("nodeName"), "", detail);
+    }
+    for field in ["allNodes", "perDeviceNodeSelection"] {
+        if spec[field] == false {
+            causes.invalid(&path.child(field), &false, "must be either unset or set to true");
+        }
+    }
+    let set: Vec<String> = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"]
+        .into_iter()
+        .filter(|field| !is_zero(&spec[*field]))
+        .map(|field| format!("`{field}`"))
+        .collect();
+    const EXACTLY: &str = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+    match set.as_slice() {
+        [] => causes.required(&path, EXACTLY),
+        [_] => {}
+        many => {
+            let detail = format!("{EXACTLY}, but multiple fields are set");
+            causes.invalid(&path, &format!("{{{}}}", many.join(", ")), detail);
+        }
+    }
+    let list = path.child("devices");
+    at_most(&list, &spec["devices"], MOST_DEVICES, causes);
+    let mut seen = BTreeSet::new();
+    for (i, device) in items(&spec["devices"]).iter().enumerate() {
+        let path = list.index(i);
+        let name = text(&device["name"]);
+        causes.each(&path.child("name"), name, names::dns_label(name));
+        if !seen.insert(name) {
+            causes.duplicate(&path, name, "");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn found(kind: &Kind, mut object: Value, old: Option<&Value>) -> String {
+        (kind.strategy.default)(object.as_object_mut().unwrap());
+        let mut causes = Causes::default();
+        (kind.strategy.validate)(&object, old, &mut causes);
+        let lines = causes.0.iter().map(|cause| format!("{}: {}", cause.field, cause.message));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    fn check(kind: &Kind, good: &Value, bad: &[(&str, Value, &str)]) {
+        assert_eq!(found(kind, good.clone(), None), "");
+        for (at, value, expected) in bad {
+            let mut object = good.clone();
+            *object.pointer_mut(at).unwrap() = value.clone();
+            let found = found(kind, object, None);
+            assert!(found.contains(expected), "{at} {value}: {found}");
+        }
+    }
+
+    #[test]
+    fn resource_claims_are_validated() {
+        let claim = json!({
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {"name": "one", "exactly": {"deviceClassName": "dra.example.com"}},
+                        {"name": "two", "firstAvailable": [
+                            {"name": "big", "deviceClassName": "a", "allocationMode": "All"},
+                        ]},
+                    ],
+                    "constraints": [{"requests": ["one", "two/big"], "matchAttribute": "a/b"}],
+                    "config": [{"opaque": {"driver": "d", "parameters": {}}}],
+                },
+            },
+        });
+        check(
+            &KIND,
+            &claim,
+            &[
+                ("/spec/devices/requests/0/name", json!("Bad"), "spec.devices.requests[0].name"),
+                ("/spec/devices/requests/0/exactly", json!(null), "exactly one of `exactly`"),
+                ("/spec/devices/requests/1/name", json!("one"), "Duplicate value"),
+                ("/spec/devices/requests/0/exactly/deviceClassName", json!(""), "Required value"),
+                (
+                    "/spec/devices/constraints/0/requests/1",
+                    json!("two/small"),
+                    "must be the name of a request",
+                ),
+                ("/spec/devices/constraints/0/matchAttribute", json!(null), "distinctAttribute"),
+                ("/spec/devices/config/0/opaque", json!(null), "opaque: Required value"),
+                (
+                    "/spec/devices/requests/1/firstAvailable/0/allocationMode",
+                    json!("x"),
+                    "Unsupported value",
+                ),
+            ],
+        );
+        let mut changed = claim.clone();
+        changed["spec"]["devices"]["config"] = json!([]);
+        assert!(found(&KIND, changed, Some(&claim)).contains("field is immutable"));
+        let mut defaulted = claim;
+        (KIND.strategy.default)(defaulted.as_object_mut().unwrap());
+        let exactly = &defaulted["spec"]["devices"]["requests"][0]["exactly"];
+        assert_eq!(
+            (&exactly["allocationMode"], &exactly["count"]),
+            (&json!("ExactCount"), &json!(1))
+        );
+    }
+
+    #[test]
+    fn resource_claim_allocations_do_not_change() {
+        let with = |status: Value| json!({"spec": {"devices": {}}, "status": status});
+        let causes = |new: Value, old: Value| {
+            let mut causes = Causes::default();
+            status(&with(new), &with(old), &mut causes);
+            causes.0.len()
+        };
+        let consumer = json!({"resource": "pods", "name": "p", "uid": "1"});
+        assert_eq!(causes(json!({"allocation": {}}), json!({})), 0);
+        assert_eq!(causes(json!({"allocation": {}, "reservedFor": [consumer]}), json!({})), 0);
+        assert_eq!(causes(json!({"reservedFor": [consumer]}), json!({})), 1);
+        assert_eq!(causes(json!({}), json!({"allocation": {}})), 0);
+        let other = json!({"allocation": {"devices": {"results": [{"request": "x"}]}}});
+        assert_eq!(causes(other.clone(), json!({"allocation": {}})), 1);
+        assert!(causes(other, json!({})) > 1);
+    }
+
+    #[test]
+    fn resource_slices_are_of_one_place() {
+        let slice = json!({
+            "spec": {
+                "driver": "dra.example.com",
+                "pool": {"name": "cluster", "generation": 1, "resourceSliceCount": 1},
+                "nodeName": "n",
+                "devices": [{"name": "device-0"}],
+            },
+        });
+        check(
+            &SLICE,
+            &slice,
+            &[
+                ("/spec/nodeName", json!(null), "exactly one of `nodeName`"),
+                ("/spec/pool/resourceSliceCount", json!(0), "must be greater than zero"),
+                ("/spec/devices/0/name", json!(""), "spec.devices[0].name: Invalid value"),
+                ("/spec/driver", json!(""), "spec.driver: Required value"),
+            ],
+        );
+        let class = json!({"spec": {"selectors": [{"cel": {"expression": "false"}}]}});
+        check(
+            &DEVICE_CLASS,
+            &class,
+            &[("/spec/selectors/0/cel", json!(null), "cel: Required value")],
+        );
+    }
+}

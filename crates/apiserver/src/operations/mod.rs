@@ -37,6 +37,8 @@ pub(crate) struct Api {
     pub(crate) advertised: SocketAddr,
     /// Issues and verifies tokens of service accounts.
     pub(crate) tokens: Tokens,
+    /// Data of the config map with which other servers verify clients as this one does.
+    pub(crate) authentication_data: serde_json::Map<String, Value>,
 }
 
 impl Api {

@@ -218,6 +218,13 @@ impl Pki {
     }
 }
 
+/// The certificates of a PEM file, as text; at least one.
+pub(crate) fn read_authority(path: &Path) -> Result<String> {
+    longshore_tls::certificates(path)?;
+    let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
+    files::read_optional(path)?.ok_or_else(absent)
+}
+
 fn generate(name: &str) -> Result<KeyPair> {
     KeyPair::generate().map_err(|source| Error::Make { name: name.into(), source })
 }

@@ -49,6 +49,22 @@ impl ListRequest<'_> {
     }
 }
 
+/// The revision of a chunked list is compacted: it can go on, as an inconsistent one.
+fn too_old(prefix: &str, start: &str) -> StatusError {
+    match continue_token::inconsistent(prefix, start) {
+        Ok(token) => StatusError::expired(
+            "The provided continue parameter is too old to display a consistent list result. \
+             You can start a new list without the continue parameter, or use the continue token \
+             in this response to retrieve the remainder of the results. Continuing with the \
+             provided token results in an inconsistent list - objects that were created, modified, \
+             or deleted between the time the first chunk was returned and now may show up in the \
+             list.",
+        )
+        .continuing(token),
+        Err(error) => error,
+    }
+}
+
 /// What is to say about a chunk of a list, apart from its items.
 pub(crate) struct ListMeta {
     pub(crate) revision: Revision,
@@ -99,7 +115,8 @@ impl Registry {
                 limit => (limit - found).min(PAGE),
             };
             let options = ListOptions { start: start.take(), limit: wanted, revision };
-            let page = self.page(&prefix, options, is_continued).await?;
+            let went_on = options.start.clone().filter(|_| is_continued);
+            let page = self.page(&prefix, options, went_on.as_deref()).await?;
             revision = page.revision;
             if let VersionMatch::NotOlderThan(least) = request.version
                 && least > revision
@@ -136,17 +153,14 @@ impl Registry {
         &self,
         prefix: &str,
         options: ListOptions,
-        is_continued: bool,
+        went_on: Option<&str>,
     ) -> Result<Page, StatusError> {
-        self.store().list(prefix, options).await.map_err(|error| match error {
-            Error::Compacted { .. } if is_continued => StatusError::expired(
-                "The provided continue parameter is too old to display a consistent list result. \
-                 You must start a new list without the continue parameter.",
-            ),
-            Error::Compacted { .. } => {
+        self.store().list(prefix, options).await.map_err(|error| match (error, went_on) {
+            (Error::Compacted { .. }, Some(start)) => too_old(prefix, start),
+            (Error::Compacted { .. }, None) => {
                 StatusError::expired("The resourceVersion for the provided list is too old.")
             }
-            error => refusal(error),
+            (error, _) => refusal(error),
         })
     }
 
@@ -159,7 +173,7 @@ impl Registry {
         mut item: impl FnMut(Value) -> Result<(), StatusError> + Send,
     ) -> Result<ListMeta, StatusError> {
         let key = keys::object(request.resource, request.namespace, name)?;
-        let page = self.page(&key, ListOptions { start: None, limit: 1, revision }, false).await?;
+        let page = self.page(&key, ListOptions { start: None, limit: 1, revision }, None).await?;
         if let VersionMatch::NotOlderThan(least) = request.version
             && least > page.revision
         {

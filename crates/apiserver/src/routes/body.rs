@@ -132,6 +132,7 @@ fn too_slow() -> StatusError {
         reason: "Timeout",
         message: "the body of the request came too slowly".to_owned(),
         details: None,
+        continue_token: Box::default(),
     }
 }
 

@@ -17,7 +17,7 @@ use super::request::Query;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::kinds::core;
-use crate::kubelet::{self, Endpoint};
+use crate::kubelet;
 use crate::response_body::Body;
 use crate::status::StatusError;
 
@@ -43,7 +43,7 @@ impl Router {
             return Err(StatusError::bad_request(why));
         };
         let node = self.api.registry.get(core("nodes")?, "", node).await?;
-        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let endpoint = self.kubelet.endpoint(&node).map_err(StatusError::internal)?;
         let target: Uri = format!("https://{}{path}", endpoint.authority())
             .parse()
             .map_err(StatusError::internal)?;
@@ -71,7 +71,7 @@ where
 }
 
 /// The node's answer as ours; what follows an upgrade is no body.
-fn handed_on(answer: streams::Answer) -> Answer {
+pub(super) fn handed_on(answer: streams::Answer) -> Answer {
     let (head, body) = answer.into_parts();
     let body = match body {
         Either::Left(body) if head.status != StatusCode::SWITCHING_PROTOCOLS => streamed(body),

@@ -48,7 +48,7 @@ impl Router {
 }
 
 /// A list that is written as it is read: it is never held as values, and its text is counted.
-struct ListText<'a> {
+pub(super) struct ListText<'a> {
     view: &'a View,
     rows: Option<Rows>,
     text: Vec<u8>,
@@ -64,7 +64,7 @@ impl<'a> ListText<'a> {
     /// costs more than it is worth: the next list would have to take it from the kernel again.
     const SPARE: usize = 1 << 20;
 
-    fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
+    pub(super) fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
         let kind = view.resource.kind;
         let rows = (view.form == Form::Table)
@@ -83,7 +83,7 @@ impl<'a> ListText<'a> {
         ListText { view, rows, text: head.into_bytes(), is_empty: true, memory, counted: 0 }
     }
 
-    fn push(&mut self, object: &Value) -> Result<()> {
+    pub(super) fn push(&mut self, object: &Value) -> Result<()> {
         if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
@@ -105,7 +105,7 @@ impl<'a> ListText<'a> {
         Ok(())
     }
 
-    fn finish(mut self, meta: &Value) -> Result {
+    pub(super) fn finish(mut self, meta: &Value) -> Result {
         self.text.extend_from_slice(b"],\"metadata\":");
         longshore_json::append(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');

@@ -1,19 +1,20 @@
 //! `pods/log`: the output of a container, from the node that runs it.
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use http_body_util::{BodyExt, BodyStream, Limited};
-use hyper::StatusCode;
 use hyper::header::HeaderValue;
+use hyper::{Request, StatusCode};
 use longshore_serving::BoxError;
+use longshore_streams as streams;
 use serde_json::Value;
 
+use super::connect::handed_on;
 use super::request::Query;
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::gates::FeatureGates;
 use crate::kinds::core;
-use crate::kubelet::Endpoint;
 use crate::response_body::Body;
 use crate::schema::{Causes, Path};
 use crate::status::{Details, StatusError};
@@ -22,18 +23,22 @@ use crate::status::{Details, StatusError};
 const MAX_ERROR_TEXT: usize = 50_000;
 
 impl Router {
-    pub(super) async fn log(&self, call: Call<'_>) -> Result {
+    pub(super) async fn log(&self, mut call: Call<'_>) -> Result {
         let query = &call.line.query;
-        let (namespace, name) = (call.namespace(), call.path.name.as_str());
+        let (namespace, name) = (call.namespace().to_owned(), call.path.name.as_str());
         let options = options(query, name, self.gates)?;
-        let pod = self.api.registry.get(call.resource, namespace, name).await?;
+        let pod = self.api.registry.get(call.resource, &namespace, name).await?;
         let container = container(&pod, name, query.get("container"))?;
         let plain = HeaderValue::from_static("text/plain");
+        let is_websocket = streams::is_websocket_output(&call.head.headers);
         let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
-            return Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new())));
+            return match is_websocket {
+                true => over_websocket(&mut call, futures::stream::empty()),
+                false => Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new()))),
+            };
         };
         let node = self.api.registry.get(core("nodes")?, "", node).await?;
-        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let endpoint = self.kubelet.endpoint(&node).map_err(StatusError::internal)?;
         let path = format!("/containerLogs/{namespace}/{name}/{container}{options}");
         let skip_verification = query.flag("insecureSkipTLSVerifyBackend");
         let response = self
@@ -54,8 +59,22 @@ impl Router {
             .map_ok(|frame| frame.into_data().unwrap_or_default())
             .map_err(BoxError::from)
             .take_until(stop.cancelled_owned());
+        if is_websocket {
+            return over_websocket(&mut call, output);
+        }
         Ok(respond::raw(StatusCode::OK, plain, Body::stream(output)))
     }
+}
+
+/// The output as messages of a WebSocket.
+fn over_websocket(
+    call: &mut Call<'_>,
+    output: impl Stream<Item = std::result::Result<Bytes, BoxError>> + Send + 'static,
+) -> Result {
+    let head = std::mem::replace(&mut call.head, Request::new(()).into_parts().0);
+    let mut request = Request::from_parts(head, ());
+    let answer = streams::websocket_output(&mut request, output);
+    answer.map(handed_on).map_err(|error| StatusError::bad_request(error.to_string()))
 }
 
 /// Which container is meant.
@@ -156,6 +175,7 @@ fn refusal(status: StatusCode, pod: &str, text: String) -> StatusError {
                 kind: "pods/log".into(),
                 ..Details::default()
             })),
+            continue_token: Box::default(),
         },
         // A redirect too: redirects of nodes are not followed.
         status => StatusError::internal(format!("the node answered {status}: {text}")),
@@ -169,6 +189,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kubelet::Endpoint;
     use crate::routes::request::RequestLine;
 
     #[test]
@@ -187,7 +208,7 @@ mod tests {
             container(&json!({"spec": {"containers": [{"name": "a"}]}}), "web", None).unwrap(),
             "a"
         );
-        assert!(Endpoint::of(&json!({})).is_err());
+        assert!(Endpoint::of(&json!({}), &["InternalIP".into()]).is_err());
     }
 
     #[test]

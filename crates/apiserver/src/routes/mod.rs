@@ -2,9 +2,11 @@
 //! verb.
 
 mod body;
+mod components;
 mod connect;
 mod impersonation;
 mod limits;
+mod links;
 mod lists;
 mod logs;
 mod metrics;
@@ -31,6 +33,7 @@ use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
 use longshore_serving::{Handler, Monitored, Peer};
+use longshore_tls::ClientCa;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -53,8 +56,6 @@ use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
 
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Answers requests.
 pub(crate) struct Router {
     api: Arc<Api>,
@@ -62,6 +63,7 @@ pub(crate) struct Router {
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: Metrics,
+    request_timeout: Duration,
     stop: CancellationToken,
     limits: Limits,
 }
@@ -105,6 +107,7 @@ impl Router {
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
+        request_timeout: Duration,
         stop: CancellationToken,
     ) -> Router {
         Router {
@@ -113,6 +116,7 @@ impl Router {
             kubelet,
             gates,
             metrics: Metrics::default(),
+            request_timeout,
             stop,
             limits: Limits::new(requests),
         }
@@ -139,16 +143,17 @@ impl Router {
                     head,
                     body: body.take(),
                 };
-                timeout(REQUEST_TIMEOUT, self.dispatch(call)).await
+                timeout(self.request_timeout, self.dispatch(call)).await
             }
-            _ => timeout(REQUEST_TIMEOUT, self.system(line, &head.headers)).await,
+            _ => timeout(self.request_timeout, self.system(line, &head.headers)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
-        let caller = self.authenticator.caller(peer.user(), &mut head.headers).await;
+        let verify = |authority: &ClientCa| peer.verify(authority);
+        let caller = self.authenticator.caller(peer.user(), verify, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             // as upstream does since CVE-2023-44487
             if peer.is_http2() {
@@ -198,6 +203,8 @@ impl Router {
             return self.subresource(call, subresource).await;
         }
         match call.verb {
+            // what is not stored and can be read is asked for
+            "get" | "list" if call.resource.storage.is_empty() => self.components(call).await,
             "list" => self.list(call).await,
             "watch" => self.watch(call).await,
             "get" => self.get(call).await,

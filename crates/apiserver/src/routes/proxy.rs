@@ -6,21 +6,25 @@
 //! to say. A pod's is handed on, below this path where it stays within the pod. An upgrade to a
 //! node runs commands as `pods/exec` does, so it requires the verb `create` whatever its method.
 //!
-//! Current limitations: of a node there is its own port alone; links within pages stay as they are.
+//! Links within HTML pages are changed like redirects, so that they lead through this server.
+//!
+//! Current limitations: of a node there is its own port alone; links in compressed pages stay as they are.
 
 use std::net::IpAddr;
 
-use hyper::header::{HeaderValue, LOCATION};
-use hyper::{Request, Response, Uri, body::Incoming};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri, body::Incoming};
 use longshore_streams as streams;
 use serde_json::Value;
 
 use super::connect::{join, streamed};
+use super::links::{self, Links};
 use super::request::split_proxied;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::kinds::core;
 use crate::kubelet::{self, Endpoint, Error};
+use crate::response_body::Body;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
 
@@ -55,6 +59,9 @@ impl Router {
                 }
             };
         }
+        if let Some(answer) = redirect_to_root(&call) {
+            return Ok(answer);
+        }
         let body = call.body.take().ok_or_else(|| StatusError::internal("the body is gone"))?;
         let mut request = Request::new(body);
         *request.method_mut() = call.head.method.clone();
@@ -88,7 +95,13 @@ impl Router {
             }
         }
         streams::drop_hop_headers(&mut head.headers);
-        Ok(Answer::from_parts(head, streamed(body)))
+        if !is_plain_html(&head.headers) {
+            return Ok(Answer::from_parts(head, streamed(body)));
+        }
+        let way = split_proxied(&call.line.path).0;
+        head.headers.remove(CONTENT_LENGTH);
+        let page = links::rewritten(Links::new(way, &target.endpoint().authority()), body);
+        Ok(Answer::from_parts(head, Body::stream(page)))
     }
 
     async fn forward(
@@ -108,7 +121,7 @@ impl Router {
     async fn node_target(&self, call: &Call<'_>) -> Result<Target> {
         let target = SchemeNamePort::parse("node", &call.path.name)?;
         let node = self.api.registry.get(call.resource, "", target.name).await?;
-        let endpoint = Endpoint::of(&node).map_err(StatusError::internal)?;
+        let endpoint = self.kubelet.endpoint(&node).map_err(StatusError::internal)?;
         let is_own = target.port.is_empty() || target.number()? == Some(endpoint.port());
         if target.scheme == "http" || !is_own {
             let why = format!("of node {} there is no port but that of its kubelet", target.name);
@@ -174,7 +187,32 @@ impl Router {
     }
 }
 
+/// A page below `proxy` has relative links, which need the slash behind it.
+fn redirect_to_root(call: &Call<'_>) -> Option<Answer> {
+    let is_read = matches!(call.head.method, Method::GET | Method::HEAD);
+    if !is_read || !call.path.below.is_empty() || call.line.path.ends_with('/') {
+        return None;
+    }
+    let query = call.head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let location = format!("{}/{query}", call.head.uri.path());
+    let mut answer = Answer::new(Body::from(""));
+    *answer.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    answer.headers_mut().insert(LOCATION, HeaderValue::from_str(&location).ok()?);
+    Some(answer)
+}
+
+fn is_plain_html(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.starts_with("text/html") && !headers.contains_key(CONTENT_ENCODING)
+}
+
 impl Target {
+    fn endpoint(&self) -> &Endpoint {
+        match self {
+            Target::Pod { endpoint, .. } | Target::Node(endpoint) => endpoint,
+        }
+    }
+
     /// The requested path, as it was sent.
     fn uri(&self, call: &Call<'_>) -> Result<Uri> {
         let (scheme, endpoint) = match self {

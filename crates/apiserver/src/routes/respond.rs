@@ -1,9 +1,10 @@
 //! Answers.
 
 use bytes::Bytes;
-use hyper::header::{self, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::negotiate::Form;
 use crate::api_types::Resource;
@@ -15,7 +16,7 @@ use crate::table::{self, IncludeObject};
 pub(super) type Answer = Response<Body>;
 pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// An answer with these bytes.
 pub(super) fn raw(code: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
@@ -33,6 +34,27 @@ pub(super) fn json_text(code: StatusCode, text: impl Into<Bytes>) -> Answer {
 
 pub(super) fn json_stream(body: Body) -> Answer {
     raw(StatusCode::OK, JSON, body)
+}
+
+/// A document with an ETag; without its text for a client that has it already.
+pub(super) fn tagged(request: &HeaderMap, content_type: HeaderValue, text: String) -> Answer {
+    let hash: String =
+        Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02X}")).collect();
+    let tag = format!("\"{hash}\"");
+    let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
+    let is_known = known
+        .flat_map(|tags| tags.split(','))
+        .map(|known| known.trim().trim_start_matches("W/"))
+        .any(|known| known == "*" || known == tag);
+    let mut answer = match is_known {
+        true => raw(StatusCode::NOT_MODIFIED, content_type, Body::from("")),
+        false => raw(StatusCode::OK, content_type, Body::from(text)),
+    };
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        answer.headers_mut().insert(header::ETAG, tag);
+    }
+    answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+    answer
 }
 
 pub(super) fn json(code: StatusCode, value: &Value) -> Answer {
@@ -111,7 +133,7 @@ impl View {
     /// A stored object as this resource shows it, if it does not show it as it is stored.
     pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
         let owner = crate::kinds::resources().find(|other| other.same_storage(self.resource))?;
-        (owner.group != self.resource.group)
+        (!std::ptr::eq(owner, self.resource))
             .then(|| kinds::from_storage(self.resource, stored.clone()))
     }
 }

@@ -3,6 +3,7 @@
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use super::negotiate::Form;
 use super::respond::{self, Result};
 use super::tokens::user_info;
 use super::{Call, Router};
@@ -14,6 +15,9 @@ use crate::user::User;
 
 impl Router {
     pub(super) async fn review(&self, mut call: Call<'_>, kind: Review) -> Result {
+        if call.view()?.form != Form::Object {
+            return Err(StatusError::not_acceptable(&["application/json"]));
+        }
         let body = self.body(&mut call).await?;
         let (mut review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
         review["status"] = match kind {

@@ -12,7 +12,6 @@ use super::respond::{self, Result};
 use super::{Router, negotiate};
 use crate::discovery;
 use crate::openapi;
-use crate::response_body::Body;
 use crate::status::StatusError;
 
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,8 +39,9 @@ impl Router {
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
                 let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
                 let document = discovery::aggregated(path == "/api").to_string();
-                let mut answer = respond::raw(StatusCode::OK, content_type, Body::from(document));
-                answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+                let mut answer = respond::tagged(headers, content_type, document);
+                let cached = HeaderValue::from_static("public");
+                answer.headers_mut().insert(header::CACHE_CONTROL, cached);
                 Ok(answer)
             }
             "/api" => {
@@ -53,11 +53,17 @@ impl Router {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
                     true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf().into()),
-                    false => respond::json(StatusCode::OK, &openapi::v2::document()),
+                    false => {
+                        let document = openapi::v2::document().to_string();
+                        respond::tagged(headers, respond::JSON, document)
+                    }
                 })
             }
             "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
             path => match document(path) {
+                Some(document) if path.starts_with("/openapi/") => {
+                    Ok(respond::tagged(headers, respond::JSON, document.to_string()))
+                }
                 Some(document) => Ok(respond::json(StatusCode::OK, &document)),
                 None => Err(StatusError::no_such_path()),
             },

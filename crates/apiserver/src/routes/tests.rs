@@ -157,7 +157,7 @@ fn authorization_of_selectors() {
 }
 
 /// Resources of upstream's groups that this server does not have.
-const ABSENT: [&str; 2] = ["componentstatuses", "podcertificaterequests"];
+const ABSENT: [&str; 1] = ["podcertificaterequests"];
 
 /// Upstream's paths and methods, but for those of [`ABSENT`] resources.
 fn upstreams_paths() -> BTreeMap<&'static str, Vec<&'static str>> {

@@ -14,7 +14,7 @@ pub struct FieldSelector(Vec<Term>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Term {
-    /// The field as the stored object has it.
+    /// The field as the shown object has it.
     field: &'static str,
     equal: bool,
     value: String,
@@ -59,7 +59,7 @@ impl FieldSelector {
         self.0.iter().find(|t| t.equal && t.field == field).map(|t| t.value.as_str())
     }
 
-    /// Whether the fields of this stored object match.
+    /// Whether the fields of this object match, as its resource shows it.
     #[must_use]
     pub fn matches(&self, object: &Value) -> bool {
         self.0.iter().all(|term| (read(object, term.field) == term.value.as_str()) == term.equal)

@@ -109,6 +109,7 @@ fn fields_match() {
     });
     let event = json!({"metadata": {"name": "e"}, "involvedObject": {"name": "a", "uid": "u"},
         "source": {"component": "kubelet"}, "reportingComponent": "r", "reason": "x"});
+    let shown = json!({"regarding": {"name": "a"}, "reportingController": "r"});
     let node = json!({"metadata": {"name": "n"}});
     let controller = json!({"status": {"replicas": 3}});
     let secret = json!({"type": "Opaque"});
@@ -126,8 +127,8 @@ fn fields_match() {
         ("", "nodes", "spec.unschedulable=false", &node, true),
         ("", "nodes", "spec.unschedulable=true", &node, false),
         ("", "events", "involvedObject.name=a,involvedObject.uid=u,source=kubelet", &event, true),
-        ("events.k8s.io", "events", "regarding.name=a,reportingController=r", &event, true),
-        ("events.k8s.io", "events", "regarding.name=b", &event, false),
+        ("events.k8s.io", "events", "regarding.name=a,reportingController=r", &shown, true),
+        ("events.k8s.io", "events", "regarding.name=b", &shown, false),
         ("", "replicationcontrollers", "status.replicas=3", &controller, true),
         ("", "secrets", "type=Opaque", &secret, true),
         ("", "configmaps", "metadata.name=c", &secret, false),

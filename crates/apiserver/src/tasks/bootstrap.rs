@@ -1,17 +1,22 @@
 //! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which leads to this server.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::namespaces;
 use crate::api_types::Resource;
+use crate::auth::FrontProxyConfig;
+use crate::kinds::flow_control::{bootstrap as flow_control_objects, dangling, set_condition};
 use crate::kinds::priority_class::SYSTEM;
 use crate::kinds::{core, known, lookup};
 use crate::object;
 use crate::operations::Api;
+use crate::pki;
 use crate::status::StatusError;
 
 const NAME: &str = "kubernetes";
@@ -46,7 +51,7 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
         });
         api.ensure(known("scheduling.k8s.io", "priorityclasses")?, class).await?;
     }
-    reconcile_kubernetes_service(api).await?;
+    reconcile(api).await?;
     let service = api.registry.get(core("services")?, "default", NAME).await?;
     let (has, wanted) = (&service["spec"]["clusterIP"], address(api));
     if *has != wanted.as_str() {
@@ -66,8 +71,8 @@ pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = sleep(CHECK) => {}
         }
-        if let Err(error) = reconcile_kubernetes_service(api).await {
-            tracing::warn!(%error, "cannot reconcile the service default/kubernetes");
+        if let Err(error) = reconcile(api).await {
+            tracing::warn!(%error, "cannot reconcile what the cluster always has");
         }
         if let Err(error) = api.services.repair(&api.registry, Instant::now()).await {
             tracing::warn!(%error, "cannot check service writes of unknown outcome");
@@ -75,9 +80,117 @@ pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
     }
 }
 
-async fn reconcile_kubernetes_service(api: &Api) -> Result<(), StatusError> {
+async fn reconcile(api: &Api) -> Result<(), StatusError> {
     service(api).await?;
-    endpoints(api).await
+    endpoints(api).await?;
+    authentication(api).await?;
+    service_cidr(api).await?;
+    flow_control(api).await
+}
+
+/// The range of services as the ServiceCIDR `kubernetes`, which is ready.
+async fn service_cidr(api: &Api) -> Result<(), StatusError> {
+    let cidrs = known("networking.k8s.io", "servicecidrs")?;
+    let range = api.services.range().to_string();
+    let cidr = json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": NAME, "finalizers": ["networking.k8s.io/service-cidr-finalizer"]},
+        "spec": {"cidrs": [range]},
+    });
+    api.ensure(cidrs, cidr).await?;
+    let own = api.registry.find(cidrs, "", NAME).await?.unwrap_or_default();
+    if !object::is_deleting(&own) && own["spec"]["cidrs"][0] != range.as_str() {
+        tracing::warn!(cidrs = %own["spec"]["cidrs"], range, "the ServiceCIDR kubernetes has another range");
+    }
+    let has = own["status"]["conditions"].as_array().is_some_and(|all| !all.is_empty());
+    if own.is_null() || has {
+        return Ok(());
+    }
+    let ready = json!([{
+        "type": "Ready",
+        "status": "True",
+        "lastTransitionTime": object::now().to_string(),
+        "reason": "",
+        "message": "Kubernetes default Service CIDR is ready",
+    }]);
+    api.amend(cidrs, "", NAME, |cidr| {
+        object::child_mut(cidr, "status").insert("conditions".into(), ready.clone());
+        Ok(())
+    })
+    .await
+    .map(drop)
+}
+
+/// The flow schemas and priority levels of every cluster, and of each schema whether its level exists.
+async fn flow_control(api: &Api) -> Result<(), StatusError> {
+    const GROUP: &str = "flowcontrol.apiserver.k8s.io";
+    let levels = known(GROUP, "prioritylevelconfigurations")?;
+    let schemas = known(GROUP, "flowschemas")?;
+    let names = async |resource| -> Result<BTreeSet<String>, StatusError> {
+        let all = api.list_all(resource, "").await?;
+        Ok(all.iter().map(|object| object::name(object).to_owned()).collect())
+    };
+    let (had_levels, had_schemas) = (names(levels).await?, names(schemas).await?);
+    for object in flow_control_objects() {
+        let (resource, had) = match object["kind"] == "FlowSchema" {
+            true => (schemas, &had_schemas),
+            false => (levels, &had_levels),
+        };
+        if !had.contains(object::name(&object)) {
+            api.ensure(resource, object).await?;
+        }
+    }
+    let has_levels = names(levels).await?;
+    for schema in api.list_all(schemas, "").await? {
+        let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str();
+        let has_level = level.is_some_and(|level| has_levels.contains(level));
+        let now = object::now().to_string();
+        let Some(condition) = dangling(&schema, has_level, &now) else { continue };
+        let written = api.amend(schemas, "", object::name(&schema), |schema| {
+            set_condition(schema, condition.clone());
+            Ok(())
+        });
+        match written.await {
+            Err(error) if error.code != 404 => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What other servers need to verify clients, and front proxies, as this one does: the data of the
+/// config map `extension-apiserver-authentication`.
+pub(crate) fn authentication_data(
+    client_ca: &Path,
+    front_proxy: Option<&FrontProxyConfig>,
+) -> pki::Result<Map<String, Value>> {
+    let mut data = Map::new();
+    let mut put = |key: &str, value: String| drop(data.insert(key.to_owned(), value.into()));
+    put("client-ca-file", pki::read_authority(client_ca)?);
+    if let Some(known) = front_proxy {
+        put("requestheader-client-ca-file", pki::read_authority(&known.ca_file)?);
+        for (key, list) in [
+            ("requestheader-allowed-names", &known.allowed_names),
+            ("requestheader-username-headers", &known.username_headers),
+            ("requestheader-uid-headers", &known.uid_headers),
+            ("requestheader-group-headers", &known.group_headers),
+            ("requestheader-extra-headers-prefix", &known.extra_prefixes),
+        ] {
+            put(key, json!(list).to_string());
+        }
+    }
+    Ok(data)
+}
+
+async fn authentication(api: &Api) -> Result<(), StatusError> {
+    let map = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
+        "data": api.authentication_data,
+    });
+    settle(api, core("configmaps")?, map, &["data"]).await
 }
 
 /// The first address of the range of services.

@@ -124,6 +124,8 @@ pub struct Options {
     pub always_allow_paths: Vec<String>,
     /// `--v`
     pub verbosity: u32,
+    /// Flags that were given and have no effect.
+    pub without_effect: Vec<&'static str>,
 }
 
 impl Default for Options {
@@ -152,6 +154,7 @@ impl Default for Options {
             authorization_kubeconfig: None,
             always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
             verbosity: 0,
+            without_effect: Vec::new(),
         }
     }
 }
@@ -163,7 +166,7 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 32] = [
+const IGNORED: [(&str, bool); 33] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("authentication-skip-lookup", true),
@@ -195,6 +198,7 @@ const IGNORED: [(&str, bool); 32] = [
     ("requestheader-username-headers", false),
     ("show-hidden-metrics-for-version", false),
     ("tls-sni-cert-key", false),
+    ("unsupported-kube-api-over-localhost", true),
     ("vmodule", false),
 ];
 /// Booleans that have an effect.
@@ -312,17 +316,26 @@ impl Options {
                     reason: format!("unknown tls version {text:?}"),
                 });
             }
+            "tls-curve-preferences" | "write-config-to" if text.is_empty() => {}
+            "tls-curve-preferences" | "write-config-to" => {
+                return Err(FlagError::Invalid {
+                    flag: name.to_owned(),
+                    value: text.to_owned(),
+                    reason: "it is not supported".to_owned(),
+                });
+            }
             "tls-cipher-suites" => {
                 let names = text.split(',').filter(|name| !name.is_empty());
                 self.tls_cipher_suites = names.map(str::to_owned).collect();
             }
             _ => {
-                let Some((_, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {
+                let Some((own, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {
                     return Ok(false);
                 };
                 if *is_boolean {
                     value::<bool>(name, text)?;
                 }
+                self.without_effect.push(own);
             }
         }
         Ok(true)
@@ -364,6 +377,28 @@ mod tests {
         assert_eq!(election.renew_deadline, GoDuration::secs(10));
         assert_eq!(options("").secure_port, 10259);
         assert_eq!(options("-v2").verbosity, 2);
+    }
+
+    /// Every flag of kube-scheduler 1.36, from its `--help`.
+    const UPSTREAM: &str = include_str!("../../tests/data/flags-1.36.txt");
+
+    #[test]
+    fn flags_of_upstream_are_all_known() {
+        let unknown: Vec<_> =
+            UPSTREAM.lines().filter(|flag| !Options::default().knows(flag)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// What `kubeadm init` writes into the static pod's manifest.
+    #[test]
+    fn flags_of_kubeadm_start_the_program() {
+        let own = options(
+            "--authentication-kubeconfig=/etc/kubernetes/scheduler.conf \
+             --authorization-kubeconfig=/etc/kubernetes/scheduler.conf --bind-address=127.0.0.1 \
+             --kubeconfig=/etc/kubernetes/scheduler.conf --leader-elect=true",
+        );
+        assert!(own.without_effect.is_empty(), "{own:?}");
+        assert_eq!(options("--profiling=false").without_effect, ["profiling"]);
     }
 
     #[test]

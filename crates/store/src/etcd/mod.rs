@@ -1,7 +1,7 @@
 //! The store in etcd v3.4 or newer. Conditional writes are transactions on `mod_revision`, keys
 //! with a ttl share leases ([`leases`]), a watch is one gRPC stream ([`watch`]).
 //!
-//! Current limitations: no TLS and no user names. Progress comes as often as the server's
+//! Current limitations: no user names. Progress comes as often as the server's
 //! `watch-progress-notify-interval` says (10 minutes unless set).
 
 use std::time::Duration;
@@ -9,8 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
-    Client, CompactionOptions, Compare, CompareOp, ConnectOptions, GetOptions, KvClient,
-    PutOptions, ResponseHeader, Txn, TxnOp, TxnOpResponse, WatchClient,
+    Certificate, Client, CompactionOptions, Compare, CompareOp, ConnectOptions, GetOptions,
+    Identity, KvClient, PutOptions, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse,
+    WatchClient,
 };
 use futures::stream::BoxStream;
 
@@ -43,19 +44,46 @@ pub struct EtcdStore {
     leases: Leases,
 }
 
+/// What a connection to etcd with TLS needs, in PEM.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// The CA of the members.
+    pub authority: Vec<u8>,
+    /// The client certificate and its key.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl EtcdTls {
+    fn options(&self) -> TlsOptions {
+        let options = TlsOptions::new().ca_certificate(Certificate::from_pem(&self.authority));
+        match &self.identity {
+            Some((certificate, key)) => options.identity(Identity::from_pem(certificate, key)),
+            None => options,
+        }
+    }
+}
+
 impl EtcdStore {
     /// Connects to a cluster by its members' `host:port` (or `http://host:port`) and asks it for
     /// its revision. The error names the endpoints.
     pub async fn connect(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let endpoints: Vec<String> = endpoints.into_iter().map(Into::into).collect();
-        let options = ConnectOptions::new()
+        EtcdStore::connect_with(&endpoints, None).await
+    }
+
+    /// The same, with TLS for members by `https://host:port`.
+    pub async fn connect_with(endpoints: &[String], tls: Option<&EtcdTls>) -> Result<Self> {
+        let mut options = ConnectOptions::new()
             .with_connect_timeout(KEEP_ALIVE.1)
             .with_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1)
             .with_keep_alive_while_idle(true)
             .with_require_leader(true);
         let named =
             |error: String| Error::Backend(format!("etcd at {}: {error}", endpoints.join(",")));
-        let client = Client::connect(&endpoints, Some(options))
+        if let Some(tls) = tls {
+            options = options.with_tls(tls.options());
+        }
+        let client = Client::connect(endpoints, Some(options))
             .await
             .map_err(|error| named(error.to_string()))?;
         let store = EtcdStore {

@@ -62,7 +62,7 @@ fn workloads_are_defaulted() {
     );
     let scaler = json!({"metadata": {"name": "h"}, "spec": {
         "maxReplicas": 3,
-        "scaleTargetRef": {"kind": "Deployment", "name": "web"},
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"},
         "behavior": {"scaleDown": {"policies": []}},
     }});
     let scaler = made("horizontalpodautoscalers", scaler);
@@ -180,7 +180,7 @@ fn workloads_are_validated() {
             "horizontalpodautoscalers",
             json!({"metadata": {"name": "h"}, "spec": {
                 "minReplicas": 3, "maxReplicas": 2,
-                "scaleTargetRef": {"kind": "Deployment", "name": "web"},
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"},
             }}),
             "spec.maxReplicas: Invalid value: 2: must be greater than or equal to `minReplicas`",
         ),

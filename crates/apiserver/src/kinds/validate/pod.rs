@@ -207,10 +207,44 @@ fn security_context(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         let name = text(&sysctl["name"]);
         if name.is_empty() {
             causes.required(&name_path, "");
+        } else if !is_sysctl(name) {
+            let detail = "must have at most 253 characters and match regex \
+                ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
+            causes.invalid(&name_path, name, detail);
         } else if !seen.insert(name.replace('/', ".")) {
             causes.duplicate(&name_path, name, "");
         }
+        for (field, is_of) in
+            [("hostNetwork", is_network_sysctl as fn(&str) -> bool), ("hostIPC", is_ipc_sysctl)]
+        {
+            if spec[field] == true && is_of(&name.replace('/', ".")) {
+                let detail = format!("may not be specified when '{field}' is true");
+                causes.invalid(&name_path, name, detail);
+            }
+        }
     }
+}
+
+/// Whether a text can be the name of a sysctl: segments between dots or slashes.
+fn is_sysctl(name: &str) -> bool {
+    const MAX: usize = 253;
+    let is_plain = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    let is_segment = |segment: &str| {
+        let bytes = segment.as_bytes();
+        let ends = bytes.first().zip(bytes.last());
+        ends.is_some_and(|(first, last)| is_plain(*first) && is_plain(*last))
+            && bytes.iter().all(|letter| is_plain(*letter) || matches!(letter, b'-' | b'_'))
+    };
+    name.len() <= MAX && name.split(['.', '/']).all(is_segment)
+}
+
+fn is_network_sysctl(name: &str) -> bool {
+    name.starts_with("net.")
+}
+
+fn is_ipc_sysctl(name: &str) -> bool {
+    name == "kernel.sem"
+        || ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn dns_config(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
