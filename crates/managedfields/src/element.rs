@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::fields_v1::FormatError;
+use crate::format_error::FormatError;
 
 /// One step of a path. Texts are borrowed from the objects that the path is of, where that is possible.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,6 +14,7 @@ mod apply;
 mod compare;
 mod element;
 mod fields_v1;
+mod format_error;
 mod managers;
 mod schema;
 mod set;
@@ -25,7 +26,7 @@ pub use apply::{
 };
 pub use compare::Comparison;
 pub use element::{Element, Scalar as KeyValue};
-pub use fields_v1::FormatError;
+pub use format_error::FormatError;
 pub use managers::{Entry, EntryError, Identity, Managers, Operation};
 pub use schema::{Field, Items, Key, ListType, MapType, Scalar, Schema, Type, TypeId};
 pub use set::{Node, Set};

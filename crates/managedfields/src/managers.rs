@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::fields_v1::FormatError;
+use crate::format_error::FormatError;
 use crate::set::Set;
 
 /// How a manager set its fields.
