@@ -219,8 +219,7 @@ async fn namespace_deletion_takes_everything() {
 #[tokio::test(flavor = "multi_thread")]
 async fn namespace_gets_the_root_ca_again() {
     let controllers = ["root-ca-certificate-publisher-controller"];
-    let cluster =
-        Cluster::start(&controllers, |own| own.cluster.root_ca = Some("CA".into())).await;
+    let cluster = Cluster::start(&controllers, |own| own.cluster.root_ca = Some("CA".into())).await;
     let maps = cluster.api::<ConfigMap>("default");
     let data = async || {
         let map = maps.get_opt("kube-root-ca.crt").await.unwrap();
