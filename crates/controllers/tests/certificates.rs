@@ -113,7 +113,7 @@ fn issuer(cluster: &Cluster, pem: &str) -> Vec<&'static str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn csr_of_a_bootstrapping_node_is_approved_and_signed() {
-    let cluster = Cluster::start(&[APPROVER, SIGNER], sign).await;
+    let cluster = Cluster::start_in(&[APPROVER, SIGNER], sign).await;
     let kubelet = "kube-apiserver-client-kubelet";
     let bootstrapper = cluster.user("system:bootstrap:abcdef", "system:bootstrappers").await;
     post(&bootstrapper, request("first", kubelet, "system:node:n7", "system:nodes", &[])).await;
@@ -141,7 +141,7 @@ async fn csr_of_a_bootstrapping_node_is_approved_and_signed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn csr_is_signed_once_it_is_approved() {
-    let cluster = Cluster::start(&[APPROVER, SIGNER], sign).await;
+    let cluster = Cluster::start_in(&[APPROVER, SIGNER], sign).await;
     let client = &cluster.client;
     post(client, request("jane", "kube-apiserver-client", "jane", "team", &[])).await;
     let mut odd = request("odd", "kubelet-serving", "system:node:n1", "system:nodes", &["n1"]);
@@ -179,7 +179,7 @@ async fn csr_is_signed_once_it_is_approved() {
 /// own.
 #[tokio::test(flavor = "multi_thread")]
 async fn csr_serving_certificate_names_nothing_but_the_node() {
-    let cluster = Cluster::start(&[APPROVER, SIGNER], |settings, dir| {
+    let cluster = Cluster::start_in(&[APPROVER, SIGNER], |settings, dir| {
         sign(settings, dir);
         settings.cluster.approve_kubelet_serving = true;
         settings.cluster.apiserver_host = Some("10.7.7.7".to_owned());
@@ -225,7 +225,7 @@ async fn csr_serving_certificate_names_nothing_but_the_node() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bootstrap_tokens_sign_cluster_info_and_end() {
     let cluster =
-        Cluster::start(&["bootstrap-signer-controller", "token-cleaner-controller"], |_, _| {})
+        Cluster::start_in(&["bootstrap-signer-controller", "token-cleaner-controller"], |_, _| {})
             .await;
     let token = |id: &str, expiration: &str| {
         json!({
@@ -258,7 +258,7 @@ async fn bootstrap_tokens_sign_cluster_info_and_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn aggregated_roles_follow_their_parts() {
-    let cluster = Cluster::start(&["clusterrole-aggregation-controller"], |_, _| {}).await;
+    let cluster = Cluster::start_in(&["clusterrole-aggregation-controller"], |_, _| {}).await;
     let api: Api<ClusterRole> = Api::all(cluster.client.clone());
     let rules = async |name: &str| api.get(name).await.unwrap().rules.unwrap_or_default();
     // in turn: view is part of edit, and edit of admin

@@ -36,7 +36,7 @@ async fn ready_addresses(cluster: &Cluster, service: &str) -> BTreeSet<String> {
 async fn endpoints_follow_the_pods_of_a_service() {
     let controllers =
         ["endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"];
-    let mut cluster = Cluster::start(&controllers, |_, _| {}).await;
+    let mut cluster = Cluster::start(&controllers, |_| {}).await;
     cluster.add_node("n1").await;
     let labels = json!({"labels": {"app": "web"}});
     for name in ["a", "b"] {
@@ -137,7 +137,7 @@ async fn owned_pods(cluster: &Cluster, owner: &str, blocks: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gc_deletes_pods_of_deleted_owners() {
-    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_, _| {}).await;
+    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_| {}).await;
     cluster.add_node("n1").await;
     owned_pods(&cluster, "one", true).await;
     owned_pods(&cluster, "two", true).await;
@@ -165,7 +165,7 @@ async fn gc_deletes_pods_of_deleted_owners() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gc_finishes_foreground_and_orphan_deletions() {
-    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_, _| {}).await;
+    let mut cluster = Cluster::start(&["garbage-collector-controller"], |_| {}).await;
     cluster.add_node("n1").await;
     owned_pods(&cluster, "one", true).await;
     owned_pods(&cluster, "two", true).await;
@@ -200,7 +200,7 @@ async fn namespace(cluster: &Cluster, name: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn namespace_deletion_takes_everything() {
     let controllers = ["namespace-controller", "serviceaccount-controller"];
-    let mut cluster = Cluster::start(&controllers, |_, _| {}).await;
+    let mut cluster = Cluster::start(&controllers, |_| {}).await;
     cluster.add_node("n1").await;
     namespace(&cluster, "doomed").await;
     let accounts = async || cluster.names::<ServiceAccount>("doomed").await;
@@ -219,8 +219,7 @@ async fn namespace_deletion_takes_everything() {
 #[tokio::test(flavor = "multi_thread")]
 async fn namespace_gets_the_root_ca_again() {
     let controllers = ["root-ca-certificate-publisher-controller"];
-    let cluster =
-        Cluster::start(&controllers, |own, _| own.cluster.root_ca = Some("CA".into())).await;
+    let cluster = Cluster::start(&controllers, |own| own.cluster.root_ca = Some("CA".into())).await;
     let maps = cluster.api::<ConfigMap>("default");
     let data = async || {
         let map = maps.get_opt("kube-root-ca.crt").await.unwrap();
@@ -232,7 +231,7 @@ async fn namespace_gets_the_root_ca_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn taint_eviction_deletes_pods_that_do_not_tolerate() {
-    let mut cluster = Cluster::start(&["taint-eviction-controller"], |_, _| {}).await;
+    let mut cluster = Cluster::start(&["taint-eviction-controller"], |_| {}).await;
     cluster.add_node("n1").await;
     cluster.pod("default", "plain", "n1", json!({})).await;
     let tolerant =
@@ -270,7 +269,7 @@ async fn taint_eviction_deletes_pods_that_do_not_tolerate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_that_is_silent_is_marked_and_tainted() {
-    let settings = |settings: &mut longshore_controllers::Settings, _: &std::path::Path| {
+    let settings = |settings: &mut longshore_controllers::Settings| {
         let cluster = &mut settings.cluster;
         cluster.node_monitor_period = Duration::from_millis(100);
         cluster.node_monitor_grace = Duration::from_secs(2);
@@ -324,7 +323,7 @@ async fn node_that_is_silent_is_marked_and_tainted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quota_status_follows_what_is_there() {
-    let mut cluster = Cluster::start(&["resourcequota-controller"], |_, _| {}).await;
+    let mut cluster = Cluster::start(&["resourcequota-controller"], |_| {}).await;
     cluster.add_node("n1").await;
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {
         "pods": "5", "configmaps": "9", "services": "9", "requests.cpu": "2", "count/secrets": "9"}}});
@@ -356,7 +355,7 @@ async fn quota_status_follows_what_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn disruption_status_follows_the_pods() {
-    let mut cluster = Cluster::start(&["disruption-controller"], |_, _| {}).await;
+    let mut cluster = Cluster::start(&["disruption-controller"], |_| {}).await;
     cluster.add_node("n1").await;
     let labels = json!({"labels": {"app": "web"}});
     for name in ["a", "b", "c"] {

@@ -49,7 +49,7 @@ fn controllers(client: &Client) -> Tasks {
 
 /// A cluster with a kubelet for all pods, whether they have a node or not.
 async fn cluster() -> (Cluster, Tasks) {
-    let cluster = Cluster::start(&[], |_, _| {}).await;
+    let cluster = Cluster::start(&[], |_| {}).await;
     let kubelet = tokio::spawn(kubelet(cluster.client.clone()));
     (cluster, Tasks(vec![kubelet]))
 }

@@ -43,8 +43,13 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    /// An apiserver with these controllers. `adapt` is given the directory that has its `pki`.
-    pub async fn start(controllers: &[&str], adapt: impl FnOnce(&mut Settings, &Path)) -> Self {
+    /// An apiserver with these controllers.
+    pub async fn start(controllers: &[&str], adapt: impl FnOnce(&mut Settings)) -> Self {
+        Self::start_in(controllers, |settings, _| adapt(settings)).await
+    }
+
+    /// The same; `adapt` is given the directory that has the apiserver's `pki`, too.
+    pub async fn start_in(controllers: &[&str], adapt: impl FnOnce(&mut Settings, &Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display();
         let cli = Cli::try_parse_from([
