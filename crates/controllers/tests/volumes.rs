@@ -127,7 +127,7 @@ async fn force_delete(cluster: &Cluster, pod: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn volume_lifecycle_bind_protect_release() {
-    let cluster = Cluster::start(&[BINDER, PROTECTION[0], PROTECTION[1]], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER, PROTECTION[0], PROTECTION[1]], |_| {}).await;
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let claims = cluster.api::<PersistentVolumeClaim>("default");
     make(&volumes, volume("big", "10Gi", json!({}))).await;
@@ -163,7 +163,7 @@ async fn volume_lifecycle_bind_protect_release() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn binding_of_many_claims_gives_each_its_own_volume() {
-    let cluster = Cluster::start(&[BINDER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER], |_| {}).await;
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let claims = cluster.api::<PersistentVolumeClaim>("default");
     let names: Vec<String> = (0..20).map(|number| format!("x{number}")).collect();
@@ -186,7 +186,7 @@ async fn binding_of_many_claims_gives_each_its_own_volume() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn volume_prebinding_both_ways_and_loss() {
-    let cluster = Cluster::start(&[BINDER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER], |_| {}).await;
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let claims = cluster.api::<PersistentVolumeClaim>("default");
     let meant = json!({"claimRef": {"namespace": "default", "name": "data"}});
@@ -209,7 +209,7 @@ async fn volume_prebinding_both_ways_and_loss() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn provisioning_waits_for_consumer_and_default_class() {
-    let cluster = Cluster::start(&[BINDER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER], |_| {}).await;
     let classes: Api<StorageClass> = Api::all(cluster.client.clone());
     let claims = cluster.api::<PersistentVolumeClaim>("default");
     let mut plain = claim("plain", "", json!({}));
@@ -244,7 +244,7 @@ async fn provisioning_waits_for_consumer_and_default_class() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ephemeral_volumes_have_claims() {
     let controllers = [EPHEMERAL, BINDER, PROTECTION[0], "garbage-collector-controller"];
-    let cluster = Cluster::start(&controllers, |_, _| {}).await;
+    let cluster = Cluster::start(&controllers, |_| {}).await;
     let volumes: Api<PersistentVolume> = Api::all(cluster.client.clone());
     let claims = cluster.api::<PersistentVolumeClaim>("default");
     make(&volumes, volume("v", "1Gi", json!({}))).await;
@@ -285,7 +285,7 @@ async fn reclaim_delete_of_host_paths_is_opt_in() {
     std::fs::write(path.join("file"), "x").unwrap();
     let controllers = [BINDER, PROTECTION[0], PROTECTION[1]];
     for is_allowed in [false, true] {
-        let allow = |settings: &mut longshore_controllers::Settings, _: &std::path::Path| {
+        let allow = |settings: &mut longshore_controllers::Settings| {
             settings.cluster.enable_hostpath_provisioner = is_allowed;
         };
         let cluster = Cluster::start(&controllers, allow).await;
@@ -303,7 +303,7 @@ async fn reclaim_delete_of_host_paths_is_opt_in() {
     let outside = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
     std::fs::write(outside.path().join("file"), "x").unwrap();
     std::os::unix::fs::symlink(outside.path(), data.path().join("link")).unwrap();
-    let allow = |settings: &mut longshore_controllers::Settings, _: &std::path::Path| {
+    let allow = |settings: &mut longshore_controllers::Settings| {
         settings.cluster.enable_hostpath_provisioner = true;
     };
     let cluster = Cluster::start(&controllers, allow).await;
@@ -314,7 +314,7 @@ async fn reclaim_delete_of_host_paths_is_opt_in() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reclaim_recycle_runs_a_pod() {
-    let cluster = Cluster::start(&[BINDER, PROTECTION[0]], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER, PROTECTION[0]], |_| {}).await;
     let volumes = released(&cluster, "Recycle", Path::new("/tmp/longshore-none")).await;
     let pods = cluster.api::<Pod>("default");
     let recycler = "recycler-for-v";
@@ -358,7 +358,7 @@ async fn managed_node(cluster: &Cluster, name: &str) -> Api<Node> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attach_detach_follows_pods() {
-    let cluster = Cluster::start(&[BINDER, ATTACHER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER, ATTACHER], |_| {}).await;
     let nodes = managed_node(&cluster, "n1").await;
     managed_node(&cluster, "n2").await;
     csi_claim(&cluster).await;
@@ -401,7 +401,7 @@ async fn attach_detach_follows_pods() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attach_detach_takes_volumes_from_nodes_out_of_service() {
-    let cluster = Cluster::start(&[BINDER, ATTACHER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER, ATTACHER], |_| {}).await;
     let nodes = managed_node(&cluster, "n1").await;
     csi_claim(&cluster).await;
     user(&cluster, "user", "n1", of_claim("data")).await;
@@ -417,7 +417,7 @@ async fn attach_detach_takes_volumes_from_nodes_out_of_service() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attach_detach_skips_drivers_that_need_no_attachment() {
-    let cluster = Cluster::start(&[BINDER, ATTACHER], |_, _| {}).await;
+    let cluster = Cluster::start(&[BINDER, ATTACHER], |_| {}).await;
     managed_node(&cluster, "n1").await;
     let drivers: Api<CSIDriver> = Api::all(cluster.client.clone());
     let none = json!({"metadata": {"name": "csi.example.com"}, "spec": {"attachRequired": false}});
