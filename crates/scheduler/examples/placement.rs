@@ -1,5 +1,5 @@
 //! How many pods a second the scheduler places without an API: `cargo run --release -p
-//! longshore-scheduler --example bench -- [nodes] [pods]`.
+//! longshore-scheduler --example placement -- [nodes] [pods]`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
