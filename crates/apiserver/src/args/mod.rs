@@ -173,12 +173,13 @@ pub struct ServeArgs {
     /// The CA of the nodes' serving certificates [default: any certificate is taken]
     #[arg(long, value_name = "FILE")]
     pub kubelet_certificate_authority: Option<PathBuf>,
-    /// Which of a node's addresses to use, by type: the first that it has
+    /// Which of a node's addresses to use, by type: the first that it has. Upstream's default begins with
+    /// the names, which few clusters resolve
     #[arg(
         long,
         value_name = "TYPES",
         value_delimiter = ',',
-        default_value = "Hostname,InternalDNS,InternalIP,ExternalDNS,ExternalIP"
+        default_value = "InternalIP,Hostname,InternalDNS,ExternalIP,ExternalDNS"
     )]
     pub kubelet_preferred_address_types: Vec<String>,
     /// Whether containers may be privileged, where pod security lets them
