@@ -158,7 +158,10 @@ mod tests {
         assert_eq!(store.get("/registry/pods/a").await.unwrap().unwrap(), written);
         let options =
             ListOptions { start: Some("/registry/pods/a".into()), ..ListOptions::default() };
-        assert_eq!(store.list("/registry/pods/", options).await.unwrap().items, [written.clone()]);
+        assert_eq!(
+            store.list("/registry/pods/", options).await.unwrap().items,
+            std::slice::from_ref(&written)
+        );
         store.delete("/registry/pods/a", written.mod_revision).await.unwrap();
         let mut keys = Vec::new();
         while keys.len() < 2 {

@@ -207,7 +207,9 @@ fn claim_fault(node: &str, new: &Value, old: &Value) -> Option<String> {
         ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"];
     let others = |claim: &Value| {
         let mut claim = claim.clone();
-        object::metadata_mut(&mut claim).remove("resourceVersion");
+        let metadata = object::metadata_mut(&mut claim);
+        metadata.remove("resourceVersion");
+        metadata.remove("managedFields");
         object::child_mut(&mut claim, "status").retain(|field, _| !OWN.contains(&field.as_str()));
         claim
     };

@@ -330,8 +330,7 @@ fn is_in_claim_scope(scope: &Value, claim: &Value) -> bool {
         &status["currentVolumeAttributesClassName"],
         &status["modifyVolumeStatus"]["targetVolumeAttributesClassName"],
     ];
-    let names: Vec<&str> =
-        names.into_iter().map(|name| text(name)).filter(|name| !name.is_empty()).collect();
+    let names: Vec<&str> = names.into_iter().map(text).filter(|name| !name.is_empty()).collect();
     if scope["scopeName"] != SCOPE {
         return false;
     }

@@ -180,3 +180,24 @@ fn node_restriction_writes() {
     );
     assert!(node_restriction::admit_subresource("n1", resource("Pod"), "p", "binding").is_err());
 }
+
+#[test]
+fn node_restriction_lets_a_node_resize_a_claim_and_be_its_manager() {
+    let old = json!({"metadata": {"name": "c", "namespace": "d", "resourceVersion": "1"}});
+    let mut new = json!({
+        "metadata": {"name": "c", "namespace": "d", "managedFields": [{"manager": "longshore"}]},
+        "status": {"capacity": {"storage": "2Gi"}},
+    });
+    let admit = |new: &Value| {
+        node_restriction::admit_update(
+            "n1",
+            core("persistentvolumeclaims").unwrap(),
+            "status",
+            new,
+            &old,
+        )
+    };
+    assert!(admit(&new).is_ok());
+    new["metadata"]["labels"] = json!({"a": "b"});
+    assert!(admit(&new).is_err());
+}
