@@ -10,6 +10,9 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use longshore_testkit::wait_until;
 use serde_json::json;
 
+/// What a container that failed by itself waits at its second failure, in seconds.
+const RESTART_DELAY: i64 = 10;
+
 #[tokio::test]
 async fn pod_runs_reports_status_and_is_removed() {
     let cluster = Cluster::start().await;
@@ -177,20 +180,26 @@ async fn crash_loop_back_off_of_failing_container() {
     cluster
         .until_event("BackOff", "Back-off restarting failed container c in pod crash_default")
         .await;
+    let finished = ended.finished_at.as_ref().unwrap().0;
+    // When its next run began; that may have ended already.
+    let next_start = |pod: &k8s_openapi::api::core::v1::Pod| {
+        let status = first_status(pod);
+        let (state, last) =
+            (status.state.unwrap_or_default(), status.last_state.unwrap_or_default());
+        let running = state.running.and_then(|run| run.started_at);
+        let ends = state.terminated.into_iter().chain(last.terminated);
+        let later = ends.filter(|run| run.container_id != ended.container_id);
+        let mut starts = running.into_iter().chain(later.filter_map(|run| run.started_at));
+        starts.next().map(|time| time.0)
+    };
     let again = cluster
-        .until("crash", "restarted a second time", |pod| match waiting(pod).0 {
-            2 => Ok(()),
-            other => Err(other.to_string()),
+        .until("crash", "restarted a second time", |pod| match next_start(pod) {
+            Some(_) => Ok(()),
+            None => Err(format!("{:?}", waiting(pod))),
         })
         .await;
-    // It may have ended already, and wait again.
-    let status = first_status(&again);
-    let (state, last) = (status.state.unwrap_or_default(), status.last_state.unwrap_or_default());
-    let running = state.running.and_then(|run| run.started_at);
-    let ended_again = state.terminated.or(last.terminated).and_then(|run| run.started_at);
-    let (restarted, ended) = (running.or(ended_again).unwrap().0, ended.finished_at.unwrap().0);
     // Times in a status are whole seconds.
-    let pause = restarted.duration_since(ended).as_secs();
+    let pause = next_start(&again).unwrap().duration_since(finished).as_secs();
     assert!(pause >= 9, "after 10 s, not at once: {pause} s");
     cluster.delete("crash").await;
     cluster.until_gone("crash").await;
@@ -387,7 +396,12 @@ async fn sandbox_stopped_by_others_is_replaced() {
     let events: kube::Api<k8s_openapi::api::core::v1::Event> =
         kube::Api::all(cluster.client.clone());
     let events = events.list(&kube::api::ListParams::default()).await.unwrap();
-    assert!(events.iter().all(|event| event.reason.as_deref() != Some("BackOff")), "{events:?}");
+    let changed = events.iter().find(|event| event.reason.as_deref() == Some("SandboxChanged"));
+    let changed = changed.unwrap().first_timestamp.as_ref().unwrap().0;
+    let state = first_status(&cluster.pod("web").await).state.unwrap();
+    let started = state.running.unwrap().started_at.unwrap().0;
+    let pause = started.duration_since(changed);
+    assert!(pause.as_secs() < RESTART_DELAY, "it waited for {pause}");
     cluster.host.assert_clean();
 }
 

@@ -68,6 +68,7 @@ fn signing_request(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rbac_grant_and_revoke_by_kubectl() {
     let cluster = Cluster::start().await;
+    cluster.aggregate_roles().await;
     let jane = cluster.user("jane", "team").await;
     let maps = "/api/v1/namespaces/default/configmaps";
     assert_eq!(jane.get(maps).await.0, 403);
@@ -124,6 +125,7 @@ async fn rbac_grant_and_revoke_by_kubectl() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rbac_escalation_is_forbidden() {
     let cluster = Cluster::start().await;
+    cluster.aggregate_roles().await;
     let jane = cluster.user("jane", "team").await;
     kubectl_ok(&cluster, "create rolebinding admins --clusterrole=admin --user=jane");
     let roles = format!("{RBAC}/namespaces/default/roles");

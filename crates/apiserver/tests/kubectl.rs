@@ -126,7 +126,7 @@ fn kubectl_create_and_auth_subcommands() {
     assert!(kubectl.ok("auth whoami").contains("kubernetes-admin"));
     let error = kubectl.fails("get pods --as=bob", "");
     assert!(error.contains("User \"bob\" cannot list resource \"pods\""), "{error}");
-    kubectl.ok("delete namespace shop --timeout=20s");
+    kubectl.ok("delete namespace shop --wait=false");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn kubectl_wait_for_conditions_and_deletions() {
 fn kubectl_server_side_apply() {
     let kubectl = kubectl!();
     let map = |a: &str, b: &str| {
-        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: m}}, data: {{a: {a:?}{b}}}}}")
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m}}\ndata: {{a: {a:?}{b}}}\n")
     };
     let as_ci = "apply --server-side --field-manager=ci -f -";
     kubectl.ok_with(as_ci, &map("1", ", b: \"1\""));
@@ -278,7 +278,7 @@ fn kubectl_server_side_apply() {
     assert!(text.contains("-  a: \"1\"") && text.contains("+  a: \"2\""), "{text}");
 
     kubectl.ok_with(&as_other.replace("-f", "--force-conflicts -f"), &map("2", ""));
-    kubectl.ok_with(as_ci, "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}}");
+    kubectl.ok_with(as_ci, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n");
     assert_eq!(kubectl.ok("get configmap m -o jsonpath={.data}"), "{\"a\":\"2\"}");
 
     // From client-side apply there and back.

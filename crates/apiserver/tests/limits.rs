@@ -552,6 +552,7 @@ async fn request_limit_response_memory_per_user() {
         let map = config_map(&format!("m{i}"), json!({"a": text}));
         cluster.admin.create("/api/v1/namespaces/default/configmaps", map).await;
     }
+    cluster.aggregate_roles().await;
     let reader = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
         "metadata": {"name": "greedy"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},

@@ -268,6 +268,7 @@ async fn pod_security_of_a_namespace() {
     let labels = json!({"pod-security.kubernetes.io/enforce": "baseline"});
     let namespace = json!({"metadata": {"name": "strict", "labels": labels}});
     cluster.admin.create("/api/v1/namespaces", namespace).await;
+    cluster.admin.ensure_default_account("strict").await;
     let pods = "/api/v1/namespaces/strict/pods";
     let mut host = pod("a", "");
     host["metadata"]["namespace"] = "strict".into();

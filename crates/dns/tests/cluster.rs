@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use hickory_server::proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_server::proto::rr::{Name, RecordType};
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -238,6 +238,8 @@ async fn cluster_names_follow_the_objects() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_names_of_pods_are_verified() {
     let cluster = Cluster::start(PodNames::Verified).await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), "kube-system");
+    cluster.create(accounts, json!({"metadata": {"name": "default"}})).await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "kube-system");
     let containers = json!([{"name": "c", "image": "i"}]);
     let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": containers}});

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use clap::Parser;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
@@ -45,6 +45,10 @@ async fn directory_of_an_apiserver() {
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]},
     });
     let pod = serde_json::from_value(pod).unwrap();
+    let account: ServiceAccount =
+        serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "kube-system");
+    accounts.create(&PostParams::default(), &account).await.unwrap();
     pods.create(&PostParams::default(), &pod).await.unwrap();
 
     let directory = ApiDirectory(client.clone());

@@ -252,7 +252,10 @@ async fn pods_of_higher_priority_preempt_others() {
     let low = cluster.wait_for_pod("low", is_on("n1")).await;
     let high = json!({"priorityClassName": "system-cluster-critical"});
     let created = cluster.pod("high", "1", high).await;
-    cluster.wait_for_pod("high", |pod| pod["status"]["nominatedNodeName"] == "n1").await;
+    // The binding, which follows once the other pod is gone, clears the nomination.
+    let is_nominated =
+        |pod: &Value| pod["status"]["nominatedNodeName"] == "n1" || pod["spec"]["nodeName"] == "n1";
+    cluster.wait_for_pod("high", is_nominated).await;
     let event = cluster.wait_for_event("Preempted", "low").await;
     let uid = created["metadata"]["uid"].as_str().unwrap();
     assert_eq!(event["message"], format!("Preempted by pod {uid} on node n1"));

@@ -106,6 +106,33 @@ impl Cluster {
         client(&self.pki().join("kubelet-n1.conf")).await
     }
 
+    /// Fills aggregated cluster roles, as their controller does.
+    pub async fn aggregate_roles(&self) {
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+        let (_, list) = self.admin.get(path).await;
+        let mut roles = list["items"].as_array().unwrap().clone();
+        // view, edit and admin contain each other in turn
+        for _ in 0..3 {
+            for i in 0..roles.len() {
+                let selector = &roles[i]["aggregationRule"]["clusterRoleSelectors"][0];
+                let Some(labels) = selector["matchLabels"].as_object() else { continue };
+                let matches = |role: &&Value| {
+                    labels.iter().all(|(name, value)| role["metadata"]["labels"][name] == *value)
+                };
+                let parts = roles.iter().filter(matches);
+                let rules: Vec<Value> =
+                    parts.filter_map(|role| role["rules"].as_array()).flatten().cloned().collect();
+                roles[i]["rules"] = rules.into();
+            }
+        }
+        for role in roles.iter().filter(|role| role["aggregationRule"].is_object()) {
+            let path = format!("{path}/{}", role["metadata"]["name"].as_str().unwrap());
+            let (code, status) =
+                self.admin.call("PATCH", &path, Some(json!({"rules": role["rules"]}))).await;
+            assert_eq!(code, 200, "{status}");
+        }
+    }
+
     pub async fn user(&self, user: &str, group: &str) -> Client {
         let pki = pki::Pki::open(&self.pki()).unwrap();
         let path = self.dir.path().join(format!("{user}.conf"));

@@ -59,11 +59,11 @@ fn scheduler_binds_pods_and_counts_them() {
 #[test]
 fn scheduler_times_plugins_in_some_attempts_and_counts_rejections_until_they_end() {
     let mut world = World::new();
-    world.add_node(node("n1", 200, json!({})));
-    for number in 0..200 {
+    world.add_node(node("n1", 100, json!({})));
+    for number in 0..100 {
         world.add_pod(pod(&format!("p{number}"), "1", json!({})));
     }
-    assert_eq!(bound(&world.settle()).len(), 200);
+    assert_eq!(bound(&world.settle()).len(), 100);
     // the value of the only series with these labels
     let value = |world: &World, series: &str| -> f64 {
         let page = world.registry.text();
@@ -74,7 +74,7 @@ fn scheduler_times_plugins_in_some_attempts_and_counts_rejections_until_they_end
         &world,
         "scheduler_plugin_execution_duration_seconds_count{plugin=\"NodeResourcesFit\",extension_point=\"Filter\"",
     );
-    assert!(timed > 0.0 && timed < 200.0, "{timed}");
+    assert!(timed > 0.0 && timed < 100.0, "{timed}");
     world.add_pod(pod("late", "1", json!({})));
     world.settle();
     let rejected =
