@@ -106,6 +106,7 @@ async fn rbac_grant_and_revoke_by_kubectl() {
     kubectl_ok(&cluster, "create clusterrole more --verb=get --resource=nodes");
     assert_eq!(jane.get("/api/v1/nodes").await.0, 403);
     kubectl_ok(&cluster, "label clusterrole more rbac.authorization.k8s.io/aggregate-to-edit=true");
+    cluster.aggregate_roles().await;
     let nodes = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {"verb": "get", "resource": "nodes", "name": "n1"}},

@@ -277,7 +277,7 @@ fn kubectl_server_side_apply() {
     assert_eq!(output.status.code(), Some(1), "there is a difference");
     assert!(text.contains("-  a: \"1\"") && text.contains("+  a: \"2\""), "{text}");
 
-    kubectl.ok_with(&as_other.replace("-f", "--force-conflicts -f"), &map("2", ""));
+    kubectl.ok_with(&as_other.replace(" -f ", " --force-conflicts -f "), &map("2", ""));
     kubectl.ok_with(as_ci, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n");
     assert_eq!(kubectl.ok("get configmap m -o jsonpath={.data}"), "{\"a\":\"2\"}");
 
