@@ -282,12 +282,12 @@ fn kubectl_server_side_apply() {
     assert_eq!(kubectl.ok("get configmap m -o jsonpath={.data}"), "{\"a\":\"2\"}");
 
     // From client-side apply there and back.
-    kubectl.ok_with("apply -f -", &map("1", "").replace("name: m", "name: n"));
-    kubectl.ok_with("apply --server-side -f -", &map("2", "").replace("name: m", "name: n"));
-    let shown = kubectl.ok("get configmap n -o yaml --show-managed-fields");
+    kubectl.ok_with("apply -f -", &map("1", "").replace("name: m", "name: k"));
+    kubectl.ok_with("apply --server-side -f -", &map("2", "").replace("name: m", "name: k"));
+    let shown = kubectl.ok("get configmap k -o yaml --show-managed-fields");
     assert!(!shown.contains("kubectl-client-side-apply"), "{shown}");
-    let last = kubectl.ok("apply view-last-applied configmap n");
+    let last = kubectl.ok("apply view-last-applied configmap k");
     assert!(last.contains("a: \"2\""), "{last}");
-    kubectl.ok_with("apply -f -", &map("3", "").replace("name: m", "name: n"));
-    assert_eq!(kubectl.ok("get configmap n -o jsonpath={.data}"), "{\"a\":\"3\"}");
+    kubectl.ok_with("apply -f -", &map("3", "").replace("name: m", "name: k"));
+    assert_eq!(kubectl.ok("get configmap k -o jsonpath={.data}"), "{\"a\":\"3\"}");
 }
