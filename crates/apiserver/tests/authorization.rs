@@ -8,7 +8,8 @@ use std::process::Command;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::*;
-use rcgen::{CertificateParams, DnType, KeyPair};
+use longshore_tls::testing::certificate_request;
+use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
@@ -40,15 +41,7 @@ fn signing_request(
     group: &str,
     names: &[&str],
 ) -> (KeyPair, Value) {
-    let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
-    let mut params = CertificateParams::new(names).unwrap();
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, user);
-    if !group.is_empty() {
-        params.distinguished_name.push(DnType::OrganizationName, group);
-    }
-    let key = KeyPair::generate().unwrap();
-    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    let (key, pem) = certificate_request(user, group, names);
     let purpose = if signer == "kubelet-serving" { "server auth" } else { "client auth" };
     let request = json!({
         "apiVersion": "certificates.k8s.io/v1",

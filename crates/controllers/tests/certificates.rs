@@ -15,6 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use longshore_controllers::{Settings, SignerFiles};
 use longshore_csr::{Authority, Signer};
+use longshore_tls::testing::certificate_request;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, from_value, json};
 
@@ -42,15 +43,7 @@ fn request(
     group: &str,
     names: &[&str],
 ) -> CertificateSigningRequest {
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let mut params = CertificateParams::new(names).unwrap();
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, user);
-    if !group.is_empty() {
-        params.distinguished_name.push(DnType::OrganizationName, group);
-    }
-    let key = KeyPair::generate().unwrap();
-    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    let (_, pem) = certificate_request(user, group, names);
     let purpose = if signer == "kubelet-serving" { "server auth" } else { "client auth" };
     from_value(json!({
         "metadata": {"name": name},

@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use longshore_tls::subject_of;
+use longshore_tls::testing::certificate_request;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -26,15 +27,7 @@ fn authority(name: &str, algorithm: &'static rcgen::SignatureAlgorithm) -> (Auth
 
 /// `spec.request` of a user in a group, for these names.
 fn asked(user: &str, group: &str, names: &[&str]) -> String {
-    let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
-    let mut params = CertificateParams::new(names).unwrap();
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, user);
-    if !group.is_empty() {
-        params.distinguished_name.push(DnType::OrganizationName, group);
-    }
-    let key = KeyPair::generate().unwrap();
-    STANDARD.encode(params.serialize_request(&key).unwrap().pem().unwrap())
+    STANDARD.encode(certificate_request(user, group, names).1)
 }
 
 fn request(user: &str, group: &str, names: &[&str]) -> Request {

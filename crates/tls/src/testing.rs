@@ -56,3 +56,17 @@ impl Authority {
         self.issue(&subject, ExtendedKeyUsagePurpose::ClientAuth)
     }
 }
+
+/// The PEM of a certificate request of a user in a group (empty: in none), for these names, and its key.
+pub fn certificate_request(user: &str, group: &str, names: &[&str]) -> (KeyPair, String) {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, user);
+    if !group.is_empty() {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    let key = KeyPair::generate().unwrap();
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    (key, pem)
+}
