@@ -175,6 +175,30 @@ async fn hostile_malformed_requests_get_error_statuses() {
     assert!(log.contains("TLS handshake failed"), "no log line about the attack");
 }
 
+/// CVE-2026-35469: a client of a command sends 2^32-1 settings, or headers, in one frame of SPDY, and
+/// the runtime ends for want of memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_frames_of_a_command_do_not_end_the_runtime() {
+    let target = Target::start().await;
+    target.cluster.create("web", script(FOREVER)).await;
+    target.cluster.until_ready("web").await;
+    let settings = b"\x80\x03\0\x04\0\0\0\x04\xff\xff\xff\xff";
+    // SYN_STREAM, a zlib stream with one stored block
+    let headers = b"\x80\x03\0\x01\0\0\0\x1a\0\0\0\x01\0\0\0\0\0\0\x78\x01\
+        \0\x04\0\xfb\xff\xff\xff\xff\xff\0\0\0\xff\xff";
+    for frame in [&settings[..], headers] {
+        let mut bytes = b"POST /exec/default/web/c?command=cat&input=1&output=1 HTTP/1.1\r\n\
+            Host: n\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+            X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n"
+            .to_vec();
+        bytes.extend_from_slice(frame);
+        let answer = target.send(true, &bytes).await;
+        assert!(answer.starts_with("HTTP/1.1 101 "), "{answer}");
+    }
+    let kubectl = target.cluster.apiserver.kubectl();
+    assert_eq!(kubectl.run(["exec", "web", "--", "echo", "done"]).unwrap(), "done\n");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_idle_connections_do_not_block_others() {
     let target = Target::start().await;

@@ -1,7 +1,7 @@
 //! Upgraded connections, for exec, attach and port-forward.
 //!
 //! [`pass`] passes a client's upgrade to a backend and copies bytes both ways, whatever the
-//! protocol. Backends speak SPDY/3.1 and old WebSocket protocols; newer WebSocket clients are
+//! protocol; only SPDY frames of clients are checked, as not every runtime does. Backends speak SPDY/3.1 and old WebSocket protocols; newer WebSocket clients are
 //! served here: [`remote_command`] translates the channels of `v5.channel.k8s.io` to SPDY streams,
 //! and [`tunnel`] unwraps the SPDY connection that port-forward puts into WebSocket messages. A
 //! session ends when either side closes it, or after the idle time.
@@ -13,8 +13,10 @@
 
 mod activity;
 mod backend;
+mod header_blocks;
 mod output;
 mod pass;
+mod relay;
 mod remote_command;
 mod spdy;
 #[cfg(test)]

@@ -10,17 +10,18 @@ use hyper_util::rt::TokioIo;
 use longshore_base::panics;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, sink, split};
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::activity::Active;
 use crate::backend::{drop_hop_headers, request, send};
+use crate::relay::relay;
 use crate::{Answer, Error};
 
 /// How long a client may take to close a session that has ended.
 pub(crate) const LINGER: Duration = Duration::from_secs(5);
 
 /// Sends the client's request to `target` through `io`, and returns the response; once the backend
-/// upgrades, bytes are copied both ways.
+/// upgrades, bytes are copied both ways; frames of a SPDY client are checked before.
 ///
 /// # Errors
 /// When the client requests no upgrade, and when the backend does not respond or redirects.
@@ -39,7 +40,14 @@ where
     let request = request(client.method().clone(), target, client.headers().clone());
     let mut response = send(io, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        spawn_join(client, &mut response, move |client, backend| join(client, backend, idle));
+        let is_spdy = is_spdy(response.headers());
+        spawn_join(client, &mut response, move |client, backend| async move {
+            let (client, expired) = Active::new(client, idle);
+            tokio::select! {
+                () = join(client, backend, is_spdy) => {}
+                () = expired => debug!("session was idle for {idle:?}"),
+            }
+        });
     } else {
         drop_hop_headers(response.headers_mut());
         close_on_refusal(true, &mut response);
@@ -73,23 +81,40 @@ pub fn close_on_refusal<B>(is_upgrade: bool, response: &mut Response<B>) {
     }
 }
 
-/// Copies both ways until either side closes.
-async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
-    let (client, expired) = Active::new(client, idle);
+/// Copies both ways until either side closes, or the client sends an invalid frame.
+async fn join(client: Active, backend: Upgraded, is_spdy: bool) {
     let (mut from_client, mut to_client) = split(client);
     let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
-    tokio::select! {
-        _ = copy(&mut from_client, &mut to_backend) => {}
-        _ = copy(&mut from_backend, &mut to_client) => {
-            // closing a connection with unread data may discard data that was sent
-            let drain = async {
-                let _ = to_client.shutdown().await;
-                let _ = copy(&mut from_client, &mut sink()).await;
-            };
-            let _ = timeout(LINGER, drain).await;
+    let up = async {
+        match is_spdy {
+            true => log_invalid(relay(&mut from_client, &mut to_backend).await),
+            false => _ = copy(&mut from_client, &mut to_backend).await,
         }
-        () = expired => debug!("session was idle for {idle:?}"),
+    };
+    tokio::select! {
+        () = up => return,
+        _ = copy(&mut from_backend, &mut to_client) => {}
     }
+    // closing a connection with unread data may discard data that was sent
+    let drain = async {
+        let _ = to_client.shutdown().await;
+        let _ = copy(&mut from_client, &mut sink()).await;
+    };
+    let _ = timeout(LINGER, drain).await;
+}
+
+/// Logs why a session ends if its client sent an invalid frame.
+pub(crate) fn log_invalid(result: Result<(), Error>) {
+    match result {
+        Err(error @ Error::Spdy(_)) => warn!("the session is closed for an invalid frame: {error}"),
+        Err(error) => debug!("the session has failed: {error}"),
+        Ok(()) => {}
+    }
+}
+
+/// Whether the response switches to SPDY/3.1.
+fn is_spdy(headers: &HeaderMap) -> bool {
+    headers.get(UPGRADE).is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"SPDY/3.1"))
 }
 
 /// Whether the request asks for any upgrade.

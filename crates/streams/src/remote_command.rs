@@ -22,7 +22,7 @@ use tracing::debug;
 
 use crate::activity::Active;
 use crate::pass::LINGER;
-use crate::spdy::{self, Frame, Opener, PIECE, Reader};
+use crate::spdy::{self, Data, Frame, Opener, PIECE, Reader};
 use crate::websocket::{self, WebSocket, accept, is_websocket, protocols};
 use crate::{Answer, Error};
 
@@ -279,7 +279,7 @@ impl Down<'_> {
         let mut status = BytesMut::new();
         while stdout.or(stderr).or(error).is_some() {
             let (stream, bytes, last) = match self.reader.next().await? {
-                Some(Frame::Data { stream, bytes, last }) => (stream, bytes, last),
+                Some(Frame::Data(Data { stream, bytes, last })) => (stream, bytes, last),
                 Some(Frame::Reset { stream }) => (stream, Bytes::new(), true),
                 Some(Frame::Ping { id }) => {
                     let _ = self.pings.try_send(id);

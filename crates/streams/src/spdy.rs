@@ -1,4 +1,5 @@
-//! The part of SPDY/3.1 that a client of streams needs: it opens them, sends and receives data.
+//! Frames of SPDY/3.1, and the part of it that a client of streams needs: it opens them, sends and
+//! receives data.
 //!
 //! Streaming servers have no flow control windows, so neither does this client. Header blocks are
 //! sent as a zlib stream of stored blocks, which every decoder can read, and received ones are
@@ -11,31 +12,69 @@ use crate::Error;
 
 /// Maximum size of data that is passed on or sent at once.
 pub(crate) const PIECE: usize = 32 << 10;
-/// Limit of control frames; those of servers are far smaller.
-const MAX_CONTROL: usize = 64 << 10;
+/// Limit of control frames; those of streaming servers and their clients are far smaller.
+pub(crate) const MAX_CONTROL: usize = 64 << 10;
 
 const CONTROL: u32 = 1 << 31;
 const VERSION: u32 = 3 << 16;
-const SYN_STREAM: u32 = 1;
-const SYN_REPLY: u32 = 2;
-const RST_STREAM: u32 = 3;
-const PING: u32 = 6;
+pub(crate) const SYN_STREAM: u32 = 1;
+pub(crate) const SYN_REPLY: u32 = 2;
+pub(crate) const RST_STREAM: u32 = 3;
+pub(crate) const SETTINGS: u32 = 4;
+pub(crate) const PING: u32 = 6;
+pub(crate) const GOAWAY: u32 = 7;
+pub(crate) const HEADERS: u32 = 8;
+pub(crate) const WINDOW_UPDATE: u32 = 9;
 const FIN: u32 = 1;
+
+/// A frame of either side; one with data may be a part of that which was sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Data(Data),
+    Control(Control),
+}
+
+/// Data of a stream, at most [`PIECE`] bytes; after the last of a stream, there is no more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Data {
+    pub(crate) stream: u32,
+    pub(crate) bytes: Bytes,
+    pub(crate) last: bool,
+}
+
+/// A control frame of version 3.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Control {
+    pub(crate) kind: u32,
+    pub(crate) flags: u32,
+    pub(crate) body: Bytes,
+}
+
+impl Control {
+    /// As it is sent.
+    pub(crate) fn encoded(&self) -> Bytes {
+        let mut frame = BytesMut::new();
+        frame.put_u32(CONTROL | VERSION | self.kind);
+        frame.put_u32(self.flags << 24 | self.body.len() as u32);
+        frame.put_slice(&self.body);
+        frame.freeze()
+    }
+}
 
 /// A frame of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     /// The stream is accepted.
     Reply { stream: u32 },
-    /// Data; after the last frame the server sends no more on that stream.
-    Data { stream: u32, bytes: Bytes, last: bool },
+    /// Data.
+    Data(Data),
     /// The stream is reset.
     Reset { stream: u32 },
     /// Must be sent back.
     Ping { id: u32 },
 }
 
-/// Reads a server's frames.
+/// Reads frames.
 pub(crate) struct Reader<R> {
     io: R,
     /// The rest of a data frame: its stream, its size, and whether it is the last.
@@ -47,29 +86,55 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Self { io, data: None }
     }
 
-    /// The next relevant frame; `None` at the end of the connection. Not cancellation safe.
+    /// The next relevant frame of a server; `None` at the end of the connection. Not cancellation
+    /// safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Frame>, Error> {
         loop {
-            if let Some((stream, left, last)) = self.data.take() {
-                return self.piece(stream, left, last).await.map(Some);
+            let (kind, mut body) = match self.part().await? {
+                None => return Ok(None),
+                Some(Part::Data(data)) => return Ok(Some(Frame::Data(data))),
+                Some(Part::Control(Control { kind, body, .. })) => (kind, body),
+            };
+            if !matches!(kind, SYN_REPLY | RST_STREAM | PING) {
+                continue;
             }
-            let mut head = [0; 8];
-            if self.io.read(&mut head[..1]).await? == 0 {
-                return Ok(None);
-            }
-            self.io.read_exact(&mut head[1..]).await?;
-            let (mut first, mut second) = (&head[..4], &head[4..]);
-            let (first, second) = (first.get_u32(), second.get_u32());
-            let (flags, length) = (second >> 24, (second & 0x00ff_ffff) as usize);
-            if first & CONTROL == 0 {
-                self.data = Some((first, length, flags & FIN != 0));
-            } else if let Some(frame) = self.control(first & 0xffff, length).await? {
-                return Ok(Some(frame));
-            }
+            let id = body.try_get_u32().map_err(|_| Error::Spdy("a control frame is too short"))?;
+            return Ok(Some(match kind {
+                SYN_REPLY => Frame::Reply { stream: id },
+                RST_STREAM => Frame::Reset { stream: id },
+                _ => Frame::Ping { id },
+            }));
         }
     }
 
-    async fn piece(&mut self, stream: u32, left: usize, last: bool) -> Result<Frame, Error> {
+    /// The next frame or part of one; `None` at the end of the connection. Not cancellation safe.
+    pub(crate) async fn part(&mut self) -> Result<Option<Part>, Error> {
+        if let Some((stream, left, last)) = self.data.take() {
+            return self.piece(stream, left, last).await.map(Some);
+        }
+        let mut head = [0; 8];
+        if self.io.read(&mut head[..1]).await? == 0 {
+            return Ok(None);
+        }
+        self.io.read_exact(&mut head[1..]).await?;
+        let (mut first, mut second) = (&head[..4], &head[4..]);
+        let (first, second) = (first.get_u32(), second.get_u32());
+        let (flags, length) = (second >> 24, (second & 0x00ff_ffff) as usize);
+        if first & CONTROL == 0 {
+            return self.piece(first, length, flags & FIN != 0).await.map(Some);
+        }
+        if first & 0x7fff_0000 != VERSION {
+            return Err(Error::Spdy("a control frame is not of version 3"));
+        }
+        if length > MAX_CONTROL {
+            return Err(Error::Spdy("a control frame is too long"));
+        }
+        let mut body = BytesMut::zeroed(length);
+        self.io.read_exact(&mut body).await?;
+        Ok(Some(Part::Control(Control { kind: first & 0xffff, flags, body: body.freeze() })))
+    }
+
+    async fn piece(&mut self, stream: u32, left: usize, last: bool) -> Result<Part, Error> {
         let mut bytes = BytesMut::with_capacity(left.min(PIECE));
         let most = bytes.capacity().min(left).min(PIECE);
         let mut part = (&mut self.io).take(most as u64);
@@ -80,24 +145,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         if left > 0 {
             self.data = Some((stream, left, last));
         }
-        Ok(Frame::Data { stream, bytes: bytes.freeze(), last: last && left == 0 })
-    }
-
-    async fn control(&mut self, kind: u32, length: usize) -> Result<Option<Frame>, Error> {
-        if length > MAX_CONTROL {
-            return Err(Error::Spdy("a control frame is too long"));
-        }
-        let mut body = BytesMut::zeroed(length);
-        self.io.read_exact(&mut body).await?;
-        if !matches!(kind, SYN_REPLY | RST_STREAM | PING) {
-            return Ok(None);
-        }
-        let id = body.try_get_u32().map_err(|_| Error::Spdy("a control frame is too short"))?;
-        Ok(Some(match kind {
-            SYN_REPLY => Frame::Reply { stream: id },
-            RST_STREAM => Frame::Reset { stream: id },
-            _ => Frame::Ping { id },
-        }))
+        Ok(Part::Data(Data { stream, bytes: bytes.freeze(), last: last && left == 0 }))
     }
 }
 
@@ -127,11 +175,8 @@ impl Opener {
         stored(&mut body, &block);
         stored(&mut body, &[]); // flushes the block
         self.opened += 1;
-        let mut frame = BytesMut::new();
-        frame.put_u32(CONTROL | VERSION | SYN_STREAM);
-        frame.put_u32(body.len() as u32);
-        frame.unsplit(body);
-        (id, frame.freeze())
+        let frame = Control { kind: SYN_STREAM, flags: 0, body: body.freeze() };
+        (id, frame.encoded())
     }
 }
 

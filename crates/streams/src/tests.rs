@@ -17,7 +17,8 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::*;
-use crate::spdy::{Frame, Opener, PIECE, Reader};
+use crate::relay::relay;
+use crate::spdy::{Control, Data, Frame, Opener, PIECE, Reader};
 
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -71,13 +72,13 @@ fn passing(backend: DuplexStream, idle: Duration) -> DuplexStream {
 
 /// A backend that upgrades, and then runs `session`.
 fn upgrading<F>(
-    session: impl Fn(TokioIo<Upgraded>) -> F + Send + Sync + Copy + 'static,
+    session: impl Fn(TokioIo<Upgraded>) -> F + Send + Sync + Clone + 'static,
 ) -> DuplexStream
 where
     F: Future<Output = ()> + Send + 'static,
 {
     server(move |mut request| {
-        let upgrade = hyper::upgrade::on(&mut request);
+        let (upgrade, session) = (hyper::upgrade::on(&mut request), session.clone());
         tokio::spawn(async move { session(TokioIo::new(upgrade.await.unwrap())).await });
         let mut reply = respond_with(101, "");
         reply.headers_mut().insert("connection", "Upgrade".parse().unwrap());
@@ -164,7 +165,7 @@ async fn pass_removes_the_credentials_of_the_client() {
 #[tokio::test]
 async fn pass_copies_both_ways_until_a_side_closes() {
     let backend = upgrading(async |mut io| {
-        let mut word = [0; 5];
+        let mut word = [0; 13];
         io.read_exact(&mut word).await.unwrap();
         io.write_all(&word).await.unwrap();
         io.flush().await.unwrap();
@@ -172,10 +173,11 @@ async fn pass_copies_both_ways_until_a_side_closes() {
     let response = send_request(passing(backend, IDLE), spdy_request(&target(), &[])).await;
     assert_eq!(response.status(), 101);
     let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
-    io.write_all(b"hello").await.unwrap();
+    let frame = [&spdy::data(1, 5, false)[..], b"hello"].concat();
+    io.write_all(&frame).await.unwrap();
     let mut received = Vec::new();
     io.read_to_end(&mut received).await.unwrap();
-    assert_eq!(received, b"hello");
+    assert_eq!(received, frame);
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,6 +230,17 @@ async fn cat(mut io: TokioIo<Upgraded>, fails: bool) {
     }
 }
 
+fn websocket_request(protocols: &str) -> Request<Empty<Bytes>> {
+    let request = Request::builder()
+        .header("connection", "keep-alive, Upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .header("sec-websocket-protocol", protocols)
+        .method(Method::GET);
+    request.body(Empty::new()).unwrap()
+}
+
 /// A WebSocket client of a command on that backend.
 async fn command(
     backend: impl Future<Output = Result<Upgraded, Error>> + Send + 'static,
@@ -240,14 +253,8 @@ async fn command(
         let reply = reply(remote_command(&mut request, streams, backend, IDLE));
         async { reply }
     });
-    let request = Request::builder()
-        .header("connection", "keep-alive, Upgrade")
-        .header("upgrade", "websocket")
-        .header("sec-websocket-version", "13")
-        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-        .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
-        .method(Method::GET);
-    let response = send_request(front, request.body(Empty::new()).unwrap()).await;
+    let request = websocket_request("v5.channel.k8s.io, v4.channel.k8s.io");
+    let response = send_request(front, request).await;
     assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     assert_eq!(response.headers()["sec-websocket-protocol"], "v5.channel.k8s.io");
     let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
@@ -347,7 +354,7 @@ fn spdy_frames_are_parsed() {
     bytes.put_slice(&spdy::data(5, 0, false));
     bytes.put_slice(&[0x80, 3, 0, 3, 0, 0, 0, 8, 0, 0, 0, 7, 0, 0, 0, 1]);
     bytes.put_slice(&spdy::ping(2));
-    let part = |length, last| Frame::Data { stream: 5, bytes: vec![1; length].into(), last };
+    let part = |length, last| Frame::Data(Data { stream: 5, bytes: vec![1; length].into(), last });
     let expected = [
         Frame::Reply { stream: 5 },
         part(PIECE, false),
@@ -377,9 +384,185 @@ fn spdy_streams_have_odd_ids_and_one_zlib_stream() {
     }
 }
 
+/// What a server receives of a client's bytes, and why the session is closed.
+fn relayed(bytes: &[u8]) -> (Vec<u8>, Option<String>) {
+    let mut received = Vec::new();
+    let result = block_on(relay(bytes, &mut received));
+    (received, result.err().map(|error| error.to_string()))
+}
+
+fn control(kind: u32, body: &[u8]) -> Vec<u8> {
+    Control { kind, flags: 0, body: Bytes::copy_from_slice(body) }.encoded().to_vec()
+}
+
+/// A `SYN_STREAM` with that header block.
+fn syn_stream(stream: u8, block: &[u8]) -> Vec<u8> {
+    control(1, &[&[0, 0, 0, stream, 0, 0, 0, 0, 0, 0], block].concat())
+}
+
+/// A zlib stream without a preset dictionary, flushed after each block.
+fn deflated(blocks: &[&[u8]]) -> Vec<Vec<u8>> {
+    let mut deflater = flate2::Compress::new(flate2::Compression::best(), true);
+    let deflated = blocks.iter().map(|block| {
+        let mut out = Vec::with_capacity(block.len() + 1024);
+        deflater.compress_vec(block, &mut out, flate2::FlushCompress::Sync).unwrap();
+        out
+    });
+    deflated.collect()
+}
+
+/// Header blocks as a client in Go sends them, with the dictionary of SPDY: `streamtype: error` and
+/// `streamtype: stdin`, each with `accept-charset: utf-8`.
+const BLOCKS_OF_GO: [&[u8]; 2] = [
+    b"\x78\xbb\xe3\xc6\xa7\xc2\x02\xe5\x0e\x70\x3a\x2b\x29\x4a\x4d\xcc\x85\x16\x25\xac\xa9\xa0\
+      \x80\xc6\x5a\xd4\xb2\x82\x4d\x05\x00\x00\x00\xff\xff",
+    b"\xc2\xae\xab\xb8\x04\x98\x93\xf0\xe8\x02\x00\x00\x00\xff\xff",
+];
+
+#[test]
+fn valid_frames_of_a_client_are_passed_on_unchanged() {
+    let mut opener = Opener::default();
+    let ours =
+        [opener.open("streamtype", "error").1, opener.open("streamtype", "stdin").1].concat();
+    let go = [syn_stream(1, BLOCKS_OF_GO[0]), syn_stream(3, BLOCKS_OF_GO[1])].concat();
+    let later = [control(8, &[&[0, 0, 0, 1], BLOCKS_OF_GO[1]].concat())].concat();
+    let others = [
+        control(4, &[0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0, 100]),
+        control(4, &[0, 0, 0, 0]),
+        control(3, &[0, 0, 0, 1, 0, 0, 0, 5]),
+        control(6, &[0, 0, 0, 1]),
+        control(9, &[0, 0, 0, 1, 0, 0, 1, 0]),
+        spdy::data(1, 5, true).to_vec(),
+        b"hello".to_vec(),
+        control(7, &[0; 8]),
+    ];
+    for frames in [ours, [go, later].concat(), others.concat()] {
+        assert_eq!(relayed(&frames), (frames, None));
+    }
+    // long data is passed on in pieces, and only the last of them ends the stream
+    let long = vec![7; PIECE + 1];
+    let mut sent = vec![0, 0, 0, 1, 1, 0, 0x80, 1];
+    sent.extend(&long);
+    let (received, error) = relayed(&sent);
+    assert_eq!(error, None);
+    let (frames, complete) = frames(&received);
+    assert!(complete);
+    let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+    for frame in frames {
+        let Frame::Data(data) = frame else { panic!("{frame:?}") };
+        assert_eq!(data.stream, 1);
+        bytes.extend(data.bytes);
+        ends.push(data.last);
+    }
+    assert!(bytes == long);
+    assert_eq!(ends.iter().rposition(|last| !last), Some(ends.len() - 2));
+    assert_eq!(ends.last(), Some(&true));
+}
+
+/// CVE-2026-35469: a runtime allocates by the counts in a client's frames, and ends.
+#[test]
+fn frames_that_count_more_than_they_have_are_not_passed_on() {
+    let header = |name: &[u8], value: &[u8], length: u32| {
+        let mut block = vec![0, 0, 0, 1, 0, 0, 0, name.len() as u8];
+        block.extend(name);
+        block.put_u32(length);
+        block.extend(value);
+        block
+    };
+    let one = |block: &[u8]| syn_stream(1, &deflated(&[block])[0]);
+    let sound = header(b"a", b"b", 1);
+    let bomb = vec![0; 1 << 20];
+    let [first, second] = &deflated(&[&sound, b"\xff\xff\xff\xff"])[..] else { panic!() };
+    let mut odd_dictionary = BLOCKS_OF_GO[0].to_vec();
+    odd_dictionary[2] = 0;
+    let counts = "SPDY: a header block counts more than it has";
+    let length = "SPDY: a control frame has another length than it counts";
+    let short = "SPDY: a control frame is too short";
+    for (name, frames, expected) in [
+        ("settings", control(4, b"\xff\xff\xff\xff"), length),
+        ("settings that are hidden", control(4, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), length),
+        ("no settings", control(4, &[0, 0]), short),
+        ("headers", one(b"\xff\xff\xff\xff"), counts),
+        ("name", one(b"\0\0\0\x01\xff\xff\xff\xff"), counts),
+        ("value", one(&header(b"a", b"b", u32::MAX)), counts),
+        ("value that is longer by one", one(&header(b"a", b"b", 2)), counts),
+        ("nothing", one(&[]), counts),
+        (
+            "count after the headers",
+            one(&[&sound[..], b"\xff\xff\xff\xff"].concat()),
+            "SPDY: a header block has more than it counts",
+        ),
+        ("second block", [syn_stream(1, first), syn_stream(3, second)].concat(), counts),
+        ("bomb", one(&bomb), "SPDY: a header block is too long"),
+        ("no zlib", syn_stream(1, b"\0\0\0\0"), "SPDY: a header block is not zlib"),
+        ("no deflate", syn_stream(1, b"\x78\x01\xff\xff"), "SPDY: a header block is not deflated"),
+        (
+            "dictionary",
+            syn_stream(1, &odd_dictionary),
+            "SPDY: a header block has an unknown dictionary",
+        ),
+        ("frame without a block", control(1, &[0; 9]), short),
+        ("reset with another frame behind", control(3, &[0; 16]), length),
+        ("ping", control(6, &[0; 12]), length),
+        ("unknown", control(5, &[]), "SPDY: a control frame is of no known kind"),
+        ("long", vec![0x80, 3, 0, 4, 0, 0xff, 0xff, 0xff], "SPDY: a control frame is too long"),
+        ("old", vec![0x80, 2, 0, 4, 0, 0, 0, 4], "SPDY: a control frame is not of version 3"),
+    ] {
+        let before = spdy::ping(1);
+        let (received, error) = relayed(&[&before[..], &frames].concat());
+        assert_eq!(error.as_deref(), Some(expected), "{name}");
+        let passed = if name == "second block" { 12 + 8 + 10 + first.len() } else { 12 };
+        assert_eq!(received.len(), passed, "{name}");
+    }
+}
+
+/// The frame of CVE-2026-35469 does not reach the backend, on either way of a client to it.
+#[tokio::test]
+async fn sessions_with_an_invalid_frame_are_closed() {
+    let settings = control(4, b"\xff\xff\xff\xff");
+    let (sender, mut received_by_backends) = tokio::sync::mpsc::unbounded_channel();
+    let backend = || {
+        let sender = sender.clone();
+        upgrading(move |mut io| {
+            let sender = sender.clone();
+            async move {
+                let mut received = Vec::new();
+                let _ = io.read_to_end(&mut received).await;
+                sender.send(received).unwrap();
+            }
+        })
+    };
+    let response = send_request(passing(backend(), IDLE), spdy_request(&target(), &[])).await;
+    let mut io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    io.write_all(&[&spdy::ping(1)[..], &settings].concat()).await.unwrap();
+    let mut received = Vec::new();
+    let _ = io.read_to_end(&mut received).await;
+    assert!(received.is_empty(), "{received:?}");
+    assert_eq!(received_by_backends.recv().await.unwrap(), spdy::ping(1));
+
+    let backend = parking_lot::Mutex::new(Some(backend()));
+    let front = server(move |mut request| {
+        let backend = backend.lock().take().unwrap();
+        async move { reply(tunnel(&mut request, &target(), backend, IDLE).await) }
+    });
+    let request = websocket_request("SPDY/3.1+portforward.k8s.io");
+    let response = send_request(front, request).await;
+    assert_eq!(response.status(), 101);
+    let io = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Client, None).await;
+    // a frame need not end where a message does
+    for part in [&spdy::ping(1)[..3], &spdy::ping(1)[3..], &settings[..9], &settings[9..]] {
+        socket.send(Message::binary(part.to_vec())).await.unwrap();
+    }
+    assert!(!matches!(socket.next().await, Some(Ok(_))));
+    assert_eq!(received_by_backends.recv().await.unwrap(), spdy::ping(1));
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_read_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         frames(&bytes);
+        relayed(&bytes);
+        relayed(&syn_stream(1, &[b"\x78\x01", &bytes[..]].concat()));
     }
 }

@@ -1,5 +1,7 @@
 //! Port-forward for WebSocket clients: a SPDY connection inside of binary messages.
 
+use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -9,14 +11,16 @@ use hyper::header::HeaderMap;
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, split};
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_util::io::StreamReader;
 use tracing::debug;
 
 use crate::activity::Active;
 use crate::backend::{STREAM_PROTOCOL, send, spdy_request};
-use crate::pass::{LINGER, spawn_join};
+use crate::pass::{LINGER, log_invalid, spawn_join};
+use crate::relay::relay;
 use crate::websocket::{self, accept, is_websocket, protocols};
 use crate::{Answer, Error};
 
@@ -67,13 +71,12 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
     let (mut sink, mut source) = websocket::open(client).await.split();
     let (mut from_backend, mut to_backend) = split(TokioIo::new(backend));
     let up = async {
-        while let Some(Ok(message)) = source.next().await {
-            if let Message::Binary(bytes) = message {
-                to_backend.write_all(&bytes).await?;
-                to_backend.flush().await?;
-            }
-        }
-        Ok::<_, std::io::Error>(())
+        let bytes = (&mut source).filter_map(async |message| match message {
+            Ok(Message::Binary(bytes)) => Some(Ok(bytes)),
+            Ok(_) => None,
+            Err(error) => Some(Err(io::Error::other(error))),
+        });
+        log_invalid(relay(StreamReader::new(pin!(bytes)), &mut to_backend).await);
     };
     let down = async {
         loop {
@@ -85,7 +88,7 @@ async fn join(client: Upgraded, backend: Upgraded, idle: Duration) {
         }
     };
     tokio::select! {
-        _ = up => return,
+        () = up => return,
         () = down => {}
         () = expired => debug!("session was idle for {idle:?}"),
     }

@@ -1,0 +1,66 @@
+//! Passes the SPDY frames of a client to a streaming server.
+//!
+//! Servers allocate by the counts and lengths in a frame before they have read it, and some read a
+//! number of bytes that depends on the kind of the frame, not on its length. Container runtimes
+//! with spdystream before 0.5.1 end when a client counts 2^32 settings (CVE-2026-35469). So a
+//! control frame is passed on once all of it was received and found consistent, and data in parts.
+
+use bytes::Buf;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+
+use crate::Error;
+use crate::header_blocks::HeaderBlocks;
+use crate::spdy::{
+    self, Control, GOAWAY, HEADERS, PING, Part, RST_STREAM, Reader, SETTINGS, SYN_REPLY,
+    SYN_STREAM, WINDOW_UPDATE,
+};
+
+/// Copies frames until the client closes.
+///
+/// # Errors
+/// At the first invalid frame, of which nothing is passed on; and when either side fails.
+pub(crate) async fn relay<C, S>(client: C, mut server: S) -> Result<(), Error>
+where
+    C: AsyncRead + Unpin,
+    S: AsyncWrite + Unpin,
+{
+    let mut client = Reader::new(BufReader::new(client));
+    let mut headers = HeaderBlocks::default();
+    while let Some(part) = client.part().await? {
+        match part {
+            Part::Data(data) => {
+                let head = spdy::data(data.stream, data.bytes.len(), data.last);
+                server.write_all_buf(&mut head.as_slice().chain(data.bytes)).await?;
+            }
+            Part::Control(frame) => {
+                check(&frame, &mut headers)?;
+                server.write_all_buf(&mut frame.encoded()).await?;
+            }
+        }
+        server.flush().await?;
+    }
+    Ok(())
+}
+
+/// Checks that the frame's length is what its kind and its counts say.
+fn check(frame: &Control, headers: &mut HeaderBlocks) -> Result<(), Error> {
+    const SETTING: usize = 8;
+    let mut body = &frame.body[..];
+    let is_length_valid = match frame.kind {
+        SYN_STREAM => return headers.check(body.get(10..).ok_or(TOO_SHORT)?),
+        SYN_REPLY | HEADERS => return headers.check(body.get(4..).ok_or(TOO_SHORT)?),
+        SETTINGS => {
+            let count = body.try_get_u32().map_err(|_| TOO_SHORT)? as usize;
+            count.checked_mul(SETTING) == Some(body.len())
+        }
+        RST_STREAM | GOAWAY | WINDOW_UPDATE => body.len() == 8,
+        PING => body.len() == 4,
+        _ => return Err(Error::Spdy("a control frame is of no known kind")),
+    };
+    match is_length_valid {
+        true => Ok(()),
+        false => Err(Error::Spdy("a control frame has another length than it counts")),
+    }
+}
+
+const TOO_SHORT: Error = Error::Spdy("a control frame is too short");
