@@ -34,7 +34,10 @@ impl Router {
                 Ok(self.health(&path[1..], line.query.has("verbose")).await)
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
-            "/metrics" => Ok(respond::text(StatusCode::OK, self.metrics.render())),
+            "/metrics" => {
+                let text = self.metrics.render() + &self.api.chain.metrics();
+                Ok(respond::text(StatusCode::OK, text))
+            }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
                 let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
