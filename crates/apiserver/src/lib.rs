@@ -69,6 +69,7 @@ pub use tokens::TokenConfig;
 use crate::admission::chain::Chain;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
+use crate::aggregator::Aggregator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::kubelet::KubeletClient;
@@ -241,6 +242,7 @@ impl Server {
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
         let api = Arc::new(Api {
             chain: Chain::new(webhooks),
+            aggregator: Aggregator::new(&config.aggregation)?,
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
             services: ServiceAllocator::new(
@@ -262,6 +264,7 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         api.chain.load(&api.registry).await?;
+        api.aggregator.load(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -319,6 +322,7 @@ impl Server {
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
+            self.api.aggregator.run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::compaction::run(

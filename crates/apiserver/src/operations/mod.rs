@@ -20,6 +20,7 @@ pub(crate) use update::{Change, UpdateRequest};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::admission::chain::Chain;
 use crate::admission::services::ServiceAllocator;
+use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
 use crate::authz::{Access, Authorizer};
 use crate::kinds;
@@ -36,6 +37,8 @@ pub(crate) struct Api {
     pub(crate) services: ServiceAllocator,
     /// Webhooks and policies.
     pub(crate) chain: Chain,
+    /// Other servers.
+    pub(crate) aggregator: Aggregator,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.

@@ -6,7 +6,7 @@
 //! the next call with the same configuration.
 
 mod config;
-mod tls;
+pub(crate) mod tls;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ impl WebhookClient {
         if let Some(kept) = self.kept.lock().get(config) {
             return Ok(kept.clone());
         }
-        let tls = Arc::new(tls::client(config.ca_bundle.as_deref())?);
+        let tls = Arc::new(tls::client(config.ca_bundle.as_deref(), false, None)?);
         let fresh = Arc::new(Kept { tls, idle: Mutex::default() });
         let mut kept = self.kept.lock();
         if kept.len() >= MAX_KEPT {

@@ -1,7 +1,8 @@
-//! How the certificates of webhooks are verified.
+//! How the certificates of webhooks and aggregated servers are verified.
 
 use std::sync::Arc;
 
+use longshore_tls::NoVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::server::ParsedCertificate;
@@ -11,7 +12,7 @@ use rustls::{
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::pki::provider;
+use crate::pki::{Identity, load, provider};
 
 /// Where systems have the certificates that they trust, in the order in which Go looks.
 const SYSTEM_ROOTS: [&str; 4] = [
@@ -21,8 +22,28 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// A configuration that trusts the certificates of a bundle (PEM), or those of the system.
-pub(crate) fn client(ca_bundle: Option<&[u8]>) -> Result<ClientConfig, String> {
+/// A configuration that trusts the certificates of a bundle (PEM), or those of the system, or (`insecure`)
+/// any. With an identity, it shows that to the server.
+pub(crate) fn client(
+    ca_bundle: Option<&[u8]>,
+    insecure: bool,
+    identity: Option<&Identity>,
+) -> Result<ClientConfig, String> {
+    let verifier: Arc<dyn ServerCertVerifier> = match insecure {
+        true => Arc::new(NoVerifier(provider())),
+        false => Arc::new(verifier(ca_bundle)?),
+    };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let Some(identity) = identity else { return Ok(builder.with_no_client_auth()) };
+    let (chain, key) = load(identity).map_err(|error| error.to_string())?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())
+}
+
+fn verifier(ca_bundle: Option<&[u8]>) -> Result<Verifier, String> {
     let certificates = match ca_bundle {
         Some(bundle) => CertificateDer::pem_slice_iter(bundle)
             .collect::<Result<Vec<_>, _>>()
@@ -40,14 +61,7 @@ pub(crate) fn client(ca_bundle: Option<&[u8]>) -> Result<ClientConfig, String> {
     let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
         .map_err(|error| error.to_string())?;
-    let verifier = Arc::new(Verifier { inner, certificates });
-    let config = ClientConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
-    Ok(config)
+    Ok(Verifier { inner, certificates })
 }
 
 /// As webpki verifies, but also takes a certificate that is itself in the bundle: webhooks often have one

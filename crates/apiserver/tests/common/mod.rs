@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod hook;
 pub mod kubectl;
 pub mod node;
 pub mod tokens;
