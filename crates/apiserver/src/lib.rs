@@ -264,7 +264,7 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         api.chain.load(&api.registry).await?;
-        api.aggregator.load(&api).await?;
+        tasks::apiservices::start(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -322,7 +322,7 @@ impl Server {
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
-            self.api.aggregator.run(&self.api, parts.clone()),
+            tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::compaction::run(

@@ -14,11 +14,11 @@ struct Series {
 
 /// The gauges and counters.
 #[derive(Default)]
-pub(super) struct Metrics(Mutex<BTreeMap<String, Series>>);
+pub(crate) struct Metrics(Mutex<BTreeMap<String, Series>>);
 
 impl Metrics {
     /// Takes in what a check found.
-    pub(super) fn set(&self, name: &str, is_available: bool, reason: &'static str) {
+    pub(crate) fn set(&self, name: &str, is_available: bool, reason: &'static str) {
         let mut all = self.0.lock();
         let series = all.entry(name.to_owned()).or_default();
         if !is_available && !series.unavailable {

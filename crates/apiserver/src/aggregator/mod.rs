@@ -6,10 +6,8 @@
 //!
 //! Current limitations: OpenAPI v2 has no types of aggregated servers; connections to them are not kept.
 
-mod availability;
 mod client;
 mod discovery;
-mod local;
 mod metrics;
 mod service;
 
@@ -23,12 +21,11 @@ use self::client::BackendClient;
 pub(crate) use self::client::{Error, is_redirect, name_user};
 use self::discovery::Documents;
 use self::metrics::Metrics;
-pub(crate) use self::service::ApiService;
 use self::service::Services;
+pub(crate) use self::service::{ApiService, Backend};
 use crate::api_types::Resource;
 use crate::cache::Cache;
 use crate::kinds;
-use crate::operations::Api;
 use crate::pki::Identity;
 use crate::registry::Registry;
 use crate::service_resolver::ServiceResolver;
@@ -47,7 +44,8 @@ pub struct AggregationConfig {
     pub proxy_client: Option<Identity>,
 }
 
-fn resource() -> Result<&'static Resource, StatusError> {
+/// The resource of APIServices.
+pub(crate) fn resource() -> Result<&'static Resource, StatusError> {
     kinds::known(GROUP, "apiservices")
 }
 
@@ -56,7 +54,7 @@ pub(crate) struct Aggregator {
     services: Cache<Services>,
     pub(crate) client: BackendClient,
     documents: Mutex<Documents>,
-    metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 impl Aggregator {
@@ -70,22 +68,14 @@ impl Aggregator {
         })
     }
 
-    /// Reads the APIServices, and makes those of this server.
-    pub(crate) async fn load(&self, api: &Api) -> Result<(), StatusError> {
-        local::start(api, self).await?;
-        self.services.load(&api.registry).await
+    /// Reads the APIServices.
+    pub(crate) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.services.load(registry).await
     }
 
-    /// Follows them, and checks their servers, until `stop`.
-    pub(crate) async fn run(&self, api: &Api, stop: CancellationToken) {
-        let checks = async {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = availability::run(api, self) => {}
-                () = local::run(api, self) => {}
-            }
-        };
-        tokio::join!(self.services.run(&api.registry, &stop), checks);
+    /// Follows them until `stop`.
+    pub(crate) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+        self.services.run(registry, stop).await;
     }
 
     /// The APIService of a version of a group that another server serves.
@@ -130,11 +120,13 @@ impl Aggregator {
             .collect()
     }
 
-    fn all(&self) -> Vec<Arc<ApiService>> {
+    /// All APIServices.
+    pub(crate) fn all(&self) -> Vec<Arc<ApiService>> {
         self.services.read().all().cloned().collect()
     }
 
-    fn put_document(&self, name: &str, document: &[u8]) {
+    /// Takes in what a server lists of its resources.
+    pub(crate) fn put_document(&self, name: &str, document: &[u8]) {
         let parsed: Result<Value, _> = longshore_json::read(document);
         match parsed {
             Ok(list) if list["resources"].is_array() => {
@@ -144,7 +136,8 @@ impl Aggregator {
         }
     }
 
-    fn forget_documents(&self, remote: &[Arc<ApiService>]) {
+    /// Forgets what is known of others than these.
+    pub(crate) fn forget_documents(&self, remote: &[Arc<ApiService>]) {
         let is_known = |name: &str| remote.iter().any(|service| service.name == name);
         self.documents.lock().retain(|name, _| is_known(name));
         self.metrics.retain(is_known);

@@ -20,8 +20,8 @@ pub(crate) struct ApiService {
     pub(crate) name: String,
     pub(crate) group: String,
     pub(crate) version: String,
-    pub(super) group_priority: i64,
-    pub(super) version_priority: i64,
+    pub(crate) group_priority: i64,
+    pub(crate) version_priority: i64,
     /// Where it is; `None`: here.
     pub(crate) backend: Option<Backend>,
     /// Whether its last check found it available.
@@ -31,23 +31,23 @@ pub(crate) struct ApiService {
 /// The service behind which an aggregated server is, and how its certificate is verified.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Backend {
-    pub(super) namespace: String,
-    pub(super) service: String,
-    pub(super) port: u16,
+    pub(crate) namespace: String,
+    pub(crate) service: String,
+    pub(crate) port: u16,
     /// Certificates of authorities (PEM); `None`: those of the system.
-    pub(super) ca_bundle: Option<Vec<u8>>,
-    pub(super) insecure: bool,
+    pub(crate) ca_bundle: Option<Vec<u8>>,
+    pub(crate) insecure: bool,
 }
 
 impl Backend {
     /// The name in its certificate.
-    pub(super) fn server_name(&self) -> String {
+    pub(crate) fn server_name(&self) -> String {
         format!("{}.{}.svc", self.service, self.namespace)
     }
 }
 
 impl ApiService {
-    pub(super) fn of(api: &Value) -> ApiService {
+    pub(crate) fn of(api: &Value) -> ApiService {
         let (spec, status) = (&api["spec"], &api["status"]);
         let service = &spec["service"];
         let backend = service.is_object().then(|| Backend {
@@ -76,15 +76,15 @@ impl ApiService {
 
 /// All of them, by name.
 #[derive(Default)]
-pub(super) struct Services(BTreeMap<String, Arc<ApiService>>);
+pub(crate) struct Services(BTreeMap<String, Arc<ApiService>>);
 
 impl Services {
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<ApiService>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<ApiService>> {
         self.0.values()
     }
 
     /// The one of a version of a group that is elsewhere.
-    pub(super) fn remote(&self, group: &str, version: &str) -> Option<&Arc<ApiService>> {
+    pub(crate) fn remote(&self, group: &str, version: &str) -> Option<&Arc<ApiService>> {
         let found = self.0.get(&format!("{version}.{group}"))?;
         found.backend.is_some().then_some(found)
     }

@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Client;
 
-type HookBody = UnsyncBoxBody<Bytes, Infallible>;
+pub type HookBody = UnsyncBoxBody<Bytes, Infallible>;
 
 /// The webhook.
 pub struct Hook {
@@ -32,7 +32,7 @@ pub struct Hook {
     pub calls: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
-fn whole(text: impl Into<Bytes>) -> HookBody {
+pub fn whole(text: impl Into<Bytes>) -> HookBody {
     Full::new(text.into()).boxed_unsync()
 }
 
@@ -48,7 +48,10 @@ pub fn patch_path(patch: &Value) -> String {
     format!("/patch/{}", percent_encoding::utf8_percent_encode(&patch.to_string(), set))
 }
 
-async fn answer(request: Request<Incoming>, calls: Arc<Mutex<Vec<(String, Value)>>>) -> Response<HookBody> {
+async fn answer(
+    request: Request<Incoming>,
+    calls: Arc<Mutex<Vec<(String, Value)>>>,
+) -> Response<HookBody> {
     let path = request.uri().path().to_owned();
     let target = request.uri().path_and_query().unwrap().to_string();
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -59,7 +62,8 @@ async fn answer(request: Request<Incoming>, calls: Arc<Mutex<Vec<(String, Value)
     match path.as_str() {
         "/deny" => {
             response["allowed"] = false.into();
-            response["status"] = json!({"message": "the webhook says no", "reason": "Odd", "code": 403});
+            response["status"] =
+                json!({"message": "the webhook says no", "reason": "Odd", "code": 403});
         }
         "/warn" => response["warnings"] = json!(["this is \"old\"", "second"]),
         "/other-uid" => response["uid"] = "other".into(),
@@ -89,44 +93,57 @@ async fn answer(request: Request<Incoming>, calls: Arc<Mutex<Vec<(String, Value)
         .unwrap()
 }
 
+/// Serves TLS with a certificate for these names. Returns the port, and the CA in base64.
+pub async fn serve<F>(
+    names: &[&str],
+    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+) -> (u16, String)
+where
+    F: Future<Output = Response<HookBody>> + Send + 'static,
+{
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let ca_bundle = STANDARD.encode(params.self_signed(&key).unwrap().pem());
+    let ca = Issuer::new(params, key);
+    let key = KeyPair::generate().unwrap();
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let params = CertificateParams::new(names).unwrap();
+    let chain = vec![params.signed_by(&key, &ca).unwrap().der().clone()];
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, answer) = (acceptor.clone(), answer.clone());
+            tokio::spawn(async move {
+                let Ok(stream) = acceptor.accept(stream).await else { return };
+                let service = service_fn(move |request| {
+                    let answer = answer(request);
+                    async move { Ok::<_, Infallible>(answer.await) }
+                });
+                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    (port, ca_bundle)
+}
+
 impl Hook {
     pub async fn start() -> Hook {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let ca_bundle = STANDARD.encode(params.self_signed(&key).unwrap().pem());
-        let ca = Issuer::new(params, key);
-        let key = KeyPair::generate().unwrap();
-        let names = ["127.0.0.1", "hook.default.svc"].map(str::to_owned);
-        let params = CertificateParams::new(names).unwrap();
-        let chain = vec![params.signed_by(&key, &ca).unwrap().der().clone()];
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(chain, key)
-            .unwrap();
-        let acceptor = TlsAcceptor::from(Arc::new(config));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
         let calls: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
         let known = calls.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, known) = (acceptor.clone(), known.clone());
-                tokio::spawn(async move {
-                    let Ok(stream) = acceptor.accept(stream).await else { return };
-                    let service = service_fn(move |request| {
-                        let known = known.clone();
-                        async move { Ok::<_, Infallible>(answer(request, known).await) }
-                    });
-                    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-                });
-            }
-        });
+        let names = ["127.0.0.1", "hook.default.svc"];
+        let (port, ca_bundle) = serve(&names, move |request| answer(request, known.clone())).await;
         Hook { port, ca_bundle, calls }
     }
 
@@ -136,7 +153,13 @@ impl Hook {
     }
 
     /// A webhook at this path for operations on resources of any group.
-    pub fn webhook(&self, name: &str, path: &str, operations: &[&str], resources: &[&str]) -> Value {
+    pub fn webhook(
+        &self,
+        name: &str,
+        path: &str,
+        operations: &[&str],
+        resources: &[&str],
+    ) -> Value {
         json!({
             "name": name,
             "clientConfig": self.url(path),

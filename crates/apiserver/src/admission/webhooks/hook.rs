@@ -84,9 +84,8 @@ impl Hook {
 
     /// Whether its rules match a request, and as what it sees it.
     pub(super) fn invocation<'a>(&self, attributes: &Attributes<'a>) -> Option<Invocation<'a>> {
-        let matches = |resource: &Resource| {
-            self.rules.iter().any(|rule| rule.matches(attributes, resource))
-        };
+        let matches =
+            |resource: &Resource| self.rules.iter().any(|rule| rule.matches(attributes, resource));
         if matches(attributes.resource) {
             return Some(Invocation { resource: attributes.resource, kind: attributes.kind });
         }
@@ -151,9 +150,7 @@ async fn selects_namespace(
 }
 
 /// The same stored objects under other groups and versions.
-fn equivalents<'a>(
-    attributes: &Attributes<'a>,
-) -> impl Iterator<Item = Invocation<'a>> + use<'a> {
+fn equivalents<'a>(attributes: &Attributes<'a>) -> impl Iterator<Item = Invocation<'a>> + use<'a> {
     let (resource, subresource, kind) =
         (attributes.resource, attributes.subresource.to_owned(), attributes.kind);
     let others = kinds::resources().filter(move |other| {

@@ -152,8 +152,15 @@ impl Webhooks {
             }
             let began = Instant::now();
             let outcome = async {
-                let verdict =
-                    self.call(registry, &hook, attributes, invocation, current, old, Role::Mutating);
+                let verdict = self.call(
+                    registry,
+                    &hook,
+                    attributes,
+                    invocation,
+                    current,
+                    old,
+                    Role::Mutating,
+                );
                 let verdict = verdict.await?;
                 let patched = match verdict.patch.is_empty() {
                     true => None,
@@ -233,21 +240,16 @@ impl Webhooks {
             return Err(Failure::Refused(StatusError::bad_request(why)));
         }
         let version = review::version(hook).map_err(|why| Failure::Calling(400, why))?;
-        let client = hook.client.as_ref().map_err(|why| {
-            Failure::Calling(500, format!("could not get REST client: {why}"))
-        })?;
+        let client = hook
+            .client
+            .as_ref()
+            .map_err(|why| Failure::Calling(500, format!("could not get REST client: {why}")))?;
         let internal = |error| Failure::Internal(StatusError::internal(error));
         let uid = object::new_uid().map_err(internal)?;
         let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
         let (object, old) = (shown(object), shown(old));
-        let request = review::request(
-            version,
-            &uid,
-            attributes,
-            invocation,
-            object.as_ref(),
-            old.as_ref(),
-        );
+        let request =
+            review::request(version, &uid, attributes, invocation, object.as_ref(), old.as_ref());
         let body = longshore_json::write(&request)
             .map_err(|error| Failure::Internal(StatusError::internal(error)))?;
         let answer = self

@@ -1,15 +1,13 @@
 //! Whether aggregated servers are available: their condition `Available`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::Aggregator;
-use super::service::{ApiService, Backend};
+use crate::aggregator::{self, ApiService, Backend};
 use crate::kinds;
 use crate::object;
 use crate::operations::Api;
@@ -27,7 +25,7 @@ const PARALLEL: usize = 8;
 
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finding {
+struct Finding {
     status: &'static str,
     reason: &'static str,
     message: String,
@@ -48,9 +46,8 @@ impl Finding {
 
     /// Sets the condition; `false` if it is so already.
     fn set(&self, api: &mut Value) -> bool {
-        let conditions = object::child_mut(api, "status")
-            .entry("conditions")
-            .or_insert_with(|| json!([]));
+        let conditions =
+            object::child_mut(api, "status").entry("conditions").or_insert_with(|| json!([]));
         let mut condition = json!({
             "type": "Available",
             "status": self.status,
@@ -76,13 +73,12 @@ impl Finding {
 type Called = HashMap<String, (Instant, Backend)>;
 
 /// Keeps the conditions as they are found, for ever.
-pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
+pub(super) async fn run(api: &Api) {
+    let aggregator = &api.aggregator;
     let mut called = Called::new();
     loop {
-        let remote: Vec<Arc<ApiService>> = {
-            let services = aggregator.services.read();
-            services.all().filter(|service| service.backend.is_some()).cloned().collect()
-        };
+        let mut remote = aggregator.all();
+        remote.retain(|service| service.backend.is_some());
         called.retain(|name, _| remote.iter().any(|service| service.name == *name));
         aggregator.forget_documents(&remote);
         let due = |service: &ApiService| match called.get(&service.name) {
@@ -94,12 +90,10 @@ pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
         let checks = remote.iter().filter_map(|service| {
             let backend = service.backend.as_ref()?;
             let is_due = due(service);
-            Some(async move { (service, backend, check(api, aggregator, service, backend, is_due).await) })
+            Some(async move { (service, backend, check(api, service, backend, is_due).await) })
         });
-        let checks: Vec<_> = stream::iter(checks.collect::<Vec<_>>())
-            .buffer_unordered(PARALLEL)
-            .collect()
-            .await;
+        let checks: Vec<_> =
+            stream::iter(checks.collect::<Vec<_>>()).buffer_unordered(PARALLEL).collect().await;
         for (service, backend, (finding, is_called)) in checks {
             match finding.is_passed() {
                 true if is_called => {
@@ -120,7 +114,6 @@ pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
 /// Checks one server, with a call only where one is due. Returns whether it was called.
 async fn check(
     api: &Api,
-    aggregator: &Aggregator,
     service: &ApiService,
     backend: &Backend,
     is_due: bool,
@@ -139,9 +132,9 @@ async fn check(
         return (Finding::passed(), false);
     }
     let path = format!("/apis/{}/{}", service.group, service.version);
-    match aggregator.client.get(&api.registry, backend, &path, CALL_TIMEOUT).await {
+    match api.aggregator.client.get(&api.registry, backend, &path, CALL_TIMEOUT).await {
         Ok(document) => {
-            aggregator.put_document(&service.name, &document);
+            api.aggregator.put_document(&service.name, &document);
             (Finding::passed(), true)
         }
         Err(error) => {
@@ -195,7 +188,7 @@ fn problem(backend: &Backend, service: Option<&Value>, slices: &[Value]) -> Opti
 }
 
 async fn publish(api: &Api, service: &ApiService, finding: &Finding) -> Result<(), StatusError> {
-    let resource = super::resource()?;
+    let resource = aggregator::resource()?;
     let Some(mut stored) = api.registry.find(resource, "", &service.name).await? else {
         return Ok(());
     };
@@ -232,9 +225,7 @@ mod tests {
 
     #[test]
     fn aggregator_says_what_is_wrong_with_a_service() {
-        let service = |port: u16| {
-            json!({"spec": {"type": "ClusterIP", "ports": [{"name": "web", "port": port}]}})
-        };
+        let service = |port: u16| json!({"spec": {"type": "ClusterIP", "ports": [{"name": "web", "port": port}]}});
         let slice = |port: &str, ready: bool| {
             json!({
                 "ports": [{"name": port, "port": 1}],
@@ -278,6 +269,9 @@ mod tests {
         assert!(!failed.set(&mut api));
         assert!(Finding::passed().set(&mut api));
         let conditions = &api["status"]["conditions"];
-        assert_eq!((conditions.as_array().map(Vec::len), &conditions[0]["reason"]), (Some(1), &json!("Passed")));
+        assert_eq!(
+            (conditions.as_array().map(Vec::len), &conditions[0]["reason"]),
+            (Some(1), &json!("Passed"))
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::Aggregator;
+use crate::aggregator::{GROUP, resource};
 use crate::discovery;
 use crate::kinds;
 use crate::object;
@@ -69,17 +69,17 @@ fn served() -> Served {
     });
     std::iter::once((String::new(), "v1".to_owned()))
         .chain(named)
-        .filter(|(group, _)| group != super::GROUP)
+        .filter(|(group, _)| group != GROUP)
         .collect()
 }
 
 /// Follows what is served, for ever.
-pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
+pub(super) async fn run(api: &Api) {
     let mut done = Served::new();
     loop {
         let now = served();
         if now != done {
-            match reconcile(api, aggregator, &now).await {
+            match reconcile(api, &now).await {
                 Ok(()) => done = now,
                 Err(error) => tracing::warn!(%error, "cannot write the local APIServices"),
             }
@@ -89,14 +89,10 @@ pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
 }
 
 /// Makes those that are missing, and removes those of groups that are gone.
-pub(super) async fn reconcile(
-    api: &Api,
-    aggregator: &Aggregator,
-    served: &Served,
-) -> Result<(), StatusError> {
-    let resource = super::resource()?;
+async fn reconcile(api: &Api, served: &Served) -> Result<(), StatusError> {
+    let apiservices = resource()?;
     let mut existing = BTreeSet::new();
-    for stored in api.registry.list_all(resource, "").await? {
+    for stored in api.registry.list_all(apiservices, "").await? {
         let name = object::name(&stored).to_owned();
         let spec = &stored["spec"];
         let key = (text(&spec["group"]).to_owned(), text(&spec["version"]).to_owned());
@@ -104,22 +100,21 @@ pub(super) async fn reconcile(
         if matches!(managed, ON_START | ALWAYS) && !served.contains(&key) {
             let options = crate::operations::DeleteOptions::default();
             let user = crate::user::User::apiserver();
-            api.delete(&user, resource, "", &name, &options).await?;
+            api.delete(&user, apiservices, "", &name, &options).await?;
         }
         existing.insert(name);
     }
     for (group, version) in served {
         if !existing.contains(&format!("{version}.{group}")) {
-            api.ensure(resource, local(group, version)).await?;
+            api.ensure(apiservices, local(group, version)).await?;
         }
     }
-    aggregator.services.catch_up(&api.registry).await;
     Ok(())
 }
 
 /// Makes those that are missing of what is served now.
-pub(super) async fn start(api: &Api, aggregator: &Aggregator) -> Result<(), StatusError> {
-    reconcile(api, aggregator, &served()).await
+pub(super) async fn start(api: &Api) -> Result<(), StatusError> {
+    reconcile(api, &served()).await
 }
 
 fn local(group: &str, version: &str) -> Value {
