@@ -45,6 +45,9 @@ pub(crate) enum Error {
     Status { url: String, code: u16 },
     #[error("timed out waiting for {0}")]
     Timeout(String),
+    /// A server must not take a request without its user for one of this server.
+    #[error("the user cannot be named in headers: {0}")]
+    User(String),
 }
 
 /// Calls aggregated servers, known to them by its certificate.
@@ -130,7 +133,7 @@ impl BackendClient {
                 .header(ACCEPT, "application/json")
                 .body(Empty::<Bytes>::new())
                 .map_err(|error| failed(error.to_string()))?;
-            name_user(request.headers_mut(), &User::aggregator());
+            name_user(request.headers_mut(), &User::aggregator())?;
             let response = self.send(registry, backend, request).await?;
             let code = response.status();
             if !code.is_success() {
@@ -149,26 +152,30 @@ pub(crate) fn is_redirect(code: StatusCode) -> bool {
     code.is_redirection() && code != StatusCode::NOT_MODIFIED
 }
 
-/// Adds the headers that name a user; others of these names must be gone.
-pub(crate) fn name_user(headers: &mut HeaderMap, user: &User) {
-    let mut add = |name: &str, value: &str| {
-        let name = HeaderName::from_bytes(name.as_bytes());
-        let value = HeaderValue::from_bytes(value.as_bytes());
-        if let (Ok(name), Ok(value)) = (name, value) {
-            headers.append(name, value);
-        }
+/// Adds the headers that name a user; others of these names must be gone. A user who cannot be named
+/// whole is an error: without its user, a request would be taken for one of this server itself.
+pub(crate) fn name_user(headers: &mut HeaderMap, user: &User) -> Result<(), Error> {
+    let mut add = |name: &str, value: &str| -> Result<(), Error> {
+        let unfit = || Error::User(format!("{name:?}: {value:?}"));
+        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| unfit())?;
+        let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| unfit())?;
+        headers.append(header, value);
+        Ok(())
     };
-    add("x-remote-user", &user.name);
+    add("x-remote-user", &user.name)?;
     if !user.uid.is_empty() {
-        add("x-remote-uid", &user.uid);
+        add("x-remote-uid", &user.uid)?;
     }
     for group in &user.groups {
-        add("x-remote-group", group);
+        add("x-remote-group", group)?;
     }
     for (key, values) in &user.extra {
         let name = format!("x-remote-extra-{}", utf8_percent_encode(key, HEADER_NAME));
-        values.iter().for_each(|value| add(&name.to_lowercase(), value));
+        for value in values {
+            add(&name.to_lowercase(), value)?;
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -181,9 +188,8 @@ mod tests {
         let mut user = User::authenticated("ann".into(), vec!["dev".into()]);
         user.uid = "7".into();
         user.extra.insert("example.com/key".into(), vec!["a".into(), "b".into()]);
-        user.extra.insert("bad".into(), vec!["line\nbreak".into()]);
         let mut headers = HeaderMap::new();
-        name_user(&mut headers, &user);
+        name_user(&mut headers, &user).unwrap();
         let all = |name: &str| {
             headers.get_all(name).iter().map(|v| v.to_str().unwrap()).collect::<Vec<_>>()
         };
@@ -191,6 +197,8 @@ mod tests {
         assert_eq!(all("x-remote-uid"), ["7"]);
         assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
         assert_eq!(all("x-remote-extra-example.com%2fkey"), ["a", "b"]);
-        assert!(all("x-remote-extra-bad").is_empty());
+        user.groups.push("line\nbreak".into());
+        let error = name_user(&mut HeaderMap::new(), &user).unwrap_err();
+        assert!(error.to_string().contains("x-remote-group"), "{error}");
     }
 }

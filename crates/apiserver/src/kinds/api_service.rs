@@ -18,8 +18,8 @@ static PRINTER: Printer =
             true => "Local".to_owned(),
             false => format!("{}/{}", text(&service["namespace"]), text(&service["name"])),
         };
-        let conditions = items(&api["status"]["conditions"]).iter();
-        let available = conditions.filter(|condition| condition["type"] == "Available").last();
+        let mut conditions = items(&api["status"]["conditions"]).iter();
+        let available = conditions.rfind(|condition| condition["type"] == "Available");
         let available = match available {
             None => "Unknown".to_owned(),
             Some(condition) if condition["status"] == "True" => "True".to_owned(),

@@ -41,7 +41,8 @@ impl Router {
             unavailable(&format!("error trying to reach service: {error}"))
         };
         let mut names = HeaderMap::new();
-        name_user(&mut names, user);
+        name_user(&mut names, user).map_err(StatusError::internal)?;
+        self.authenticator.drop_proxy_headers(&mut head.headers);
         if streams::is_upgrade(&head.headers) {
             let connection = match client.connect(registry, backend).await {
                 Ok(connection) => connection,

@@ -25,9 +25,12 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// The priorities of groups of custom resources.
 const CUSTOM: (i64, i64) = (1000, 100);
 
+/// Versions and their priorities.
+type Versions = &'static [(&'static str, i64)];
+
 /// Priorities of groups and versions (`cmd/kube-apiserver/app/aggregator.go` and
 /// `pkg/controlplane/apiserver/aggregator.go`).
-const PRIORITIES: [(&str, i64, &[(&str, i64)]); 20] = [
+const PRIORITIES: [(&str, i64, Versions); 20] = [
     ("", 18000, &[("v1", 1)]),
     ("admissionregistration.k8s.io", 16700, &[("v1", 15), ("v1beta1", 12), ("v1alpha1", 9)]),
     ("apiextensions.k8s.io", 16700, &[("v1", 15)]),
@@ -79,7 +82,7 @@ pub(super) async fn run(api: &Api) {
     loop {
         let now = served();
         if now != done {
-            match reconcile(api, &now).await {
+            match reconcile(api, &now, true).await {
                 Ok(()) => done = now,
                 Err(error) => tracing::warn!(%error, "cannot write the local APIServices"),
             }
@@ -88,8 +91,8 @@ pub(super) async fn run(api: &Api) {
     }
 }
 
-/// Makes those that are missing, and removes those of groups that are gone.
-async fn reconcile(api: &Api, served: &Served) -> Result<(), StatusError> {
+/// Makes those that are missing, and, with `removes`, removes those of groups that are gone.
+async fn reconcile(api: &Api, served: &Served, removes: bool) -> Result<(), StatusError> {
     let apiservices = resource()?;
     let mut existing = BTreeSet::new();
     for stored in api.registry.list_all(apiservices, "").await? {
@@ -97,7 +100,8 @@ async fn reconcile(api: &Api, served: &Served) -> Result<(), StatusError> {
         let spec = &stored["spec"];
         let key = (text(&spec["group"]).to_owned(), text(&spec["version"]).to_owned());
         let managed = text(&stored["metadata"]["labels"][MANAGED]);
-        if matches!(managed, ON_START | ALWAYS) && !served.contains(&key) {
+        let is_managed = matches!(managed, ON_START | ALWAYS);
+        if removes && is_managed && !served.contains(&key) && spec["service"].is_null() {
             let options = crate::operations::DeleteOptions::default();
             let user = crate::user::User::apiserver();
             api.delete(&user, apiservices, "", &name, &options).await?;
@@ -114,7 +118,8 @@ async fn reconcile(api: &Api, served: &Served) -> Result<(), StatusError> {
 
 /// Makes those that are missing of what is served now.
 pub(super) async fn start(api: &Api) -> Result<(), StatusError> {
-    reconcile(api, &served()).await
+    // What is served is not all known yet.
+    reconcile(api, &served(), false).await
 }
 
 fn local(group: &str, version: &str) -> Value {
