@@ -2,15 +2,17 @@
 //! over a revisioned store. Data flows one way:
 //! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
-//! Current limitations: no admission webhooks, and one apiserver per store.
+//! Current limitations: one apiserver per store.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod admission;
+mod aggregator;
 pub mod api_types;
 pub mod args;
 mod auth;
 mod authz;
+mod cache;
 mod cidr;
 #[cfg(test)]
 mod cpu_time;
@@ -31,12 +33,14 @@ mod response_body;
 mod routes;
 pub mod schema;
 pub mod selector;
+mod service_resolver;
 mod serviceaccounts;
 pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
 mod user;
+mod webhook_client;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -54,6 +58,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
+pub use aggregator::AggregationConfig;
 pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
@@ -61,7 +66,10 @@ pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
 
+use crate::admission::chain::Chain;
 use crate::admission::services::ServiceAllocator;
+use crate::admission::webhooks::Webhooks;
+use crate::aggregator::Aggregator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::kubelet::KubeletClient;
@@ -69,7 +77,9 @@ use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
 use crate::routes::Router;
+use crate::service_resolver::ServiceResolver;
 use crate::tokens::Tokens;
+use crate::webhook_client::WebhookClient;
 
 /// Everything that an apiserver is started with.
 pub struct Config {
@@ -117,6 +127,8 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+    /// How webhooks and aggregated servers are called.
+    pub aggregation: AggregationConfig,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -226,7 +238,11 @@ impl Server {
             pki.signing_key_file(),
             &advertised.to_string(),
         )?;
+        let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
+        let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
         let api = Arc::new(Api {
+            chain: Chain::new(webhooks),
+            aggregator: Aggregator::new(&config.aggregation)?,
             registry: Registry::new(config.store),
             authorizer: Authorizer::new(config.authorization)?,
             services: ServiceAllocator::new(
@@ -247,6 +263,8 @@ impl Server {
             tasks::roles::run(&api).await?;
         }
         api.authorizer.load(&api.registry).await?;
+        api.chain.load(&api.registry).await?;
+        api.aggregator.load(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -303,6 +321,8 @@ impl Server {
                 parts.clone(),
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
+            self.api.chain.run(&self.api.registry, parts.clone()),
+            self.api.aggregator.run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::compaction::run(

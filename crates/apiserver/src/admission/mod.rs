@@ -3,7 +3,9 @@
 //! of storage).
 //! Called by `operations` before each write.
 
+pub(crate) mod attributes;
 pub(crate) mod certificates;
+pub(crate) mod chain;
 mod ingresses;
 pub(crate) mod limits;
 pub(crate) mod namespaces;
@@ -19,6 +21,7 @@ pub(crate) mod services;
 pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
+pub(crate) mod webhooks;
 
 use serde_json::Value;
 
@@ -60,7 +63,9 @@ pub(crate) async fn validate_create(
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
     let warning = pod_security::admit_create(registry, resource, object).await?;
-    let stored_only = (resource.group == "admissionregistration.k8s.io")
+    let stored_only = resource
+        .kind
+        .contains("AdmissionPolicy")
         .then(|| format!("{}: it is stored, and has no effect on this server", resource.kind));
     let warning = warning.or(stored_only);
     Ok(warning.into_iter().collect())

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::cache::{Cache, Index};
+use crate::cache::{Cache, Index};
 use super::rule::Rule;
 use super::{Access, Decision, Rules, Target};
 use crate::object;

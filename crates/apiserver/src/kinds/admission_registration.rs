@@ -1,6 +1,6 @@
-//! Configurations of admission webhooks, admission policies and their bindings: stored and validated.
+//! Configurations of admission webhooks, admission policies and their bindings.
 //!
-//! Current limitations: they have no effect, and expressions are not compiled.
+//! Current limitations: policies have no effect, and expressions are not compiled.
 
 use std::collections::BTreeSet;
 
@@ -271,7 +271,11 @@ fn webhook(path: &Path<'_>, hook: &Value, causes: &mut Causes) {
         rules::selector(&path.child(field), &hook[field], causes);
     }
     client(&path.child("clientConfig"), &hook["clientConfig"], causes);
-    match_conditions(&path.child("matchConditions"), &hook["matchConditions"], causes);
+    let conditions_path = path.child("matchConditions");
+    match_conditions(&conditions_path, &hook["matchConditions"], causes);
+    if !items(&hook["matchConditions"]).is_empty() {
+        causes.forbidden(&conditions_path, "match conditions are not supported by this server");
+    }
     review_versions(
         &path.child("admissionReviewVersions"),
         &hook["admissionReviewVersions"],

@@ -17,7 +17,7 @@ use self::graph::{Graph, Key};
 use self::references::Kind;
 pub(crate) use self::references::{mirror_pod_reference, names_audience, secrets};
 use self::volumes::{Attachments, Volumes};
-use super::cache::Cache;
+use crate::cache::Cache;
 use super::rule::Rule;
 use super::{Access, Decision, ResourceTarget, Target, policy};
 use crate::registry::Registry;
