@@ -168,7 +168,10 @@ mod tests {
         assert_eq!(choose(false, &cluster, &all, 443, 0), ok("10.1.0.2 8443"));
         assert_eq!(choose(false, &cluster, &all, 443, 1), ok("10.1.0.3 8443"));
         assert_eq!(choose(true, &cluster, &[six], 443, 5), ok("fd00::1 8443"));
-        assert_eq!(choose(false, &cluster, std::slice::from_ref(&unready), 443, 0), ok("10.96.0.7 443"));
+        assert_eq!(
+            choose(false, &cluster, std::slice::from_ref(&unready), 443, 0),
+            ok("10.96.0.7 443")
+        );
         let refused = |text: &str| Err(text.to_owned());
         let none = refused("no endpoints available for service \"hook\"");
         assert_eq!(choose(true, &cluster, &[unready], 443, 0), none);

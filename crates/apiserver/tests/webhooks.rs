@@ -22,7 +22,8 @@ async fn webhooks_validating_refuse_requests() {
     let admin = &cluster.admin;
     let before = admin.create(MAPS, config_map("before", json!({"a": "1"}))).await;
     let mut deny = hook.webhook("deny.example.com", "/deny", &["*"], &["configmaps"]);
-    deny["objectSelector"] = json!({"matchExpressions": [{"key": "skip", "operator": "DoesNotExist"}]});
+    deny["objectSelector"] =
+        json!({"matchExpressions": [{"key": "skip", "operator": "DoesNotExist"}]});
     deny["namespaceSelector"] = json!({"matchLabels": {"kubernetes.io/metadata.name": "default"}});
     configure(admin, "validating", "deny", &[deny]).await;
 
@@ -44,7 +45,9 @@ async fn webhooks_validating_refuse_requests() {
     let requests = hook.requests();
     let seen: Vec<_> = requests
         .iter()
-        .map(|r| (r["operation"].as_str().unwrap(), r["object"].is_null(), r["oldObject"].is_null()))
+        .map(|r| {
+            (r["operation"].as_str().unwrap(), r["object"].is_null(), r["oldObject"].is_null())
+        })
         .collect();
     let update = ("UPDATE", false, false);
     let delete = ("DELETE", true, false);
@@ -89,7 +92,10 @@ async fn webhooks_mutating_change_objects() {
     assert_eq!(created["metadata"]["annotations"]["by"], "ab");
     let first = &created["spec"]["initContainers"][0];
     assert_eq!(first["terminationMessagePolicy"], "File", "defaults follow a change");
-    assert_eq!(first["volumeMounts"][0]["mountPath"], "/var/run/secrets/kubernetes.io/serviceaccount");
+    assert_eq!(
+        first["volumeMounts"][0]["mountPath"],
+        "/var/run/secrets/kubernetes.io/serviceaccount"
+    );
     assert_eq!(created["status"]["phase"], "Pending");
     let requests = hook.requests();
     assert_eq!(requests.len(), 2);
@@ -139,8 +145,10 @@ async fn webhooks_are_reinvoked_when_others_change_the_object() {
     assert_eq!(hook.count(), 2);
     configure(admin, "mutating", "z", &[change]).await;
     admin.create(MAPS, config_map("busy", json!({"a": "1"}))).await;
-    let calls: Vec<String> =
-        std::mem::take(&mut *hook.calls.lock().unwrap()).into_iter().map(|(path, _)| path).collect();
+    let calls: Vec<String> = std::mem::take(&mut *hook.calls.lock().unwrap())
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
     let starts = |i: usize, path: &str| calls[i].starts_with(path);
     assert_eq!(calls.len(), 4, "{calls:?}");
     assert!(starts(0, "/first?") && starts(1, "/never?") && starts(2, "/patch"), "{calls:?}");
@@ -165,7 +173,15 @@ async fn webhooks_that_fail_are_bounded_and_follow_their_policy() {
             let mut webhook = hook.webhook("fail.example.com", path, &["*"], &["configmaps"]);
             webhook["timeoutSeconds"] = 1.into();
             configure(admin, kind, "fail", &[webhook.clone()]).await;
-            let (code, text) = cluster.admin_curl(MAPS, &["-d", &config_map("m", json!({})).to_string(), "-H", "Content-Type: application/json"]);
+            let (code, text) = cluster.admin_curl(
+                MAPS,
+                &[
+                    "-d",
+                    &config_map("m", json!({})).to_string(),
+                    "-H",
+                    "Content-Type: application/json",
+                ],
+            );
             let begins = "Internal error occurred: failed calling webhook \"fail.example.com\": ";
             assert_eq!(code, 500, "{path} {text}");
             assert!(message(&text).starts_with(begins), "{path} {text}");
@@ -185,7 +201,10 @@ async fn webhooks_that_fail_are_bounded_and_follow_their_policy() {
     nobody["clientConfig"]["url"] = "https://127.0.0.1:1/".into();
     configure(admin, "validating", "nobody", &[nobody]).await;
     let (_, status) = admin.call("POST", MAPS, Some(config_map("m", json!({})))).await;
-    assert!(message(&status).contains("dial tcp 127.0.0.1:1: connect: connection refused"), "{status}");
+    assert!(
+        message(&status).contains("dial tcp 127.0.0.1:1: connect: connection refused"),
+        "{status}"
+    );
     forget(admin, "validating", "nobody").await;
     let other = Hook::start().await;
     let mut stranger = hook.webhook("fail.example.com", "/", &["*"], &["configmaps"]);
@@ -247,7 +266,8 @@ async fn webhooks_by_service_dry_run_warnings_and_old_reviews() {
     warn["admissionReviewVersions"] = json!(["v9", "v1beta1", "v1"]);
     configure(admin, "validating", "warn", &[warn.clone()]).await;
     let body = Body::from(config_map("dry", json!({})).to_string().into_bytes());
-    let request = Request::post(format!("{MAPS}?dryRun=All")).header("content-type", "application/json");
+    let request =
+        Request::post(format!("{MAPS}?dryRun=All")).header("content-type", "application/json");
     let response = admin.0.send(request.body(body).unwrap()).await.unwrap();
     assert_eq!(response.status().as_u16(), 201);
     let warnings: Vec<_> = response.headers().get_all("warning").iter().collect();
@@ -299,12 +319,37 @@ async fn webhooks_see_subresources_connections_and_equivalent_kinds() {
     let eviction = json!({"metadata": {"name": "web"}});
     let scale = json!({"spec": {"replicas": 3}});
     for (method, path, body, expected) in [
-        ("GET", format!("{PODS}/web/attach?stdin=1&container=c"), None, ("CONNECT", "attach", "PodAttachOptions")),
-        ("POST", format!("{PODS}/web/exec?command=a&command=b"), None, ("CONNECT", "exec", "PodExecOptions")),
-        ("POST", format!("{PODS}/web/portforward?ports=80"), None, ("CONNECT", "portforward", "PodPortForwardOptions")),
+        (
+            "GET",
+            format!("{PODS}/web/attach?stdin=1&container=c"),
+            None,
+            ("CONNECT", "attach", "PodAttachOptions"),
+        ),
+        (
+            "POST",
+            format!("{PODS}/web/exec?command=a&command=b"),
+            None,
+            ("CONNECT", "exec", "PodExecOptions"),
+        ),
+        (
+            "POST",
+            format!("{PODS}/web/portforward?ports=80"),
+            None,
+            ("CONNECT", "portforward", "PodPortForwardOptions"),
+        ),
         ("POST", format!("{PODS}/new/binding"), Some(binding), ("CREATE", "binding", "Binding")),
-        ("POST", format!("{PODS}/web/eviction"), Some(eviction), ("CREATE", "eviction", "Eviction")),
-        ("PATCH", format!("{PODS}/web/status"), Some(json!({"status": {"message": "x"}})), ("UPDATE", "status", "Pod")),
+        (
+            "POST",
+            format!("{PODS}/web/eviction"),
+            Some(eviction),
+            ("CREATE", "eviction", "Eviction"),
+        ),
+        (
+            "PATCH",
+            format!("{PODS}/web/status"),
+            Some(json!({"status": {"message": "x"}})),
+            ("UPDATE", "status", "Pod"),
+        ),
         ("PATCH", format!("{deployments}/d/scale"), Some(scale), ("UPDATE", "scale", "Scale")),
         (
             "POST",
@@ -318,7 +363,11 @@ async fn webhooks_see_subresources_connections_and_equivalent_kinds() {
         let requests = hook.requests();
         let request = requests.first().unwrap_or(&Value::Null);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let found = (text(&request["operation"]), text(&request["subResource"]), text(&request["object"]["kind"]));
+        let found = (
+            text(&request["operation"]),
+            text(&request["subResource"]),
+            text(&request["object"]["kind"]),
+        );
         assert_eq!((&*found.0, &*found.1, &*found.2), expected, "{path}");
         assert_eq!(request["object"]["kind"], request["kind"]["kind"], "{path}");
         if expected.1 == "exec" {
@@ -326,17 +375,26 @@ async fn webhooks_see_subresources_connections_and_equivalent_kinds() {
         }
         if expected.1 == "scale" {
             let replicas = |object: &Value| object["spec"]["replicas"].clone();
-            assert_eq!((replicas(&request["oldObject"]), replicas(&request["object"])), (json!(1), json!(3)));
+            assert_eq!(
+                (replicas(&request["oldObject"]), replicas(&request["object"])),
+                (json!(1), json!(3))
+            );
         }
     }
     forget(admin, "validating", "all").await;
-    let (code, scaled) =
-        admin.call("PATCH", &format!("{deployments}/d/scale"), Some(json!({"spec": {"replicas": 2}}))).await;
+    let (code, scaled) = admin
+        .call("PATCH", &format!("{deployments}/d/scale"), Some(json!({"spec": {"replicas": 2}})))
+        .await;
     assert_eq!((code, &scaled["spec"]["replicas"]), (200, &json!(2)));
 
     // A rule for one version sees what comes in another.
     let patch = json!([{"op": "replace", "path": "/spec/maxReplicas", "value": 7}]);
-    let mut v2 = hook.webhook("v2.example.com", &patch_path(&patch), &["CREATE"], &["horizontalpodautoscalers"]);
+    let mut v2 = hook.webhook(
+        "v2.example.com",
+        &patch_path(&patch),
+        &["CREATE"],
+        &["horizontalpodautoscalers"],
+    );
     v2["rules"][0]["apiVersions"] = json!(["v2"]);
     v2["rules"][0]["apiGroups"] = json!(["autoscaling"]);
     configure(admin, "mutating", "v2", &[v2]).await;
@@ -349,9 +407,15 @@ async fn webhooks_see_subresources_connections_and_equivalent_kinds() {
     });
     let path = "/apis/autoscaling/v1/namespaces/default/horizontalpodautoscalers";
     let created = admin.create(path, scaler).await;
-    assert_eq!((&created["apiVersion"], &created["spec"]["maxReplicas"]), (&json!("autoscaling/v1"), &json!(7)));
+    assert_eq!(
+        (&created["apiVersion"], &created["spec"]["maxReplicas"]),
+        (&json!("autoscaling/v1"), &json!(7))
+    );
     assert_eq!(created["spec"]["targetCPUUtilizationPercentage"], 50);
     let request = hook.requests().remove(0);
-    assert_eq!((&request["kind"]["version"], &request["requestKind"]["version"]), (&json!("v2"), &json!("v1")));
+    assert_eq!(
+        (&request["kind"]["version"], &request["requestKind"]["version"]),
+        (&json!("v2"), &json!("v1"))
+    );
     assert_eq!(request["object"]["apiVersion"], "autoscaling/v2");
 }

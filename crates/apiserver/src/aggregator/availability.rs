@@ -48,9 +48,8 @@ impl Finding {
 
     /// Sets the condition; `false` if it is so already.
     fn set(&self, api: &mut Value) -> bool {
-        let conditions = object::child_mut(api, "status")
-            .entry("conditions")
-            .or_insert_with(|| json!([]));
+        let conditions =
+            object::child_mut(api, "status").entry("conditions").or_insert_with(|| json!([]));
         let mut condition = json!({
             "type": "Available",
             "status": self.status,
@@ -94,12 +93,12 @@ pub(super) async fn run(api: &Api, aggregator: &Aggregator) {
         let checks = remote.iter().filter_map(|service| {
             let backend = service.backend.as_ref()?;
             let is_due = due(service);
-            Some(async move { (service, backend, check(api, aggregator, service, backend, is_due).await) })
+            Some(async move {
+                (service, backend, check(api, aggregator, service, backend, is_due).await)
+            })
         });
-        let checks: Vec<_> = stream::iter(checks.collect::<Vec<_>>())
-            .buffer_unordered(PARALLEL)
-            .collect()
-            .await;
+        let checks: Vec<_> =
+            stream::iter(checks.collect::<Vec<_>>()).buffer_unordered(PARALLEL).collect().await;
         for (service, backend, (finding, is_called)) in checks {
             match finding.is_passed() {
                 true if is_called => {
@@ -232,9 +231,7 @@ mod tests {
 
     #[test]
     fn aggregator_says_what_is_wrong_with_a_service() {
-        let service = |port: u16| {
-            json!({"spec": {"type": "ClusterIP", "ports": [{"name": "web", "port": port}]}})
-        };
+        let service = |port: u16| json!({"spec": {"type": "ClusterIP", "ports": [{"name": "web", "port": port}]}});
         let slice = |port: &str, ready: bool| {
             json!({
                 "ports": [{"name": port, "port": 1}],
@@ -278,6 +275,9 @@ mod tests {
         assert!(!failed.set(&mut api));
         assert!(Finding::passed().set(&mut api));
         let conditions = &api["status"]["conditions"];
-        assert_eq!((conditions.as_array().map(Vec::len), &conditions[0]["reason"]), (Some(1), &json!("Passed")));
+        assert_eq!(
+            (conditions.as_array().map(Vec::len), &conditions[0]["reason"]),
+            (Some(1), &json!("Passed"))
+        );
     }
 }

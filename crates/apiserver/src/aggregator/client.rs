@@ -27,7 +27,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read of an aggregated server.
 const MAX_DOCUMENT: usize = 4 << 20;
 /// What stays as it is in the name of a header.
-const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+const HEADER_NAME: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Why a server could not be called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,8 +99,10 @@ impl BackendClient {
     {
         let address = backend.server_name();
         let stream = self.connect(registry, backend).await?;
-        let failed =
-            |error: hyper::Error| Error::Http { address: address.clone(), reason: error.to_string() };
+        let failed = |error: hyper::Error| Error::Http {
+            address: address.clone(),
+            reason: error.to_string(),
+        };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
         // Ends when the body of the answer has been read or dropped.

@@ -64,8 +64,7 @@ pub(super) fn group(
     for service in remote {
         let version = service.version.as_str();
         if !versions.iter().any(|own| own["version"] == version) {
-            versions
-                .push(json!({"groupVersion": format!("{name}/{version}"), "version": version}));
+            versions.push(json!({"groupVersion": format!("{name}/{version}"), "version": version}));
         }
     }
     versions.sort_by_key(|own| Reverse(version_priority(services, name, text(&own["version"]))));
@@ -179,7 +178,12 @@ fn kind(service: &ApiService, resource: &Value) -> Value {
 mod tests {
     use super::*;
 
-    fn service(name: &str, priority: i64, version_priority: i64, is_remote: bool) -> Arc<ApiService> {
+    fn service(
+        name: &str,
+        priority: i64,
+        version_priority: i64,
+        is_remote: bool,
+    ) -> Arc<ApiService> {
         let (version, group) = name.split_once('.').unwrap();
         let mut api = json!({
             "metadata": {"name": name},
@@ -241,7 +245,10 @@ mod tests {
         assert_eq!((&version["version"], &version["freshness"]), (&json!("v1"), &json!("Current")));
         let flunders = &version["resources"][0];
         assert_eq!(flunders["scope"], "Namespaced");
-        assert_eq!(flunders["responseKind"], json!({"group": "wardle.example.com", "version": "v1", "kind": "Flunder"}));
+        assert_eq!(
+            flunders["responseKind"],
+            json!({"group": "wardle.example.com", "version": "v1", "kind": "Flunder"})
+        );
         assert_eq!(flunders["subresources"][0]["subresource"], "status");
         assert_eq!(version["resources"].as_array().unwrap().len(), 1);
         let unknown = aggregated(&services, &Documents::new(), json!({"items": []}));

@@ -25,8 +25,7 @@ pub struct AggregationArgs {
 
 impl AggregationArgs {
     pub(super) fn config(&self) -> AggregationConfig {
-        let files =
-            self.proxy_client_cert_file.clone().zip(self.proxy_client_key_file.clone());
+        let files = self.proxy_client_cert_file.clone().zip(self.proxy_client_key_file.clone());
         AggregationConfig {
             endpoints_only: self.enable_aggregator_routing,
             proxy_client: files.map(|(certificate, key)| Identity { certificate, key }),

@@ -84,15 +84,12 @@ impl Api {
         self.chain.catch_up(&self.registry).await;
         let (mut reviews, mut warnings) = (Reviews::default(), Vec::new());
         loop {
-            let written =
-                self.scale_once(&attributes, change, manager, &mut reviews).await;
+            let written = self.scale_once(&attributes, change, manager, &mut reviews).await;
             let Some((pause, mut scale, old)) = reviews.take()? else {
                 return written.map(|written| (of(&written.object), warnings));
             };
-            warnings = self
-                .chain
-                .admit(&self.registry, &attributes, &mut scale, Some(&of(&old)))
-                .await?;
+            warnings =
+                self.chain.admit(&self.registry, &attributes, &mut scale, Some(&of(&old))).await?;
             reviews.done(pause, scale, &old);
         }
     }

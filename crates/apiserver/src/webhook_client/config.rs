@@ -23,8 +23,18 @@ pub(crate) struct ClientConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Target {
     /// `authority` is host and port as they are written.
-    Url { authority: String, host: String, port: u16, path: String },
-    Service { namespace: String, name: String, port: u16, path: String },
+    Url {
+        authority: String,
+        host: String,
+        port: u16,
+        path: String,
+    },
+    Service {
+        namespace: String,
+        name: String,
+        port: u16,
+        path: String,
+    },
 }
 
 impl ClientConfig {
@@ -50,8 +60,7 @@ impl ClientConfig {
                 return Err("webhook configuration must have either service or URL".to_owned());
             }
             (false, url) => {
-                let url: Uri =
-                    url.parse().map_err(|error| format!("Unparsable URL: {error}"))?;
+                let url: Uri = url.parse().map_err(|error| format!("Unparsable URL: {error}"))?;
                 let authority = url.authority().ok_or("the URL has no host")?;
                 Target::Url {
                     authority: authority.to_string(),
@@ -114,7 +123,11 @@ mod tests {
                 "https://127.0.0.1:9443/hook?timeout=1s",
                 "127.0.0.1",
             ),
-            (json!({"url": "https://example.com"}), "https://example.com/?timeout=1s", "example.com"),
+            (
+                json!({"url": "https://example.com"}),
+                "https://example.com/?timeout=1s",
+                "example.com",
+            ),
             (json!({"url": "https://[::1]:1/a"}), "https://[::1]:1/a?timeout=1s", "::1"),
             (
                 json!({"service": {"namespace": "n", "name": "s"}}),

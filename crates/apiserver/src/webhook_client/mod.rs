@@ -176,7 +176,8 @@ impl WebhookClient {
                 .await
                 .map_err(|error| error.to_string())?,
         };
-        let failed = |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
+        let failed =
+            |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
         let stream = TcpStream::connect((host.as_str(), port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let name = ServerName::try_from(config.server_name()).map_err(|error| error.to_string())?;
@@ -272,9 +273,9 @@ fn refusal(code: StatusCode, body: &[u8]) -> String {
         504 => "the server was unable to return a response in the time allotted, but may still be \
                 processing the request"
             .to_owned(),
-        500.. => format!(
-            "an error on the server ({quoted:?}) has prevented the request from succeeding"
-        ),
+        500.. => {
+            format!("an error on the server ({quoted:?}) has prevented the request from succeeding")
+        }
         _ => "the server rejected our request for an unknown reason".to_owned(),
     }
 }

@@ -48,7 +48,10 @@ pub fn patch_path(patch: &Value) -> String {
     format!("/patch/{}", percent_encoding::utf8_percent_encode(&patch.to_string(), set))
 }
 
-async fn answer(request: Request<Incoming>, calls: Arc<Mutex<Vec<(String, Value)>>>) -> Response<HookBody> {
+async fn answer(
+    request: Request<Incoming>,
+    calls: Arc<Mutex<Vec<(String, Value)>>>,
+) -> Response<HookBody> {
     let path = request.uri().path().to_owned();
     let target = request.uri().path_and_query().unwrap().to_string();
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -59,7 +62,8 @@ async fn answer(request: Request<Incoming>, calls: Arc<Mutex<Vec<(String, Value)
     match path.as_str() {
         "/deny" => {
             response["allowed"] = false.into();
-            response["status"] = json!({"message": "the webhook says no", "reason": "Odd", "code": 403});
+            response["status"] =
+                json!({"message": "the webhook says no", "reason": "Odd", "code": 403});
         }
         "/warn" => response["warnings"] = json!(["this is \"old\"", "second"]),
         "/other-uid" => response["uid"] = "other".into(),
@@ -122,7 +126,8 @@ impl Hook {
                         let known = known.clone();
                         async move { Ok::<_, Infallible>(answer(request, known).await) }
                     });
-                    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                    let builder =
+                        hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
                     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -136,7 +141,13 @@ impl Hook {
     }
 
     /// A webhook at this path for operations on resources of any group.
-    pub fn webhook(&self, name: &str, path: &str, operations: &[&str], resources: &[&str]) -> Value {
+    pub fn webhook(
+        &self,
+        name: &str,
+        path: &str,
+        operations: &[&str],
+        resources: &[&str],
+    ) -> Value {
         json!({
             "name": name,
             "clientConfig": self.url(path),

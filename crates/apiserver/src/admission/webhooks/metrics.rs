@@ -215,7 +215,9 @@ mod tests {
         assert!(text.contains(
             "name=\"others\",operation=\"CREATE\",type=\"validating\",rejected=\"true\"} 1500"
         ));
-        assert!(text.contains("name=\"h0\",operation=\"CREATE\",type=\"validating\",rejected=\"true\",le=\"0.025\"} 0"));
+        assert!(text.contains(
+            "name=\"h0\",operation=\"CREATE\",type=\"validating\",rejected=\"true\",le=\"0.025\"} 0"
+        ));
         assert!(text.contains("rejected=\"true\",le=\"0.1\"} 1\n"));
     }
 }

@@ -4,10 +4,9 @@
 //! the object as the one before left it; validating ones all at once. A webhook whose call fails refuses the
 //! request or is passed over, as its failure policy says; one that refuses it always does.
 //!
-//! Current limitations: match conditions are not evaluated ([`hook::Hook::selects`]); audit annotations
-//! are not recorded, as there is no audit; options carry no field manager.
+//! Current limitations: audit annotations are not recorded, as there is no audit; options carry no field manager.
 
-mod hook;
+pub(in crate::admission) mod hook;
 mod metrics;
 mod review;
 
@@ -25,6 +24,7 @@ use self::hook::{Hook, Hooks, Invocation};
 use self::metrics::{Call, ErrorKind, Metrics};
 use self::review::Verdict;
 use super::attributes::Attributes;
+use super::policies::Policies;
 use crate::api_types::Resource;
 use crate::cache::Cache;
 use crate::kinds;
@@ -130,6 +130,7 @@ impl Webhooks {
     pub(crate) async fn mutate(
         &self,
         registry: &Registry,
+        policies: &Policies,
         attributes: &Attributes<'_>,
         object: &mut Value,
         old: Option<&Value>,
@@ -145,15 +146,22 @@ impl Webhooks {
         for hook in hooks {
             let Some(invocation) = hook.invocation(attributes) else { continue };
             let current = Some(&*object).filter(|object| !object.is_null());
-            if !hook.selects(registry, attributes, current, old).await?
+            if !hook.selects(registry, policies, attributes, invocation, current, old).await?
                 || (is_second && !reinvocation.due.contains(&hook.uid))
             {
                 continue;
             }
             let began = Instant::now();
             let outcome = async {
-                let verdict =
-                    self.call(registry, &hook, attributes, invocation, current, old, Role::Mutating);
+                let verdict = self.call(
+                    registry,
+                    &hook,
+                    attributes,
+                    invocation,
+                    current,
+                    old,
+                    Role::Mutating,
+                );
                 let verdict = verdict.await?;
                 let patched = match verdict.patch.is_empty() {
                     true => None,
@@ -187,6 +195,7 @@ impl Webhooks {
     pub(crate) async fn validate(
         &self,
         registry: &Registry,
+        policies: &Policies,
         attributes: &Attributes<'_>,
         object: Option<&Value>,
         old: Option<&Value>,
@@ -196,7 +205,7 @@ impl Webhooks {
         let mut relevant = Vec::new();
         for hook in hooks {
             let Some(invocation) = hook.invocation(attributes) else { continue };
-            if hook.selects(registry, attributes, object, old).await? {
+            if hook.selects(registry, policies, attributes, invocation, object, old).await? {
                 relevant.push((hook, invocation));
             }
         }
@@ -233,21 +242,16 @@ impl Webhooks {
             return Err(Failure::Refused(StatusError::bad_request(why)));
         }
         let version = review::version(hook).map_err(|why| Failure::Calling(400, why))?;
-        let client = hook.client.as_ref().map_err(|why| {
-            Failure::Calling(500, format!("could not get REST client: {why}"))
-        })?;
+        let client = hook
+            .client
+            .as_ref()
+            .map_err(|why| Failure::Calling(500, format!("could not get REST client: {why}")))?;
         let internal = |error| Failure::Internal(StatusError::internal(error));
         let uid = object::new_uid().map_err(internal)?;
         let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
         let (object, old) = (shown(object), shown(old));
-        let request = review::request(
-            version,
-            &uid,
-            attributes,
-            invocation,
-            object.as_ref(),
-            old.as_ref(),
-        );
+        let request =
+            review::request(version, &uid, attributes, invocation, object.as_ref(), old.as_ref());
         let body = longshore_json::write(&request)
             .map_err(|error| Failure::Internal(StatusError::internal(error)))?;
         let answer = self
@@ -314,7 +318,11 @@ impl Webhooks {
 }
 
 /// The object as a webhook sees it.
-fn converted(attributes: &Attributes<'_>, invocation: Invocation<'_>, object: &Value) -> Value {
+pub(in crate::admission) fn converted(
+    attributes: &Attributes<'_>,
+    invocation: Invocation<'_>,
+    object: &Value,
+) -> Value {
     match is_converted(attributes, invocation) {
         false => object.clone(),
         true => convert(attributes.resource, invocation.resource, object.clone()),
@@ -322,11 +330,14 @@ fn converted(attributes: &Attributes<'_>, invocation: Invocation<'_>, object: &V
 }
 
 /// Whether objects are shown in another version than the request's.
-fn is_converted(attributes: &Attributes<'_>, invocation: Invocation<'_>) -> bool {
+pub(in crate::admission) fn is_converted(
+    attributes: &Attributes<'_>,
+    invocation: Invocation<'_>,
+) -> bool {
     invocation.kind != attributes.kind
 }
 
-fn convert(from: &Resource, to: &Resource, object: Value) -> Value {
+pub(in crate::admission) fn convert(from: &Resource, to: &Resource, object: Value) -> Value {
     kinds::from_storage(to, kinds::to_storage(from, object))
 }
 

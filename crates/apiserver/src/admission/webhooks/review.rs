@@ -150,7 +150,9 @@ fn check_patch(mutates: bool, patch: &[u8], patch_type: &Value) -> Result<(), St
     let problem = match (mutates, patch.is_empty(), patch_type.as_str()) {
         (false, false, _) => "validating webhook may not return response.patch",
         (false, true, Some(_)) => "validating webhook may not return response.patchType",
-        (false, true, None) | (true, true, None) | (true, false, Some("JSONPatch")) => return Ok(()),
+        (false, true, None) | (true, true, None) | (true, false, Some("JSONPatch")) => {
+            return Ok(());
+        }
         (true, false, None) => "webhook returned response.patch but not response.patchType",
         (true, true, Some(_)) => "webhook returned response.patchType but not response.patch",
         (true, false, Some("")) => "webhook returned invalid response.patchType of \"\"",
@@ -255,13 +257,21 @@ mod tests {
         for (result, code, message) in [
             (json!(null), 400, "admission webhook \"h\" denied the request without explanation"),
             (json!({"message": "no"}), 400, "admission webhook \"h\" denied the request: no"),
-            (json!({"reason": "Bad", "code": 403}), 403, "admission webhook \"h\" denied the request: Bad"),
+            (
+                json!({"reason": "Bad", "code": 403}),
+                403,
+                "admission webhook \"h\" denied the request: Bad",
+            ),
             (
                 json!({"message": "no", "code": 200, "status": "Success"}),
                 400,
                 "admission webhook \"h\" denied the request: no",
             ),
-            (json!({"message": "no", "code": 70000}), 400, "admission webhook \"h\" denied the request: no"),
+            (
+                json!({"message": "no", "code": 70000}),
+                400,
+                "admission webhook \"h\" denied the request: no",
+            ),
         ] {
             let error = denied("h", result);
             assert_eq!((error.code, error.message.as_str()), (code, message));
@@ -270,9 +280,13 @@ mod tests {
         }
         let long = denied("h", json!({"message": "x".repeat(1 << 20), "code": 403}));
         assert!(long.code == 403 && long.to_value().to_string().len() < 3 * CUT_MESSAGE);
-        let details = json!({"message": "no", "reason": "Odd", "details": {"causes": [{"field": "a"}]}});
+        let details =
+            json!({"message": "no", "reason": "Odd", "details": {"causes": [{"field": "a"}]}});
         let status = denied("h", details).to_value();
-        assert_eq!((&status["reason"], &status["details"]["causes"][0]["field"]), (&json!("Odd"), &json!("a")));
+        assert_eq!(
+            (&status["reason"], &status["details"]["causes"][0]["field"]),
+            (&json!("Odd"), &json!("a"))
+        );
     }
 
     #[test]
