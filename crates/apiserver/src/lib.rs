@@ -18,6 +18,7 @@ mod cidr;
 mod cpu_time;
 mod csr;
 pub mod discovery;
+mod expressions;
 mod gates;
 pub mod kinds;
 mod kubelet;
@@ -67,6 +68,7 @@ pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
+use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
 use crate::aggregator::Aggregator;
@@ -240,11 +242,13 @@ impl Server {
         )?;
         let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
+        let authorizer = Arc::new(Authorizer::new(config.authorization)?);
+        let policies = Policies::new(authorizer.clone())?;
         let api = Arc::new(Api {
-            chain: Chain::new(webhooks),
+            chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&config.aggregation)?,
             registry: Registry::new(config.store),
-            authorizer: Authorizer::new(config.authorization)?,
+            authorizer,
             services: ServiceAllocator::new(
                 config.service_range,
                 config.node_ports,

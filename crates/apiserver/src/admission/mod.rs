@@ -14,6 +14,7 @@ pub(crate) mod nodes;
 pub(crate) mod plugins;
 pub(crate) mod pod_security;
 pub(crate) mod pods;
+pub(crate) mod policies;
 pub(crate) mod quota;
 mod resources;
 pub(crate) mod service_account;
@@ -63,11 +64,6 @@ pub(crate) async fn validate_create(
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
     let warning = pod_security::admit_create(registry, resource, object).await?;
-    let stored_only = resource
-        .kind
-        .contains("AdmissionPolicy")
-        .then(|| format!("{}: it is stored, and has no effect on this server", resource.kind));
-    let warning = warning.or(stored_only);
     Ok(warning.into_iter().collect())
 }
 

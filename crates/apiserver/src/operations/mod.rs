@@ -10,6 +10,7 @@ pub(crate) mod scale;
 mod update;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -33,7 +34,7 @@ use crate::user::{self, User};
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
     pub(crate) registry: Registry,
-    pub(crate) authorizer: Authorizer,
+    pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) services: ServiceAllocator,
     /// Webhooks and policies.
     pub(crate) chain: Chain,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::admission::attributes::Attributes;
+use crate::admission::policies::{Conditions, Policies};
 use crate::api_types::{Gvk, Resource};
 use crate::cache::Index;
 use crate::kinds;
@@ -41,12 +42,13 @@ pub(super) struct Hook {
     pub(super) versions: Vec<String>,
     /// Whether it wants to see the object again when others change it.
     pub(super) is_reinvoked: bool,
-    conditions: Vec<Value>,
+    conditions: Conditions,
+    has_conditions: bool,
 }
 
 /// Requests that a webhook is called for.
 #[derive(Debug)]
-struct Rule {
+pub(in crate::admission) struct Rule {
     operations: Vec<String>,
     groups: Vec<String>,
     versions: Vec<String>,
@@ -56,9 +58,9 @@ struct Rule {
 
 /// As what a webhook sees a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Invocation<'a> {
-    pub(super) resource: &'a Resource,
-    pub(super) kind: Gvk,
+pub(in crate::admission) struct Invocation<'a> {
+    pub(in crate::admission) resource: &'a Resource,
+    pub(in crate::admission) kind: Gvk,
 }
 
 impl Hook {
@@ -78,7 +80,8 @@ impl Hook {
             supports_dry_run: matches!(text(&hook["sideEffects"]), "None" | "NoneOnDryRun"),
             versions: texts(&hook["admissionReviewVersions"]),
             is_reinvoked: hook["reinvocationPolicy"] == "IfNeeded",
-            conditions: items(&hook["matchConditions"]).to_vec(),
+            conditions: Conditions::of(&hook["matchConditions"], false),
+            has_conditions: !items(&hook["matchConditions"]).is_empty(),
         }
     }
 
@@ -102,7 +105,9 @@ impl Hook {
     pub(super) async fn selects(
         &self,
         registry: &Registry,
+        policies: &Policies,
         attributes: &Attributes<'_>,
+        invocation: Invocation<'_>,
         object: Option<&Value>,
         old: Option<&Value>,
     ) -> Result<bool, StatusError> {
@@ -112,25 +117,24 @@ impl Hook {
             return Ok(false);
         }
         let namespaces = self.namespaces.as_ref().map_err(StatusError::internal)?;
-        Ok(selects_namespace(namespaces, registry, attributes, object).await?
-            && self.meets_conditions(attributes)?)
-    }
-
-    /// The seam for match conditions, which are not evaluated yet: configurations with any are refused, and one
-    /// that another server has stored fails as a condition that cannot be evaluated does.
-    fn meets_conditions(&self, attributes: &Attributes<'_>) -> Result<bool, StatusError> {
-        if self.conditions.is_empty() {
-            return Ok(true);
-        }
-        if self.ignores_failures {
+        if !selects_namespace(namespaces, registry, attributes, object).await? {
             return Ok(false);
         }
-        let why = "match conditions are not supported by this server";
-        Err(StatusError::forbidden(attributes.resource, attributes.name, why))
+        if !self.has_conditions {
+            return Ok(true);
+        }
+        let holds = policies
+            .conditions_hold(registry, &self.conditions, attributes, invocation, object, old)
+            .await?;
+        match holds {
+            Ok(holds) => Ok(holds),
+            Err(_) if self.ignores_failures => Ok(false),
+            Err(why) => Err(StatusError::forbidden(attributes.resource, attributes.name, &why)),
+        }
     }
 }
 
-async fn selects_namespace(
+pub(in crate::admission) async fn selects_namespace(
     selector: &LabelSelector,
     registry: &Registry,
     attributes: &Attributes<'_>,
@@ -150,7 +154,9 @@ async fn selects_namespace(
 }
 
 /// The same stored objects under other groups and versions.
-fn equivalents<'a>(attributes: &Attributes<'a>) -> impl Iterator<Item = Invocation<'a>> + use<'a> {
+pub(in crate::admission) fn equivalents<'a>(
+    attributes: &Attributes<'a>,
+) -> impl Iterator<Item = Invocation<'a>> + use<'a> {
     let (resource, subresource, kind) =
         (attributes.resource, attributes.subresource.to_owned(), attributes.kind);
     let others = kinds::resources().filter(move |other| {
@@ -170,7 +176,7 @@ fn equivalents<'a>(attributes: &Attributes<'a>) -> impl Iterator<Item = Invocati
 }
 
 impl Rule {
-    fn of(rule: &Value) -> Rule {
+    pub(in crate::admission) fn of(rule: &Value) -> Rule {
         Rule {
             operations: texts(&rule["operations"]),
             groups: texts(&rule["apiGroups"]),
@@ -180,7 +186,11 @@ impl Rule {
         }
     }
 
-    fn matches(&self, attributes: &Attributes<'_>, resource: &Resource) -> bool {
+    pub(in crate::admission) fn matches(
+        &self,
+        attributes: &Attributes<'_>,
+        resource: &Resource,
+    ) -> bool {
         let listed = |list: &[String], wanted: &str| {
             list.iter().any(|listed| listed == "*" || listed == wanted)
         };
@@ -206,7 +216,7 @@ impl Rule {
     }
 }
 
-fn texts(list: &Value) -> Vec<String> {
+pub(in crate::admission) fn texts(list: &Value) -> Vec<String> {
     items(list).iter().map(|item| text(item).to_owned()).collect()
 }
 

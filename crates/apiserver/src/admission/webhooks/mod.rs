@@ -4,10 +4,9 @@
 //! the object as the one before left it; validating ones all at once. A webhook whose call fails refuses the
 //! request or is passed over, as its failure policy says; one that refuses it always does.
 //!
-//! Current limitations: match conditions are not evaluated ([`hook::Hook::selects`]); audit annotations
-//! are not recorded, as there is no audit; options carry no field manager.
+//! Current limitations: audit annotations are not recorded, as there is no audit; options carry no field manager.
 
-mod hook;
+pub(in crate::admission) mod hook;
 mod metrics;
 mod review;
 
@@ -25,6 +24,7 @@ use self::hook::{Hook, Hooks, Invocation};
 use self::metrics::{Call, ErrorKind, Metrics};
 use self::review::Verdict;
 use super::attributes::Attributes;
+use super::policies::Policies;
 use crate::api_types::Resource;
 use crate::cache::Cache;
 use crate::kinds;
@@ -130,6 +130,7 @@ impl Webhooks {
     pub(crate) async fn mutate(
         &self,
         registry: &Registry,
+        policies: &Policies,
         attributes: &Attributes<'_>,
         object: &mut Value,
         old: Option<&Value>,
@@ -145,7 +146,7 @@ impl Webhooks {
         for hook in hooks {
             let Some(invocation) = hook.invocation(attributes) else { continue };
             let current = Some(&*object).filter(|object| !object.is_null());
-            if !hook.selects(registry, attributes, current, old).await?
+            if !hook.selects(registry, policies, attributes, invocation, current, old).await?
                 || (is_second && !reinvocation.due.contains(&hook.uid))
             {
                 continue;
@@ -194,6 +195,7 @@ impl Webhooks {
     pub(crate) async fn validate(
         &self,
         registry: &Registry,
+        policies: &Policies,
         attributes: &Attributes<'_>,
         object: Option<&Value>,
         old: Option<&Value>,
@@ -203,7 +205,7 @@ impl Webhooks {
         let mut relevant = Vec::new();
         for hook in hooks {
             let Some(invocation) = hook.invocation(attributes) else { continue };
-            if hook.selects(registry, attributes, object, old).await? {
+            if hook.selects(registry, policies, attributes, invocation, object, old).await? {
                 relevant.push((hook, invocation));
             }
         }
@@ -316,7 +318,11 @@ impl Webhooks {
 }
 
 /// The object as a webhook sees it.
-fn converted(attributes: &Attributes<'_>, invocation: Invocation<'_>, object: &Value) -> Value {
+pub(in crate::admission) fn converted(
+    attributes: &Attributes<'_>,
+    invocation: Invocation<'_>,
+    object: &Value,
+) -> Value {
     match is_converted(attributes, invocation) {
         false => object.clone(),
         true => convert(attributes.resource, invocation.resource, object.clone()),
@@ -324,11 +330,14 @@ fn converted(attributes: &Attributes<'_>, invocation: Invocation<'_>, object: &V
 }
 
 /// Whether objects are shown in another version than the request's.
-fn is_converted(attributes: &Attributes<'_>, invocation: Invocation<'_>) -> bool {
+pub(in crate::admission) fn is_converted(
+    attributes: &Attributes<'_>,
+    invocation: Invocation<'_>,
+) -> bool {
     invocation.kind != attributes.kind
 }
 
-fn convert(from: &Resource, to: &Resource, object: Value) -> Value {
+pub(in crate::admission) fn convert(from: &Resource, to: &Resource, object: Value) -> Value {
     kinds::from_storage(to, kinds::to_storage(from, object))
 }
 
