@@ -69,6 +69,11 @@ impl Reviews {
         self.validated.clone().filter(|_| self.is_about(current))
     }
 
+    /// Whether any object is complete and validated.
+    pub(super) fn is_validated(&self) -> bool {
+        self.validated.is_some()
+    }
+
     fn is_about(&self, current: &Value) -> bool {
         self.version == object::resource_version(current)
     }
