@@ -15,6 +15,7 @@ mod cidr;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
+mod definitions;
 pub mod discovery;
 mod gates;
 pub mod kinds;
@@ -64,6 +65,7 @@ pub use tokens::TokenConfig;
 use crate::admission::services::ServiceAllocator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
+use crate::definitions::Definitions;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
@@ -228,6 +230,7 @@ impl Server {
         )?;
         let api = Arc::new(Api {
             registry: Registry::new(config.store),
+            definitions: Definitions::default(),
             authorizer: Authorizer::new(config.authorization)?,
             services: ServiceAllocator::new(
                 config.service_range,
@@ -247,6 +250,7 @@ impl Server {
             tasks::roles::run(&api).await?;
         }
         api.authorizer.load(&api.registry).await?;
+        tasks::definitions::load(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -305,6 +309,7 @@ impl Server {
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
+            tasks::definitions::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

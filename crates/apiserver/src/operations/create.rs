@@ -29,6 +29,9 @@ impl Api {
         manager: Option<&str>,
         dry_run: bool,
     ) -> Result<(Value, Vec<String>), StatusError> {
+        if resource.definition().is_some_and(|definition| definition.is_terminating) {
+            return Err(StatusError::terminating_definition(resource));
+        }
         settle_namespace(resource, &mut object, namespace)?;
         let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
         if !object::name(&object).is_empty() || base.is_empty() {
@@ -68,7 +71,8 @@ impl Api {
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
-        let warnings = admission::validate_create(&self.registry, resource, &object).await?;
+        let mut warnings = admission::validate_create(&self.registry, resource, &object).await?;
+        warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         let mut charge =
             quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {

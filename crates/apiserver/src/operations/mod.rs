@@ -19,6 +19,7 @@ pub(crate) use update::{Change, UpdateRequest};
 use crate::admission::services::ServiceAllocator;
 use crate::api_types::Resource;
 use crate::authz::{Access, Authorizer};
+use crate::definitions::Definitions;
 use crate::kinds;
 use crate::object;
 use crate::registry::Registry;
@@ -29,6 +30,8 @@ use crate::user::{self, User};
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
     pub(crate) registry: Registry,
+    /// The custom kinds that are served.
+    pub(crate) definitions: Definitions,
     pub(crate) authorizer: Authorizer,
     pub(crate) services: ServiceAllocator,
     /// How long an event is kept.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Api, Change};
 use crate::api_types::{Gvk, Resource};
-use crate::kinds;
+use crate::kinds::{self, custom};
 use crate::managed::{self, Applier};
 use crate::object;
 use crate::patch;
@@ -13,11 +13,17 @@ use crate::schema::{self, Decoded, FieldValidation};
 use crate::selector::LabelSelector;
 use crate::status::{Cause, MODIFIED, StatusError};
 
-/// The Scale of a workload.
-pub(crate) fn of(controller: &Value) -> Value {
-    let selector = selector_text(&controller["spec"]["selector"]);
-    let metadata = &controller["metadata"];
+/// The Scale of a workload, or of a custom object.
+pub(crate) fn of(resource: &Resource, controller: &Value) -> Value {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
+    let (wanted, found, selector) = custom::scale(resource, controller).unwrap_or_else(|| {
+        (
+            number(&controller["spec"]["replicas"]),
+            number(&controller["status"]["replicas"]),
+            selector_text(&controller["spec"]["selector"]),
+        )
+    });
+    let metadata = &controller["metadata"];
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -28,9 +34,9 @@ pub(crate) fn of(controller: &Value) -> Value {
             "resourceVersion": metadata["resourceVersion"],
             "creationTimestamp": metadata["creationTimestamp"],
         },
-        "spec": {"replicas": number(&controller["spec"]["replicas"])},
+        "spec": {"replicas": wanted},
         "status": {
-            "replicas": number(&controller["status"]["replicas"]),
+            "replicas": found,
             "selector": selector,
         },
     })
@@ -82,7 +88,7 @@ impl Api {
                         check_applied(gvk, scale)?;
                         let applier = Applier { manager, force: *force };
                         let new = managed::apply_scale(resource, current, scale, applier)?;
-                        let mut result = of(&new);
+                        let mut result = of(resource, &new);
                         result["metadata"]["resourceVersion"] =
                             scale["metadata"]["resourceVersion"].clone();
                         applied = Some(new);
@@ -90,7 +96,7 @@ impl Api {
                     }
                     Change::Replace(scale) => scale.clone(),
                     Change::Patch { kind, body, validation } => {
-                        let patched = patch::apply(*kind, gvk, &of(current), body)?;
+                        let patched = patch::apply(*kind, gvk, &of(resource, current), body)?;
                         schema::conform(gvk, patched, *validation)?.0
                     }
                 };
@@ -113,17 +119,25 @@ impl Api {
                     Some(new) => new,
                     None => {
                         let mut new = current.clone();
-                        object::child_mut(&mut new, "spec")
-                            .insert("replicas".into(), replicas.into());
+                        match resource.custom {
+                            Some(_) => drop(custom::set_replicas(resource, &mut new, replicas)),
+                            None => drop(
+                                object::child_mut(&mut new, "spec")
+                                    .insert("replicas".into(), replicas.into()),
+                            ),
+                        }
                         managed::record_update(resource, "scale", manager, current, &mut new);
                         new
                     }
                 };
                 kinds::prepare_update(resource, &mut new, current);
+                if resource.custom.is_some() {
+                    kinds::validate_change(resource, "", &new, current)?;
+                }
                 managed::keep_times(&mut new, current);
                 Ok(Write::Put(new))
             })
             .await?;
-        Ok(of(&written.object))
+        Ok(of(resource, &written.object))
     }
 }

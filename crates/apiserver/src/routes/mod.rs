@@ -48,7 +48,7 @@ use crate::api_types::{Resource, Subresource};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::gates::FeatureGates;
-use crate::kinds::{self, Created};
+use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::response_body::{Body, RequestGuard};
@@ -161,7 +161,8 @@ impl Router {
             }
         }
         let user = self.effective(caller?, &head.headers).await?;
-        let route = line.resource.as_ref().map(|path| served::route(path, &head.method));
+        let kinds = self.api.definitions.snapshot();
+        let route = line.resource.as_ref().map(|path| served::route(&kinds, path, &head.method));
         let route = route.transpose()?;
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
@@ -191,7 +192,8 @@ impl Router {
             return Err(StatusError::forbidden_path(&message));
         };
         let version = line.resource.as_ref().map_or("", |path| &path.version);
-        Err(match kinds::lookup(target.group, version, target.resource) {
+        let kinds = self.api.definitions.snapshot();
+        Err(match kinds.lookup(target.group, version, target.resource) {
             Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
         })
@@ -199,6 +201,16 @@ impl Router {
 
     /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
+        if let Some(refusal) = custom::refusal(call.resource) {
+            return Err(refusal);
+        }
+        let deprecation = custom::deprecation(call.resource);
+        let mut answer = self.answer_call(call).await?;
+        respond::warn(&mut answer, deprecation.as_slice());
+        Ok(answer)
+    }
+
+    async fn answer_call(&self, call: Call<'_>) -> Result {
         if let Some(subresource) = call.subresource {
             return self.subresource(call, subresource).await;
         }
@@ -287,7 +299,7 @@ impl Handler for Router {
             peer.monitor(Arc::downgrade(&memory));
         }
         if let Ok(line) = &line {
-            self.metrics.count(line, answer.status());
+            self.metrics.count(&self.api.definitions.snapshot(), line, answer.status());
         }
         tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
         answer

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::request::RequestLine;
 use super::respond::{self, Result};
 use super::{Router, negotiate};
-use crate::discovery;
+use crate::discovery::{self, Custom};
 use crate::openapi;
 use crate::status::StatusError;
 
@@ -29,6 +29,8 @@ impl Router {
         if let Some(answer) = self.discovery(path) {
             return answer;
         }
+        let snapshot = self.api.definitions.snapshot();
+        let custom = snapshot.resources();
         match path {
             "/livez" | "/readyz" | "/healthz" => {
                 Ok(self.health(&path[1..], line.query.has("verbose")).await)
@@ -38,7 +40,7 @@ impl Router {
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
                 let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
-                let document = discovery::aggregated(path == "/api").to_string();
+                let document = discovery::aggregated(custom, path == "/api").to_string();
                 let mut answer = respond::tagged(headers, content_type, document);
                 let cached = HeaderValue::from_static("public");
                 answer.headers_mut().insert(header::CACHE_CONTROL, cached);
@@ -48,19 +50,19 @@ impl Router {
                 let address = self.api.advertised.to_string();
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
-            "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups())),
+            "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups(custom))),
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
-                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf().into()),
+                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf(custom).into()),
                     false => {
-                        let document = openapi::v2::document().to_string();
+                        let document = openapi::v2::document(custom).to_string();
                         respond::tagged(headers, respond::JSON, document)
                     }
                 })
             }
-            "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index())),
-            path => match document(path) {
+            "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index(custom))),
+            path => match document(custom, path) {
                 Some(document) if path.starts_with("/openapi/") => {
                     Ok(respond::tagged(headers, respond::JSON, document.to_string()))
                 }
@@ -98,13 +100,13 @@ impl Router {
 }
 
 /// Discovery of a group or a version, or one OpenAPI document.
-fn document(path: &str) -> Option<Value> {
+fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     let mut parts = path.strip_prefix('/')?.splitn(3, '/');
     match (parts.next()?, parts.next()?, parts.next()) {
-        ("api", version, None) => discovery::resources("", version),
-        ("apis", group, None) => discovery::group(group),
-        ("apis", group, Some(version)) => discovery::resources(group, version),
-        ("openapi", "v3", Some(document)) => openapi::document(document),
+        ("api", version, None) => discovery::resources(custom, "", version),
+        ("apis", group, None) => discovery::group(custom, group),
+        ("apis", group, Some(version)) => discovery::resources(custom, group, version),
+        ("openapi", "v3", Some(document)) => openapi::document(custom, document),
         _ => None,
     }
 }

@@ -143,7 +143,7 @@ impl Router {
             }
         }
         let list = json!({
-            "kind": format!("{}List", call.resource.kind),
+            "kind": call.resource.list_kind(),
             "apiVersion": call.resource.gvk().api_version(),
             "metadata": meta.to_value(),
             "items": items,
@@ -155,7 +155,7 @@ impl Router {
         let (namespace, name) = (call.namespace().to_owned(), call.path.name.clone());
         if call.verb == "get" {
             let controller = self.api.registry.get(call.resource, &namespace, &name).await?;
-            return Ok(respond::json(StatusCode::OK, &scale::of(&controller)));
+            return Ok(respond::json(StatusCode::OK, &scale::of(call.resource, &controller)));
         }
         let body = self.body(&mut call).await?;
         let (change, warnings) = change(&call, subresource.gvk, &body)?;
@@ -270,7 +270,7 @@ fn validation(call: &Call<'_>) -> Result<FieldValidation> {
 }
 
 fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
-    body.read(gvk, validation(call)?)
+    body.read_of(call.resource, gvk, validation(call)?)
 }
 
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {

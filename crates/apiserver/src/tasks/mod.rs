@@ -3,4 +3,5 @@
 pub(crate) mod addresses;
 pub(crate) mod bootstrap;
 pub(crate) mod compaction;
+pub(crate) mod definitions;
 pub(crate) mod roles;
