@@ -101,7 +101,13 @@ fn add_paths(
         |verbs: &[(&str, &str)], allowed: &[&str], gvk: Gvk, answer: &str| -> Map<String, Value> {
             let served = verbs.iter().filter(|(_, verb)| allowed.contains(verb));
             served
-                .map(|(method, verb)| ((*method).to_owned(), operation(method, verb, gvk, answer)))
+                .map(|(method, verb)| {
+                    let patches = match resource.custom {
+                        Some(_) => crate::patch::ACCEPTED_CUSTOM,
+                        None => crate::patch::ACCEPTED,
+                    };
+                    ((*method).to_owned(), operation(method, verb, gvk, answer, patches))
+                })
                 .collect()
         };
     let mut on_collection =
@@ -156,7 +162,7 @@ fn with_parameters(mut operations: Map<String, Value>, names: &[&str]) -> Value 
     Value::Object(operations)
 }
 
-fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
+fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str, patches: &[&str]) -> Value {
     let answer = json!({"$ref": answer});
     let mut operation = json!({
         "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": answer}}}},
@@ -167,7 +173,7 @@ fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
         "post" | "put" => json!({"application/json": {"schema": answer}}),
         "patch" => {
             let schema = json!({"schema": {"type": "object"}});
-            crate::patch::ACCEPTED
+            patches
                 .iter()
                 .map(|kind| ((*kind).to_owned(), schema.clone()))
                 .collect::<Map<_, _>>()
