@@ -102,6 +102,12 @@ impl Quantity {
         Self { nanos: self.nanos.saturating_sub(other.nanos).max(0), ..self }
     }
 
+    /// The difference, which may be below zero.
+    pub fn difference(self, other: Self) -> Self {
+        let format = if self.nanos == 0 { other.format } else { self.format };
+        Self { nanos: self.nanos.saturating_sub(other.nanos).clamp(-MAX, MAX), format }
+    }
+
     /// Rounded up to thousandths, the finest that resources are counted in.
     pub fn round_up_to_milli(self) -> Self {
         let rest = self.nanos.rem_euclid(MILLI);
