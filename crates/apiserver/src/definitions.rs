@@ -26,12 +26,25 @@ pub(crate) struct Snapshot {
     /// By group and version, the preferred versions first.
     resources: Vec<&'static Resource>,
     by_path: HashMap<(&'static str, &'static str, &'static str), &'static Resource>,
+    /// Documents that are made of all of them, each on first use.
+    index: OnceLock<Value>,
+    swagger: OnceLock<String>,
 }
 
 impl Snapshot {
     /// All of them.
     pub(crate) fn resources(&self) -> &[&'static Resource] {
         &self.resources
+    }
+
+    /// The index of the documents of OpenAPI 3.
+    pub(crate) fn index(&self, make: impl FnOnce(&[&'static Resource]) -> Value) -> &Value {
+        self.index.get_or_init(|| make(&self.resources))
+    }
+
+    /// The document of OpenAPI 2.
+    pub(crate) fn swagger(&self, make: impl FnOnce(&[&'static Resource]) -> String) -> &str {
+        self.swagger.get_or_init(|| make(&self.resources))
     }
 
     /// The resource of this group, version and plural, built-in or custom.
@@ -97,16 +110,23 @@ impl Definitions {
                     live.set(entry.definition.clone());
                 }
                 next.resources.push(resource);
-                next.by_path
-                    .insert((resource.group, resource.version, resource.plural), resource);
+                next.by_path.insert((resource.group, resource.version, resource.plural), resource);
             }
         }
         drop(rows);
         next.resources.sort_by(|a, b| {
-            (a.group, a.kind).cmp(&(b.group, b.kind)).then_with(|| order(a.version, b.version))
+            let versions = || order(a.version, b.version);
+            a.group.cmp(b.group).then_with(versions).then_with(|| a.plural.cmp(b.plural))
         });
         let last = std::mem::replace(&mut *self.current.write(), Arc::new(next));
         let now = self.snapshot();
+        // The row stays, what it refers to is freed.
+        let is_served = |old: &Resource| now.resources.iter().any(|r| std::ptr::eq(*r, old));
+        for old in last.resources.iter().filter(|old| !is_served(old)) {
+            if let Some(live) = old.custom {
+                live.set(Arc::default());
+            }
+        }
         let is_gone = |old: &&&'static Resource| {
             !now.resources.iter().any(|resource| resource.same_storage(old))
         };
@@ -246,13 +266,12 @@ fn read_version(group: &str, kind: &str, version: &Value) -> Result<Version, Rea
     Ok(Version {
         name: name.to_owned(),
         schema: Schema::read(&json)?,
+        rules: longshore_cel::crd::validator(&json, true),
         json,
         columns,
-        scale: path("specReplicasPath").zip(path("statusReplicasPath")).map(|(spec, status)| Scale {
-            spec,
-            status,
-            selector: path("labelSelectorPath"),
-        }),
+        scale: path("specReplicasPath")
+            .zip(path("statusReplicasPath"))
+            .map(|(spec, status)| Scale { spec, status, selector: path("labelSelectorPath") }),
         deprecation,
         merge: OnceLock::new(),
     })
@@ -276,9 +295,17 @@ fn column(column: &Value) -> Column {
 
 /// Whether objects of a definition are served.
 pub(crate) fn is_in_effect(definition: &Value) -> bool {
-    ["NamesAccepted", "Established"]
-        .iter()
-        .any(|condition| crd::has_condition(definition, condition, "True"))
+    let holds = |condition: &&str| crd::has_condition(definition, condition, "True");
+    ["NamesAccepted", "Established"].iter().any(|condition| holds(&condition))
+        && !is_built_in(definition)
+}
+
+/// Whether a definition is one of a kind that this server has itself: its objects are not the
+/// definition's, and do not go with it.
+pub(crate) fn is_built_in(definition: &Value) -> bool {
+    let spec = &definition["spec"];
+    let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
+    kinds::resources().any(|resource| resource.group == group && resource.plural == plural)
 }
 
 #[cfg(test)]
@@ -290,9 +317,6 @@ mod tests {
     fn definitions_versions_are_ordered() {
         let mut versions = ["v1alpha1", "v1", "foo", "v2beta1", "v10", "v2", "v1beta2", "v0"];
         versions.sort_by(|a, b| order(a, b));
-        assert_eq!(
-            versions,
-            ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "foo", "v0"]
-        );
+        assert_eq!(versions, ["v10", "v2", "v1", "v2beta1", "v1beta2", "v1alpha1", "foo", "v0"]);
     }
 }

@@ -244,9 +244,8 @@ fn spoken(
     errors: &mut Vec<FieldError>,
 ) {
     let Some(described) = described else {
-        let is_empty = part.values == Values::default()
-            && part.properties.is_empty()
-            && part.items.is_none();
+        let is_empty =
+            part.values == Values::default() && part.properties.is_empty() && part.items.is_none();
         if !is_empty {
             let why = format!("because it is defined in {path}");
             required(outer.to_owned(), &why, errors);

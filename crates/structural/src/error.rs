@@ -31,7 +31,7 @@ pub struct FieldError {
     /// The path of the field; empty for the whole object.
     pub path: String,
     /// The value, where one is named.
-    pub value: Value,
+    pub value: Option<Value>,
     /// What is wrong with it.
     pub detail: String,
 }
@@ -45,6 +45,6 @@ impl FieldError {
     ) -> FieldError {
         // A path that starts at the root has no name in front of its first dot.
         let path = path.strip_prefix('.').unwrap_or(path).to_owned();
-        FieldError { kind, path, value: value.into(), detail: detail.into() }
+        FieldError { kind, path, value: Some(value.into()), detail: detail.into() }
     }
 }

@@ -127,9 +127,33 @@ fn is_hostname(text: &str) -> bool {
 /// Such as `22 ns`, `1h30m` or `3 days`.
 fn is_duration(text: &str) -> bool {
     const UNITS: [&str; 27] = [
-        "ns", "nano", "nanos", "nanosecond", "nanoseconds", "us", "µs", "micro", "micros", "microsecond",
-        "microseconds", "ms", "milli", "millis", "millisecond", "milliseconds", "s", "sec", "secs",
-        "second", "seconds", "m", "min", "mins", "minute", "minutes", "h",
+        "ns",
+        "nano",
+        "nanos",
+        "nanosecond",
+        "nanoseconds",
+        "us",
+        "µs",
+        "micro",
+        "micros",
+        "microsecond",
+        "microseconds",
+        "ms",
+        "milli",
+        "millis",
+        "millisecond",
+        "milliseconds",
+        "s",
+        "sec",
+        "secs",
+        "second",
+        "seconds",
+        "m",
+        "min",
+        "mins",
+        "minute",
+        "minutes",
+        "h",
     ];
     const LONG: [&str; 12] =
         ["hr", "hrs", "hour", "hours", "d", "day", "days", "w", "wk", "week", "weeks", "μs"];

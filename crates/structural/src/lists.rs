@@ -63,10 +63,8 @@ fn keys(list: &[Value], schema: &Schema, path: &str, errors: &mut Vec<FieldError
 
 /// The fields of an item that are its key.
 pub(crate) fn key(item: &Value, names: &[String]) -> Value {
-    let fields: Map<String, Value> = names
-        .iter()
-        .filter_map(|name| Some((name.clone(), item.get(name)?.clone())))
-        .collect();
+    let fields: Map<String, Value> =
+        names.iter().filter_map(|name| Some((name.clone(), item.get(name)?.clone()))).collect();
     fields.into()
 }
 

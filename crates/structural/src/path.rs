@@ -126,7 +126,9 @@ fn bracketed(text: &str) -> Option<(&str, &str)> {
             (Some(_), _) => {}
             (None, '"' | '\'') => quote = Some(c),
             (None, '[') => depth = depth.saturating_add(1),
-            (None, ']') if depth == 0 => return Some((text.get(..i)?, text.get(i.checked_add(1)?..)?)),
+            (None, ']') if depth == 0 => {
+                return Some((text.get(..i)?, text.get(i.checked_add(1)?..)?));
+            }
             (None, ']') => depth = depth.saturating_sub(1),
             (None, _) => {}
         }

@@ -168,9 +168,8 @@ fn junctors(value: &Value, schema: &Schema, path: &str) -> Outcome {
                 0 => "Found none valid".to_owned(),
                 count => format!("Found {count} valid alternatives"),
             };
-            found.general(format!(
-                "{path:?} must validate one and only one schema (oneOf). {what}"
-            ));
+            found
+                .general(format!("{path:?} must validate one and only one schema (oneOf). {what}"));
         }
         if valid == 0 {
             found.merge(nearest(outcomes).unwrap_or_default());
@@ -234,14 +233,13 @@ fn of_number(number: &Number, schema: &Schema, path: &str) -> Outcome {
         && values.format == "int32"
         && number.as_i64().is_none_or(|number| i32::try_from(number).is_err())
     {
-        found.general(format!(
-            "Checked value must be of type integer with format int32 in {path}"
-        ));
+        found.general(format!("Checked value must be of type integer with format int32 in {path}"));
     }
     if let Some(factor) = values.multiple_of {
         let times = given / factor;
         if factor <= 0.0 {
-            let detail = format!("factor MultipleOf declared for {path} must be positive: {factor}");
+            let detail =
+                format!("factor MultipleOf declared for {path} must be positive: {factor}");
             found.add(Kind::Invalid, path, factor, detail);
         } else if (times - times.round()).abs() > 1e-9 {
             found.body(path, number.clone(), &format!("should be a multiple of {factor}"));
@@ -310,12 +308,7 @@ fn one_of_values(value: &Value, schema: &Schema, path: &str) -> Outcome {
     Outcome::one(FieldError::new(kind, path, value.clone(), ""))
 }
 
-fn of_map(
-    map: &Map<String, Value>,
-    old: Option<&Value>,
-    schema: &Schema,
-    path: &str,
-) -> Outcome {
+fn of_map(map: &Map<String, Value>, old: Option<&Value>, schema: &Schema, path: &str) -> Outcome {
     let mut found = Outcome::default();
     let values = &schema.values;
     let count = i64::try_from(map.len()).unwrap_or(i64::MAX);

@@ -70,6 +70,8 @@ pub(crate) struct Version {
     pub(crate) scale: Option<Scale>,
     /// What clients are told who use it still.
     pub(crate) deprecation: Option<String>,
+    /// `x-kubernetes-validations`, compiled; `None`: there are none.
+    pub(crate) rules: Option<longshore_cel::crd::Validator>,
     /// Made on first use, see [`Version::merge_rules`].
     pub(crate) merge: OnceLock<MergeRules>,
 }

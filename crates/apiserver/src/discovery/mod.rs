@@ -176,7 +176,8 @@ pub fn aggregated(custom: Custom<'_>, core: bool) -> Value {
 
 fn aggregated_group(custom: Custom<'_>, group: &str, versions: &[&str]) -> Value {
     let version = |version: &&str| {
-        let resources: Vec<Value> = served(custom, group, version).map(aggregated_resource).collect();
+        let resources: Vec<Value> =
+            served(custom, group, version).map(aggregated_resource).collect();
         json!({"version": version, "resources": resources, "freshness": "Current"})
     };
     let versions: Vec<Value> = versions.iter().map(version).collect();

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use longshore_structural::{self as structural, FieldError, Kind, Schema};
+use longshore_cel as cel;
+use longshore_structural::{self as structural, FieldError, Kind};
 use serde_json::{Value, json};
 
 use super::Strategy;
@@ -62,7 +63,9 @@ pub(super) fn conform(
     for (field, name) in [("kind", "Kind"), ("apiVersion", "apiVersion")] {
         if object.get(field).is_none_or(|value| value.is_null() || *value == "") {
             let body = schema::field::shortened(Value::Object(object).to_string());
-            return Err(StatusError::bad_request(format!("Object '{name}' is missing in '{body}'")));
+            return Err(StatusError::bad_request(format!(
+                "Object '{name}' is missing in '{body}'"
+            )));
         }
     }
     schema::check_kind(resource.gvk(), &mut object)?;
@@ -105,20 +108,12 @@ pub(super) fn default(resource: &Resource, definition: &Definition, object: &mut
 }
 
 /// The object as it is stored: in the version that the definition stores.
-pub(super) fn to_storage(
-    resource: &Resource,
-    definition: &Definition,
-    object: Value,
-) -> Value {
+pub(super) fn to_storage(resource: &Resource, definition: &Definition, object: Value) -> Value {
     convert(resource.group, definition, object, &definition.stored)
 }
 
 /// A stored object as this resource shows it: in its version, with the defaults that it has by now.
-pub(super) fn from_storage(
-    resource: &Resource,
-    definition: &Definition,
-    stored: Value,
-) -> Value {
+pub(super) fn from_storage(resource: &Resource, definition: &Definition, stored: Value) -> Value {
     let mut object = convert(resource.group, definition, stored, resource.version);
     let Some(version) = definition.version(resource.version) else { return object };
     if let Some(map) = object.as_object_mut().filter(|_| !definition.preserves_unknown) {
@@ -173,7 +168,7 @@ pub(super) fn validate(
     if were_unique {
         errors.extend(structural::check_lists(object, &version.schema));
     }
-    rules(&version.schema, object, old, &mut errors);
+    rules(version, object, old, &mut errors);
     causes.0.extend(errors.into_iter().take(MAX_NAMED).map(cause));
 }
 
@@ -196,35 +191,51 @@ pub(super) fn validate_status(
     }
     errors.extend(scale_errors(version, object));
     errors.retain(is_of_status);
-    rules(&version.schema, object, Some(old), &mut errors);
+    rules(version, object, Some(old), &mut errors);
     causes.0.extend(errors.into_iter().take(MAX_NAMED).map(cause));
 }
 
 /// Adds the rules in CEL that do not hold, if the object is sound enough to look at them.
-fn rules(schema: &Schema, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn rules(version: &Version, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let blocks = |error: &FieldError| !matches!(error.kind, Kind::Invalid | Kind::Duplicate);
-    if !schema.has_rules() {
-        return;
-    }
+    let Some(validator) = &version.rules else { return };
     if errors.iter().any(blocks) {
         errors.push(FieldError {
             kind: Kind::Invalid,
             path: "<nil>".into(),
-            value: Value::Null,
+            value: Some(Value::Null),
             detail: "some validation rules were not checked because the object was invalid; \
                      correct the existing errors to complete validation"
                 .into(),
         });
         return;
     }
-    errors.extend(validate_rules(schema, object, old));
+    errors.extend(validate_rules(validator, object, old));
 }
 
 /// Evaluates `x-kubernetes-validations` of a schema and of all below it: what does not hold.
-///
-/// Current limitation: no rule is evaluated; clients who write definitions with rules are warned.
-pub(crate) fn validate_rules(_: &Schema, _: &Value, _: Option<&Value>) -> Vec<FieldError> {
-    Vec::new()
+fn validate_rules(
+    validator: &cel::crd::Validator,
+    object: &Value,
+    old: Option<&Value>,
+) -> Vec<FieldError> {
+    let mut budget = cel::Budget(cel::RUNTIME_BUDGET);
+    let report = validator.validate(object, old, &mut budget);
+    report.failures.into_iter().map(broken_rule).collect()
+}
+
+/// A rule that does not hold, or one of a definition that is none.
+pub(in crate::kinds) fn broken_rule(failure: cel::crd::Failure) -> FieldError {
+    use cel::crd::FailureKind;
+    let kind = match failure.kind {
+        FailureKind::Required => Kind::Required,
+        FailureKind::Forbidden => Kind::Forbidden,
+        FailureKind::Duplicate => Kind::Duplicate,
+        FailureKind::NotSupported => Kind::NotSupported(Vec::new()),
+        FailureKind::Invalid | FailureKind::Internal => Kind::Invalid,
+    };
+    let path = failure.path.strip_prefix('.').unwrap_or(&failure.path).to_owned();
+    FieldError { kind, path, value: failure.value, detail: failure.detail }
 }
 
 /// The replicas of a scale are whole numbers from 0 to 2³¹-1.
@@ -246,7 +257,7 @@ fn scale_errors(version: &Version, object: &Value) -> Vec<FieldError> {
             Some(FieldError {
                 kind: Kind::Invalid,
                 path,
-                value: value.clone(),
+                value: Some(value.clone()),
                 detail: detail.into(),
             })
         })
@@ -254,9 +265,12 @@ fn scale_errors(version: &Version, object: &Value) -> Vec<FieldError> {
 }
 
 /// A broken rule as clients see it.
-pub(super) fn cause(error: FieldError) -> Cause {
+pub(crate) fn cause(error: FieldError) -> Cause {
     let FieldError { kind, path, value, detail } = error;
-    let value = schema::field::shortened(value.to_string());
+    let named = |what: &str| match &value {
+        Some(value) => format!("{what}: {}", schema::field::shortened(value.to_string())),
+        None => what.to_owned(),
+    };
     let and = |what: String, detail: &str| match detail {
         "" => what,
         detail => format!("{what}: {detail}"),
@@ -264,19 +278,13 @@ pub(super) fn cause(error: FieldError) -> Cause {
     let (reason, message) = match kind {
         Kind::Required => ("FieldValueRequired", and("Required value".into(), &detail)),
         Kind::Forbidden => ("FieldValueForbidden", and("Forbidden".into(), &detail)),
-        Kind::Invalid => {
-            ("FieldValueInvalid", and(format!("Invalid value: {value}"), &detail))
-        }
-        Kind::TypeInvalid => {
-            ("FieldValueTypeInvalid", and(format!("Invalid value: {value}"), &detail))
-        }
-        Kind::Duplicate => {
-            ("FieldValueDuplicate", and(format!("Duplicate value: {value}"), &detail))
-        }
+        Kind::Invalid => ("FieldValueInvalid", and(named("Invalid value"), &detail)),
+        Kind::TypeInvalid => ("FieldValueTypeInvalid", and(named("Invalid value"), &detail)),
+        Kind::Duplicate => ("FieldValueDuplicate", and(named("Duplicate value"), &detail)),
         Kind::NotSupported(supported) => {
             let quoted: Vec<String> = supported.iter().map(|text| format!("{text:?}")).collect();
             let detail = format!("supported values: {}", quoted.join(", "));
-            ("FieldValueNotSupported", format!("Unsupported value: {value}: {detail}"))
+            ("FieldValueNotSupported", and(named("Unsupported value"), &detail))
         }
         Kind::TooLong(most) => {
             ("FieldValueTooLong", format!("Too long: may not be more than {most} bytes"))
@@ -343,10 +351,7 @@ pub(crate) fn columns(version: &Version) -> Value {
 }
 
 /// The definition and what it says of the resource's version.
-pub(crate) fn with_version<T>(
-    resource: &Resource,
-    see: impl FnOnce(&Version) -> T,
-) -> Option<T> {
+pub(crate) fn with_version<T>(resource: &Resource, see: impl FnOnce(&Version) -> T) -> Option<T> {
     let definition: Arc<Definition> = resource.definition()?;
     definition.version(resource.version).map(see)
 }

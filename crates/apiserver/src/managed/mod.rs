@@ -4,6 +4,7 @@
 //!
 //! Current limitations: an apply of a pod's `resize` or `ephemeralcontainers` owns all that it lists.
 
+mod duplicates;
 mod options;
 mod schema;
 #[cfg(test)]
@@ -140,6 +141,11 @@ pub(crate) fn read(body: &[u8]) -> Result<Decoded, StatusError> {
         400 => StatusError::bad_request(format!("error decoding YAML: {}", error.message)),
         _ => error,
     })
+}
+
+/// What is said of keys that occur twice in the body of an apply.
+pub(crate) fn duplicates(body: &[u8], decoded: &Decoded) -> Option<String> {
+    duplicates::complaint(body, &decoded.duplicates)
 }
 
 /// Applies an object to the stored one, or to none (`{}`).

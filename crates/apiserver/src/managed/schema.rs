@@ -99,12 +99,7 @@ impl Builder {
     }
 
     /// Adds a schema of a definition. `is_object`: it has kind and metadata.
-    fn custom(
-        &mut self,
-        custom: &structural::Schema,
-        is_object: bool,
-        metadata: TypeId,
-    ) -> TypeId {
+    fn custom(&mut self, custom: &structural::Schema, is_object: bool, metadata: TypeId) -> TypeId {
         let [number, text, boolean, any] = self.scalars;
         match custom.kind.as_str() {
             _ if custom.int_or_string => any,
@@ -117,8 +112,7 @@ impl Builder {
                 let items = match custom.list {
                     Some(structural::ListKind::Set) => Items::Set,
                     Some(structural::ListKind::Map) => {
-                        let default =
-                            |name: &str| items.properties.get(name)?.default.clone();
+                        let default = |name: &str| items.properties.get(name)?.default.clone();
                         let key = |name: &String| Key {
                             name: name.clone().into(),
                             default: default(name),

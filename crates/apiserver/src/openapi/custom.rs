@@ -240,11 +240,8 @@ fn values(schema: &Schema, to: Dialect, map: &mut Map<String, Value>) {
         map.insert("pattern".into(), pattern.text.as_str().into());
     }
     let may_be_null = |name: &String| schema.field(name).is_some_and(|field| field.nullable);
-    let required: Vec<&String> = values
-        .required
-        .iter()
-        .filter(|name| to == Dialect::V3 || !may_be_null(name))
-        .collect();
+    let required: Vec<&String> =
+        values.required.iter().filter(|name| to == Dialect::V3 || !may_be_null(name)).collect();
     if !required.is_empty() {
         map.insert("required".into(), json!(required));
     }

@@ -54,14 +54,17 @@ impl Router {
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
-                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf(custom).into()),
+                    true => {
+                        respond::raw(StatusCode::OK, kind, openapi::v2::protobuf(custom).into())
+                    }
                     false => {
-                        let document = openapi::v2::document(custom).to_string();
-                        respond::tagged(headers, respond::JSON, document)
+                        let document =
+                            snapshot.swagger(|custom| openapi::v2::document(custom).to_string());
+                        respond::tagged(headers, respond::JSON, document.to_owned())
                     }
                 })
             }
-            "/openapi/v3" => Ok(respond::json(StatusCode::OK, &openapi::index(custom))),
+            "/openapi/v3" => Ok(respond::json(StatusCode::OK, snapshot.index(openapi::index))),
             path => match document(custom, path) {
                 Some(document) if path.starts_with("/openapi/") => {
                     Ok(respond::tagged(headers, respond::JSON, document.to_string()))

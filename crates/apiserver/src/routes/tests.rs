@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::request::RequestLine;
 use super::served;
-use crate::definitions::Snapshot;
 use crate::authz::Target;
+use crate::definitions::Snapshot;
 use crate::kinds::resources;
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
@@ -37,7 +37,9 @@ fn served(method: &Method, uri: &str) -> u16 {
         Ok(line) => line,
         Err(code) => return code,
     };
-    line.resource.map_or(200, |path| served::route(&Snapshot::default(), &path, method).map_or_else(|e| e.code, |_| 200))
+    line.resource.map_or(200, |path| {
+        served::route(&Snapshot::default(), &path, method).map_or_else(|e| e.code, |_| 200)
+    })
 }
 
 #[test]

@@ -276,17 +276,15 @@ fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
     if is_apply(call) {
         let decoded = managed::read(&body.bytes)?;
-        let problems: Vec<String> =
-            decoded.duplicates.iter().map(|field| format!("duplicate field {field:?}")).collect();
-        let warnings = match validation(call)? {
-            FieldValidation::Strict if !problems.is_empty() => {
-                let problems = problems.join(", ");
+        let problem = managed::duplicates(&body.bytes, &decoded);
+        let warnings = match (validation(call)?, problem) {
+            (FieldValidation::Strict, Some(problem)) => {
                 return Err(StatusError::bad_request(format!(
-                    "error strict decoding YAML: {problems}"
+                    "error strict decoding YAML: {problem}"
                 )));
             }
-            FieldValidation::Ignore => Vec::new(),
-            _ => problems,
+            (FieldValidation::Ignore, _) => Vec::new(),
+            (_, problem) => problem.into_iter().collect(),
         };
         let force = call.line.query.has("force") && call.line.query.flag("force");
         return Ok((Change::Apply { object: decoded.value, force }, warnings));

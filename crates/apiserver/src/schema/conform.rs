@@ -208,9 +208,9 @@ impl Walk {
                 return self.fields(types().get(index), map);
             }
             (Leaf::Either(_), Value::Array(list)) => return self.list(ty, field, list),
-            (Leaf::Any | Leaf::Either(_), _) | (Leaf::String, Value::String(_)) | (Leaf::Bool, Value::Bool(_)) => {
-                true
-            }
+            (Leaf::Any | Leaf::Either(_), _)
+            | (Leaf::String, Value::String(_))
+            | (Leaf::Bool, Value::Bool(_)) => true,
             (Leaf::Double, Value::Number(_)) => true,
             (Leaf::Int64, Value::Number(n)) => n.is_i64(),
             (Leaf::Int32, Value::Number(n)) => is_int32(n),

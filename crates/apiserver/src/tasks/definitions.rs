@@ -13,7 +13,8 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::api_types::Resource;
-use crate::definitions::{Entry, is_in_effect};
+use crate::definitions::{Entry, is_built_in, is_in_effect};
+use crate::kinds::custom::cause;
 use crate::kinds::custom_resource_definition::{
     FINALIZER, GROUP, PLURAL, approval, has_condition, is_protected, set_condition,
 };
@@ -300,7 +301,8 @@ fn violations(spec: &Value) -> Vec<String> {
         let path = format!("spec.versions[{i}].schema.openAPIV3Schema");
         match Schema::read(&version["schema"]["openAPIV3Schema"]) {
             Ok(schema) => found.extend(check(&schema, &path).into_iter().map(|error| {
-                format!("{}: {:?}: {}", error.path, error.kind, error.detail)
+                let cause = cause(error);
+                format!("{}: {}", cause.field, cause.message)
             })),
             Err(error) => found.push(format!("{path}: {error}")),
         }
@@ -350,6 +352,10 @@ async fn finish_named(api: &Api, name: &str) -> Result<(), StatusError> {
             delete_objects(api, objects).await?;
             ("Terminating", "False", "InstanceDeletionCompleted", "removed all instances")
         }
+        _ if is_built_in(&definition) => {
+            let why = "instances overlap with built-in resources in storage";
+            ("Terminating", "False", "OverlappingBuiltInResource", why)
+        }
         _ => ("Terminating", "False", "NeverEstablished", "resource was never established"),
     };
     condition(api, name, last, true).await
@@ -374,7 +380,8 @@ async fn delete_objects(api: &Api, resource: &'static Resource) -> Result<(), St
         let mut left = api
             .registry
             .select(resource, "", |object| {
-                let name = (object::namespace(&object).to_owned(), object::name(&object).to_owned());
+                let name =
+                    (object::namespace(&object).to_owned(), object::name(&object).to_owned());
                 Some((name, object::is_deleting(&object)))
             })
             .await?;
@@ -489,6 +496,15 @@ mod tests {
             let freed = settled(&all[1..]);
             assert!(is_in_effect(&freed[0]), "{reason}");
         }
+    }
+
+    #[test]
+    fn definitions_of_built_in_kinds_are_not_served() {
+        let mut own = definition("customresourcedefinitions", "CustomResourceDefinition", &[]);
+        own["spec"]["group"] = GROUP.into();
+        let settled = settled(&[own]);
+        assert!(has_condition(&settled[0], "Established", "True"));
+        assert!(!is_in_effect(&settled[0]), "deleting it would delete every definition");
     }
 
     #[test]
