@@ -295,8 +295,8 @@ fn column(column: &Value) -> Column {
 
 /// Whether objects of a definition are served.
 pub(crate) fn is_in_effect(definition: &Value) -> bool {
-    let holds = |condition: &&str| crd::has_condition(definition, condition, "True");
-    ["NamesAccepted", "Established"].iter().any(|condition| holds(&condition))
+    let holds = |condition: &str| crd::has_condition(definition, condition, "True");
+    ["NamesAccepted", "Established"].iter().any(|condition| holds(condition))
         && !is_built_in(definition)
 }
 

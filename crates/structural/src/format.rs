@@ -211,7 +211,7 @@ fn is_isbn10(text: &str) -> bool {
         };
         sum = sum.saturating_add(i.saturating_mul(digit));
     }
-    sum % 11 == 0
+    sum.is_multiple_of(11)
 }
 
 fn is_isbn13(text: &str) -> bool {
@@ -222,8 +222,8 @@ fn is_isbn13(text: &str) -> bool {
     let mut sum = 0u32;
     for (i, symbol) in (0u32..).zip(&symbols) {
         let Some(digit) = symbol.to_digit(10) else { return false };
-        let factor = if i % 2 == 0 { 1 } else { 3 };
+        let factor = if i.is_multiple_of(2) { 1 } else { 3 };
         sum = sum.saturating_add(digit.saturating_mul(factor));
     }
-    sum % 10 == 0
+    sum.is_multiple_of(10)
 }

@@ -67,10 +67,12 @@ impl Path {
     /// Its fields, if it has nothing else.
     #[must_use]
     pub fn fields(&self) -> Option<Vec<&str>> {
-        let name = |step| match step {
-            &Step::Field(ref name) => Some(name.as_str()),
-            _ => None,
-        };
+        fn name(step: &Step) -> Option<&str> {
+            match step {
+                Step::Field(name) => Some(name.as_str()),
+                _ => None,
+            }
+        }
         self.0.iter().map(name).collect()
     }
 }
