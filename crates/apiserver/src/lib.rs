@@ -2,21 +2,24 @@
 //! over a revisioned store. Data flows one way:
 //! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
-//! Current limitations: no admission webhooks, and one apiserver per store.
+//! Current limitations: one apiserver per store.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod admission;
+mod aggregator;
 pub mod api_types;
 pub mod args;
 mod auth;
 mod authz;
+mod cache;
 mod cidr;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
 mod definitions;
 pub mod discovery;
+mod expressions;
 mod gates;
 pub mod kinds;
 mod kubelet;
@@ -32,12 +35,14 @@ mod response_body;
 mod routes;
 pub mod schema;
 pub mod selector;
+mod service_resolver;
 mod serviceaccounts;
 pub mod status;
 pub mod table;
 mod tasks;
 mod tokens;
 mod user;
+mod webhook_client;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -55,6 +60,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
+pub use aggregator::AggregationConfig;
 pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
@@ -62,7 +68,11 @@ pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
 
+use crate::admission::chain::Chain;
+use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
+use crate::admission::webhooks::Webhooks;
+use crate::aggregator::Aggregator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::definitions::Definitions;
@@ -71,7 +81,9 @@ use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
 use crate::routes::Router;
+use crate::service_resolver::ServiceResolver;
 use crate::tokens::Tokens;
+use crate::webhook_client::WebhookClient;
 
 /// Everything that an apiserver is started with.
 pub struct Config {
@@ -119,6 +131,8 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+    /// How webhooks and aggregated servers are called.
+    pub aggregation: AggregationConfig,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -228,10 +242,16 @@ impl Server {
             pki.signing_key_file(),
             &advertised.to_string(),
         )?;
+        let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
+        let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
+        let authorizer = Arc::new(Authorizer::new(config.authorization)?);
+        let policies = Policies::new(authorizer.clone())?;
         let api = Arc::new(Api {
+            chain: Chain::new(policies, webhooks),
+            aggregator: Aggregator::new(&config.aggregation)?,
             registry: Registry::new(config.store),
             definitions: Definitions::default(),
-            authorizer: Authorizer::new(config.authorization)?,
+            authorizer,
             services: ServiceAllocator::new(
                 config.service_range,
                 config.node_ports,
@@ -251,6 +271,8 @@ impl Server {
         }
         api.authorizer.load(&api.registry).await?;
         tasks::definitions::load(&api).await?;
+        api.chain.load(&api.registry).await?;
+        tasks::apiservices::start(&api).await?;
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -307,6 +329,8 @@ impl Server {
                 parts.clone(),
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
+            self.api.chain.run(&self.api.registry, parts.clone()),
+            tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::definitions::run(&self.api, parts.clone()),

@@ -57,6 +57,17 @@ fn as_map_mut(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
+/// Takes fields of the metadata from another one.
+pub(crate) fn keep(object: &mut Value, other: &Value, fields: &[&str]) {
+    let metadata = metadata_mut(object);
+    for field in fields {
+        match other.get(field) {
+            Some(value) => metadata.insert((*field).to_owned(), value.clone()),
+            None => metadata.remove(*field),
+        };
+    }
+}
+
 /// Sets `metadata.resourceVersion`.
 pub(crate) fn set_resource_version(object: &mut Value, revision: i64) {
     metadata_mut(object).insert("resourceVersion".into(), revision.to_string().into());

@@ -35,6 +35,8 @@ pub struct Details {
     pub causes: Vec<Cause>,
     /// Seconds after which trying again makes sense; 0 is "not said".
     pub retry_after_seconds: u32,
+    /// The whole Status, where somebody else gave it.
+    pub verbatim: Option<Value>,
 }
 
 /// One cause in the details of a Status.
@@ -51,6 +53,10 @@ pub struct Cause {
 /// The message of an update that lost the race for the stored object.
 pub const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
+
+/// Reasons that code elsewhere compares.
+const REASONS: [&str; 6] =
+    ["AlreadyExists", "Conflict", "Expired", "Forbidden", "Invalid", "NotFound"];
 
 impl StatusError {
     fn plain(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
@@ -180,7 +186,7 @@ impl StatusError {
                 group: group.to_owned(),
                 kind: kind.to_owned(),
                 causes,
-                retry_after_seconds: 0,
+                ..Details::default()
             },
         )
     }
@@ -315,9 +321,20 @@ impl StatusError {
         Self::plain(503, "ServiceUnavailable", message)
     }
 
+    /// A refusal whose Status somebody else gave, such as a webhook.
+    #[must_use]
+    pub fn verbatim(code: u16, message: String, status: Value) -> Self {
+        let reason = REASONS.iter().find(|known| status["reason"] == **known);
+        Self::plain(code, reason.copied().unwrap_or_default(), message)
+            .with_details(Details { verbatim: Some(status), ..Details::default() })
+    }
+
     /// The `v1.Status` object.
     #[must_use]
     pub fn to_value(&self) -> Value {
+        if let Some(status) = self.details.as_ref().and_then(|details| details.verbatim.clone()) {
+            return status;
+        }
         let mut status = json!({
             "kind": "Status",
             "apiVersion": "v1",

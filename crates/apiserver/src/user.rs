@@ -48,6 +48,12 @@ impl User {
         User::authenticated("system:apiserver".into(), vec![MASTERS.into()])
     }
 
+    /// This apiserver as it calls aggregated servers on its own account.
+    pub(crate) fn aggregator() -> User {
+        let groups = vec![MASTERS.into()];
+        User { name: "system:kube-aggregator".into(), groups, ..User::default() }
+    }
+
     /// A caller whose credentials somebody trusted has checked.
     pub(crate) fn vouched_for(mut self) -> User {
         if self.name != ANONYMOUS && !self.is_anonymous() {

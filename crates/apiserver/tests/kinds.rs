@@ -244,7 +244,7 @@ async fn ingresses_get_the_default_class() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn admission_configurations_are_stored_with_a_warning() {
+async fn admission_policies_are_stored_with_a_warning() {
     let cluster = Cluster::start().await;
     let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
     let hooks = json!({
@@ -262,9 +262,19 @@ async fn admission_configurations_are_stored_with_a_warning() {
     let (code, answer) =
         cluster.admin_text(path, &["-i", "-H", "content-type: application/json", "-d", &body]);
     assert_eq!(code, 201, "{answer}");
-    assert!(answer.contains("has no effect on this server"), "{answer}");
+    assert!(!answer.contains("warning:"), "{answer}");
     let (_, stored) = cluster.admin.get(&format!("{path}/hooks")).await;
     assert_eq!(stored["webhooks"][0]["timeoutSeconds"], 10);
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings";
+    let binding = json!({
+        "metadata": {"name": "b"},
+        "spec": {"policyName": "p", "validationActions": ["Deny"]},
+    });
+    let body = binding.to_string();
+    let (code, answer) =
+        cluster.admin_text(path, &["-i", "-H", "content-type: application/json", "-d", &body]);
+    assert_eq!(code, 201, "{answer}");
+    assert!(answer.contains("has no effect on this server"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,14 +10,18 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::SetOnce;
-use tracing::debug;
+use tokio::task::coop;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
 
 use crate::budget::{Budget, Holder, Priority, Share};
 use crate::panics;
@@ -39,6 +43,10 @@ const UNADMITTED: (u64, u64) = (4096, 1024);
 /// Receive window of an HTTP/2 connection.
 pub const RECEIVE_WINDOW: u32 = 256 << 10;
 
+/// How much a connection reads for one unit of the budget that its task has before others have their
+/// turn: a read has one unit, whatever it brings, and a MiB of small frames is work for milliseconds.
+const READ_UNIT: usize = 1 << 10;
+
 /// Listen backlog, limited by `net.core.somaxconn`.
 pub const BACKLOG: u32 = 4096;
 
@@ -58,34 +66,65 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// The pause after a connection that could not be accepted: files are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long connections may take to end once the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the connections of a listener until dropped, each in a task of its own. Of more than `most` at
-/// once, the oldest one of the address with the most is closed, so that idle clients do not lock out
-/// others. This is for ports whose clients show no credentials, or few of which are of any use.
-pub async fn serve<F, T>(listener: TcpListener, most: usize, serve: F)
-where
-    F: Fn(TcpStream, SocketAddr) -> T,
-    T: Future<Output = ()> + Send + 'static,
+/// Serves the connections of a listener until `stop`, each in a task of its own; then until what is
+/// under way has ended, for at most ten seconds. Of more connections than `limits`, some are closed.
+///
+/// `work` serves one connection to its end; why it failed goes to `failed`.
+pub async fn serve<T>(
+    listener: TcpListener,
+    limits: Limits,
+    stop: CancellationToken,
+    work: impl Fn(TcpStream, SocketAddr, Arc<Connection>) -> T,
+    failed: impl Fn(SocketAddr, &str) + Clone + Send + 'static,
+) where
+    T: Future<Output = Result<(), String>> + Send + 'static,
 {
-    let limiter = ConnectionLimiter::new(Limits { unauthorized: most, authorized: 0, reserved: 0 });
+    let limiter = ConnectionLimiter::new(limits);
+    let connections = TaskTracker::new();
+    let abort = CancellationToken::new();
     loop {
-        let (stream, address) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                debug!(%error, "accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
+        let (stream, address) = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = accept(&listener) => accepted,
         };
         let (connection, closed) = limiter.accept(address.ip());
-        let work = serve(stream, address);
-        tokio::spawn(panics::contain(async move {
-            let _connection = connection;
-            tokio::select! {
-                () = work => {}
-                reason = closed => debug!(%address, %reason, "closed"),
+        let (work, failed) = (work(stream, address, connection), failed.clone());
+        let (work, abort) = (panics::contain(work), abort.clone());
+        connections.spawn(async move {
+            let reason = tokio::select! {
+                () = abort.cancelled() => return,
+                reason = closed => reason.to_string(),
+                ended = work => match ended {
+                    Ok(Ok(())) => return,
+                    Ok(Err(reason)) => reason,
+                    Err(panicked) => panicked.to_string(),
+                },
+            };
+            failed(address, &reason);
+        });
+    }
+    drop(listener);
+    connections.close();
+    if timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
+        warn!(connections = connections.len(), "closing connections after the drain timeout");
+        abort.cancel();
+        connections.wait().await;
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                // out of file descriptors, or a connection that was gone before it was accepted
+                warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
             }
-        }));
+        }
     }
 }
 
@@ -101,6 +140,13 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Limits of a port whose clients show no credentials: of more than `most` connections, the
+    /// oldest one of the address with the most is closed.
+    #[must_use]
+    pub const fn anonymous(most: usize) -> Self {
+        Self { unauthorized: most, authorized: 0, reserved: 0 }
+    }
+
     /// Limits without a limit of open files.
     pub const DEFAULT: Self = Self { unauthorized: 256, authorized: 4096, reserved: 1024 };
 
@@ -324,7 +370,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let turn = ready!(coop::poll_proceed(context));
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        turn.made_progress();
+        let read = buffer.filled().len().saturating_sub(before);
+        for _ in 0..read / READ_UNIT {
+            match coop::has_budget_remaining() {
+                true => ready!(coop::poll_proceed(context)).made_progress(),
+                false => break,
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -414,11 +471,15 @@ mod tests {
     async fn connection_limit_of_a_port_makes_way_for_the_newest() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        let echo = |mut stream: TcpStream, _| async move {
+        let echo = |mut stream: TcpStream, _, connection| async move {
+            let _connection: Arc<Connection> = connection;
             let (mut reader, mut writer) = stream.split();
-            let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            let copied = tokio::io::copy(&mut reader, &mut writer).await;
+            copied.map(drop).map_err(|error| error.to_string())
         };
-        let server = tokio::spawn(serve(listener, 8, echo));
+        let stop = CancellationToken::new();
+        let (limits, failed) = (Limits::anonymous(8), |_, _: &str| ());
+        let server = tokio::spawn(serve(listener, limits, stop.clone(), echo, failed));
         let mut idle = Vec::new();
         for _ in 0..50 {
             idle.push(TcpStream::connect(address).await.unwrap());
@@ -429,7 +490,48 @@ mod tests {
         for stream in &mut idle[..40] {
             assert!(stream.read_u8().await.is_err(), "the oldest are closed");
         }
-        server.abort();
+        stop.cancel();
+        client.write_all(b"y").await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), b'y', "what is under way may end");
+        drop((client, idle));
+        server.await.unwrap();
+    }
+
+    /// Always has something to read.
+    struct Flood;
+
+    impl AsyncRead for Flood {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let space = buffer.remaining();
+            buffer.put_slice(&vec![0; space]);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn connection_that_is_flooded_lets_others_have_their_turn() {
+        let limiter = ConnectionLimiter::new(Limits::anonymous(1));
+        let (connection, _closed) = limiter.accept("10.0.0.1".parse().unwrap());
+        let mut flood = Counted::new(Flood, connection);
+        let read = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&read);
+        let reader = tokio::spawn(async move {
+            let mut buffer = vec![0; 16 << 10];
+            loop {
+                let length = flood.read(&mut buffer).await.unwrap();
+                counter.fetch_add(length as u64, Ordering::Relaxed);
+            }
+        });
+        for turn in 1..=10 {
+            tokio::task::yield_now().await;
+            let total = read.load(Ordering::Relaxed);
+            assert!(total > 0 && total <= turn * (256 << 10), "{total} bytes in {turn} turns");
+        }
+        reader.abort();
     }
 
     // Finding 8

@@ -152,7 +152,7 @@ impl<'a> Cluster<'a> {
 }
 
 /// From the counters `apiserver_request_total`, in Prometheus' text format.
-fn request_counts(metrics: &str) -> BTreeMap<String, u64> {
+pub(crate) fn request_counts(metrics: &str) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for line in metrics.lines().filter_map(|line| line.strip_prefix("apiserver_request_total{")) {
         let Some((labels, count)) = line.rsplit_once("} ") else { continue };

@@ -3,7 +3,8 @@
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
-//! table and as JSON. With `--services` it is `proxy` that is played, and nothing else.
+//! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, and
+//! nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 
@@ -11,6 +12,7 @@
 mod bench;
 mod burst;
 mod cluster;
+mod control_plane;
 mod death;
 mod deletion;
 mod floor;
@@ -65,6 +67,21 @@ struct Args {
     /// Files of the volume that is given to a group.
     #[arg(long, default_value_t = 200_000)]
     files: usize,
+    /// Measure scheduler and controllers with so many simulated nodes, and nothing else.
+    #[arg(long, value_name = "COUNT")]
+    nodes: Option<usize>,
+    /// Pods that are bound to simulated nodes.
+    #[arg(long, default_value_t = 5000)]
+    bound_pods: usize,
+    /// Services beside those of the pod that changes on a simulated node.
+    #[arg(long, default_value_t = 1000)]
+    other_services: usize,
+    /// How often that pod changes.
+    #[arg(long, default_value_t = 200)]
+    changes: usize,
+    /// A folder with upstream's kube-scheduler and kube-controller-manager, measured in the same way.
+    #[arg(long, value_name = "FOLDER")]
+    peers: Option<PathBuf>,
     /// Write all results to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -110,6 +127,18 @@ async fn measure(args: &Args) -> Result<(String, String)> {
     }
     if let Some(count) = args.volumes {
         let results = volumes::run(args, count).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
+    }
+    if let Some(nodes) = args.nodes {
+        let settings = control_plane::Settings {
+            nodes,
+            pods: args.bound_pods,
+            idle: args.idle,
+            services: args.other_services,
+            changes: args.changes,
+            peers: args.peers.clone(),
+        };
+        let results = control_plane::run(&settings).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if args.services.is_empty() {

@@ -60,3 +60,21 @@ fn bench_volumes_only() {
         assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
     }
 }
+
+#[test]
+fn bench_control_plane_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
+        .args(["--nodes=5", "--bound-pods=50", "--idle=1", "--other-services=5", "--changes=5"])
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    for path in ["bindings/per_second", "bindings/memory/peak", "idle/memory/rss"] {
+        let value = results.pointer(&format!("/ours/{path}")).and_then(Value::as_f64);
+        assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
+    }
+}

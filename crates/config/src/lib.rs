@@ -5,7 +5,6 @@
 
 mod cgroups;
 mod checks_managers;
-mod ciphers;
 mod effects;
 mod eviction;
 mod file;

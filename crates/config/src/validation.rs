@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, ciphers, labels, quantities};
+use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, labels, quantities};
 
 mod garbage;
 
@@ -177,12 +177,12 @@ fn words(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
     f.unless(s.tls_cert_file.is_empty() == s.tls_private_key_file.is_empty(), || {
         "tlsCertFile and tlsPrivateKeyFile: must be set together".to_owned()
     });
-    for suite in s.tls_cipher_suites.iter().filter(|suite| !ciphers::is_known(suite)) {
+    for suite in s.tls_cipher_suites.iter().filter(|suite| !longshore_tls::is_known_suite(suite)) {
         f.0.push(format!("tlsCipherSuites: cipher suite {suite} not supported or doesn't exist"));
     }
     let curves = &s.tls_curve_preferences;
     for (at, curve) in curves.iter().enumerate() {
-        let is_known = ciphers::is_known_curve(*curve);
+        let is_known = longshore_tls::is_known_curve(*curve);
         f.unless(is_known, || {
             format!("tlsCurvePreferences: curve preference {curve} not supported")
         });

@@ -362,7 +362,6 @@ flags! {
 const MISSING: &[&str] = &[
     "cloud-node-lifecycle",
     "cloud-node-lifecycle-controller",
-    "device-taint-eviction-controller",
     "node-route-controller",
     "podcertificaterequest-cleaner-controller",
     "podgroup-protection-controller",
@@ -370,7 +369,6 @@ const MISSING: &[&str] = &[
     "route",
     "selinux-warning-controller",
     "service",
-    "service-cidr-controller",
     "service-lb-controller",
     "storage-version-gc",
     "storage-version-migrator-controller",

@@ -59,5 +59,7 @@ controllers! {
     "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
     "ephemeral-volume-controller" "ephemeral-volume" true crate::volumes::run_ephemeral;
     "resourceclaim-controller" "resourceclaim-controller" true crate::resourceclaim::run;
+    "device-taint-eviction-controller" "device-taint-eviction-controller" true crate::devicetainteviction::run;
+    "service-cidr-controller" "service-cidr-controller" true crate::servicecidrs::run;
     "hostpath-provisioner" "hostpath-provisioner" true crate::hostpathprovisioner::run;
 }

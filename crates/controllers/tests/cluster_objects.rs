@@ -12,7 +12,9 @@ use k8s_openapi::api::core::v1::{
     Secret, Service, ServiceAccount,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -380,4 +382,64 @@ async fn disruption_status_follows_the_pods() {
     assert_eq!(first["observedGeneration"], 1);
     cluster.api::<Pod>("default").delete("a", &DeleteParams::default()).await.unwrap();
     eventually("no disruption", status, |status| numbers(status) == [2, 2, 2, 0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn service_cidrs_stay_while_they_have_addresses() {
+    let cluster = Cluster::start(&["service-cidr-controller"], |_| {}).await;
+    let cidrs: Api<ServiceCIDR> = Api::all(cluster.client.clone());
+    let cidr = json!({"metadata": {"name": "more"}, "spec": {"cidrs": ["10.97.0.0/24"]}});
+    let cidr = serde_json::from_value(cidr).unwrap();
+    cidrs.create(&PostParams::default(), &cidr).await.unwrap();
+    let ready = async |name: &str| {
+        let own = cidrs.get(name).await.unwrap();
+        let conditions = own.status.and_then(|status| status.conditions).unwrap_or_default();
+        let ready = conditions.into_iter().find(|one| one.type_ == "Ready");
+        let ready = ready.map(|one| format!("{} {}", one.status, one.reason)).unwrap_or_default();
+        (ready, own.metadata.finalizers.unwrap_or_default().len())
+    };
+    let reported = async || ready("more").await;
+    eventually("it is ready", reported, |own| *own == ("True ".to_owned(), 1)).await;
+    // The service `kubernetes` has an address of the range of all services.
+    cidrs.delete("kubernetes", &DeleteParams::default()).await.unwrap();
+    let reported = async || ready("kubernetes").await;
+    eventually("it is in use", reported, |own| *own == ("False Terminating".to_owned(), 1)).await;
+    cidrs.delete("more", &DeleteParams::default()).await.unwrap();
+    let gone = async || cidrs.get_opt("more").await.unwrap();
+    eventually("it is gone", gone, Option::is_none).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn device_taints_delete_the_pods_that_have_the_device() {
+    let mut cluster = Cluster::start(&["device-taint-eviction-controller"], |_| {}).await;
+    cluster.add_node("n1").await;
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    let slice = json!({"metadata": {"name": "n1"}, "spec": {
+        "driver": "gpu.example.com", "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "a"}, {"name": "b"}]}});
+    let slice = serde_json::from_value(slice).unwrap();
+    slices.create(&PostParams::default(), &slice).await.unwrap();
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+    for name in ["a", "b"] {
+        let spec = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": name}]});
+        let claim = json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [
+            {"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
+        let claim = serde_json::from_value(claim).unwrap();
+        let mut claim: ResourceClaim = claims.create(&PostParams::default(), &claim).await.unwrap();
+        let pod = cluster.pod_with("default", name, "n1", json!({}), spec).await;
+        let uid = pod.metadata.uid;
+        claim.status = serde_json::from_value(json!({
+            "allocation": {"devices": {"results": [
+                {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": name}]}},
+            "reservedFor": [{"resource": "pods", "name": name, "uid": uid}],
+        }))
+        .unwrap();
+        claims.replace_status(name, &PostParams::default(), &claim).await.unwrap();
+    }
+    let taint = json!([{"key": "broken", "effect": "NoExecute"}]);
+    let patch = json!({"spec": {"devices": [{"name": "a", "taints": taint}, {"name": "b"}]}});
+    slices.patch("n1", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    let left = async || cluster.names::<Pod>("default").await;
+    eventually("the pod of the other device", left, |found| *found == set(&["b"])).await;
 }

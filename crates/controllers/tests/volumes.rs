@@ -321,10 +321,21 @@ async fn reclaim_recycle_runs_a_pod() {
     until(&pods, recycler, "/spec/volumes/0/hostPath/path", "/tmp/longshore-none").await;
     until(&pods, recycler, "/spec/activeDeadlineSeconds", 60).await;
     until(&volumes, "v", "/status/phase", "Released").await;
+    let pod = pods.get(recycler).await.unwrap();
+    let about =
+        json!({"kind": "Pod", "namespace": "default", "name": recycler, "uid": pod.metadata.uid});
+    cluster
+        .create::<Event>(
+            "default",
+            json!({"metadata": {"name": "said"}, "involvedObject": about, "reason": "Failed",
+                "type": "Warning", "message": "cannot pull"}),
+        )
+        .await;
     merge_status(&pods, recycler, json!({"phase": "Failed", "message": "no shell"})).await;
     until(&volumes, "v", "/status/message", "Recycle failed: failed to recycle volume: no shell")
         .await;
     until_gone(&pods, recycler).await;
+    event(&cluster, "v", "RecyclerPod").await;
     // It is tried again later.
     until(&pods, recycler, "/metadata/name", recycler).await;
     merge_status(&pods, recycler, json!({"phase": "Succeeded"})).await;

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use longshore_base::connections;
+use longshore_base::connections::{self, Connection, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::handler::{Handler, Step};
@@ -27,15 +29,16 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Answers the connections of a listener until dropped.
 pub(crate) async fn serve(listener: TcpListener, handler: Handler) {
-    let serve = |stream, source| {
+    let work = |stream, source, connection| {
         let handler = handler.clone();
         async move {
-            if let Err(error) = converse(stream, source, handler).await {
-                debug!(%error, %source, "connection");
-            }
+            let _connection: Arc<Connection> = connection;
+            converse(stream, source, handler).await.map_err(|error| error.to_string())
         }
     };
-    connections::serve(listener, MAX_CONNECTIONS, serve).await;
+    let failed = |source, reason: &str| debug!(%source, reason, "connection");
+    let never = CancellationToken::new();
+    connections::serve(listener, Limits::anonymous(MAX_CONNECTIONS), never, work, failed).await;
 }
 
 async fn converse(

@@ -1,6 +1,7 @@
 //! Runs a scheduler: changes from informers go in, and actions go out to the API, many at once, while
 //! attempts go on one after the other.
 
+mod claims;
 mod executor;
 mod extender;
 mod informers;
@@ -37,9 +38,9 @@ pub trait Executor: Send + Sync + 'static {
 fn subject(action: &Action) -> Option<Outcome> {
     let failed = |uid: &Uid| Outcome::Failed(uid.clone(), "the scheduler failed".to_owned());
     match action {
-        Action::Bind { pod, .. } | Action::BindVolumes { pod, .. } => Some(failed(&pod.uid)),
+        Action::Bind { pod, .. } | Action::PreBind { pod, .. } => Some(failed(&pod.uid)),
         Action::Preempt { pod, .. } => Some(Outcome::Preempted(pod.uid.clone())),
-        Action::Report { .. } => None,
+        Action::Report { .. } | Action::Unreserve { .. } | Action::Deallocate { .. } => None,
     }
 }
 

@@ -2,7 +2,7 @@
 //! tried again.
 
 use crate::model::{
-    Capacity, Claim, CsiDriver, CsiNode, Node, PersistentVolume, Pod, StorageClass,
+    Capacity, Claim, CsiDriver, CsiNode, Node, PersistentVolume, Pod, ResourceClaim, StorageClass,
     VolumeAttachment,
 };
 
@@ -35,6 +35,12 @@ pub enum ClusterEvent<'a> {
     CsiDriver(Option<&'a CsiDriver>, &'a CsiDriver),
     /// A capacity appeared or changed.
     Capacity(Option<&'a Capacity>, &'a Capacity),
+    /// A claim for devices appeared or changed.
+    ResourceClaim(Option<&'a ResourceClaim>, &'a ResourceClaim),
+    /// A class of devices appeared (true) or changed.
+    DeviceClass(bool),
+    /// Devices appeared (true) or changed.
+    ResourceSlice(bool),
     /// A volume is detached.
     AttachmentDeleted(&'a VolumeAttachment),
 }
@@ -62,6 +68,12 @@ impl ClusterEvent<'_> {
             Self::CsiDriver(..) => "CSIDriverUpdate",
             Self::Capacity(None, _) => "CSIStorageCapacityAdd",
             Self::Capacity(..) => "CSIStorageCapacityUpdate",
+            Self::ResourceClaim(None, _) => "ResourceClaimAdd",
+            Self::ResourceClaim(..) => "ResourceClaimUpdate",
+            Self::DeviceClass(true) => "DeviceClassAdd",
+            Self::DeviceClass(false) => "DeviceClassUpdate",
+            Self::ResourceSlice(true) => "ResourceSliceAdd",
+            Self::ResourceSlice(false) => "ResourceSliceUpdate",
             Self::AttachmentDeleted(_) => "VolumeAttachmentDelete",
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::cache::Snapshot;
 use crate::events::ClusterEvent;
 use crate::metrics::{Recorder, SUCCESS};
-use crate::model::{Atom, ClaimUse, NodeInfo, Objects, Pod};
+use crate::model::{Atom, ClaimKey, ClaimUse, NodeInfo, Objects, Pod};
 use crate::queue::Nominated;
 
 /// The highest score of a node.
@@ -234,6 +234,8 @@ pub struct Candidate {
 pub enum PostFilter {
     /// Pods make room on any of these nodes.
     Preempt(Vec<Candidate>),
+    /// A claim, by key and UID, loses its devices, as the pod cannot go where they are.
+    Deallocate(ClaimKey, Box<str>),
     /// Nothing, and why. Whether the pod's nomination is to be cleared.
     Nothing(Cow<'static, str>, bool),
 }
@@ -247,7 +249,7 @@ pub trait Plugin: Send + Sync + std::fmt::Debug {
     fn points(&self) -> Points;
 
     /// Whether the pod may be tried; else the reason.
-    fn pre_enqueue(&self, _pod: &Pod) -> Result<(), Status> {
+    fn pre_enqueue(&self, _pod: &Pod, _objects: &Objects) -> Result<(), Status> {
         Ok(())
     }
 
@@ -476,9 +478,9 @@ pub struct Profile {
 
 impl Profile {
     /// Whether the pod may be tried; else the reason.
-    pub fn pre_enqueue(&self, pod: &Pod) -> Result<(), Status> {
+    pub fn pre_enqueue(&self, pod: &Pod, objects: &Objects) -> Result<(), Status> {
         self.pre_enqueue.iter().try_for_each(|plugin| {
-            plugin.pre_enqueue(pod).map_err(|status| status.by(plugin.name()))
+            plugin.pre_enqueue(pod, objects).map_err(|status| status.by(plugin.name()))
         })
     }
 

@@ -7,6 +7,7 @@
 
 pub mod cache;
 pub mod config;
+pub mod devices;
 pub mod driver;
 pub mod events;
 pub mod framework;

@@ -130,6 +130,11 @@ impl Queue {
         self.unschedulable.iter().chain(&self.gated).filter_map(|uid| self.pods.get(uid))
     }
 
+    /// Pods that are not to be tried.
+    pub fn gated(&self) -> impl Iterator<Item = &Queued> {
+        self.gated.iter().filter_map(|uid| self.pods.get(uid))
+    }
+
     /// Adds a pod, gated or not. One that is there is updated.
     pub fn add(&mut self, pod: Arc<Pod>, is_gated: bool, now: Duration) {
         if self.pods.contains_key(&pod.uid) {

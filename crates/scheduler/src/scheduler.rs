@@ -7,6 +7,7 @@
 mod bindings;
 mod changes;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,7 +20,9 @@ use crate::framework::{
     enough_nodes, status_name,
 };
 use crate::metrics::{Metrics, Recorder, SUCCESS};
-use crate::model::{Atom, ClaimKey, ClaimUse, NodeInfo, Objects, Pod, Uid};
+use crate::model::{
+    Atom, ClaimKey, ClaimUse, DeviceReservation, NodeInfo, Objects, Pod, ResourceClaim, Uid,
+};
 use crate::plugins::preemption::cheapest;
 use crate::queue::{Failure, Queue, Queued};
 
@@ -53,8 +56,9 @@ pub enum Action {
         /// The node.
         node: Atom,
     },
-    /// Ask for volumes of a pod. Answered by [`Outcome::VolumesRequested`] or [`Outcome::Failed`].
-    BindVolumes {
+    /// Ask for volumes of a pod, and reserve devices for it. Answered by [`Outcome::Prepared`] or
+    /// [`Outcome::Failed`].
+    PreBind {
         /// The pod.
         pod: Arc<Pod>,
         /// The node.
@@ -63,6 +67,24 @@ pub enum Action {
         volumes: Vec<VolumeRequest>,
         /// Claims that are to be provisioned for the node, with the versions known.
         claims: Vec<(ClaimKey, Box<str>)>,
+        /// Claims for devices that are to be allocated, or reserved for the pod.
+        devices: Vec<DeviceReservation>,
+    },
+    /// Take back what was reserved for a pod that was not bound.
+    Unreserve {
+        /// The pod.
+        pod: Arc<Pod>,
+        /// Claims for devices, with their UIDs.
+        claims: Vec<(ClaimKey, Box<str>)>,
+    },
+    /// Take devices from a claim that nobody but this pod uses.
+    Deallocate {
+        /// The pod.
+        pod: Arc<Pod>,
+        /// The claim.
+        claim: ClaimKey,
+        /// Its UID.
+        uid: Box<str>,
     },
     /// Report that a pod could not be scheduled.
     Report {
@@ -102,13 +124,15 @@ pub struct VolumeRequest {
 }
 
 /// How an action ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// A pod is bound.
     Bound(Uid),
-    /// Volumes of a pod are asked for.
-    VolumesRequested(Uid),
-    /// A pod could not be bound, or its volumes not be asked for.
+    /// Volumes of a pod are asked for, and these claims for devices are reserved for it.
+    Prepared(Uid, Vec<ResourceClaim>),
+    /// Not all claims of a pod could be reserved, with the reason; these were.
+    Unprepared(Uid, String, Vec<ResourceClaim>),
+    /// A pod could not be bound, or what it claims not be had.
     Failed(Uid, String),
     /// Pods were deleted for this one, or that failed.
     Preempted(Uid),
@@ -133,6 +157,16 @@ impl Attempt {
     /// The pod.
     pub fn pod(&self) -> &Arc<Pod> {
         &self.queued.pod
+    }
+
+    /// A node does not fit. If its filter failed, so does the attempt.
+    fn reject(&mut self, node: usize, status: Status) {
+        if status.code == Code::Error {
+            let (plugin, reason) = (status.plugin, status.message());
+            self.fail(format!("running \"{plugin}\" filter plugin: {reason}"));
+        } else {
+            self.diagnosis.set(node, status);
+        }
     }
 
     /// Something went wrong: the attempt ends with this error.
@@ -316,7 +350,7 @@ impl Scheduler {
 
     fn find(&mut self, attempt: &mut Attempt) {
         let total = attempt.diagnosis.total;
-        let pod = &attempt.queued.pod;
+        let pod = &attempt.queued.pod.clone();
         let Some(profile) = self.profiles.get(&pod.scheduler) else {
             let name = &pod.scheduler;
             attempt.error = Some(format!("profile not found for scheduler name \"{name}\""));
@@ -335,7 +369,8 @@ impl Scheduler {
         let mut filters = match Filters::prepare(profile, cycle) {
             Ok(filters) => filters,
             Err(status) if status.code == Code::Error => {
-                attempt.error = Some(status.message());
+                let (plugin, reason) = (status.plugin, status.message());
+                attempt.error = Some(format!("running PreFilter plugin \"{plugin}\": {reason}"));
                 return;
             }
             Err(status) => {
@@ -367,7 +402,7 @@ impl Scheduler {
                     if let Some(info) = nodes.get(position) {
                         match filters.check(cycle, info) {
                             Ok(()) => attempt.fitting.push(position),
-                            Err(status) => attempt.diagnosis.set(position, status),
+                            Err(status) => attempt.reject(position, status),
                         }
                     }
                 }
@@ -380,7 +415,7 @@ impl Scheduler {
             };
             let mut seen = 0;
             for index in 0..total {
-                if attempt.fitting.len() >= enough {
+                if attempt.fitting.len() >= enough || attempt.error.is_some() {
                     break;
                 }
                 let position = (self.next_start + index) % total;
@@ -388,7 +423,7 @@ impl Scheduler {
                 seen += 1;
                 match filters.check(cycle, info) {
                     Ok(()) => attempt.fitting.push(position),
-                    Err(status) => attempt.diagnosis.set(position, status),
+                    Err(status) => attempt.reject(position, status),
                 }
             }
             self.next_start = (self.next_start + seen) % total;
@@ -435,6 +470,11 @@ impl Scheduler {
             };
             match plugin.post_filter(cycle, &mut failed) {
                 PostFilter::Preempt(candidates) => return candidates,
+                PostFilter::Deallocate(claim, uid) => {
+                    let pod = pod.clone();
+                    self.actions.push(Action::Deallocate { pod, claim, uid });
+                    reasons.push(Cow::Borrowed("deallocation of ResourceClaim completed"));
+                }
                 PostFilter::Nothing(reason, clears) => {
                     if clears {
                         attempt.nomination = Some(None);
@@ -657,9 +697,7 @@ fn reserve(profile: &Profile, cycle: Cycle<'_>, info: &NodeInfo) -> Result<Claim
             let run = || plugin.reserve(cycle, info);
             let own = recorder.plugin(plugin.name(), RESERVE, status_name, run);
             let own = own.map_err(|status| status.by(plugin.name()))?;
-            if !own.is_empty() {
-                claims = own;
-            }
+            claims.merge(own);
         }
         Ok(claims)
     };
@@ -684,5 +722,7 @@ fn truncated(message: &str) -> String {
     format!("{}{SUFFIX}", message.get(..end).unwrap_or_default())
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests;

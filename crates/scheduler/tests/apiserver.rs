@@ -54,6 +54,7 @@ impl Cluster {
             request_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::DEFAULT,
             plugins: longshore_apiserver::Plugins::default(),
+            aggregation: longshore_apiserver::AggregationConfig::default(),
         })
         .await
         .unwrap();
@@ -322,4 +323,82 @@ async fn claims_that_wait_are_given_the_node() {
         .await
         .unwrap();
     cluster.wait_for_pod("p", is_on("n1")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scheduler_allocates_devices_and_reserves_them_for_pods() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "4").await;
+    let group = "/apis/resource.k8s.io/v1";
+    cluster
+        .create(
+            &format!("{group}/deviceclasses"),
+            json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+            "metadata": {"name": "gpu"}, "spec": {}}),
+        )
+        .await;
+    cluster
+        .create(
+            &format!("{group}/resourceslices"),
+            json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": {"name": "n1-gpu"},
+            "spec": {"driver": "gpu.example.com", "nodeName": "n1",
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "gpu-0"}]}}),
+        )
+        .await;
+    let claims = format!("{group}/namespaces/default/resourceclaims");
+    for name in ["c1", "c2"] {
+        cluster
+            .create(
+                &claims,
+                json!({
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+                "metadata": {"name": name},
+                "spec": {"devices": {"requests": [
+                    {"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}}),
+            )
+            .await;
+    }
+    let pod = |name: &str, claim: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+                "containers": [{"name": "c", "image": "pause",
+                    "resources": {"claims": [{"name": "gpu"}]}}],
+            },
+        })
+    };
+    let pods = "/api/v1/namespaces/default/pods";
+    let first = cluster.create(pods, pod("p1", "c1")).await;
+    let bound = |pod: &Value| pod["spec"]["nodeName"] == "n1";
+    cluster.wait(&format!("{pods}/p1"), bound).await;
+    let claim = cluster.get(&format!("{claims}/c1")).await;
+    let status = &claim["status"];
+    assert_eq!(
+        claim["metadata"]["finalizers"],
+        json!(["resource.kubernetes.io/delete-protection"])
+    );
+    assert_eq!(status["reservedFor"][0]["uid"], first["metadata"]["uid"], "{status}");
+    assert_eq!(
+        status["allocation"]["devices"]["results"],
+        json!([
+        {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "gpu-0"}])
+    );
+    assert!(status["allocation"]["allocationTimestamp"].is_string());
+    cluster.create(pods, pod("p2", "c2")).await;
+    let rejected = |pod: &Value| {
+        pod["status"]["conditions"].as_array().into_iter().flatten().any(|one| {
+            one["message"].as_str().is_some_and(|text| text.contains("cannot allocate all claims"))
+        })
+    };
+    cluster.wait(&format!("{pods}/p2"), rejected).await;
+    // What the controller of claims does when the pod has ended.
+    let mut freed = cluster.get(&format!("{claims}/c1")).await;
+    freed["status"] = json!({});
+    cluster.send("PUT", &format!("{claims}/c1/status"), "application/json", freed).await.unwrap();
+    cluster.wait(&format!("{pods}/p2"), bound).await;
 }

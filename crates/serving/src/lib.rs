@@ -17,23 +17,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::{Request, Response};
-use longshore_base::connections::{ConnectionLimiter, Limits, Unadmitted};
-use longshore_base::panics;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{sleep, timeout};
+use longshore_base::connections::{self, Limits, Unadmitted};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
+use tracing::debug;
 
 pub use self::body::Guarded;
 pub use self::peer::{Monitored, Peer};
 pub use self::routes::Routes;
 use self::tls::Tls;
-
-/// How long requests may take to end after a stop signal.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause after a failed accept, such as with too many open files.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -98,57 +90,14 @@ pub async fn serve<H: Handler>(
     options: Options,
     stop: CancellationToken,
 ) {
-    let limiter = ConnectionLimiter::new(options.limits);
-    let connections = TaskTracker::new();
-    let abort = CancellationToken::new();
-    loop {
-        let (stream, address) = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = accept(&listener) => accepted,
-        };
-        let (counted, closed) = limiter.accept(address.ip());
-        let (handler, abort) = (Arc::clone(&handler), abort.clone());
-        let served = connection::serve(
-            stream,
-            Peer::new(address, counted, stop.child_token()),
-            tls.clone(),
-            Arc::clone(&handler),
-            options,
-        );
-        let served = panics::contain(served);
-        connections.spawn(async move {
-            let failed = tokio::select! {
-                () = abort.cancelled() => return,
-                reason = closed => reason.to_string(),
-                ended = served => match ended {
-                    Ok(Ok(())) => return,
-                    Ok(Err(reason)) => reason,
-                    Err(panicked) => panicked.to_string(),
-                },
-            };
-            handler.connection_failed(address, &failed);
-        });
-    }
-    drop(listener);
-    connections.close();
-    if timeout(DRAIN_TIMEOUT, connections.wait()).await.is_err() {
-        warn!(connections = connections.len(), "closing connections after the drain timeout");
-        abort.cancel();
-        connections.wait().await;
-    }
-}
-
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                // out of file descriptors, or a connection that was gone before it was accepted
-                warn!(%error, "cannot accept a connection");
-                sleep(ACCEPT_BACKOFF).await;
-            }
-        }
-    }
+    let reporter = Arc::clone(&handler);
+    let (limits, closing) = (options.limits, stop.clone());
+    let work = move |stream, address, counted| {
+        let peer = Peer::new(address, counted, closing.child_token());
+        connection::serve(stream, peer, tls.clone(), Arc::clone(&handler), options)
+    };
+    let failed = move |address, reason: &str| reporter.connection_failed(address, reason);
+    connections::serve(listener, limits, stop, work, failed).await;
 }
 
 #[cfg(test)]

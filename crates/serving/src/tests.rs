@@ -7,7 +7,9 @@ use hyper::StatusCode;
 use hyper::body::Frame;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use tower::service_fn;
 
 use super::*;

@@ -27,6 +27,9 @@ pub enum TlsError {
     /// Cipher suites and versions do not go together.
     #[error("cipher suites and minimum version: {0}")]
     Protocol(#[from] rustls::Error),
+    /// A name is of no cipher suite.
+    #[error("cipher suite {0} not supported or doesn't exist")]
+    CipherSuite(String),
     /// No key exchange is left.
     #[error("curve preferences: none of {0:?} is supported")]
     Curves(Vec<i32>),
@@ -80,13 +83,16 @@ pub fn versions(minimum: &str) -> &'static [&'static SupportedProtocolVersion] {
 /// exchanges by their protocol numbers. Empty lists allow all.
 ///
 /// # Errors
-/// No key exchange is left.
+/// A name is unknown, or no key exchange is left.
 pub fn provider(names: &[String], curves: &[i32]) -> Result<CryptoProvider, TlsError> {
     let mut provider = ring::default_provider();
     let allowed = |group: &&dyn SupportedKxGroup| curves.contains(&u16::from(group.name()).into());
     provider.kx_groups.retain(|group| curves.is_empty() || allowed(group));
     if provider.kx_groups.is_empty() {
         return Err(TlsError::Curves(curves.to_owned()));
+    }
+    if let Some(unknown) = names.iter().find(|name| !longshore_tls::is_known_suite(name)) {
+        return Err(TlsError::CipherSuite(unknown.clone()));
     }
     if names.is_empty() {
         return Ok(provider);

@@ -39,20 +39,19 @@ async fn embedded_compaction_frees_space() {
         let store = store.clone();
         async move { store.compact(0).await }
     });
-    let mut longest = Duration::ZERO;
+    let mut meanwhile = 0;
     for i in 0.. {
-        let started = Instant::now();
         put(&store, "/other", vec![i as u8; 100]).await.unwrap();
         assert_eq!(store.list("/pods/", ListOptions::default()).await.unwrap().items, content);
-        longest = longest.max(started.elapsed());
         if compaction.is_finished() {
             break;
         }
+        meanwhile += 1;
     }
     compaction.await.unwrap().unwrap();
     let after = length(&path);
     assert!(after < before / 4, "{before} bytes before, {after} after");
-    assert!(longest < Duration::from_secs(5), "somebody waited for {longest:?}");
+    assert!(meanwhile > 0, "others waited for the whole compaction");
     let files: Vec<_> =
         std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert_eq!(files, ["store"], "a single file");

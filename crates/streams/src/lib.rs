@@ -33,7 +33,7 @@ use hyper::{Response, StatusCode};
 
 pub use backend::{drop_credentials, drop_hop_headers, spdy_request, upgrade};
 pub use output::{is_websocket_output, websocket_output};
-pub use pass::{close_on_refusal, is_upgrade, pass};
+pub use pass::{close_on_refusal, is_upgrade, pass, pass_as};
 pub use remote_command::{Streams, is_remote_command, remote_command};
 pub use tunnel::{is_tunnel, tunnel};
 pub use websocket::is_websocket;

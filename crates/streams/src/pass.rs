@@ -34,10 +34,29 @@ pub async fn pass<B, S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    pass_as(client, target, &HeaderMap::new(), io, idle).await
+}
+
+/// The same with these headers in addition, which name the client's user to a backend that trusts this
+/// side.
+///
+/// # Errors
+/// As [`pass`].
+pub async fn pass_as<B, S>(
+    client: &mut Request<B>,
+    target: &Uri,
+    user: &HeaderMap,
+    io: S,
+    idle: Duration,
+) -> Result<Answer, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     if !is_upgrade(client.headers()) {
         return Err(Error::NoUpgrade);
     }
-    let request = request(client.method().clone(), target, client.headers().clone());
+    let mut request = request(client.method().clone(), target, client.headers().clone());
+    request.headers_mut().extend(user.clone());
     let mut response = send(io, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let is_spdy = is_spdy(response.headers());

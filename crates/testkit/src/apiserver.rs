@@ -172,6 +172,11 @@ impl Apiserver {
         self.certificates.join(format!("kubelet-{}.conf", self.node))
     }
 
+    /// The kubeconfig of another node, which was named by a flag `--node-name` at the start.
+    pub fn kubeconfig_of_node(&self, node: &str) -> PathBuf {
+        self.certificates.join(format!("kubelet-{node}.conf"))
+    }
+
     /// Writes and gives the kubeconfig of a user of any name.
     ///
     /// # Errors

@@ -126,6 +126,14 @@ impl Host {
         containerd::allow_plain_http(&self.layout, address)
     }
 
+    /// Joins two hosts by a link: their nodes and pods reach each other.
+    ///
+    /// # Errors
+    /// When the link cannot be made.
+    pub fn join(&self, other: &Self) -> Result<()> {
+        net::join(self.names(), other.names())
+    }
+
     /// The host's name, unique on this machine; usable as a node name.
     pub fn name(&self) -> String {
         self.names().name()

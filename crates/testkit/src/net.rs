@@ -37,6 +37,30 @@ pub(crate) fn create(names: Names) -> Result<()> {
     Ok(())
 }
 
+/// Joins two namespaces by a link of their own: nodes and pods of both reach each other. It goes with
+/// either of them.
+pub(crate) fn join(one: Names, other: Names) -> Result<()> {
+    let link = |to: Names| format!("to-{}", to.name());
+    let (here, there) = (link(other), link(one));
+    let netns = other.netns();
+    inside(
+        one,
+        &format!("ip link add {here} type veth peer name {there} netns {}", netns.display()),
+    )?;
+    for (from, to, link) in [(one, other, here), (other, one, there)] {
+        let (own, node, pods) = (from.node_ip(), to.node_ip(), to.pod_cidr());
+        inside(
+            from,
+            &format!(
+                "ip link set {link} up
+                 ip route add {node}/32 dev {link} src {own}
+                 ip route add {pods} via {node} dev {link} src {own} onlink"
+            ),
+        )?;
+    }
+    Ok(())
+}
+
 /// Runs a shell script in the namespace.
 pub(crate) fn inside(names: Names, script: &str) -> Result<String> {
     let mut command = Command::new("nsenter");

@@ -7,6 +7,7 @@
 
 mod clients;
 mod handshake;
+mod names;
 mod no_verifier;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
@@ -19,6 +20,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use clients::{CREDENTIAL_ID, ClientCa, User, Verdict, subject_of};
+pub use names::{is_known_curve, is_known_suite};
 pub use no_verifier::NoVerifier;
 
 /// A file holds nothing usable.

@@ -3,7 +3,9 @@
 //! of storage).
 //! Called by `operations` before each write.
 
+pub(crate) mod attributes;
 pub(crate) mod certificates;
+pub(crate) mod chain;
 mod ingresses;
 pub(crate) mod limits;
 pub(crate) mod namespaces;
@@ -12,6 +14,7 @@ pub(crate) mod nodes;
 pub(crate) mod plugins;
 pub(crate) mod pod_security;
 pub(crate) mod pods;
+pub(crate) mod policies;
 pub(crate) mod quota;
 mod resources;
 pub(crate) mod service_account;
@@ -19,6 +22,7 @@ pub(crate) mod services;
 pub(crate) mod storage;
 #[cfg(test)]
 mod tests;
+pub(crate) mod webhooks;
 
 use serde_json::Value;
 
@@ -60,9 +64,6 @@ pub(crate) async fn validate_create(
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
     let warning = pod_security::admit_create(registry, resource, object).await?;
-    let stored_only = (resource.group == "admissionregistration.k8s.io")
-        .then(|| format!("{}: it is stored, and has no effect on this server", resource.kind));
-    let warning = warning.or(stored_only);
     Ok(warning.into_iter().collect())
 }
 

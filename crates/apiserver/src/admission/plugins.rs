@@ -41,7 +41,7 @@ const PLUGINS: [(&str, Support); 41] = [
     ("LimitPodHardAntiAffinityTopology", Unprotected),
     ("LimitRanger", Always),
     ("MutatingAdmissionPolicy", Unprotected),
-    ("MutatingAdmissionWebhook", Unprotected),
+    ("MutatingAdmissionWebhook", Always),
     ("NamespaceAutoProvision", Absent),
     ("NamespaceExists", Always),
     ("NamespaceLifecycle", Always),
@@ -63,7 +63,7 @@ const PLUGINS: [(&str, Support); 41] = [
     ("StorageObjectInUseProtection", Always),
     ("TaintNodesByCondition", Always),
     ("ValidatingAdmissionPolicy", Unprotected),
-    ("ValidatingAdmissionWebhook", Unprotected),
+    ("ValidatingAdmissionWebhook", Always),
 ];
 
 /// Why the flags of plugins are invalid.

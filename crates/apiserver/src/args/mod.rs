@@ -1,5 +1,6 @@
 //! The command line, in the words of upstream's `kube-apiserver` where it has them.
 
+mod aggregation;
 mod authentication;
 mod authorization;
 mod upstream;
@@ -13,6 +14,7 @@ use anyhow::Context;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
 
+pub use aggregation::AggregationArgs;
 pub use authentication::AuthenticationArgs;
 pub use upstream::UpstreamArgs;
 
@@ -219,6 +221,9 @@ pub struct ServeArgs {
     /// How callers prove who they are.
     #[command(flatten)]
     pub authentication: AuthenticationArgs,
+    /// Flags of calls to services.
+    #[command(flatten)]
+    pub aggregation: AggregationArgs,
     /// What upstream's apiserver has and this one does not.
     #[command(flatten)]
     pub upstream: UpstreamArgs,
@@ -355,6 +360,7 @@ impl ServeArgs {
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
             plugins,
+            aggregation: self.aggregation.config(),
         })
     }
 
@@ -543,6 +549,7 @@ mod tests {
             "data-dir",
             "disable-admission-plugins",
             "enable-admission-plugins",
+            "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
             "etcd-cafile",
             "etcd-certfile",
@@ -559,6 +566,8 @@ mod tests {
             "max-mutating-requests-inflight",
             "max-requests-inflight",
             "node-name",
+            "proxy-client-cert-file",
+            "proxy-client-key-file",
             "request-timeout",
             "requestheader-allowed-names",
             "requestheader-client-ca-file",

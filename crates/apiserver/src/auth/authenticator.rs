@@ -104,6 +104,13 @@ impl Authenticator {
         })
     }
 
+    /// Removes the headers in which front proxies name users, whoever has sent them.
+    pub(crate) fn drop_proxy_headers(&self, headers: &mut HeaderMap) {
+        if let Some(front_proxy) = &self.front_proxy {
+            front_proxy.clear(headers);
+        }
+    }
+
     /// Authenticates a request; `certified` is the user of its client's certificate. Removes bearer tokens
     /// from the headers, so that they are not passed on.
     pub(crate) async fn caller(

@@ -39,6 +39,11 @@ impl FrontProxies {
         Ok(FrontProxies { config, authority })
     }
 
+    /// Removes the headers that name users.
+    pub(super) fn clear(&self, headers: &mut HeaderMap) {
+        self.config.clear(headers);
+    }
+
     /// The user that a front proxy names in the headers, which are removed: nobody else may read
     /// them. `None` where the peer is no front proxy, or names nobody. `verify` verifies the peer's
     /// certificate, which costs time: it is not called for requests without such a header.

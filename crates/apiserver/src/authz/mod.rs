@@ -2,12 +2,11 @@
 //! admission checks that go beyond the request itself. Nothing is allowed but by a rule.
 //!
 //! The modes are tried in order: the first that allows decides. Both work on caches that follow the
-//! store ([`cache`]), so a decision reads nothing. A refusal is given only from caches that have
+//! store ([`crate::cache`]), so a decision reads nothing. A refusal is given only from caches that have
 //! seen whatever this server wrote before.
 //!
 //! Current limitations: no webhooks, no ABAC files; label selectors are no part of a decision.
 
-mod cache;
 mod coverage;
 mod escalation;
 mod node;

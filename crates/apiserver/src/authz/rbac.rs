@@ -8,9 +8,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::cache::{Cache, Index};
 use super::rule::Rule;
 use super::{Access, Decision, Rules, Target};
+use crate::cache::{Cache, Index};
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::value::{items, text};

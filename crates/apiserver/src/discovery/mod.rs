@@ -232,6 +232,7 @@ mod tests {
             [
                 "admissionregistration.k8s.io",
                 "apiextensions.k8s.io",
+                "apiregistration.k8s.io",
                 "apps",
                 "authentication.k8s.io",
                 "authorization.k8s.io",
@@ -299,9 +300,9 @@ mod tests {
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
         let named = aggregated(&[], false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 19);
-        let csr = &named["items"][7]["versions"];
+        assert_eq!(named["items"].as_array().unwrap().len(), 20);
+        let csr = &named["items"][8]["versions"];
         assert_eq!((&csr[0]["version"], &csr[1]["version"]), (&json!("v1"), &json!("v1beta1")));
-        assert_eq!(named["items"][8]["metadata"]["name"], "coordination.k8s.io");
+        assert_eq!(named["items"][9]["metadata"]["name"], "coordination.k8s.io");
     }
 }

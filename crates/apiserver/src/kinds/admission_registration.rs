@@ -1,6 +1,6 @@
-//! Configurations of admission webhooks, admission policies and their bindings: stored and validated.
+//! Configurations of admission webhooks, admission policies and their bindings.
 //!
-//! Current limitations: they have no effect, and expressions are not compiled.
+//! Current limitations: the status of policies has no type checking.
 
 use std::collections::BTreeSet;
 
@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::printers::{AGE, NAME, Printer, age, integer, name, string};
 use super::{Kind, Strategy, validate as rules};
 use crate::api_types::{Resource, Subresource, grouped, status_of};
+use crate::expressions::{Environment, Wanted};
 use crate::schema::names;
 use crate::schema::value::{default_absent, is_zero, items, items_mut, map_mut, text};
 use crate::schema::{Causes, Path};
@@ -115,8 +116,9 @@ pub(super) static VALIDATING_POLICY: Kind = Kind {
         prepare_create: |policy| drop(policy.insert("status".into(), json!({}))),
         validate: |policy, _, causes| {
             let (spec, path) = (&policy["spec"], Path::root("spec"));
-            policy_rules(&path, spec, causes);
-            validations(&path, policy, causes);
+            let environment = Environment::of_policy(spec, false);
+            policy_rules(&path, spec, &environment, causes);
+            validations(&path, policy, &environment, causes);
         },
         printer: &VALIDATING_POLICIES,
         ..Strategy::PLAIN
@@ -157,8 +159,9 @@ pub(super) static MUTATING_POLICY: Kind = Kind {
         default: policy_defaults,
         validate: |policy, _, causes| {
             let (spec, path) = (&policy["spec"], Path::root("spec"));
-            policy_rules(&path, spec, causes);
-            mutations(&path, spec, causes);
+            let environment = Environment::of_policy(spec, true);
+            policy_rules(&path, spec, &environment, causes);
+            mutations(&path, spec, &environment, causes);
             reinvocation(&path, spec, causes);
         },
         printer: &MUTATING_POLICIES,
@@ -271,7 +274,8 @@ fn webhook(path: &Path<'_>, hook: &Value, causes: &mut Causes) {
         rules::selector(&path.child(field), &hook[field], causes);
     }
     client(&path.child("clientConfig"), &hook["clientConfig"], causes);
-    match_conditions(&path.child("matchConditions"), &hook["matchConditions"], causes);
+    let conditions_path = path.child("matchConditions");
+    match_conditions(&conditions_path, &hook["matchConditions"], false, causes);
     review_versions(
         &path.child("admissionReviewVersions"),
         &hook["admissionReviewVersions"],
@@ -443,17 +447,22 @@ fn rule_resources(path: &Path<'_>, resources: &Value, causes: &mut Causes) {
     }
 }
 
-fn match_conditions(path: &Path<'_>, conditions: &Value, causes: &mut Causes) {
+fn match_conditions(path: &Path<'_>, conditions: &Value, params: bool, causes: &mut Causes) {
     const MOST: usize = 64;
     let list = items(conditions);
     if list.len() > MOST {
         causes.too_many(path, list.len(), MOST);
     }
+    let environment = Environment::bare(params);
     let mut seen = BTreeSet::new();
-    for (i, condition) in list.iter().enumerate() {
+    for (i, condition) in list.iter().take(MOST).enumerate() {
         let path = path.index(i);
-        if text(&condition["expression"]).trim().is_empty() {
-            causes.required(&path.child("expression"), "");
+        match text(&condition["expression"]).trim() {
+            "" => causes.required(&path.child("expression"), ""),
+            source => {
+                let compiled = environment.compile(source, Wanted::Bool, true);
+                compiles(&path.child("expression"), source, compiled, causes);
+            }
         }
         match text(&condition["name"]) {
             "" => causes.required(&path.child("name"), ""),
@@ -468,7 +477,7 @@ fn match_conditions(path: &Path<'_>, conditions: &Value, causes: &mut Causes) {
 }
 
 /// What both kinds of policies have.
-fn policy_rules(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+fn policy_rules(path: &Path<'_>, spec: &Value, environment: &Environment, causes: &mut Causes) {
     choice(path, spec, "failurePolicy", &["Fail", "Ignore"], causes);
     if !spec["paramKind"].is_null() {
         param_kind_rules(&path.child("paramKind"), &spec["paramKind"], causes);
@@ -483,7 +492,7 @@ fn policy_rules(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
             causes.required(&constraints_path.child("resourceRules"), "");
         }
     }
-    match_conditions(&path.child("matchConditions"), &spec["matchConditions"], causes);
+    match_conditions(&path.child("matchConditions"), &spec["matchConditions"], true, causes);
     let list = path.child("variables");
     for (i, variable) in items(&spec["variables"]).iter().enumerate() {
         let path = list.index(i);
@@ -494,9 +503,19 @@ fn policy_rules(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
             }
             _ => {}
         }
-        if text(&variable["expression"]).trim().is_empty() {
+        let source = text(&variable["expression"]);
+        if source.trim().is_empty() {
             causes.required(&path.child("expression"), "expression is not specified");
+        } else if let Some(Err(error)) = environment.programs.get(i) {
+            causes.invalid(&path.child("expression"), source, error);
         }
+    }
+}
+
+/// An expression that does not compile is invalid.
+fn compiles<T>(path: &Path<'_>, source: &str, compiled: Result<T, String>, causes: &mut Causes) {
+    if let Err(error) = compiled {
+        causes.invalid(path, source, error);
     }
 }
 
@@ -583,7 +602,7 @@ fn match_resources(path: &Path<'_>, resources: &Value, causes: &mut Causes) {
     }
 }
 
-fn validations(path: &Path<'_>, policy: &Value, causes: &mut Causes) {
+fn validations(path: &Path<'_>, policy: &Value, environment: &Environment, causes: &mut Causes) {
     let (spec, own) = (&policy["spec"], text(&policy["metadata"]["name"]));
     const REASONS: [&str; 3] = ["Forbidden", "Invalid", "RequestEntityTooLarge"];
     const MOST_ANNOTATIONS: usize = 20;
@@ -596,8 +615,17 @@ fn validations(path: &Path<'_>, policy: &Value, causes: &mut Causes) {
     let list_path = path.child("validations");
     for (i, validation) in list.iter().enumerate() {
         let path = list_path.index(i);
-        if text(&validation["expression"]).trim().is_empty() {
+        let source = text(&validation["expression"]);
+        if source.trim().is_empty() {
             causes.required(&path.child("expression"), "expression is not specified");
+        } else {
+            let compiled = environment.compile(source, Wanted::Bool, true);
+            compiles(&path.child("expression"), source, compiled, causes);
+        }
+        let source = text(&validation["messageExpression"]);
+        if !source.trim().is_empty() {
+            let compiled = environment.compile(source, Wanted::Text, false);
+            compiles(&path.child("messageExpression"), source, compiled, causes);
         }
         for field in ["messageExpression", "message"] {
             let given = text(&validation[field]);
@@ -622,9 +650,13 @@ fn validations(path: &Path<'_>, policy: &Value, causes: &mut Causes) {
         let key = text(&annotation["key"]);
         let full = format!("{own}/{key}");
         causes.each(&path.child("key"), &full, names::qualified(&full));
-        if text(&annotation["valueExpression"]).trim().is_empty() {
+        let source = text(&annotation["valueExpression"]);
+        if source.trim().is_empty() {
             let detail = "valueExpression is not specified";
             causes.required(&path.child("valueExpression"), detail);
+        } else {
+            let compiled = environment.compile(source, Wanted::TextOrNull, true);
+            compiles(&path.child("valueExpression"), source, compiled, causes);
         }
         if !seen.insert(key) {
             causes.duplicate(&path.child("key"), key, "");
@@ -632,7 +664,7 @@ fn validations(path: &Path<'_>, policy: &Value, causes: &mut Causes) {
     }
 }
 
-fn mutations(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+fn mutations(path: &Path<'_>, spec: &Value, environment: &Environment, causes: &mut Causes) {
     let list_path = path.child("mutations");
     let list = items(&spec["mutations"]);
     if list.is_empty() {
@@ -649,9 +681,14 @@ fn mutations(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
                 continue;
             }
         };
-        if text(&mutation[own]["expression"]).trim().is_empty() {
-            let path = path.child(own);
-            causes.required(&path.child("expression"), "expression is not specified");
+        let own_path = path.child(own);
+        let source = text(&mutation[own]["expression"]);
+        if source.trim().is_empty() {
+            causes.required(&own_path.child("expression"), "expression is not specified");
+        } else {
+            let wanted = if own == "jsonPatch" { Wanted::Patches } else { Wanted::Object };
+            let compiled = environment.compile(source, wanted, true);
+            compiles(&own_path.child("expression"), source, compiled, causes);
         }
         for other in ["applyConfiguration", "jsonPatch"] {
             if other != own && !mutation[other].is_null() {
@@ -858,7 +895,7 @@ mod tests {
             "spec": {
                 "matchConstraints": constraints,
                 "reinvocationPolicy": "Never",
-                "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[]"}}],
+                "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch{op: 'remove', path: '/a'}]"}}],
             },
         });
         check(

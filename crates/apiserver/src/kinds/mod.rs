@@ -6,6 +6,7 @@
 //! `defaults`, `validate` and `printers` hold what several kinds share, first of all the pod spec.
 
 mod admission_registration;
+mod api_service;
 mod autoscaling_v1;
 mod binding;
 mod certificates;
@@ -58,6 +59,7 @@ mod workload;
 
 use serde_json::{Map, Value};
 
+pub(crate) use self::api_service::local_condition;
 pub use self::defaults::apply_defaults;
 pub(crate) use self::prepare::{default_change, prepare_change};
 pub use self::prepare::{
@@ -225,6 +227,7 @@ pub(crate) static KINDS: &[&Kind] = &[
     &admission_registration::VALIDATING_POLICY_BINDING,
     &admission_registration::VALIDATING_WEBHOOKS,
     &custom_resource_definition::KIND,
+    &api_service::KIND,
     &controller_revision::KIND,
     &daemon_set::KIND,
     &deployment::KIND,

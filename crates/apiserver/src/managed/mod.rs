@@ -13,7 +13,7 @@ mod tests;
 use std::sync::Arc;
 
 use longshore_managedfields::{
-    ApplyError, Schema, Set, Target, TypeId, Versions, Writer, same_but_for_times,
+    ApplyError, Items, Schema, Set, Target, Type, TypeId, Versions, Writer, same_but_for_times,
 };
 use serde_json::{Value, json};
 
@@ -170,6 +170,53 @@ pub(crate) fn apply(
         )));
     }
     Ok(object)
+}
+
+/// An object with what a policy applies to it: no manager is recorded, and nothing may be changed that is one
+/// value.
+pub(crate) fn merged(kind: Gvk, object: &Value, patch: &Value) -> Result<Value, String> {
+    let rules = schema::rules();
+    let of = rules.of(kind);
+    longshore_managedfields::validate(&rules.schema, of, patch)?;
+    let mut atomic = Vec::new();
+    atomics(&rules.schema, of, patch, String::new(), &mut atomic);
+    if !atomic.is_empty() {
+        let list = atomic.join(", ");
+        return Err(format!(
+            "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: {list}"
+        ));
+    }
+    let merged = longshore_managedfields::merge(&rules.schema, of, Some(object), Some(patch));
+    let merged = merged.map_err(|error| error.to_string())?.unwrap_or_else(|| json!({}));
+    match value::depth(&merged) > MAX_DEPTH {
+        true => Err(format!("the object is nested deeper than {MAX_DEPTH} levels")),
+        false => Ok(merged),
+    }
+}
+
+/// Paths of what is one value.
+fn atomics(schema: &Schema, of: TypeId, value: &Value, path: String, found: &mut Vec<String>) {
+    match (schema.get(of), value) {
+        (Type::Map(of), Value::Object(map)) => {
+            for (name, value) in map {
+                if let Some(field) = of.fields.iter().find(|field| field.name == *name) {
+                    atomics(schema, field.of, value, format!("{path}.{name}"), found);
+                }
+            }
+            if of.atomic {
+                found.push(path);
+            }
+        }
+        (Type::List(of), Value::Array(list)) => {
+            for (index, value) in list.iter().enumerate() {
+                atomics(schema, of.element, value, format!("{path}[{index}]"), found);
+            }
+            if matches!(of.items, Items::Atomic) {
+                found.push(path);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Applies the replicas that a Scale names to the workload.

@@ -21,7 +21,7 @@ fn references(value: &Value, found: &mut Vec<String>) {
 fn openapi_documents_in_the_index_are_complete() {
     let index = index(&[]);
     let paths = index["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 23);
+    assert_eq!(paths.len(), 24);
     for (path, entry) in paths {
         assert!(
             entry["serverRelativeURL"]

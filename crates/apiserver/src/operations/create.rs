@@ -3,6 +3,8 @@
 use serde_json::Value;
 
 use super::{Api, settle_namespace};
+use crate::admission::attributes::{Attributes, Operation};
+use crate::admission::chain::Rounds;
 use crate::admission::{self, certificates, namespaces, quota};
 use crate::api_types::Resource;
 use crate::kinds;
@@ -14,6 +16,8 @@ use crate::schema::value::size;
 use crate::status::StatusError;
 use crate::user::User;
 
+/// Metadata that admission cannot change.
+const IDENTITY: [&str; 5] = ["name", "namespace", "uid", "creationTimestamp", "generateName"];
 /// How many generated names are tried.
 const NAME_ATTEMPTS: usize = 8;
 
@@ -63,9 +67,10 @@ impl Api {
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         let length = size(&object);
         offload::run(length, || begin_life(resource, &mut object, manager))?;
-        certificates::stamp(resource, user, &mut object);
-        certificates::admit_create(resource, &object)?;
-        admission::mutate_create(&self.registry, user, resource, &mut object).await?;
+        let key = (namespace, name.as_str());
+        let attributes = Attributes::new(Operation::Create, user, resource, key, dry_run);
+        let mut said = Vec::new();
+        self.mutate_new(&attributes, resource, &mut object, &mut said).await?;
         let mut reservation = self.services.admit_create(resource, &mut object, dry_run)?;
         offload::run(length, || kinds::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
@@ -73,6 +78,10 @@ impl Api {
         self.authorizer.admit_grant(user, resource, &object, None)?;
         let mut warnings = admission::validate_create(&self.registry, resource, &object).await?;
         warnings.extend((kinds::strategy(resource).warnings)(&object, None));
+        warnings.append(&mut said);
+        self.chain
+            .validate(&self.registry, &attributes, Some(&object), None, &mut warnings)
+            .await?;
         let mut charge =
             quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
         if dry_run {
@@ -92,6 +101,35 @@ impl Api {
             charge.release(&self.registry).await;
         }
         Ok((created?, warnings))
+    }
+
+    /// The mutating part of admission: this server's plugins, then what the cluster configures.
+    async fn mutate_new(
+        &self,
+        attributes: &Attributes<'_>,
+        resource: &'static Resource,
+        object: &mut Value,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), StatusError> {
+        self.chain.catch_up(&self.registry).await;
+        let mut rounds = Rounds::default();
+        loop {
+            certificates::stamp(resource, attributes.user, object);
+            certificates::admit_create(resource, object)?;
+            admission::mutate_create(&self.registry, attributes.user, resource, object).await?;
+            let identity = object["metadata"].clone();
+            let mutated = self
+                .chain
+                .mutate(&self.registry, attributes, object, None, &mut rounds, warnings)
+                .await?;
+            if mutated.changed {
+                kinds::prepare_create(resource, object);
+                object::keep(object, &identity, &IDENTITY);
+            }
+            if !mutated.again {
+                return Ok(());
+            }
+        }
     }
 
     /// Makes a service of the cluster's own unless one of that name exists.

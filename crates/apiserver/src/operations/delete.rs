@@ -4,7 +4,10 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::review::{Pause, Reviews};
 use super::{Api, calling_node};
+use crate::admission::attributes::{Attributes, Operation};
+use crate::admission::chain::Rounds;
 use crate::admission::services::Reservation;
 use crate::admission::{namespaces, node_restriction};
 use crate::api_types::Resource;
@@ -82,6 +85,30 @@ impl DeleteOptions {
         DeleteOptions { resource_version: Some(version), ..self.clone() }
     }
 
+    /// Adds what is set to the options that webhooks see.
+    fn add_to(&self, options: &mut Value) {
+        let propagation = self.propagation.map(|propagation| format!("{propagation:?}"));
+        let precondition = |field: &str, value: &Option<String>| {
+            value.as_ref().map(|value| (field.to_owned(), Value::from(value.as_str())))
+        };
+        let preconditions: serde_json::Map<String, Value> = [
+            precondition("uid", &self.uid),
+            precondition("resourceVersion", &self.resource_version),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        for (field, value) in [
+            ("gracePeriodSeconds", self.grace_period_seconds.map(Value::from)),
+            ("propagationPolicy", propagation.map(Value::from)),
+            ("preconditions", Some(preconditions).filter(|p| !p.is_empty()).map(Value::from)),
+        ] {
+            if let Some(value) = value {
+                options[field] = value;
+            }
+        }
+    }
+
     pub(super) fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
         let conflict =
             |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
@@ -119,7 +146,7 @@ fn check_choice(field: &str, choice: &Value, supported: &[&str]) -> Result<(), S
 }
 
 impl Api {
-    /// Deletes an object, or begins to.
+    /// Deletes an object, or begins to. Returns warnings for the client too.
     pub(crate) async fn delete(
         &self,
         user: &User,
@@ -127,6 +154,46 @@ impl Api {
         namespace: &str,
         name: &str,
         options: &DeleteOptions,
+    ) -> Result<(Written, Vec<String>), StatusError> {
+        let key = (namespace, name);
+        let mut attributes =
+            Attributes::new(Operation::Delete, user, resource, key, options.dry_run);
+        options.add_to(&mut attributes.options);
+        self.chain.catch_up(&self.registry).await;
+        let (mut reviews, mut warnings) = (Reviews::default(), Vec::new());
+        loop {
+            let deleted =
+                self.delete_once(user, resource, key, options, Some((&attributes, &mut reviews)));
+            let deleted = deleted.await;
+            let Some((pause, _, old)) = reviews.take()? else {
+                return deleted.map(|deleted| (deleted, warnings));
+            };
+            warnings.clear();
+            let registry = &self.registry;
+            let mut nothing = Value::Null;
+            self.chain
+                .mutate(
+                    registry,
+                    &attributes,
+                    &mut nothing,
+                    Some(&old),
+                    &mut Rounds::default(),
+                    &mut warnings,
+                )
+                .await?;
+            self.chain.validate(registry, &attributes, None, Some(&old), &mut warnings).await?;
+            reviews.done(pause, nothing, &old);
+        }
+    }
+
+    /// Deletes an object without webhooks and policies, or, with `review`, pauses for them.
+    pub(super) async fn delete_once(
+        &self,
+        user: &User,
+        resource: &Resource,
+        (namespace, name): (&str, &str),
+        options: &DeleteOptions,
+        mut review: Option<(&Attributes<'_>, &mut Reviews)>,
     ) -> Result<Written, StatusError> {
         namespaces::admit_delete(resource, name)?;
         let mut reservation: Option<Reservation<'_>> = None;
@@ -137,6 +204,12 @@ impl Api {
                 options.check(resource, current)?;
                 if let Some(node) = calling_node(user) {
                     node_restriction::admit_delete(node, resource, current)?;
+                }
+                if let Some((attributes, reviews)) = &mut review
+                    && (self.chain.mutates(attributes) || self.chain.validates(attributes))
+                    && reviews.validated(current).is_none()
+                {
+                    return Err(reviews.pause(Pause::Validate, Value::Null, current));
                 }
                 if let Some(reservation) = reservation.take() {
                     reservation.cancel();

@@ -145,7 +145,7 @@ impl Api {
                 options = options.of_version(&written.object);
             }
         }
-        self.delete(user, pods, namespace, name, &options).await.map(drop)
+        self.delete_once(user, pods, (namespace, name), &options, None).await.map(drop)
     }
 }
 

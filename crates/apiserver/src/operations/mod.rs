@@ -5,10 +5,12 @@ mod binding;
 mod create;
 mod delete;
 mod eviction;
+mod review;
 pub(crate) mod scale;
 mod update;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -16,8 +18,11 @@ use serde_json::Value;
 pub(crate) use delete::DeleteOptions;
 pub(crate) use update::{Change, UpdateRequest};
 
+use crate::admission::attributes::{Attributes, Operation};
+use crate::admission::chain::Chain;
 use crate::admission::services::ServiceAllocator;
-use crate::api_types::Resource;
+use crate::aggregator::Aggregator;
+use crate::api_types::{Gvk, Resource};
 use crate::authz::{Access, Authorizer};
 use crate::definitions::Definitions;
 use crate::kinds;
@@ -32,8 +37,12 @@ pub(crate) struct Api {
     pub(crate) registry: Registry,
     /// The custom kinds that are served.
     pub(crate) definitions: Definitions,
-    pub(crate) authorizer: Authorizer,
+    pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) services: ServiceAllocator,
+    /// Webhooks and policies.
+    pub(crate) chain: Chain,
+    /// Other servers.
+    pub(crate) aggregator: Aggregator,
     /// How long an event is kept.
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
@@ -67,6 +76,25 @@ impl Api {
         namespace: &str,
     ) -> Result<Vec<Value>, StatusError> {
         self.registry.list_all(resource, namespace).await
+    }
+
+    /// Has webhooks and policies look at a body that is not stored, such as a Binding. Returns it as they left
+    /// it, and warnings for the client.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) async fn admit_body(
+        &self,
+        operation: Operation,
+        user: &User,
+        resource: &Resource,
+        (subresource, kind): (&str, Gvk),
+        key: (&str, &str),
+        mut body: Value,
+        dry_run: bool,
+    ) -> Result<(Value, Vec<String>), StatusError> {
+        let attributes = Attributes::new(operation, user, resource, key, dry_run);
+        let attributes = attributes.of_subresource(subresource, kind);
+        let warnings = self.chain.admit(&self.registry, &attributes, &mut body, None).await?;
+        Ok((body, warnings))
     }
 
     /// How long the store keeps an object of this kind.

@@ -2,16 +2,19 @@
 
 use serde_json::{Value, json};
 
+use super::review::{Pause, Reviews};
 use super::{Api, Change};
+use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds::{self, custom};
 use crate::managed::{self, Applier};
 use crate::object;
 use crate::patch;
-use crate::registry::Write;
+use crate::registry::{Write, Written};
 use crate::schema::{self, Decoded, FieldValidation};
 use crate::selector::LabelSelector;
 use crate::status::{Cause, MODIFIED, StatusError};
+use crate::user::User;
 
 /// The Scale of a workload, or of a custom object.
 pub(crate) fn of(resource: &Resource, controller: &Value) -> Value {
@@ -54,6 +57,14 @@ fn selector_text(selector: &Value) -> String {
     .unwrap_or_default()
 }
 
+/// Sets the number of replicas where the kind has it.
+fn set_replicas(resource: &Resource, object: &mut Value, replicas: i64) {
+    match resource.custom {
+        Some(_) => drop(custom::set_replicas(resource, object, replicas)),
+        None => drop(object::child_mut(object, "spec").insert("replicas".into(), replicas.into())),
+    }
+}
+
 /// An apply names its kind, and lists nothing that a Scale has not.
 fn check_applied(gvk: Gvk, scale: &Value) -> Result<(), StatusError> {
     let text = |field: &str| scale[field].as_str().unwrap_or_default();
@@ -69,21 +80,49 @@ fn check_applied(gvk: Gvk, scale: &Value) -> Result<(), StatusError> {
 }
 
 impl Api {
-    /// Sets the size of a controller through its Scale; returns the new Scale.
+    /// Sets the size of a controller through its Scale; returns the new Scale, and warnings for the client.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) async fn set_scale(
         &self,
+        user: &User,
         resource: &Resource,
         gvk: Gvk,
         (namespace, name): (&str, &str),
         change: &Change<'_>,
         manager: &str,
         dry_run: bool,
-    ) -> Result<Value, StatusError> {
-        let written = self
-            .registry
+    ) -> Result<(Value, Vec<String>), StatusError> {
+        let key = (namespace, name);
+        let attributes = Attributes::new(Operation::Update, user, resource, key, dry_run)
+            .of_subresource("scale", gvk);
+        self.chain.catch_up(&self.registry).await;
+        let (mut reviews, mut warnings) = (Reviews::default(), Vec::new());
+        loop {
+            let written = self.scale_once(&attributes, change, manager, &mut reviews).await;
+            let Some((pause, mut scale, old)) = reviews.take()? else {
+                return written.map(|written| (of(resource, &written.object), warnings));
+            };
+            warnings = self
+                .chain
+                .admit(&self.registry, &attributes, &mut scale, Some(&of(resource, &old)))
+                .await?;
+            reviews.done(pause, scale, &old);
+        }
+    }
+
+    /// One attempt, which pauses for webhooks and policies.
+    async fn scale_once(
+        &self,
+        attributes: &Attributes<'_>,
+        change: &Change<'_>,
+        manager: &str,
+        reviews: &mut Reviews,
+    ) -> Result<Written, StatusError> {
+        let Attributes { resource, kind: gvk, namespace, name, dry_run, .. } = *attributes;
+        self.registry
             .write(resource, (namespace, name), None, dry_run, |current| {
                 let mut applied = None;
-                let scale = match change {
+                let mut scale = match change {
                     Change::Apply { object: scale, force } => {
                         check_applied(gvk, scale)?;
                         let applier = Applier { manager, force: *force };
@@ -104,6 +143,13 @@ impl Api {
                 if !version.is_empty() && version != object::resource_version(current) {
                     return Err(StatusError::conflict(resource, name, MODIFIED));
                 }
+                match reviews.validated(current) {
+                    Some(reviewed) => scale = reviewed,
+                    None if self.chain.mutates(attributes) || self.chain.validates(attributes) => {
+                        return Err(reviews.pause(Pause::Validate, scale, current));
+                    }
+                    None => {}
+                }
                 let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
                 if replicas < 0 {
                     let cause = Cause {
@@ -116,16 +162,13 @@ impl Api {
                     return Err(StatusError::invalid(resource, name, vec![cause]));
                 }
                 let mut new = match applied {
-                    Some(new) => new,
+                    Some(mut new) => {
+                        set_replicas(resource, &mut new, replicas);
+                        new
+                    }
                     None => {
                         let mut new = current.clone();
-                        match resource.custom {
-                            Some(_) => drop(custom::set_replicas(resource, &mut new, replicas)),
-                            None => drop(
-                                object::child_mut(&mut new, "spec")
-                                    .insert("replicas".into(), replicas.into()),
-                            ),
-                        }
+                        set_replicas(resource, &mut new, replicas);
                         managed::record_update(resource, "scale", manager, current, &mut new);
                         new
                     }
@@ -137,7 +180,6 @@ impl Api {
                 managed::keep_times(&mut new, current);
                 Ok(Write::Put(new))
             })
-            .await?;
-        Ok(of(resource, &written.object))
+            .await
     }
 }

@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::review::{Pause, Reviews};
 use super::{Api, calling_node, settle_namespace};
+use crate::admission::attributes::{Attributes, Operation};
+use crate::admission::chain::Rounds;
 use crate::admission::quota::UpdateCharge;
 use crate::admission::services::Reservation;
 use crate::admission::{UpdateContext, certificates, node_restriction, pods};
@@ -80,6 +83,11 @@ impl Api {
         pods::admit_priority_class(&self.registry, resource, subresource, name, field_of).await?;
         let mut warnings = Vec::new();
         let mut reservation: Option<Reservation<'_>> = None;
+        let attributes =
+            Attributes::new(Operation::Update, request.user, resource, key, request.dry_run)
+                .of_subresource(subresource, resource.gvk());
+        self.chain.catch_up(&self.registry).await;
+        let mut reviews = Reviews::default();
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
         let dry_run = request.dry_run;
@@ -91,27 +99,56 @@ impl Api {
                 .registry
                 .write(resource, key, self.ttl(resource), dry_run, |current| {
                     offload::run(length.saturating_add(size(current)), || {
-                        // What an earlier attempt took is given back first: the store has refused it.
-                        if let Some(reservation) = reservation.take() {
-                            reservation.cancel();
-                        }
-                        let mut new = propose(request, current, &mut warnings)?;
-                        check_identity(request, &mut new, current)?;
-                        self.admit_update(request, &mut new, current)?;
-                        reservation = self.services.admit_update(
-                            resource,
-                            subresource,
-                            &mut new,
-                            current,
-                            dry_run,
-                        )?;
-                        warnings.extend(context.validate(resource, subresource, &new, current)?);
-                        kinds::validate_change(resource, subresource, &new, current)?;
-                        if subresource.is_empty() {
-                            warnings
-                                .extend((kinds::strategy(resource).warnings)(&new, Some(current)));
-                        }
-                        self.authorizer.admit_grant(request.user, resource, &new, Some(current))?;
+                        let mut new = match reviews.validated(current) {
+                            // With what is reserved for it.
+                            Some(validated) => validated,
+                            None => {
+                                // What an earlier attempt took is given back first: the store has refused it.
+                                if let Some(reservation) = reservation.take() {
+                                    reservation.cancel();
+                                }
+                                let mut new = match reviews.mutated(current) {
+                                    Some(mutated) => mutated,
+                                    None => {
+                                        let mut new = propose(request, current, &mut warnings)?;
+                                        check_identity(request, &mut new, current)?;
+                                        self.admit_update(request, &mut new, current, true)?;
+                                        if self.chain.mutates(&attributes) {
+                                            return Err(reviews.pause(Pause::Mutate, new, current));
+                                        }
+                                        new
+                                    }
+                                };
+                                reservation = self.services.admit_update(
+                                    resource,
+                                    subresource,
+                                    &mut new,
+                                    current,
+                                    dry_run,
+                                )?;
+                                warnings.extend(context.validate(
+                                    resource,
+                                    subresource,
+                                    &new,
+                                    current,
+                                )?);
+                                kinds::validate_change(resource, subresource, &new, current)?;
+                                if subresource.is_empty() {
+                                    let said = kinds::strategy(resource).warnings;
+                                    warnings.extend(said(&new, Some(current)));
+                                }
+                                self.authorizer.admit_grant(
+                                    request.user,
+                                    resource,
+                                    &new,
+                                    Some(current),
+                                )?;
+                                if self.chain.validates(&attributes) {
+                                    return Err(reviews.pause(Pause::Validate, new, current));
+                                }
+                                new
+                            }
+                        };
                         if let Some(charge) = &mut charge
                             && !charge.is_paid(resource, &new, current)
                         {
@@ -131,6 +168,11 @@ impl Api {
                     })
                 })
                 .await;
+            match self.review_update(request, &attributes, &mut reviews, &mut warnings).await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
             let Some(charge) = charge.as_mut().filter(|_| written.is_err()) else { break written };
             payments += 1;
             match charge.pay(&self.registry, resource, dry_run).await {
@@ -172,17 +214,62 @@ impl Api {
         }
     }
 
+    /// Has webhooks and policies look at an update that paused for them. `false`: it did not.
+    async fn review_update(
+        &self,
+        request: &UpdateRequest<'_>,
+        attributes: &Attributes<'_>,
+        reviews: &mut Reviews,
+        warnings: &mut Vec<String>,
+    ) -> Result<bool, StatusError> {
+        let Some((pause, mut new, old)) = reviews.take()? else { return Ok(false) };
+        match pause {
+            Pause::Mutate => {
+                let mut rounds = Rounds::default();
+                loop {
+                    let mutated = self
+                        .chain
+                        .mutate(
+                            &self.registry,
+                            attributes,
+                            &mut new,
+                            Some(&old),
+                            &mut rounds,
+                            warnings,
+                        )
+                        .await?;
+                    if mutated.changed {
+                        check_identity(request, &mut new, &old)?;
+                        self.admit_update(request, &mut new, &old, false)?;
+                    }
+                    if !mutated.again {
+                        break;
+                    }
+                }
+            }
+            Pause::Validate => {
+                self.chain
+                    .validate(&self.registry, attributes, Some(&new), Some(&old), warnings)
+                    .await?;
+            }
+        }
+        reviews.done(pause, new, &old);
+        Ok(true)
+    }
+
+    /// `records` what the request changes: what admission changes later is not the client's.
     fn admit_update(
         &self,
         request: &UpdateRequest<'_>,
         new: &mut Value,
         current: &Value,
+        records: bool,
     ) -> Result<(), StatusError> {
         let (user, resource, subresource) = (request.user, request.resource, request.subresource);
         kinds::default_change(resource, subresource, new);
         let is_partial = matches!(subresource, "ephemeralcontainers" | "resize" | "finalize");
         // What else such a request says does not count.
-        if !is_partial {
+        if !is_partial && records {
             record(request, new, current);
         }
         let recorded = new["metadata"].get("managedFields").cloned();
@@ -190,6 +277,9 @@ impl Api {
         if is_partial {
             match (&request.change, recorded) {
                 (Change::Apply { .. }, Some(list)) => {
+                    object::metadata_mut(new).insert("managedFields".into(), list);
+                }
+                (_, Some(list)) if !records => {
                     object::metadata_mut(new).insert("managedFields".into(), list);
                 }
                 _ => record(request, new, current),

@@ -10,6 +10,7 @@ use hyper::http::request::Parts;
 use hyper::{Request, StatusCode, Uri};
 use longshore_serving::BoxError;
 use longshore_streams::{self as streams, Error};
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::logs::container;
@@ -30,6 +31,7 @@ impl Router {
         let query = &call.line.query;
         let (namespace, name) = (call.namespace(), call.path.name.as_str());
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
+        self.admit_connect(&call, options(&call)).await?;
         let path = match call.path.subresource.as_str() {
             "portforward" => format!("/portForward/{namespace}/{name}?{}", ports(query)),
             subresource => {
@@ -102,6 +104,34 @@ fn command(query: &Query) -> String {
         options.append_pair("command", word);
     }
     options.finish()
+}
+
+/// The options of the connection as an object, which webhooks look at.
+fn options(call: &Call<'_>) -> Value {
+    let Some(subresource) = call.subresource else { return Value::Null };
+    let query = &call.line.query;
+    let mut options =
+        json!({"kind": subresource.gvk.kind, "apiVersion": subresource.gvk.api_version()});
+    if subresource.name == "portforward" {
+        let ports = query.all("ports").flat_map(|ports| ports.split(','));
+        let ports: Vec<i32> = ports.filter_map(|port| port.parse().ok()).collect();
+        if !ports.is_empty() {
+            options["ports"] = ports.into();
+        }
+        return options;
+    }
+    for name in ["stdin", "stdout", "stderr", "tty"] {
+        if query.flag(name) {
+            options[name] = true.into();
+        }
+    }
+    if let Some(container) = query.get("container") {
+        options["container"] = container.into();
+    }
+    if subresource.name == "exec" {
+        options["command"] = query.all("command").collect();
+    }
+    options
 }
 
 /// The ports that old WebSocket clients name.

@@ -1,6 +1,7 @@
 //! From a request to its response: parse, authenticate, authorize, and dispatch to the handler of its
 //! verb.
 
+mod aggregated;
 mod body;
 mod components;
 mod connect;
@@ -44,6 +45,7 @@ use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, View};
 use self::served::Route;
 use crate::RequestLimits;
+use crate::aggregator::ApiService;
 use crate::api_types::{Resource, Subresource};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
@@ -75,6 +77,8 @@ struct Caller {
     holder: Holder,
     /// `None` for what is no resource.
     route: Option<Route>,
+    /// The server that serves it, if it is another one.
+    remote: Option<Arc<ApiService>>,
 }
 
 /// An admitted request.
@@ -125,11 +129,15 @@ impl Router {
     /// The body is not taken if the request is rejected before it is read.
     async fn answer(
         &self,
-        Caller { user, holder, route }: Caller,
+        Caller { user, holder, route, remote }: Caller,
         line: &RequestLine,
         head: Parts,
         body: &mut Option<Incoming>,
     ) -> Result {
+        if let Some(service) = remote {
+            let answer = self.aggregated(&user, &service, head, body.take());
+            return timeout(self.request_timeout, answer).await.map_err(|_| too_long())?;
+        }
         let answer = match (&line.resource, route) {
             (Some(path), Some(route)) => {
                 let call = Call {
@@ -161,9 +169,10 @@ impl Router {
             }
         }
         let user = self.effective(caller?, &head.headers).await?;
+        let remote = self.remote(line).await;
+        let local = line.resource.as_ref().filter(|_| remote.is_none());
         let kinds = self.api.definitions.snapshot();
-        let route = line.resource.as_ref().map(|path| served::route(&kinds, path, &head.method));
-        let route = route.transpose()?;
+        let route = local.map(|path| served::route(&kinds, path, &head.method)).transpose()?;
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
@@ -171,7 +180,7 @@ impl Router {
             return Err(limits::too_many());
         }
         let share = self.limits.admit(&holder, line)?;
-        Ok(Admitted { caller: Caller { user, holder, route }, share })
+        Ok(Admitted { caller: Caller { user, holder, route, remote }, share })
     }
 
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri, body::Incoming};
 use longshore_streams as streams;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::connect::{join, streamed};
 use super::links::{self, Links};
@@ -48,6 +48,12 @@ impl Router {
             }
         };
         let uri = target.uri(&call)?;
+        if let Some(proxy) = call.subresource {
+            let (kind, version) = (proxy.gvk.kind, proxy.gvk.api_version());
+            let path = format!("/{}", call.path.below);
+            let options = json!({"kind": kind, "apiVersion": version, "path": path});
+            self.admit_connect(&call, options).await?;
+        }
         if is_upgrade {
             return match &target {
                 Target::Node(node) => {

@@ -19,7 +19,9 @@ impl Router {
             return Err(StatusError::not_acceptable(&["application/json"]));
         }
         let body = self.body(&mut call).await?;
-        let (mut review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
+        let (review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
+        let dry_run = call.line.query.dry_run()?;
+        let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         review["status"] = match kind {
             Review::Access => {
                 let user = subject(&review["spec"])?;
@@ -44,7 +46,9 @@ impl Router {
             Review::SelfSubject => json!({"userInfo": user_info(call.user)}),
             Review::Token => self.token_status(&review["spec"]).await?,
         };
-        Ok(respond::json(StatusCode::CREATED, &review))
+        let mut answer = respond::json(StatusCode::CREATED, &review);
+        respond::warn(&mut answer, &warnings);
+        Ok(answer)
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {

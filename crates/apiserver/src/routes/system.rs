@@ -26,21 +26,35 @@ impl Router {
             "" => "/",
             path => path,
         };
+        let aggregator = &self.api.aggregator;
         if let Some(answer) = self.discovery(path) {
             return answer;
         }
         let snapshot = self.api.definitions.snapshot();
         let custom = snapshot.resources();
+        if let Some(group) = path.strip_prefix("/apis/").filter(|group| !group.contains('/')) {
+            let group = aggregator.group(group, discovery::group(custom, group));
+            let group = group.ok_or_else(StatusError::no_such_path)?;
+            return Ok(respond::json(StatusCode::OK, &group));
+        }
         match path {
             "/livez" | "/readyz" | "/healthz" => {
                 Ok(self.health(&path[1..], line.query.has("verbose")).await)
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
-            "/metrics" => Ok(respond::text(StatusCode::OK, self.metrics.render())),
+            "/metrics" => {
+                let text =
+                    self.metrics.render() + &self.api.chain.metrics() + &aggregator.metrics();
+                Ok(respond::text(StatusCode::OK, text))
+            }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
                 let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
-                let document = discovery::aggregated(custom, path == "/api").to_string();
+                let document = match path {
+                    "/api" => discovery::aggregated(custom, true),
+                    _ => aggregator.aggregated(discovery::aggregated(custom, false)),
+                };
+                let document = document.to_string();
                 let mut answer = respond::tagged(headers, content_type, document);
                 let cached = HeaderValue::from_static("public");
                 answer.headers_mut().insert(header::CACHE_CONTROL, cached);
@@ -50,7 +64,9 @@ impl Router {
                 let address = self.api.advertised.to_string();
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
-            "/apis" => Ok(respond::json(StatusCode::OK, &discovery::groups(custom))),
+            "/apis" => {
+                Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups(custom))))
+            }
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
@@ -64,7 +80,13 @@ impl Router {
                     }
                 })
             }
-            "/openapi/v3" => Ok(respond::json(StatusCode::OK, snapshot.index(openapi::index))),
+            "/openapi/v3" => {
+                let mut index = snapshot.index(openapi::index).clone();
+                for (path, url) in aggregator.openapi() {
+                    index["paths"][path] = json!({"serverRelativeURL": url});
+                }
+                Ok(respond::json(StatusCode::OK, &index))
+            }
             path => match document(custom, path) {
                 Some(document) if path.starts_with("/openapi/") => {
                     Ok(respond::tagged(headers, respond::JSON, document.to_string()))
@@ -107,7 +129,6 @@ fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     let mut parts = path.strip_prefix('/')?.splitn(3, '/');
     match (parts.next()?, parts.next()?, parts.next()) {
         ("api", version, None) => discovery::resources(custom, "", version),
-        ("apis", group, None) => discovery::group(custom, group),
         ("apis", group, Some(version)) => discovery::resources(custom, group, version),
         ("openapi", "v3", Some(document)) => openapi::document(custom, document),
         _ => None,

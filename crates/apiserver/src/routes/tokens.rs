@@ -24,8 +24,10 @@ impl Router {
     pub(super) async fn token(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
         let validation = FieldValidation::parse(call.line.query.get("fieldValidation"))?;
-        call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run()?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
+        let (request, said) = self.admit_created(&call, request, dry_run).await?;
+        warnings.extend(said);
         let account = (call.namespace(), call.path.name.as_str());
         let (request, said) = self.api.request_token(call.user, account, request).await?;
         warnings.extend(said);

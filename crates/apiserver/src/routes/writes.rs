@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::body::BodyText;
 use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
+use crate::admission::attributes::Operation;
 use crate::api_types::{Gvk, Subresource};
 use crate::kinds::{core, strategy};
 use crate::managed;
@@ -90,10 +91,10 @@ impl Router {
         let view = call.view()?;
         let options = self.delete_options(&mut call).await?;
         let (namespace, name) = (call.namespace(), &call.path.name);
-        let Written { object, deleted } =
+        let (Written { object, deleted }, warnings) =
             self.api.delete(call.user, call.resource, namespace, name, &options).await?;
         if !deleted || strategy(call.resource).returned_when_deleted {
-            return Ok(view.answer(StatusCode::OK, &object));
+            return Ok(with_warnings(view.answer(StatusCode::OK, &object), &warnings));
         }
         let mut details = json!({
             "name": call.path.name,
@@ -103,7 +104,7 @@ impl Router {
         if !call.resource.group.is_empty() {
             details["group"] = call.resource.group.into();
         }
-        Ok(respond::success(StatusCode::OK, Some(details)))
+        Ok(with_warnings(respond::success(StatusCode::OK, Some(details)), &warnings))
     }
 
     pub(super) async fn delete_collection(&self, mut call: Call<'_>) -> Result {
@@ -158,14 +159,16 @@ impl Router {
             return Ok(respond::json(StatusCode::OK, &scale::of(call.resource, &controller)));
         }
         let body = self.body(&mut call).await?;
-        let (change, warnings) = change(&call, subresource.gvk, &body)?;
+        let (change, mut warnings) = change(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
         let manager = manager(&call, options_of(&call))?;
         let key = (&*namespace, &*name);
         let scale = self
             .api
-            .set_scale(call.resource, subresource.gvk, key, &change, &manager, dry_run)
+            .set_scale(call.user, call.resource, subresource.gvk, key, &change, &manager, dry_run)
             .await?;
+        let (scale, said) = scale;
+        warnings.extend(said);
         Ok(with_warnings(respond::json(StatusCode::OK, &scale), &warnings))
     }
 
@@ -174,8 +177,9 @@ impl Router {
         let (binding, _) = read(&call, subresource.gvk, &body)?;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
+        let (binding, warnings) = self.admit_created(&call, binding, dry_run).await?;
         self.api.bind(call.user, call.resource, namespace, name, &binding, dry_run).await?;
-        Ok(respond::success(StatusCode::CREATED, None))
+        Ok(with_warnings(respond::success(StatusCode::CREATED, None), &warnings))
     }
 
     /// POST of a Binding to the collection `bindings`: its name is the pod's.
@@ -188,8 +192,9 @@ impl Router {
             return Err(StatusError::bad_request("name must be provided"));
         }
         let pods = core("pods")?;
+        let (binding, warnings) = self.admit_created(&call, binding, dry_run).await?;
         self.api.bind(call.user, pods, call.namespace(), &name, &binding, dry_run).await?;
-        Ok(respond::success(StatusCode::CREATED, None))
+        Ok(with_warnings(respond::success(StatusCode::CREATED, None), &warnings))
     }
 
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
@@ -200,8 +205,44 @@ impl Router {
         let _permit = self.limits.large_work_permit(&call.holder).await;
         let dry_run = call.line.query.dry_run()?;
         let (namespace, name) = (call.namespace(), &call.path.name);
+        let (eviction, warnings) = self.admit_created(&call, eviction, dry_run).await?;
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
-        Ok(respond::success(StatusCode::CREATED, None))
+        Ok(with_warnings(respond::success(StatusCode::CREATED, None), &warnings))
+    }
+
+    /// Has webhooks and policies look at the body of a POST that stores no object. Returns it as they left
+    /// it, and warnings for the client.
+    pub(super) async fn admit_created(
+        &self,
+        call: &Call<'_>,
+        body: Value,
+        dry_run: bool,
+    ) -> Result<(Value, Vec<String>)> {
+        self.admit_body(call, Operation::Create, body, dry_run).await
+    }
+
+    /// The same of the options of a connection.
+    pub(super) async fn admit_connect(&self, call: &Call<'_>, options: Value) -> Result<()> {
+        self.admit_body(call, Operation::Connect, options, false).await.map(drop)
+    }
+
+    async fn admit_body(
+        &self,
+        call: &Call<'_>,
+        operation: Operation,
+        body: Value,
+        dry_run: bool,
+    ) -> Result<(Value, Vec<String>)> {
+        let part = match call.subresource {
+            Some(subresource) => (subresource.name, subresource.gvk),
+            None => ("", call.resource.gvk()),
+        };
+        let name = match call.path.name.as_str() {
+            "" => object::name(&body).to_owned(),
+            name => name.to_owned(),
+        };
+        let key = (call.namespace(), name.as_str());
+        self.api.admit_body(operation, call.user, call.resource, part, key, body, dry_run).await
     }
 
     pub(super) async fn body(&self, call: &mut Call<'_>) -> Result<BodyText> {

@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod hook;
 pub mod kubectl;
 pub mod node;
 pub mod tokens;
@@ -82,6 +83,7 @@ impl Cluster {
             request_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::DEFAULT,
             plugins: longshore_apiserver::Plugins::default(),
+            aggregation: longshore_apiserver::AggregationConfig::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

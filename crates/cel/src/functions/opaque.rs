@@ -60,7 +60,7 @@ pub struct Attributes {
     /// In whose name: namespace and name of a service account. The user of the request otherwise.
     pub service_account: Option<(String, String)>,
     /// Only the group is known yet, and no resource.
-    pub(crate) of_group: bool,
+    pub of_group: bool,
     /// A path that is no resource.
     pub path: Option<String>,
     /// The API group.

@@ -15,7 +15,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
 use longshore_client::Item;
 use longshore_client::events::{EventType, Recorder};
-use longshore_informer::{Event, Informer, WorkQueue, key_of, object_key, run_workers, split_key};
+use longshore_informer::{
+    Event, Informer, Store, WorkQueue, key_of, object_key, run_workers, split_key,
+};
 use serde_json::json;
 
 use self::plan::{Reference, reference, references};
@@ -26,7 +28,7 @@ use crate::writes::{reference as about, unless_gone, unless_replaced, unless_sto
 
 /// The index of pods by the claims that they have, of claims by the UID of the pod that they were made
 /// for, and of pods by the templates of claims that they want.
-const BY_CLAIM: &str = "resource claim";
+pub(crate) const BY_CLAIM: &str = "resource claim";
 const BY_OWNER: &str = "owner";
 const BY_TEMPLATE: &str = "resource claim template";
 
@@ -57,6 +59,16 @@ struct Controller {
     made: Mutex<HashMap<String, HashMap<String, String>>>,
 }
 
+/// The keys of the claims that a pod has.
+pub(crate) fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
+    plan::names(pod).map(|name| object_key(namespace_of(pod), name))
+}
+
+/// Keeps pods by the keys of their claims.
+pub(crate) fn index_by_claim(pods: &Store<Pod>) {
+    pods.add_index(BY_CLAIM, |pod| claims_of(pod).collect());
+}
+
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
     let queue: WorkQueue<Key> = WorkQueue::new("resource_claim", &context.queues);
@@ -68,9 +80,7 @@ pub(crate) async fn run(context: Context) {
         recorder: context.recorder("resource_claim"),
         made: Mutex::default(),
     };
-    controller.pods.store().add_index(BY_CLAIM, |pod| {
-        plan::names(pod).map(|name| object_key(namespace_of(pod), name)).collect()
-    });
+    index_by_claim(controller.pods.store());
     controller.pods.store().add_index(BY_TEMPLATE, |pod| {
         let wanted = references(pod).iter().filter_map(|claim| match reference(pod, claim) {
             Reference::Wanted(template) => Some(object_key(namespace_of(pod), template)),

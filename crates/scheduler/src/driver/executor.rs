@@ -44,14 +44,32 @@ impl ApiExecutor {
         path: &str,
         content_type: &str,
         body: &Value,
-    ) -> kube::Result<()> {
+    ) -> kube::Result<String> {
         let request = hyper::http::Request::builder()
             .method(method)
             .uri(path)
             .header(hyper::http::header::CONTENT_TYPE, content_type)
             .body(body.to_string().into_bytes())
             .map_err(kube::Error::HttpError)?;
-        self.client.request_text(request).await.map(|_| ())
+        self.client.request_text(request).await
+    }
+
+    /// An object as it is now.
+    pub(super) async fn get(&self, path: &str) -> kube::Result<Value> {
+        let request =
+            hyper::http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
+        let text = self.client.request_text(request).await?;
+        serde_json::from_str(&text).map_err(kube::Error::SerdeError)
+    }
+
+    /// Replaces an object; what it is then.
+    pub(super) async fn put(&self, path: &str, object: &Value) -> kube::Result<Value> {
+        let text = self.send("PUT", path, "application/json", object).await?;
+        serde_json::from_str(&text).map_err(kube::Error::SerdeError)
+    }
+
+    pub(super) async fn patch_strategic(&self, path: &str, body: &Value) -> kube::Result<()> {
+        self.patch(path, PatchType::Strategic, body).await
     }
 
     async fn patch(&self, path: &str, type_: PatchType, body: &Value) -> kube::Result<()> {
@@ -59,7 +77,7 @@ impl ApiExecutor {
             PatchType::Merge => "application/merge-patch+json",
             PatchType::Strategic => "application/strategic-merge-patch+json",
         };
-        self.send("PATCH", path, type_, body).await
+        self.send("PATCH", path, type_, body).await.map(|_| ())
     }
 
     async fn bind(&self, pod: &Pod, node: &Atom) -> Result<(), String> {
@@ -73,7 +91,8 @@ impl ApiExecutor {
             "metadata": {"namespace": &*pod.namespace, "name": pod.name, "uid": &*pod.uid},
             "target": {"kind": "Node", "name": &**node},
         });
-        self.send("POST", &path, "application/json", &body).await.map_err(|error| error.to_string())
+        let sent = self.send("POST", &path, "application/json", &body).await;
+        sent.map(|_| ()).map_err(|error| error.to_string())
     }
 
     async fn request_volumes(
@@ -180,11 +199,28 @@ impl Executor for ApiExecutor {
                 }
                 Err(error) => Some(Outcome::Failed(pod.uid.clone(), error)),
             },
-            Action::BindVolumes { pod, node, volumes, claims } => {
-                Some(match self.request_volumes(&node, &volumes, &claims).await {
-                    Ok(()) => Outcome::VolumesRequested(pod.uid.clone()),
-                    Err(error) => Outcome::Failed(pod.uid.clone(), error.to_string()),
+            Action::PreBind { pod, node, volumes, claims, devices } => {
+                if let Err(error) = self.request_volumes(&node, &volumes, &claims).await {
+                    return Some(Outcome::Failed(pod.uid.clone(), error.to_string()));
+                }
+                let mut done = Vec::new();
+                let uid = pod.uid.clone();
+                Some(match self.reserve_devices(&pod, &devices, &mut done).await {
+                    Ok(()) => Outcome::Prepared(uid, done),
+                    Err(error) => {
+                        let plugin = "DynamicResources";
+                        let error = format!("running PreBind plugin \"{plugin}\": {error}");
+                        Outcome::Unprepared(uid, error, done)
+                    }
                 })
+            }
+            Action::Unreserve { pod, claims } => {
+                self.unreserve(&pod, &claims).await;
+                None
+            }
+            Action::Deallocate { pod, claim, uid } => {
+                self.deallocate(&pod, &claim, &uid).await;
+                None
             }
             Action::Report { pod, condition, message, note, nomination } => {
                 if let Some(note) = note {
@@ -236,7 +272,8 @@ fn status(
     (status != json!({})).then_some(status)
 }
 
-fn now() -> Value {
+/// The time in whole seconds.
+pub(super) fn now() -> Value {
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     json!(now.to_string())
 }
@@ -246,6 +283,6 @@ fn path(pod: &Pod) -> String {
 }
 
 /// Whether the object is gone, or another has its name.
-fn is_gone(error: &kube::Error) -> bool {
+pub(super) fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 || status.code == 409)
 }

@@ -9,6 +9,9 @@ use k8s_openapi::api::core::v1::{
     Pod as ApiPod, ReplicationController, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::{
+    DeviceClass as ApiDeviceClass, ResourceClaim as ApiResourceClaim, ResourceSlice as ApiSlice,
+};
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass as ApiClass,
     VolumeAttachment as ApiAttachment,
@@ -17,8 +20,9 @@ use longshore_informer::{Event, Informer, Informers, Object, Options, Store};
 use tokio::sync::mpsc;
 
 use crate::model::{
-    Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, Labels, Node, PersistentVolume,
-    Pod, Selector, StorageClass, VolumeAttachment, Workload, WorkloadKind,
+    Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, DeviceClass, Labels, Node,
+    PersistentVolume, Pod, ResourceClaim, ResourceSlice, Selector, StorageClass, VolumeAttachment,
+    Workload, WorkloadKind,
 };
 use crate::scheduler::Change;
 
@@ -83,6 +87,7 @@ impl Follower {
             Change::Node(name_of(node), (!is_gone).then(|| Arc::new(Node::new(node))))
         });
         starting.storage();
+        starting.devices();
         starting.workloads();
         let synced = starting.synced;
         (own, async move {
@@ -143,6 +148,21 @@ impl Starting<'_> {
         self.get::<ApiAttachment>(|attachment, is_gone| {
             let new = (!is_gone).then(|| VolumeAttachment::new(attachment));
             Change::Attachment(name_of(attachment), new)
+        });
+    }
+
+    fn devices(&mut self) {
+        self.get::<ApiResourceClaim>(|claim, is_gone| {
+            let new = (!is_gone).then(|| Box::new(ResourceClaim::new(claim)));
+            Change::ResourceClaim(key_of(claim), new)
+        });
+        self.get::<ApiDeviceClass>(|class, is_gone| {
+            let new = (!is_gone).then(|| Box::new(DeviceClass::new(class)));
+            Change::DeviceClass(name_of(class), new)
+        });
+        self.get::<ApiSlice>(|slice, is_gone| {
+            let new = (!is_gone).then(|| Box::new(ResourceSlice::new(slice)));
+            Change::ResourceSlice(name_of(slice), new)
         });
     }
 

@@ -48,7 +48,7 @@ impl Executor for Api {
                 }
                 Some(Outcome::Preempted(pod.uid.clone()))
             }
-            Action::BindVolumes { .. } => None,
+            Action::PreBind { .. } | Action::Unreserve { .. } | Action::Deallocate { .. } => None,
         }
     }
 }

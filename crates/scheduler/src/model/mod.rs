@@ -2,6 +2,7 @@
 //! selectors are parsed once.
 
 mod atom;
+mod devices;
 mod labels;
 mod node;
 mod objects;
@@ -10,6 +11,11 @@ pub mod resources;
 mod storage;
 
 pub use self::atom::Atom;
+pub(crate) use self::devices::{CLAIM_FINALIZER, amount};
+pub use self::devices::{
+    Device, DeviceClass, DeviceId, DeviceNodes, DeviceReservation, PodClaimRef, PodResourceClaim,
+    ResourceClaim, ResourceSlice, Taken, UsedDevices,
+};
 pub use self::labels::{Labels, NodeSelector, NodeTerm, Requirement, Selector};
 pub use self::node::{Node, NodeInfo, Taint, TaintEffect};
 pub use self::objects::{Budget, ClaimUse, Objects, Workload, WorkloadKind};

@@ -6,8 +6,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use super::{
-    Atom, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, Labels, PersistentVolume, Pod,
-    Requirement, Selector, StorageClass, VolumeAttachment, VolumeSource,
+    Atom, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, DeviceClass, DeviceReservation, Labels,
+    PersistentVolume, Pod, Requirement, ResourceClaim, ResourceSlice, Selector, StorageClass,
+    UsedDevices, VolumeAttachment, VolumeSource,
 };
 
 /// The driver of Amazon's disks.
@@ -80,7 +81,7 @@ impl Budget {
     }
 }
 
-/// What a pod that is being scheduled takes of a claim's volume before the API shows it.
+/// What a pod that is being scheduled takes for its claims before the API shows it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClaimUse {
     /// Volumes that are kept for claims.
@@ -89,12 +90,22 @@ pub struct ClaimUse {
     pub provisions: Vec<ClaimKey>,
     /// The node.
     pub node: Option<Atom>,
+    /// Claims for devices that are to be allocated, or reserved for the pod.
+    pub devices: Vec<DeviceReservation>,
 }
 
 impl ClaimUse {
     /// Whether nothing is to be bound.
     pub fn is_empty(&self) -> bool {
-        self.volumes.is_empty() && self.provisions.is_empty()
+        self.volumes.is_empty() && self.provisions.is_empty() && self.devices.is_empty()
+    }
+
+    /// Adds what another plugin reserves.
+    pub fn merge(&mut self, other: Self) {
+        self.volumes.extend(other.volumes);
+        self.provisions.extend(other.provisions);
+        self.devices.extend(other.devices);
+        self.node = other.node.or(self.node.take());
     }
 }
 
@@ -127,6 +138,16 @@ pub struct Objects {
     assumed_volumes: HashMap<Atom, ClaimKey>,
     /// Nodes of claims that are being provisioned for pods that are being bound.
     assumed_nodes: HashMap<ClaimKey, Atom>,
+    /// Claims for devices.
+    pub resource_claims: HashMap<ClaimKey, ResourceClaim>,
+    /// Classes of devices.
+    pub device_classes: HashMap<Atom, DeviceClass>,
+    /// Slices of pools of devices.
+    pub slices: HashMap<Atom, ResourceSlice>,
+    /// Devices of claims that are allocated, or being allocated.
+    used_devices: UsedDevices,
+    /// UIDs of claims that are being allocated for pods that are being bound.
+    in_flight: HashSet<Box<str>>,
     no_labels: Labels,
 }
 
@@ -146,6 +167,12 @@ impl Objects {
                 self.assumed_nodes.insert(claim.clone(), node.clone());
             }
         }
+        for own in &use_.devices {
+            if let Some(allocation) = &own.allocation {
+                self.used_devices.add(allocation);
+                self.in_flight.insert(own.uid.clone());
+            }
+        }
     }
 
     /// Gives them back, when the pod is bound or when that failed.
@@ -156,6 +183,51 @@ impl Objects {
         for claim in &use_.provisions {
             self.assumed_nodes.remove(claim);
         }
+        for own in &use_.devices {
+            if let Some(allocation) = &own.allocation {
+                self.used_devices.remove(allocation);
+                self.in_flight.remove(&own.uid);
+            }
+        }
+    }
+
+    /// Stores a claim for devices, or removes it; returns what it was and whether that is a change. One that
+    /// is older than what is stored comes late: what was written is known before it is watched.
+    pub fn set_resource_claim(
+        &mut self,
+        key: ClaimKey,
+        new: Option<ResourceClaim>,
+    ) -> (Option<ResourceClaim>, bool) {
+        let known = self.resource_claims.get(&key);
+        if let (Some(known), Some(new)) = (known, &new)
+            && known.uid == new.uid
+            && known.version > new.version
+        {
+            return (None, false);
+        }
+        if let Some(allocation) = new.as_ref().and_then(|own| own.allocation.as_deref()) {
+            self.used_devices.add(allocation);
+        }
+        let is_gone = new.is_none();
+        let is_change = known != new.as_ref();
+        let old = match new {
+            Some(new) => self.resource_claims.insert(key, new),
+            None => self.resource_claims.remove(&key),
+        };
+        if let Some(allocation) = old.as_ref().and_then(|own| own.allocation.as_deref()) {
+            self.used_devices.remove(allocation);
+        }
+        (old, is_change && !is_gone)
+    }
+
+    /// Whether devices for the claim were found for a pod that is being bound.
+    pub fn is_being_allocated(&self, claim: &ResourceClaim) -> bool {
+        self.in_flight.contains(&claim.uid)
+    }
+
+    /// Devices that are taken.
+    pub fn used_devices(&self) -> &UsedDevices {
+        &self.used_devices
     }
 
     /// The claim that a volume is bound to or kept for.

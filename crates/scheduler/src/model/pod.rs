@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    Atom, ClaimKey, Labels, NodeSelector, NodeTerm, Requirement, Resources, Selector, Taint,
-    TaintEffect, resources,
+    Atom, ClaimKey, Labels, NodeSelector, NodeTerm, PodResourceClaim, Requirement, Resources,
+    Selector, Taint, TaintEffect, devices, resources,
 };
 
 /// The UID of a pod.
@@ -77,8 +77,8 @@ pub struct Pod {
     pub containers: usize,
     /// Its controller.
     pub owner: Option<Owner>,
-    /// Names of resource claims of the spec (DRA).
-    pub resource_claims: usize,
+    /// Claims for devices.
+    pub resource_claims: Box<[PodResourceClaim]>,
     /// The condition `PodScheduled`: reason and message, if it is false.
     pub unscheduled: Option<Box<(String, String)>>,
     /// A selector that cannot be parsed, which fails scheduling.
@@ -425,7 +425,7 @@ impl Pod {
                 .len()
                 .saturating_add(spec.init_containers.as_ref().map_or(0, Vec::len)),
             owner: owner(meta),
-            resource_claims: spec.resource_claims.as_ref().map_or(0, Vec::len),
+            resource_claims: devices::of_pod(api, &namespace),
             unscheduled: condition("PodScheduled").filter(|one| one.status == "False").map(|one| {
                 Box::new((
                     one.reason.clone().unwrap_or_default(),

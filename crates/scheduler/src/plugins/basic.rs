@@ -1,15 +1,10 @@
 //! Plugins of a few lines each.
 //!
-//! Current limitations: claims of the API group `resource.k8s.io` are not allocated: a pod with one is
-//! unschedulable; features that nodes declare are not compared with those that a pod needs.
-
-use std::borrow::Cow;
+//! Current limitations: features that nodes declare are not compared with those that a pod needs.
 
 use crate::events::ClusterEvent;
-use crate::framework::{
-    Code, Cycle, FILTERS, Failed, NodeFilter, Plugin, Points, PostFilter, PreFilter, Status,
-};
-use crate::model::{Node, NodeInfo, Pod, Taint};
+use crate::framework::{Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status};
+use crate::model::{Node, NodeInfo, Objects, Pod, Taint};
 
 /// Keeps pods with scheduling gates out of the queue.
 #[derive(Debug)]
@@ -24,7 +19,7 @@ impl Plugin for SchedulingGates {
         Points::PRE_ENQUEUE
     }
 
-    fn pre_enqueue(&self, pod: &Pod) -> Result<(), Status> {
+    fn pre_enqueue(&self, pod: &Pod, _: &Objects) -> Result<(), Status> {
         if pod.gates.is_empty() {
             return Ok(());
         }
@@ -206,36 +201,6 @@ impl Plugin for NodePorts {
             ClusterEvent::NodeAdded(_) => true,
             _ => false,
         }
-    }
-}
-
-/// Says what upstream's plugin of that name says of pods without claims.
-#[derive(Debug)]
-pub(super) struct DynamicResources;
-
-impl Plugin for DynamicResources {
-    fn name(&self) -> &'static str {
-        "DynamicResources"
-    }
-
-    fn points(&self) -> Points {
-        FILTERS.and(Points::POST_FILTER)
-    }
-
-    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
-        if cycle.pod.resource_claims == 0 {
-            return PreFilter::Skip;
-        }
-        let reason = format!("pod \"{}\": resource claims are not supported", cycle.pod.key());
-        PreFilter::Reject(Status::new(Code::Unresolvable, reason))
-    }
-
-    fn post_filter(&self, _: Cycle<'_>, _: &mut Failed<'_, '_>) -> PostFilter {
-        PostFilter::Nothing(Cow::Borrowed("no new claims to deallocate"), false)
-    }
-
-    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
-        false
     }
 }
 

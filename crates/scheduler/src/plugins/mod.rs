@@ -2,6 +2,7 @@
 
 mod basic;
 mod classic;
+mod dynamic;
 mod images;
 mod inter_pod;
 mod node_affinity;
@@ -45,7 +46,7 @@ impl Default for Registry {
             ("NodeUnschedulable", |_| Ok(Arc::new(basic::NodeUnschedulable::default()))),
             ("NodeName", |_| Ok(Arc::new(basic::NodeName))),
             ("NodePorts", |_| Ok(Arc::new(basic::NodePorts))),
-            ("DynamicResources", |_| Ok(Arc::new(basic::DynamicResources))),
+            ("DynamicResources", |_| Ok(Arc::new(dynamic::DynamicResources))),
             ("NodeDeclaredFeatures", |_| Ok(Arc::new(basic::NodeDeclaredFeatures))),
             ("TaintToleration", |_| Ok(Arc::new(taints::TaintToleration))),
             ("NodeAffinity", |args| Ok(Arc::new(node_affinity::NodeAffinity::new(args)?))),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Action, BIND, Binding, Outcome, PRE_BIND, Scheduler, VolumeRequest};
 use crate::events::ClusterEvent;
-use crate::model::{Atom, ClaimUse, Objects, Pod};
+use crate::model::{Atom, ClaimUse, Objects, Pod, ResourceClaim};
 use crate::queue::Failure;
 
 /// Whether volumes of a pod are bound.
@@ -32,11 +32,12 @@ impl Scheduler {
             })
         };
         let claim = |key| objects.claims.get(key).map(|own| (own.key.clone(), own.version.clone()));
-        Action::BindVolumes {
+        Action::PreBind {
             pod: pod.clone(),
             node: node.clone(),
             volumes: claims.volumes.iter().filter_map(volume).collect(),
             claims: claims.provisions.iter().filter_map(claim).collect(),
+            devices: claims.devices.clone(),
         }
     }
 
@@ -57,12 +58,19 @@ impl Scheduler {
                     own.attempts,
                 );
             }
-            Outcome::VolumesRequested(uid) => {
+            Outcome::Prepared(uid, claims) => {
+                self.set_written(claims, now);
                 let until = now.saturating_add(self.settings.volumes_timeout);
                 if let Some(own) = self.bindings.get_mut(&uid) {
                     own.volumes_until = Some(until);
                 }
                 self.check_volumes(now);
+            }
+            Outcome::Unprepared(uid, error, claims) => {
+                self.set_written(claims, now);
+                if let Some(own) = self.bindings.remove(&uid) {
+                    self.give_up(own, error, now);
+                }
             }
             Outcome::Failed(uid, error) => {
                 if let Some(own) = self.bindings.remove(&uid) {
@@ -73,8 +81,24 @@ impl Scheduler {
         }
     }
 
+    /// Claims are known as they were written, before their watch shows them.
+    fn set_written(&mut self, claims: Vec<ResourceClaim>, now: Duration) {
+        for claim in claims {
+            // It may be gone in the meantime.
+            let known = self.objects.resource_claims.get(&claim.key);
+            if known.is_some_and(|known| known.uid == claim.uid) {
+                self.set_resource_claim(claim.key.clone(), Some(claim), now);
+            }
+        }
+    }
+
     fn give_up(&mut self, own: Binding, error: String, now: Duration) {
         self.objects.release(&own.claims);
+        if !own.claims.devices.is_empty() {
+            let claims = own.claims.devices.iter();
+            let claims = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
+            self.actions.push(Action::Unreserve { pod: own.original.clone(), claims });
+        }
         // It is not assumed any more if the API shows it bound in spite of the error.
         if self.cache.forget(&own.assumed).is_ok() {
             self.requeue(ClusterEvent::PodDeleted(&own.assumed), now);

@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::Scheduler;
 use crate::events::ClusterEvent;
 use crate::model::{
-    Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, Labels, Node, PersistentVolume,
-    Pod, Selector, StorageClass, Uid, VolumeAttachment, Workload,
+    Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, DeviceClass, Labels, Node,
+    PersistentVolume, Pod, ResourceClaim, ResourceSlice, Selector, StorageClass, Uid,
+    VolumeAttachment, Workload,
 };
 
 /// A change of one object; `None`: it is gone.
@@ -31,6 +32,12 @@ pub enum Change {
     CsiDriver(Atom, Option<CsiDriver>),
     /// A capacity.
     Capacity(ClaimKey, Option<Capacity>),
+    /// A claim for devices.
+    ResourceClaim(ClaimKey, Option<Box<ResourceClaim>>),
+    /// A class of devices.
+    DeviceClass(Atom, Option<Box<DeviceClass>>),
+    /// A slice of a pool of devices.
+    ResourceSlice(Atom, Option<Box<ResourceSlice>>),
     /// An attached volume.
     Attachment(Atom, Option<VolumeAttachment>),
     /// A service: namespace, name and selector.
@@ -104,6 +111,25 @@ impl Scheduler {
                     self.requeue(ClusterEvent::Capacity(old.as_ref(), &new), now);
                 }
             }
+            Change::ResourceClaim(key, new) => {
+                self.set_resource_claim(key, new.map(|new| *new), now);
+            }
+            Change::DeviceClass(name, new) => {
+                let new = new.map(|new| *new);
+                let is_there = new.is_some();
+                let (old, is_change) = store(&mut self.objects.device_classes, name, new);
+                if is_there && is_change {
+                    self.requeue(ClusterEvent::DeviceClass(old.is_none()), now);
+                }
+            }
+            Change::ResourceSlice(name, new) => {
+                let new = new.map(|new| *new);
+                let is_there = new.is_some();
+                let (old, is_change) = store(&mut self.objects.slices, name, new);
+                if is_there && is_change {
+                    self.requeue(ClusterEvent::ResourceSlice(old.is_none()), now);
+                }
+            }
             Change::Attachment(name, new) => {
                 let is_gone = new.is_none();
                 let (old, _) = store(&mut self.objects.attachments, name, new);
@@ -127,6 +153,40 @@ impl Scheduler {
             Change::Namespace(name, new) => {
                 store(&mut self.objects.namespaces, name, new);
             }
+        }
+    }
+
+    pub(super) fn set_resource_claim(
+        &mut self,
+        key: ClaimKey,
+        new: Option<ResourceClaim>,
+        now: Duration,
+    ) {
+        let (old, is_change) = self.objects.set_resource_claim(key.clone(), new);
+        if !is_change {
+            return;
+        }
+        self.open_gates(now);
+        if let Some(new) = self.objects.resource_claims.get(&key).cloned() {
+            self.requeue(ClusterEvent::ResourceClaim(old.as_ref(), &new), now);
+        }
+    }
+
+    /// Pods that waited for their claims to be there may be tried.
+    fn open_gates(&mut self, now: Duration) {
+        let free: Vec<Arc<Pod>> = self
+            .queue
+            .gated()
+            .map(|own| &own.pod)
+            .filter(|pod| !pod.resource_claims.is_empty())
+            .filter(|pod| {
+                let profile = self.profiles.get(&pod.scheduler);
+                profile.is_some_and(|own| own.pre_enqueue(pod, &self.objects).is_ok())
+            })
+            .cloned()
+            .collect();
+        for pod in free {
+            self.queue.update(pod, false, false, now);
         }
     }
 
@@ -159,7 +219,7 @@ impl Scheduler {
 
     fn set_pending(&mut self, pod: Arc<Pod>, now: Duration) {
         let Some(profile) = self.profiles.get(&pod.scheduler) else { return };
-        let is_gated = profile.pre_enqueue(&pod).is_err();
+        let is_gated = profile.pre_enqueue(&pod, &self.objects).is_err();
         let Some((old, helps)) = self.queue.get(&pod.uid).map(|own| {
             let event = ClusterEvent::UnscheduledPodUpdated(&own.pod, &pod);
             (own.pod.clone(), profile.may_help(event, &pod, &own.rejectors))

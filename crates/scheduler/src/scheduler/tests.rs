@@ -397,15 +397,13 @@ fn volumes_are_bound_before_their_pod() {
     world.now += seconds(5);
     with_claim(&mut world, json!({}));
     let actions = world.settle();
-    let [Action::BindVolumes { node, claims, volumes, .. }] = &*actions else {
-        panic!("{actions:?}")
-    };
+    let [Action::PreBind { node, claims, volumes, .. }] = &*actions else { panic!("{actions:?}") };
     assert_eq!((node.as_str(), volumes.len()), ("n1", 0));
     assert_eq!(
         claims.iter().map(|(key, version)| format!("{key} {version}")).collect::<Vec<_>>(),
         ["default/c 7"]
     );
-    world.scheduler.outcome(Outcome::VolumesRequested("p".into()), world.now);
+    world.scheduler.outcome(Outcome::Prepared("p".into(), Vec::new()), world.now);
     assert!(world.settle().is_empty());
     let selected =
         json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n1"}}});
@@ -428,7 +426,7 @@ fn volumes_that_cannot_be_provisioned_or_take_too_long_free_their_pod() {
         with_claim(&mut world, json!({}));
         world.add_pod(pod("p", "1", json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}})));
         assert_eq!(world.attempt().len(), 1);
-        world.scheduler.outcome(Outcome::VolumesRequested("p".into()), world.now);
+        world.scheduler.outcome(Outcome::Prepared("p".into(), Vec::new()), world.now);
         with_claim(
             &mut world,
             json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n1"}}}),

@@ -54,3 +54,14 @@ fn tls_key_exchange_curves() {
     let none = "curve preferences: none of [25] is supported".to_owned();
     assert_eq!(spoken(&[25]), Err(none));
 }
+
+#[test]
+fn unknown_cipher_suites_are_refused() {
+    let names =
+        |name: &str| vec!["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256".to_owned(), name.to_owned()];
+    let error = provider(&names("TLS_NONE"), &[]).unwrap_err();
+    assert_eq!(error.to_string(), "cipher suite TLS_NONE not supported or doesn't exist");
+    // known to Go, but not supported here
+    let left = provider(&names("TLS_RSA_WITH_RC4_128_SHA"), &[]).unwrap().cipher_suites;
+    assert_eq!(left.iter().filter(|suite| suite.tls13().is_none()).count(), 1);
+}

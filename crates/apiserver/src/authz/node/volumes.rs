@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::graph::Key;
-use crate::authz::cache::Index;
+use crate::cache::Index;
 use crate::object;
 use crate::schema::value::text;
 

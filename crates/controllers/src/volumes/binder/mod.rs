@@ -2,8 +2,8 @@
 //! gone.
 //!
 //! Current limitations: nothing is provisioned here but by the hostPath provisioner, as upstream
-//! leaves everything else to external provisioners; events of recycler pods are not copied to their
-//! volumes.
+//! leaves everything else to external provisioners; events of recycler pods are copied to their volumes
+//! when the pods have ended.
 
 mod claim;
 mod matching;

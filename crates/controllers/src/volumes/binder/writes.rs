@@ -4,10 +4,11 @@
 use std::path::{Component, Path};
 
 use k8s_openapi::api::core::v1::{
-    ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod,
+    Event, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus,
+    Pod,
 };
 use kube::Api;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use longshore_base::trees;
 use longshore_client::Item;
 use tokio::time::Instant;
@@ -195,8 +196,24 @@ impl Controller {
 
     async fn delete_recycler(&self, volume: &PersistentVolume) -> Result<(), Error> {
         let Some(pod) = self.pods.store().get(&recycler::key(volume)) else { return Ok(()) };
+        self.copy_events(&pod, volume).await?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace_of(&*pod));
         unless_replaced(api.delete(name_of(&*pod), &of_uid(&*pod)).await)?;
+        Ok(())
+    }
+
+    /// Records what was said of a recycler pod at its volume.
+    async fn copy_events(&self, pod: &Pod, volume: &PersistentVolume) -> Result<(), Error> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace_of(pod));
+        let of_pod = format!("involvedObject.uid={}", uid_of(pod));
+        for event in api.list(&ListParams::default().fields(&of_pod)).await?.items {
+            let message = format!("Recycler pod: {}", event.message.unwrap_or_default());
+            let event = match event.type_.as_deref() {
+                Some("Warning") => VolumeEvent::warning("RecyclerPod", message),
+                _ => VolumeEvent::normal("RecyclerPod", message),
+            };
+            self.events.record(volume, event);
+        }
         Ok(())
     }
 

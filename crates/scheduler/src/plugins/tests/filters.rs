@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 
 use super::Cluster;
 use crate::framework::Code;
+use crate::model::Objects;
 use crate::testing::{node, pod, profile, profile_of};
 
 /// A node that is changed, pods on it, a pod, and what is said of it.
@@ -503,7 +504,7 @@ fn filters_count_nominated_pods_of_no_lower_priority() {
 fn filters_gates_name_what_they_wait_for() {
     let own =
         pod("p", "1", json!({"spec": {"schedulingGates": [{"name": "foo"}, {"name": "bar"}]}}));
-    let status = profile().pre_enqueue(&own).unwrap_err();
+    let status = profile().pre_enqueue(&own, &Objects::default()).unwrap_err();
     assert_eq!(status.message(), "waiting for scheduling gates: [foo bar]");
 }
 

@@ -32,7 +32,7 @@ static SUITES: &[&str] = &[
 ];
 
 /// Whether the suite is known, supported here or not.
-pub(super) fn is_known(name: &str) -> bool {
+pub fn is_known_suite(name: &str) -> bool {
     SUITES.binary_search(&name).is_ok()
 }
 
@@ -40,7 +40,7 @@ pub(super) fn is_known(name: &str) -> bool {
 static CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
 
 /// Whether the key exchange is known, supported here or not.
-pub(super) fn is_known_curve(id: i32) -> bool {
+pub fn is_known_curve(id: i32) -> bool {
     CURVES.contains(&id)
 }
 
@@ -51,6 +51,8 @@ mod tests {
     #[test]
     fn cipher_names_are_sorted() {
         assert!(SUITES.is_sorted());
-        assert!(is_known("TLS_AES_128_GCM_SHA256") && !is_known("TLS_NULL_WITH_NULL_NULL"));
+        assert!(
+            is_known_suite("TLS_AES_128_GCM_SHA256") && !is_known_suite("TLS_NULL_WITH_NULL_NULL")
+        );
     }
 }

@@ -22,7 +22,7 @@ const BACKOFF: Duration = Duration::from_millis(50);
 const WAIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What is kept of objects.
-pub(super) trait Index: Default + Send + Sync {
+pub(crate) trait Index: Default + Send + Sync {
     /// Takes an object in, instead of the one of that name.
     fn put(&mut self, object: &Value);
     /// Forgets an object.
@@ -30,7 +30,7 @@ pub(super) trait Index: Default + Send + Sync {
 }
 
 /// An index that follows the store.
-pub(super) struct Cache<T> {
+pub(crate) struct Cache<T> {
     resource: &'static Resource,
     index: RwLock<T>,
     /// Everything up to this revision is in the index.
@@ -38,18 +38,18 @@ pub(super) struct Cache<T> {
 }
 
 impl<T: Index> Cache<T> {
-    pub(super) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
+    pub(crate) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
         let resource = lookup(group, "v1", plural)
             .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))?;
         Ok(Cache { resource, index: RwLock::default(), seen: watch::Sender::new(0) })
     }
 
-    pub(super) fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         self.index.read()
     }
 
     /// Reads all objects.
-    pub(super) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+    pub(crate) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
         let request = ListRequest {
             resource: self.resource,
             namespace: "",
@@ -72,7 +72,7 @@ impl<T: Index> Cache<T> {
     }
 
     /// Follows the store until `stop`, from where [`Cache::load`] left off.
-    pub(super) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+    pub(crate) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
             () = self.follow(registry) => {}
@@ -124,7 +124,7 @@ impl<T: Index> Cache<T> {
     }
 
     /// Waits a moment until the index holds what this server wrote so far. `false`: it does already.
-    pub(super) async fn catch_up(&self, registry: &Registry) -> bool {
+    pub(crate) async fn catch_up(&self, registry: &Registry) -> bool {
         let written = registry.written(self.resource);
         if *self.seen.borrow() >= written {
             return false;
@@ -134,7 +134,7 @@ impl<T: Index> Cache<T> {
     }
 
     #[cfg(test)]
-    pub(super) fn put(&self, object: &Value) {
+    pub(crate) fn put(&self, object: &Value) {
         self.index.write().put(object);
     }
 }

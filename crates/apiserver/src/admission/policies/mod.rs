@@ -1,0 +1,519 @@
+//! Admission policies: ValidatingAdmissionPolicy and MutatingAdmissionPolicy with their bindings.
+//!
+//! A policy is compiled when it is read, and evaluated for each binding and each of its parameters. The
+//! configurations of admission themselves are exempt (`Attributes::is_exempt`).
+//!
+//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded;
+//! parameters are of built-in kinds.
+
+mod activation;
+mod definition;
+mod matching;
+mod mutating;
+mod validating;
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use self::activation::Facts;
+pub(crate) use self::definition::Conditions;
+use self::definition::{Binding, Bindings, Definition, Definitions, ParamRef};
+pub(crate) use self::mutating::Reinvocation;
+use self::validating::Denial;
+use super::attributes::Attributes;
+use super::webhooks::hook::Invocation;
+use super::webhooks::{convert, converted, is_converted};
+use crate::authz::Authorizer;
+use crate::cache::Cache;
+use crate::kinds;
+use crate::object;
+use crate::offload;
+use crate::registry::Registry;
+use crate::schema::value::size;
+use crate::status::{Cause, StatusError};
+
+const GROUP: &str = "admissionregistration.k8s.io";
+
+/// The policies of the cluster.
+pub(crate) struct Policies {
+    validating: Kind,
+    mutating: Kind,
+    authorizer: Arc<Authorizer>,
+}
+
+/// Policies of one kind.
+struct Kind {
+    definitions: Cache<Definitions>,
+    bindings: Cache<Bindings>,
+}
+
+impl Kind {
+    fn new(definitions: &str, bindings: &str) -> Result<Kind, StatusError> {
+        Ok(Kind {
+            definitions: Cache::new(GROUP, definitions)?,
+            bindings: Cache::new(GROUP, bindings)?,
+        })
+    }
+
+    async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.definitions.load(registry).await?;
+        self.bindings.load(registry).await
+    }
+
+    async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+        tokio::join!(self.definitions.run(registry, stop), self.bindings.run(registry, stop));
+    }
+
+    async fn catch_up(&self, registry: &Registry) {
+        self.definitions.catch_up(registry).await;
+        self.bindings.catch_up(registry).await;
+    }
+
+    /// Whether a policy with a binding may be about the request.
+    fn concerns(&self, attributes: &Attributes<'_>) -> bool {
+        let definitions = self.definitions.read();
+        let bindings = self.bindings.read();
+        definitions.0.values().any(|policy| {
+            bindings.has(&policy.name) && policy.matcher.invocation(attributes).is_some()
+        })
+    }
+
+    /// The policies whose rules match the request, with their bindings.
+    fn candidates(&self, attributes: &Attributes<'_>) -> Vec<(Arc<Definition>, Vec<Arc<Binding>>)> {
+        let definitions = self.definitions.read();
+        let bindings = self.bindings.read();
+        let policies = definitions.0.values().filter(|policy| {
+            bindings.has(&policy.name) && policy.matcher.invocation(attributes).is_some()
+        });
+        policies.map(|policy| (policy.clone(), bindings.of(&policy.name))).collect()
+    }
+}
+
+/// A policy with a binding that is about the request, and the parameters; or why that is not known.
+struct Bound<'a> {
+    policy: Arc<Definition>,
+    binding: Option<Arc<Binding>>,
+    invocation: Invocation<'a>,
+    params: Result<Vec<Option<Value>>, String>,
+}
+
+impl Policies {
+    pub(crate) fn new(authorizer: Arc<Authorizer>) -> Result<Policies, StatusError> {
+        Ok(Policies {
+            validating: Kind::new(
+                "validatingadmissionpolicies",
+                "validatingadmissionpolicybindings",
+            )?,
+            mutating: Kind::new("mutatingadmissionpolicies", "mutatingadmissionpolicybindings")?,
+            authorizer,
+        })
+    }
+
+    pub(crate) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.validating.load(registry).await?;
+        self.mutating.load(registry).await
+    }
+
+    pub(crate) async fn run(&self, registry: &Registry, stop: &CancellationToken) {
+        tokio::join!(self.validating.run(registry, stop), self.mutating.run(registry, stop));
+    }
+
+    pub(crate) async fn catch_up(&self, registry: &Registry) {
+        self.validating.catch_up(registry).await;
+        self.mutating.catch_up(registry).await;
+    }
+
+    pub(crate) fn mutates(&self, attributes: &Attributes<'_>) -> bool {
+        self.mutating.concerns(attributes)
+    }
+
+    pub(crate) fn validates(&self, attributes: &Attributes<'_>) -> bool {
+        self.validating.concerns(attributes)
+    }
+
+    /// Whether match conditions of a webhook hold. An error when that cannot be found out.
+    pub(in crate::admission) async fn conditions_hold(
+        &self,
+        registry: &Registry,
+        conditions: &Conditions,
+        attributes: &Attributes<'_>,
+        invocation: Invocation<'_>,
+        object: Option<&Value>,
+        old: Option<&Value>,
+    ) -> Result<Result<bool, String>, StatusError> {
+        let namespace = namespace_of(registry, attributes).await?;
+        let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
+        let (object, old) = (shown(object), shown(old));
+        let facts = Facts {
+            attributes,
+            invocation,
+            object: object.as_ref(),
+            old: old.as_ref(),
+            namespace: namespace.as_ref(),
+            params: None,
+            authorizer: &self.authorizer,
+            request: &OnceCell::new(),
+        };
+        Ok(validating::conditions_hold(conditions, &facts))
+    }
+
+    /// Has validating policies look at the complete object.
+    pub(crate) async fn validate(
+        &self,
+        registry: &Registry,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+        old: Option<&Value>,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), StatusError> {
+        let candidates = self.validating.candidates(attributes);
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let namespace = namespace_of(registry, attributes).await?;
+        let mut denied = None;
+        for bound in bound(candidates, registry, attributes, object, old).await? {
+            let found = match &bound.params {
+                Err(_) if bound.policy.ignores_failures => continue,
+                Err(why) => {
+                    vec![Denial { message: why.clone(), reason: String::new(), is_certain: true }]
+                }
+                Ok(params) => {
+                    let length = object.or(old).map_or(0, size);
+                    offload::run(length, || {
+                        self.denials(attributes, &bound, params, (object, old), namespace.as_ref())
+                    })
+                }
+            };
+            let binding = bound.binding.as_deref();
+            for denial in found {
+                if denial.is_certain || binding.is_some_and(|binding| binding.denies) {
+                    denied.get_or_insert_with(|| refusal(attributes, &bound, &denial));
+                }
+                if let Some(binding) = binding.filter(|b| b.warns && !denial.is_certain) {
+                    warnings.push(format!(
+                        "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
+                        bound.policy.name, binding.name, denial.message
+                    ));
+                }
+            }
+        }
+        denied.map_or(Ok(()), Err)
+    }
+
+    fn denials(
+        &self,
+        attributes: &Attributes<'_>,
+        bound: &Bound<'_>,
+        params: &[Option<Value>],
+        (object, old): (Option<&Value>, Option<&Value>),
+        namespace: Option<&Value>,
+    ) -> Vec<Denial> {
+        let invocation = bound.invocation;
+        let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
+        // conversion copies the object
+        let copies = match is_converted(attributes, invocation) {
+            true => (shown(object), shown(old)),
+            false => (None, None),
+        };
+        let request = OnceCell::new();
+        let mut found = Vec::new();
+        for params in params {
+            let facts = Facts {
+                attributes,
+                invocation,
+                object: copies.0.as_ref().or(object),
+                old: copies.1.as_ref().or(old),
+                namespace,
+                params: params.as_ref(),
+                authorizer: &self.authorizer,
+                request: &request,
+            };
+            found.extend(validating::denials(&bound.policy, &facts));
+        }
+        found
+    }
+
+    /// Has mutating policies change the object. Returns whether it has changed.
+    pub(crate) async fn mutate(
+        &self,
+        registry: &Registry,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+        old: Option<&Value>,
+        reinvocation: &mut Reinvocation,
+        is_second: bool,
+    ) -> Result<bool, StatusError> {
+        let candidates = self.mutating.candidates(attributes);
+        if candidates.is_empty() {
+            return Ok(false);
+        }
+        if is_second {
+            reinvocation.again(object);
+        }
+        let namespace = namespace_of(registry, attributes).await?;
+        let current = Some(&*object).filter(|object| !object.is_null()).cloned();
+        let bound = bound(candidates, registry, attributes, current.as_ref(), old).await?;
+        let mut errors: Vec<StatusError> = Vec::new();
+        let mut changed = false;
+        for bound in bound {
+            let params = match &bound.params {
+                Ok(params) => params,
+                Err(_) if bound.policy.ignores_failures => continue,
+                Err(why) => {
+                    errors.push(policy_error(attributes, &bound, why));
+                    continue;
+                }
+            };
+            let result = offload::run(size(object), || {
+                let old_shown = match is_converted(attributes, bound.invocation) {
+                    true => old.map(|o| converted(attributes, bound.invocation, o)),
+                    false => None,
+                };
+                let old = old_shown.as_ref().or(old);
+                let mut each = Changes { object, reinvocation, is_second, changed: false };
+                for params in params {
+                    let namespace = namespace.as_ref();
+                    self.evaluate(
+                        attributes,
+                        &bound,
+                        (old, params.as_ref(), namespace),
+                        &mut each,
+                    )?;
+                }
+                Ok::<_, String>(each.changed)
+            });
+            match result {
+                Ok(one) => changed |= one,
+                Err(_) if bound.policy.ignores_failures => {}
+                Err(why) => errors.push(policy_error(attributes, &bound, &why)),
+            }
+        }
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error);
+        }
+        reinvocation.left(object);
+        Ok(changed)
+    }
+
+    /// Evaluates one policy with one parameter.
+    fn evaluate(
+        &self,
+        attributes: &Attributes<'_>,
+        bound: &Bound<'_>,
+        (old, params, namespace): (Option<&Value>, Option<&Value>, Option<&Value>),
+        changes: &mut Changes<'_>,
+    ) -> Result<(), String> {
+        let (policy, invocation) = (&bound.policy, bound.invocation);
+        if changes.object.is_null() {
+            return Ok(());
+        }
+        let binding = bound.binding.as_ref().map_or("", |binding| &binding.name);
+        let param = params.map_or_else(String::new, |params| {
+            format!("{}/{}", object::namespace(params), object::name(params))
+        });
+        let key = format!("{}/{binding}/{param}", policy.name);
+        let mut current = converted(attributes, invocation, changes.object);
+        let request = OnceCell::new();
+        let mut is_first = true;
+        let before = current.clone();
+        for mutation in &policy.mutations {
+            let facts = Facts {
+                attributes,
+                invocation,
+                object: Some(&current),
+                old,
+                namespace,
+                params,
+                authorizer: &self.authorizer,
+                request: &request,
+            };
+            if is_first {
+                if !mutating::applies(policy, &facts)? {
+                    return Ok(());
+                }
+                if changes.is_second && !changes.reinvocation.is_due(&key) {
+                    return Ok(());
+                }
+                is_first = false;
+            }
+            match mutating::mutated(policy, mutation, &facts, &current) {
+                Ok(Some(next)) => current = next,
+                Ok(None) => {}
+                Err(_) if policy.ignores_failures => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if current != before {
+            *changes.object = match is_converted(attributes, invocation) {
+                true => convert(invocation.resource, attributes.resource, current),
+                false => current,
+            };
+            changes.changed = true;
+            changes.reinvocation.object_changed();
+        }
+        if policy.is_reinvoked {
+            changes.reinvocation.called(key);
+        }
+        Ok(())
+    }
+}
+
+/// The object as it changes.
+struct Changes<'a> {
+    object: &'a mut Value,
+    reinvocation: &'a mut Reinvocation,
+    is_second: bool,
+    changed: bool,
+}
+
+/// The namespace that the object is in.
+async fn namespace_of(
+    registry: &Registry,
+    attributes: &Attributes<'_>,
+) -> Result<Option<Value>, StatusError> {
+    let is_namespace = attributes.resource.plural == "namespaces";
+    match attributes.namespace {
+        "" => Ok(None),
+        _ if is_namespace => Ok(None),
+        name => registry.find(kinds::core("namespaces")?, "", name).await,
+    }
+}
+
+/// Those candidates that select the request, with their parameters.
+async fn bound<'a>(
+    candidates: Vec<(Arc<Definition>, Vec<Arc<Binding>>)>,
+    registry: &Registry,
+    attributes: &Attributes<'a>,
+    object: Option<&Value>,
+    old: Option<&Value>,
+) -> Result<Vec<Bound<'a>>, StatusError> {
+    let mut found = Vec::new();
+    for (policy, bindings) in candidates {
+        let Some(invocation) = policy.matcher.invocation(attributes) else { continue };
+        if !policy.matcher.selects(registry, attributes, object, old).await? {
+            continue;
+        }
+        if let Some((version, kind)) = &policy.param_kind
+            && param_resource(version, kind).is_none()
+        {
+            let why = format!(
+                "failed to configure policy: failed to find resource referenced by paramKind: '{}'",
+                kind_text(version, kind)
+            );
+            found.push(Bound { policy, binding: None, invocation, params: Err(why) });
+            continue;
+        }
+        for binding in bindings {
+            if let Some(matcher) = &binding.matcher
+                && (matcher.invocation(attributes).is_none()
+                    || !matcher.selects(registry, attributes, object, old).await?)
+            {
+                continue;
+            }
+            let params = params(registry, &policy, binding.params.as_ref(), attributes).await?;
+            let params = params.map_err(|why| format!("failed to configure binding: {why}"));
+            let policy = policy.clone();
+            found.push(Bound { policy, binding: Some(binding), invocation, params });
+        }
+    }
+    Ok(found)
+}
+
+/// `group/version, Kind=kind`
+fn kind_text(version: &str, kind: &str) -> String {
+    let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
+    format!("{version}, Kind={kind}")
+}
+
+fn param_resource(version: &str, kind: &str) -> Option<&'static crate::api_types::Resource> {
+    kinds::resources().find(|of| of.kind == kind && of.gvk().api_version() == version)
+}
+
+/// The parameters of a binding: one that is absent if the policy takes none.
+async fn params(
+    registry: &Registry,
+    policy: &Definition,
+    reference: Option<&ParamRef>,
+    attributes: &Attributes<'_>,
+) -> Result<Result<Vec<Option<Value>>, String>, StatusError> {
+    let (Some((version, kind)), Some(reference)) = (&policy.param_kind, reference) else {
+        return Ok(Ok(vec![None]));
+    };
+    let Some(resource) = param_resource(version, kind) else {
+        return Ok(Err(format!("paramKind kind `{}` not known", kind_text(version, kind))));
+    };
+    let namespace = match (resource.namespaced, &*reference.namespace, attributes.namespace) {
+        (false, "", _) => "",
+        (false, ..) => {
+            let why = "paramRef.namespace must not be provided for a cluster-scoped `paramKind`";
+            return Ok(Err(why.to_owned()));
+        }
+        (true, "", "") => {
+            let why = "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources";
+            return Ok(Err(why.to_owned()));
+        }
+        (true, "", own) => own,
+        (true, given, _) => given,
+    };
+    let found: Vec<Option<Value>> = match (&*reference.name, &reference.selector) {
+        ("", Some(Ok(selector))) => {
+            let all = registry.list_all(resource, namespace).await?;
+            all.into_iter().filter(|params| selector.matches(params)).map(Some).collect()
+        }
+        ("", Some(Err(why))) => return Ok(Err(why.clone())),
+        ("", None) => return Ok(Err("one of name or selector must be provided".to_owned())),
+        (name, _) => {
+            registry.find(resource, namespace, name).await?.map(Some).into_iter().collect()
+        }
+    };
+    if found.is_empty() && reference.denies_when_absent {
+        let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
+        return Ok(Err(why.to_owned()));
+    }
+    Ok(Ok(found))
+}
+
+/// The answer to a request that a validating policy refuses.
+fn refusal(attributes: &Attributes<'_>, bound: &Bound<'_>, denial: &Denial) -> StatusError {
+    let policy = &bound.policy.name;
+    let message = match &bound.binding {
+        Some(binding) => format!(
+            "ValidatingAdmissionPolicy '{policy}' with binding '{}' denied request: {}",
+            binding.name, denial.message
+        ),
+        None => format!("ValidatingAdmissionPolicy '{policy}' denied request: {}", denial.message),
+    };
+    let mut error = StatusError::forbidden(attributes.resource, attributes.name, &message);
+    (error.code, error.reason) = match &*denial.reason {
+        "Forbidden" => (403, "Forbidden"),
+        "Unauthorized" => (401, "Unauthorized"),
+        "RequestEntityTooLarge" => (413, "RequestEntityTooLarge"),
+        _ => (422, "Invalid"),
+    };
+    caused(error, message)
+}
+
+/// The same of a mutating one.
+fn policy_error(attributes: &Attributes<'_>, bound: &Bound<'_>, why: &str) -> StatusError {
+    let policy = &bound.policy.name;
+    let message = match &bound.binding {
+        Some(binding) => {
+            format!("policy '{policy}' with binding '{}' denied request: {why}", binding.name)
+        }
+        None => format!("policy '{policy}' denied request: {why}"),
+    };
+    let mut error = StatusError::forbidden(attributes.resource, attributes.name, &message);
+    error.message.clone_from(&message);
+    error.reason = "Invalid";
+    caused(error, message)
+}
+
+fn caused(mut error: StatusError, message: String) -> StatusError {
+    let cause = Cause { reason: "", message, field: String::new() };
+    error.details.get_or_insert_default().causes.push(cause);
+    error
+}
