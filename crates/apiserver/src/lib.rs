@@ -17,6 +17,7 @@ mod cidr;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
+mod definitions;
 pub mod discovery;
 mod expressions;
 mod gates;
@@ -74,6 +75,7 @@ use crate::admission::webhooks::Webhooks;
 use crate::aggregator::Aggregator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
+use crate::definitions::Definitions;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
@@ -248,6 +250,7 @@ impl Server {
             chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&config.aggregation)?,
             registry: Registry::new(config.store),
+            definitions: Definitions::default(),
             authorizer,
             services: ServiceAllocator::new(
                 config.service_range,
@@ -267,6 +270,7 @@ impl Server {
             tasks::roles::run(&api).await?;
         }
         api.authorizer.load(&api.registry).await?;
+        tasks::definitions::load(&api).await?;
         api.chain.load(&api.registry).await?;
         tasks::apiservices::start(&api).await?;
         let stop = CancellationToken::new();
@@ -329,6 +333,7 @@ impl Server {
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
+            tasks::definitions::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

@@ -254,6 +254,13 @@ impl StatusError {
         Self::about(405, "MethodNotAllowed", resource, "", message)
     }
 
+    /// 405: the definition of the resource is being deleted.
+    #[must_use]
+    pub fn terminating_definition(resource: &Resource) -> Self {
+        let message = "create not allowed while custom resource definition is terminating";
+        Self::about(405, "MethodNotAllowed", resource, "", message.to_owned())
+    }
+
     /// 415: the body's content type is none of `accepted`.
     #[must_use]
     pub fn unsupported_media_type(accepted: &[&str]) -> Self {

@@ -1,10 +1,13 @@
 //! What this apiserver serves, as data: the shape of a row of the table of resources, and the types of
 //! their objects (fields, merge keys, list keys).
 
+mod custom;
 mod messages;
 mod resources;
 mod types;
 
+pub use custom::Live;
+pub(crate) use custom::{Column, Conversion, Definition, MergeRules, Scale, Version};
 pub(crate) use messages::{Message, Slot, message};
 pub(crate) use resources::{
     CONNECT, CREATE, NO_COLLECTION_DELETE, PROXY, READ_WRITE, SCALE, core, grouped, review, status,

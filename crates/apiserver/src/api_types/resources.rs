@@ -1,5 +1,9 @@
 //! What a row of the table of served resources holds. The rows are in `kinds`.
 
+use std::sync::Arc;
+
+use super::custom::{Definition, Live};
+
 /// Group, version and kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gvk {
@@ -65,6 +69,8 @@ pub struct Resource {
     pub counts_generation: bool,
     /// Fields that can be selected by, beside name and namespace.
     pub fields: Option<Fields>,
+    /// The definition of a custom kind.
+    pub custom: Option<&'static Live>,
 }
 
 /// One subresource.
@@ -110,6 +116,17 @@ impl Resource {
     #[must_use]
     pub fn has_status(&self) -> bool {
         self.subresource("status").is_some()
+    }
+
+    /// The definition of a custom kind, as it is now.
+    pub(crate) fn definition(&self) -> Option<Arc<Definition>> {
+        self.custom.map(Live::get)
+    }
+
+    /// The kind of lists of its objects.
+    pub(crate) fn list_kind(&self) -> String {
+        let custom = self.definition().map(|definition| definition.list_kind.clone());
+        custom.unwrap_or_else(|| format!("{}List", self.kind))
     }
 
     /// Whether both name the same stored objects (events live in two groups).
@@ -162,6 +179,7 @@ pub(crate) const fn core(
         storage,
         counts_generation: false,
         fields: None,
+        custom: None,
     }
 }
 

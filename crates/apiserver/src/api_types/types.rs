@@ -36,6 +36,8 @@ pub enum Leaf {
     Any,
     /// A struct of the table.
     Struct(usize),
+    /// Such a struct, a list of them, or something else that is kept as it is.
+    Either(usize),
 }
 
 /// How many such values a field holds.
@@ -296,6 +298,9 @@ fn leaf(name: &'static str, raw: &Raw<'static>, names: &[&'static str]) -> Leaf 
         "io.k8s.apimachinery.pkg.apis.meta.v1.Time" => return Leaf::Time,
         "io.k8s.apimachinery.pkg.util.intstr.IntOrString" => return Leaf::IntOrString,
         _ => {}
+    }
+    if let Some(name) = name.strip_prefix("either:") {
+        return names.binary_search(&name).map_or(Leaf::Any, Leaf::Either);
     }
     match names.binary_search(&name) {
         Ok(index) if raw.get(name).is_some_and(|t| t.r#type.is_none()) => Leaf::Struct(index),

@@ -49,10 +49,18 @@ pub fn api_versions(server_address: &str) -> Value {
     })
 }
 
+/// The custom kinds that are served beside those of the table.
+pub type Custom<'a> = &'a [&'static Resource];
+
+/// Built-in kinds, then custom ones.
+pub(crate) fn all(custom: Custom<'_>) -> impl Iterator<Item = &'static Resource> + Clone {
+    kinds::resources().chain(custom.iter().copied())
+}
+
 /// The named groups, in order of their first resource, with their versions, the preferred one first.
-fn named_groups() -> Vec<(&'static str, Vec<&'static str>)> {
+fn named_groups(custom: Custom<'_>) -> Vec<(&'static str, Vec<&'static str>)> {
     let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
-    for resource in kinds::resources().filter(|resource| !resource.group.is_empty()) {
+    for resource in all(custom).filter(|resource| !resource.group.is_empty()) {
         match groups.iter_mut().find(|(group, _)| *group == resource.group) {
             Some((_, versions)) if versions.contains(&resource.version) => {}
             Some((_, versions)) => versions.push(resource.version),
@@ -72,16 +80,16 @@ fn group_value(group: &str, versions: &[&str]) -> Value {
 
 /// `/apis`.
 #[must_use]
-pub fn groups() -> Value {
+pub fn groups(custom: Custom<'_>) -> Value {
     let groups: Vec<Value> =
-        named_groups().iter().map(|(group, versions)| group_value(group, versions)).collect();
+        named_groups(custom).iter().map(|(group, versions)| group_value(group, versions)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `/apis/GROUP`; `None` when the group is not served.
 #[must_use]
-pub fn group(group: &str) -> Option<Value> {
-    let (name, versions) = named_groups().into_iter().find(|(name, _)| *name == group)?;
+pub fn group(custom: Custom<'_>, group: &str) -> Option<Value> {
+    let (name, versions) = named_groups(custom).into_iter().find(|(name, _)| *name == group)?;
     let mut value = group_value(name, &versions);
     value["kind"] = "APIGroup".into();
     value["apiVersion"] = "v1".into();
@@ -90,8 +98,8 @@ pub fn group(group: &str) -> Option<Value> {
 
 /// `/api/v1` (empty group) and `/apis/GROUP/VERSION`; `None` when they are not served.
 #[must_use]
-pub fn resources(group: &str, version: &str) -> Option<Value> {
-    let served: Vec<&Resource> = served(group, version).collect();
+pub fn resources(custom: Custom<'_>, group: &str, version: &str) -> Option<Value> {
+    let served: Vec<&Resource> = served(custom, group, version).collect();
     let first = served.first()?;
     let mut list = json!({"kind": "APIResourceList", "groupVersion": first.gvk().api_version()});
     if !group.is_empty() {
@@ -107,8 +115,12 @@ pub fn resources(group: &str, version: &str) -> Option<Value> {
     Some(list)
 }
 
-pub(crate) fn served(group: &str, version: &str) -> impl Iterator<Item = &'static Resource> {
-    kinds::resources().filter(move |r| r.group == group && r.version == version)
+pub(crate) fn served(
+    custom: Custom<'_>,
+    group: &str,
+    version: &str,
+) -> impl Iterator<Item = &'static Resource> {
+    all(custom).filter(move |r| r.group == group && r.version == version)
 }
 
 fn resource_value(resource: &Resource) -> Value {
@@ -150,10 +162,10 @@ fn subresource_value(resource: &Resource, subresource: &Subresource) -> Value {
 
 /// Aggregated discovery of `/api` (`core`) or of `/apis`.
 #[must_use]
-pub fn aggregated(core: bool) -> Value {
-    let groups = if core { vec![("", vec!["v1"])] } else { named_groups() };
+pub fn aggregated(custom: Custom<'_>, core: bool) -> Value {
+    let groups = if core { vec![("", vec!["v1"])] } else { named_groups(custom) };
     let items: Vec<Value> =
-        groups.iter().map(|(group, versions)| aggregated_group(group, versions)).collect();
+        groups.iter().map(|(group, versions)| aggregated_group(custom, group, versions)).collect();
     json!({
         "kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2",
@@ -162,9 +174,10 @@ pub fn aggregated(core: bool) -> Value {
     })
 }
 
-fn aggregated_group(group: &str, versions: &[&str]) -> Value {
+fn aggregated_group(custom: Custom<'_>, group: &str, versions: &[&str]) -> Value {
     let version = |version: &&str| {
-        let resources: Vec<Value> = served(group, version).map(aggregated_resource).collect();
+        let resources: Vec<Value> =
+            served(custom, group, version).map(aggregated_resource).collect();
         json!({"version": version, "resources": resources, "freshness": "Current"})
     };
     let versions: Vec<Value> = versions.iter().map(version).collect();
@@ -211,13 +224,14 @@ mod tests {
 
     #[test]
     fn discovery_lists_every_group_once() {
-        let all = groups();
+        let all = groups(&[]);
         let names: Vec<&str> =
             all["groups"].as_array().unwrap().iter().map(|g| g["name"].as_str().unwrap()).collect();
         assert_eq!(
             names,
             [
                 "admissionregistration.k8s.io",
+                "apiextensions.k8s.io",
                 "apiregistration.k8s.io",
                 "apps",
                 "authentication.k8s.io",
@@ -239,26 +253,26 @@ mod tests {
             ]
         );
         for name in names {
-            let one = group(name).unwrap();
+            let one = group(&[], name).unwrap();
             let version = if name == "autoscaling" { "v2" } else { "v1" };
             let preferred = format!("{name}/{version}");
             assert_eq!(one["preferredVersion"]["groupVersion"], preferred);
-            assert_eq!(resources(name, version).unwrap()["groupVersion"], preferred);
+            assert_eq!(resources(&[], name, version).unwrap()["groupVersion"], preferred);
         }
-        let versions = &group("certificates.k8s.io").unwrap()["versions"];
+        let versions = &group(&[], "certificates.k8s.io").unwrap()["versions"];
         let versions: Vec<&str> =
             versions.as_array().unwrap().iter().map(|v| v["version"].as_str().unwrap()).collect();
         assert_eq!(versions, ["v1", "v1beta1"]);
-        let beta = resources("certificates.k8s.io", "v1beta1").unwrap();
+        let beta = resources(&[], "certificates.k8s.io", "v1beta1").unwrap();
         assert_eq!(beta["resources"][0]["name"], "clustertrustbundles");
-        assert_eq!(group("extensions"), None);
-        assert_eq!(group(""), None);
-        assert_eq!(resources("", "v2"), None);
+        assert_eq!(group(&[], "extensions"), None);
+        assert_eq!(group(&[], ""), None);
+        assert_eq!(resources(&[], "", "v2"), None);
     }
 
     #[test]
     fn core_resources() {
-        let list = resources("", "v1").unwrap();
+        let list = resources(&[], "", "v1").unwrap();
         let pods = find(&list["resources"], "name", "pods");
         assert_eq!(
             *pods,
@@ -280,15 +294,15 @@ mod tests {
 
     #[test]
     fn discovery_aggregated_equals_unaggregated() {
-        let core = aggregated(true);
+        let core = aggregated(&[], true);
         let pods = find(&core["items"][0]["versions"][0]["resources"], "resource", "pods");
         assert_eq!(pods["responseKind"], json!({"group": "", "version": "v1", "kind": "Pod"}));
         assert_eq!(pods["scope"], "Namespaced");
         assert_eq!(find(&pods["subresources"], "subresource", "log")["verbs"], json!(["get"]));
-        let named = aggregated(false);
-        assert_eq!(named["items"].as_array().unwrap().len(), 19);
-        let csr = &named["items"][7]["versions"];
+        let named = aggregated(&[], false);
+        assert_eq!(named["items"].as_array().unwrap().len(), 20);
+        let csr = &named["items"][8]["versions"];
         assert_eq!((&csr[0]["version"], &csr[1]["version"]), (&json!("v1"), &json!("v1beta1")));
-        assert_eq!(named["items"][8]["metadata"]["name"], "coordination.k8s.io");
+        assert_eq!(named["items"][9]["metadata"]["name"], "coordination.k8s.io");
     }
 }

@@ -15,6 +15,8 @@ mod conditions;
 mod config_map;
 mod controller_revision;
 mod cron_job;
+pub(crate) mod custom;
+pub(crate) mod custom_resource_definition;
 mod daemon_set;
 mod defaults;
 mod deployment;
@@ -70,9 +72,8 @@ pub(crate) use self::validate::validate_change;
 pub use self::validate::{
     validate_binding, validate_create, validate_status_update, validate_update,
 };
-use crate::api_types::Resource;
-use crate::schema::Causes;
-use crate::schema::names;
+use crate::api_types::{Gvk, Resource};
+use crate::schema::{self, Causes, Decoded, FieldValidation, names};
 use crate::status::StatusError;
 
 /// A kind: what is served, and how its objects behave.
@@ -101,6 +102,8 @@ pub(crate) struct Strategy {
     pub(crate) validate_status: fn(&Value, &Value, &mut Causes),
     /// What is wrong with a name.
     pub(crate) name: fn(&str) -> Vec<String>,
+    /// What a client is warned of. Takes the object, and the stored one in an update.
+    pub(crate) warnings: fn(&Value, Option<&Value>) -> Vec<String>,
     /// Columns and cells.
     pub(crate) printer: &'static Printer,
     /// The stored form of an object.
@@ -166,6 +169,8 @@ pub(crate) enum Deletion {
     Graceful,
     /// It goes when its contents are gone.
     Namespace,
+    /// It goes when the objects that it defines are gone.
+    Definition,
 }
 
 impl Strategy {
@@ -179,6 +184,7 @@ impl Strategy {
         validate: |_, _, _| {},
         validate_status: |_, _, _| {},
         name: names::dns_subdomain,
+        warnings: |_, _| Vec::new(),
         printer: &printers::NAME_AND_CREATION,
         to_storage: |object| object,
         from_storage: |object| object,
@@ -220,6 +226,7 @@ pub(crate) static KINDS: &[&Kind] = &[
     &admission_registration::VALIDATING_POLICY,
     &admission_registration::VALIDATING_POLICY_BINDING,
     &admission_registration::VALIDATING_WEBHOOKS,
+    &custom_resource_definition::KIND,
     &api_service::KIND,
     &controller_revision::KIND,
     &daemon_set::KIND,
@@ -292,20 +299,59 @@ pub(crate) fn known(group: &str, plural: &str) -> Result<&'static Resource, Stat
 
 /// How objects of a resource behave.
 pub(crate) fn strategy(resource: &Resource) -> &'static Strategy {
+    if resource.custom.is_some() {
+        return &custom::STRATEGY;
+    }
     KINDS
         .iter()
         .find(|kind| std::ptr::eq(&kind.resource, resource))
         .map_or(&Strategy::PLAIN, |kind| &kind.strategy)
 }
 
+/// Reads a body as an object of this kind: the resource's own, or that of a subresource. Returns the
+/// object and warnings for the client.
+pub(crate) fn read_body(
+    resource: &Resource,
+    gvk: Gvk,
+    body: &[u8],
+    content_type: Option<&str>,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), StatusError> {
+    match resource.definition().filter(|_| gvk == resource.gvk()) {
+        Some(definition) => {
+            let decoded = custom::decode(body, content_type)?;
+            custom::conform(resource, &definition, decoded, validation)
+        }
+        None => schema::read(gvk, body, content_type, validation),
+    }
+}
+
+/// Checks an object against its type: [`schema::conform`], or the schema of its definition.
+pub(crate) fn conform_object(
+    resource: &Resource,
+    decoded: Decoded,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), StatusError> {
+    match resource.definition() {
+        Some(definition) => custom::conform(resource, &definition, decoded, validation),
+        None => schema::conform(resource.gvk(), decoded, validation),
+    }
+}
+
 /// The object as it is stored.
 pub(crate) fn to_storage(resource: &Resource, object: Value) -> Value {
-    (strategy(resource).to_storage)(object)
+    match resource.definition() {
+        Some(definition) => custom::to_storage(resource, &definition, object),
+        None => (strategy(resource).to_storage)(object),
+    }
 }
 
 /// A stored object as this resource shows it.
 pub(crate) fn from_storage(resource: &Resource, stored: Value) -> Value {
-    (strategy(resource).from_storage)(stored)
+    match resource.definition() {
+        Some(definition) => custom::from_storage(resource, &definition, stored),
+        None => (strategy(resource).from_storage)(stored),
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,9 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
             metadata.insert("generation".into(), 1.into());
         }
     }
+    if resource.custom.is_some() && resource.has_status() {
+        map.remove("status");
+    }
     (strategy(resource).prepare_create)(map);
 }
 
@@ -144,6 +147,9 @@ pub fn prepare_status_update(resource: &Resource, object: &mut Value, old: &Valu
     {
         restore(map, old, field);
     }
+    if resource.custom.is_some() {
+        keep_all_metadata(object, old);
+    }
     (strategy(resource).prepare_status)(object, old);
 }
 
@@ -201,6 +207,11 @@ pub(super) fn restore(map: &mut Map<String, Value>, old: &Value, field: &str) {
 }
 
 fn content_changed(resource: &Resource, new: &Map<String, Value>, old: &Value) -> bool {
+    if resource.custom.is_some() {
+        let fields = new.keys().chain(old.as_object().into_iter().flat_map(Map::keys));
+        let mut fields = fields.filter(|field| *field != "metadata");
+        return fields.any(|field| new.get(field) != old.get(field));
+    }
     if resource.has_status() {
         return !same(new.get("spec").unwrap_or(&Value::Null), &old["spec"]);
     }

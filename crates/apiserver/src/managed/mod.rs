@@ -4,10 +4,13 @@
 //!
 //! Current limitations: an apply of a pod's `resize` or `ephemeralcontainers` owns all that it lists.
 
+mod duplicates;
 mod options;
 mod schema;
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use longshore_managedfields::{
     ApplyError, Items, Schema, Set, Target, Type, TypeId, Versions, Writer, same_but_for_times,
@@ -16,7 +19,7 @@ use serde_json::{Value, json};
 
 pub(crate) use options::{Apply, manager};
 
-use crate::api_types::{Gvk, Resource};
+use crate::api_types::{Definition, Gvk, Resource};
 use crate::kinds;
 use crate::object;
 use crate::schema::{Decoded, MAX_DEPTH, decode, json, value};
@@ -39,10 +42,20 @@ pub(crate) struct Applier<'a> {
 /// The groups that one stored kind is served in.
 struct Groups<'a> {
     resource: &'a Resource,
+    /// The definition of a custom kind, whose versions are its groups.
+    definition: Option<Arc<Definition>>,
 }
 
 impl Versions for Groups<'_> {
     fn convert(&self, object: &Value, api_version: &str) -> Option<(Value, &Schema, TypeId)> {
+        if let Some(definition) = &self.definition {
+            let (group, version) = api_version.split_once('/')?;
+            let version = definition.version(version).filter(|_| group == self.resource.group)?;
+            let rules = version.merge_rules(schema::of_custom);
+            let mut converted = object.clone();
+            converted["apiVersion"] = api_version.into();
+            return Some((converted, &rules.schema, rules.of));
+        }
         let of_version = |gvk: Gvk| gvk.api_version() == api_version;
         let other = kinds::resources().find(|other| {
             other.kind == self.resource.kind
@@ -76,15 +89,26 @@ fn with_target<T>(
     subresource: &str,
     write: impl FnOnce(&Target<'_>, &str) -> T,
 ) -> T {
-    let rules = schema::rules();
+    let definition = resource.definition();
+    let version = definition.as_ref().and_then(|definition| definition.version(resource.version));
+    let (schema, of) = match version {
+        Some(version) => {
+            let rules = version.merge_rules(schema::of_custom);
+            (&rules.schema, rules.of)
+        }
+        None => {
+            let rules = schema::rules();
+            (&rules.schema, rules.of(resource.gvk()))
+        }
+    };
     let target = Target {
-        schema: &rules.schema,
-        of: rules.of(resource.gvk()),
+        schema,
+        of,
         api_version: &resource.gvk().api_version(),
         kind: resource.kind,
         subresource,
         reset: &reset(resource, subresource),
-        versions: &Groups { resource },
+        versions: &Groups { resource, definition: definition.clone() },
     };
     write(&target, &object::now().to_string())
 }
@@ -117,6 +141,11 @@ pub(crate) fn read(body: &[u8]) -> Result<Decoded, StatusError> {
         400 => StatusError::bad_request(format!("error decoding YAML: {}", error.message)),
         _ => error,
     })
+}
+
+/// What is said of keys that occur twice in the body of an apply.
+pub(crate) fn duplicates(body: &[u8], decoded: &Decoded) -> Option<String> {
+    duplicates::complaint(body, &decoded.duplicates)
 }
 
 /// Applies an object to the stored one, or to none (`{}`).
@@ -200,7 +229,11 @@ pub(crate) fn apply_scale(
     let Applier { manager, force } = applier;
     let mut patch = json!({"apiVersion": resource.gvk().api_version(), "kind": resource.kind});
     if let Some(replicas) = scale["spec"].get("replicas") {
-        patch["spec"] = json!({ "replicas": replicas });
+        let is_set = resource.custom.is_some()
+            && kinds::custom::set_replicas(resource, &mut patch, replicas.as_i64().unwrap_or(0));
+        if !is_set {
+            patch["spec"] = json!({ "replicas": replicas });
+        }
     }
     with_target(resource, "scale", |target, now| {
         longshore_managedfields::apply(target, current, &patch, Writer { manager, now }, force)

@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 use longshore_managedfields::{
     Field as SchemaField, Items, Key, ListType, MapType, Scalar, Schema, Type as SchemaType, TypeId,
 };
+use longshore_structural as structural;
 use serde_json::{Value, json};
 
-use crate::api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, Types, types};
+use crate::api_types::{Field, Gvk, Leaf, ListKind, MergeRules, Shape, Type, Types, types};
 
 /// The types of all served kinds.
 pub(super) struct Rules {
@@ -29,6 +30,22 @@ pub(super) fn rules() -> &'static Rules {
     static RULES: OnceLock<Rules> = OnceLock::new();
     RULES.get_or_init(|| build(types()))
 }
+
+/// The rules of a version of a definition.
+pub(super) fn of_custom(custom: &structural::Schema) -> MergeRules {
+    let types = types();
+    let mut schema = Schema::new();
+    let scalars = [Scalar::Number, Scalar::Text, Scalar::Bool, Scalar::Any]
+        .map(|scalar| schema.add(SchemaType::Scalar(scalar)));
+    let structs = vec![Schema::ANY; types.all().len()];
+    let mut builder = Builder { schema, structs, scalars, shared: HashMap::new() };
+    let metadata = builder.reach(types, METADATA);
+    let of = builder.custom(custom, true, metadata);
+    MergeRules { schema: builder.schema, of }
+}
+
+/// The type of objects' metadata.
+const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 fn build(types: &Types) -> Rules {
     let mut schema = Schema::new();
@@ -55,6 +72,89 @@ struct Builder {
 }
 
 impl Builder {
+    /// Adds the type of this name and those that it reaches.
+    fn reach(&mut self, types: &Types, name: &str) -> TypeId {
+        let Some(first) = types.all().iter().position(|of| of.name == name) else {
+            return Schema::ANY;
+        };
+        let mut reached = vec![first];
+        let mut next = 0;
+        while let Some(index) = reached.get(next).copied() {
+            self.structs[index] = self.schema.declare();
+            for field in &types.get(index).fields {
+                if let Leaf::Struct(index) = field.leaf
+                    && !reached.contains(&index)
+                {
+                    reached.push(index);
+                }
+            }
+            next += 1;
+        }
+        for index in reached {
+            let of = types.get(index);
+            let defined = self.structure(types, of, of.atomic);
+            self.schema.define(self.structs[index], defined);
+        }
+        self.structs[first]
+    }
+
+    /// Adds a schema of a definition. `is_object`: it has kind and metadata.
+    fn custom(&mut self, custom: &structural::Schema, is_object: bool, metadata: TypeId) -> TypeId {
+        let [number, text, boolean, any] = self.scalars;
+        match custom.kind.as_str() {
+            _ if custom.int_or_string => any,
+            "string" => text,
+            "boolean" => boolean,
+            "integer" | "number" => number,
+            "array" => {
+                let Some(items) = &custom.items else { return Schema::ANY };
+                let element = self.custom(items, items.embedded, metadata);
+                let items = match custom.list {
+                    Some(structural::ListKind::Set) => Items::Set,
+                    Some(structural::ListKind::Map) => {
+                        let default = |name: &str| items.properties.get(name)?.default.clone();
+                        let key = |name: &String| Key {
+                            name: name.clone().into(),
+                            default: default(name),
+                        };
+                        Items::Keys(custom.list_keys.iter().map(key).collect())
+                    }
+                    Some(structural::ListKind::Atomic) | None => Items::Atomic,
+                };
+                self.schema.add(SchemaType::List(ListType { items, element }))
+            }
+            "object" => {
+                let mut fields: Vec<SchemaField> = Vec::new();
+                let mut put = |name: &str, of: TypeId| {
+                    fields.push(SchemaField { name: name.to_owned().into(), of, implied: None });
+                };
+                if is_object {
+                    put("apiVersion", text);
+                    put("kind", text);
+                    put("metadata", metadata);
+                }
+                for (name, property) in &custom.properties {
+                    if is_object && matches!(name.as_str(), "apiVersion" | "kind" | "metadata") {
+                        continue;
+                    }
+                    let of = self.custom(property, property.embedded, metadata);
+                    put(name, of);
+                }
+                let element = match &custom.additional {
+                    structural::Additional::Like(additional) => {
+                        Some(self.custom(additional, additional.embedded, metadata))
+                    }
+                    structural::Additional::Allowed(true) => Some(Schema::ANY),
+                    _ if custom.preserves_unknown => Some(Schema::ANY),
+                    _ => None,
+                };
+                let atomic = custom.is_atomic_map();
+                self.schema.add(SchemaType::Map(MapType { atomic, fields, element }))
+            }
+            _ => Schema::ANY,
+        }
+    }
+
     fn structure(&mut self, types: &Types, of: &Type, atomic: bool) -> SchemaType {
         let fields = of.fields.iter().map(|field| {
             let always = of.always.contains(&field.name);
@@ -79,7 +179,7 @@ impl Builder {
             Leaf::Int32 | Leaf::Int64 | Leaf::Double => number,
             Leaf::Quantity | Leaf::IntOrString | Leaf::Time | Leaf::MicroTime => any,
             // Objects that the API only carries are one value.
-            Leaf::Any => Schema::ATOMIC,
+            Leaf::Any | Leaf::Either(_) => Schema::ATOMIC,
             Leaf::Struct(index) => match field.shape {
                 // The field has other rules than its type.
                 Shape::One if field.atomic_map || field.granular_map => {

@@ -4,16 +4,18 @@
 //!
 //! Current limitations: no descriptions, and of each operation only what clients read.
 
+mod custom;
 mod schemas;
 pub mod v2;
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::api_types::{Gvk, Resource, types};
-use crate::discovery::{MINOR, served};
+use crate::discovery::{Custom, MINOR, served};
 use crate::kinds::resources;
 
 /// What the documents say of themselves.
@@ -21,17 +23,28 @@ static VERSION: LazyLock<String> = LazyLock::new(|| format!("v1.{MINOR}.0"));
 
 /// `/openapi/v3`: the documents there are.
 #[must_use]
-pub fn index() -> Value {
-    // what is in a document depends on this crate alone
-    let hash = Sha256::digest(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA));
-    let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02X}")).collect();
+pub fn index(custom: Custom<'_>) -> Value {
+    // what is in a document of built-in kinds depends on this crate alone
+    static BUILT_IN: LazyLock<String> =
+        LazyLock::new(|| hash(format!("{} {}", env!("CARGO_PKG_VERSION"), crate::api_types::DATA)));
     let mut paths = Map::new();
-    for resource in resources() {
-        let path = path(resource);
+    let mut put = |path: String, hash: &str| {
         let url = format!("/openapi/v3/{path}?hash={hash}");
         paths.insert(path, json!({"serverRelativeURL": url}));
+    };
+    for resource in resources() {
+        put(path(resource), &BUILT_IN);
+    }
+    let custom_paths: BTreeSet<String> = custom.iter().map(|resource| path(resource)).collect();
+    for path in custom_paths {
+        let document = document(custom, &path).unwrap_or_default();
+        put(path, &hash(document.to_string()));
     }
     json!({"paths": paths})
+}
+
+fn hash(text: String) -> String {
+    Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02X}")).collect()
 }
 
 fn path(resource: &Resource) -> String {
@@ -43,14 +56,14 @@ fn path(resource: &Resource) -> String {
 
 /// `/openapi/v3/PATH`, PATH being `api/v1` or `apis/GROUP/VERSION`; `None` when there is none.
 #[must_use]
-pub fn document(path: &str) -> Option<Value> {
+pub fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     let (group, version) = match path.strip_prefix("apis/") {
         Some(rest) => rest.split_once('/').filter(|(group, _)| !group.is_empty())?,
         None => ("", path.strip_prefix("api/")?),
     };
     let mut schemas = schemas::Schemas::default();
     let mut paths = Map::new();
-    for resource in served(group, version) {
+    for resource in served(custom, group, version) {
         add_paths(resource, &mut paths, &mut schemas);
     }
     if paths.is_empty() {
@@ -76,13 +89,25 @@ fn add_paths(
         false => format!("{root}/{}", resource.plural),
     };
     let gvk = resource.gvk();
-    let body = schemas.add(gvk);
-    let list = list_name(gvk).map_or_else(|| body.clone(), |name| schemas.add_named(name));
+    let (body, list) = match schemas.add_custom(resource) {
+        Some(references) => references,
+        None => {
+            let body = schemas.add(gvk);
+            let list = list_name(gvk).map_or_else(|| body.clone(), |name| schemas.add_named(name));
+            (body, list)
+        }
+    };
     let ops =
         |verbs: &[(&str, &str)], allowed: &[&str], gvk: Gvk, answer: &str| -> Map<String, Value> {
             let served = verbs.iter().filter(|(_, verb)| allowed.contains(verb));
             served
-                .map(|(method, verb)| ((*method).to_owned(), operation(method, verb, gvk, answer)))
+                .map(|(method, verb)| {
+                    let patches = match resource.custom {
+                        Some(_) => crate::patch::ACCEPTED_CUSTOM,
+                        None => crate::patch::ACCEPTED,
+                    };
+                    ((*method).to_owned(), operation(method, verb, gvk, answer, patches))
+                })
                 .collect()
         };
     let mut on_collection =
@@ -103,6 +128,7 @@ fn add_paths(
     for subresource in resource.subresources {
         let verbs = [("get", "get"), ("put", "update"), ("patch", "patch"), ("post", "create")];
         let on_sub = match types().of(subresource.gvk) {
+            None if subresource.gvk == gvk => ops(&verbs, subresource.verbs, gvk, &body),
             Some(_) => {
                 let body = schemas.add(subresource.gvk);
                 ops(&verbs, subresource.verbs, subresource.gvk, &body)
@@ -136,7 +162,7 @@ fn with_parameters(mut operations: Map<String, Value>, names: &[&str]) -> Value 
     Value::Object(operations)
 }
 
-fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
+fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str, patches: &[&str]) -> Value {
     let answer = json!({"$ref": answer});
     let mut operation = json!({
         "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": answer}}}},
@@ -147,7 +173,7 @@ fn operation(method: &str, verb: &str, gvk: Gvk, answer: &str) -> Value {
         "post" | "put" => json!({"application/json": {"schema": answer}}),
         "patch" => {
             let schema = json!({"schema": {"type": "object"}});
-            crate::patch::ACCEPTED
+            patches
                 .iter()
                 .map(|kind| ((*kind).to_owned(), schema.clone()))
                 .collect::<Map<_, _>>()

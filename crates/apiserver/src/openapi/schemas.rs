@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api_types::{Field, Gvk, Leaf, ListKind, Shape, Type, types};
+use super::custom::{self, Dialect};
+use crate::api_types::{Field, Gvk, Leaf, ListKind, Resource, Shape, Type, types};
 
 const PREFIX: &str = "#/components/schemas/";
 
@@ -20,6 +21,21 @@ impl Schemas {
             Some(ty) => self.refer(ty),
             None => String::new(),
         }
+    }
+
+    /// Adds a custom kind and its lists; gives the references to both. `None`: the kind is built in.
+    pub(super) fn add_custom(&mut self, resource: &Resource) -> Option<(String, String)> {
+        let definition = resource.definition()?;
+        let version = definition.version(resource.version)?;
+        let keeps = definition.preserves_unknown;
+        let (name, list) = (custom::name(resource), custom::list_name(resource));
+        let object = custom::object(resource, version, keeps, Dialect::V3);
+        self.done.insert(name.clone(), object);
+        self.done.insert(list.clone(), custom::list(resource, Dialect::V3));
+        for meta in custom::METAS {
+            self.add_named(meta);
+        }
+        Some((format!("{PREFIX}{name}"), format!("{PREFIX}{list}")))
     }
 
     /// Adds the type of this full name and gives the reference to it.
@@ -48,8 +64,11 @@ impl Schemas {
     }
 
     fn schema(&mut self, ty: &Type) -> Value {
-        let properties: Map<String, Value> =
+        let mut properties: Map<String, Value> =
             ty.fields.iter().map(|field| (field.name.to_owned(), self.property(field))).collect();
+        for (name, description) in custom::descriptions(ty.name) {
+            properties[*name]["description"] = (*description).into();
+        }
         let mut schema = json!({"type": "object"});
         if !properties.is_empty() {
             schema["properties"] = properties.into();
@@ -116,6 +135,7 @@ impl Schemas {
             Leaf::Int64 => return json!({"type": "integer", "format": "int64"}),
             Leaf::Double => return json!({"type": "number", "format": "double"}),
             Leaf::Any => return json!({"type": "object"}),
+            Leaf::Either(_) => return json!({}),
             Leaf::Quantity => (
                 "io.k8s.apimachinery.pkg.api.resource.Quantity",
                 json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),

@@ -19,9 +19,9 @@ fn references(value: &Value, found: &mut Vec<String>) {
 
 #[test]
 fn openapi_documents_in_the_index_are_complete() {
-    let index = index();
+    let index = index(&[]);
     let paths = index["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 23);
+    assert_eq!(paths.len(), 24);
     for (path, entry) in paths {
         assert!(
             entry["serverRelativeURL"]
@@ -29,7 +29,7 @@ fn openapi_documents_in_the_index_are_complete() {
                 .unwrap()
                 .starts_with(&format!("/openapi/v3/{path}?hash="))
         );
-        let document = document(path).unwrap();
+        let document = document(&[], path).unwrap();
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(!found.is_empty());
@@ -39,13 +39,13 @@ fn openapi_documents_in_the_index_are_complete() {
         }
     }
     for path in ["", "api", "api/v2", "apis", "apis/apps/v2", "apis//v1", "apis/events.k8s.io"] {
-        assert_eq!(document(path), None, "{path}");
+        assert_eq!(document(&[], path), None, "{path}");
     }
 }
 
 #[test]
 fn openapi_has_what_kubectl_needs() {
-    let document = document("api/v1").unwrap();
+    let document = document(&[], "api/v1").unwrap();
     let gvk = json!({"group": "", "version": "v1", "kind": "Pod"});
     let item = &document["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"];
     let patch = &item["patch"];

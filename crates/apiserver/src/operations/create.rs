@@ -33,6 +33,9 @@ impl Api {
         manager: Option<&str>,
         dry_run: bool,
     ) -> Result<(Value, Vec<String>), StatusError> {
+        if resource.definition().is_some_and(|definition| definition.is_terminating) {
+            return Err(StatusError::terminating_definition(resource));
+        }
         settle_namespace(resource, &mut object, namespace)?;
         let base = object["metadata"]["generateName"].as_str().unwrap_or_default().to_owned();
         if !object::name(&object).is_empty() || base.is_empty() {
@@ -74,6 +77,7 @@ impl Api {
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
         let mut warnings = admission::validate_create(&self.registry, resource, &object).await?;
+        warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         warnings.append(&mut said);
         self.chain
             .validate(&self.registry, &attributes, Some(&object), None, &mut warnings)

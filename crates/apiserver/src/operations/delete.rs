@@ -11,6 +11,7 @@ use crate::admission::chain::Rounds;
 use crate::admission::services::Reservation;
 use crate::admission::{namespaces, node_restriction};
 use crate::api_types::Resource;
+use crate::kinds::custom_resource_definition::begin_deletion;
 use crate::kinds::{Deletion, strategy};
 use crate::object;
 use crate::registry::{Write, Written};
@@ -221,6 +222,7 @@ impl Api {
                         delete_pod(current, options.grace_period_seconds, Timestamp::now())
                     }
                     Deletion::Namespace => delete_namespace(current),
+                    Deletion::Definition => delete_definition(current),
                     Deletion::Finalizers => delete_when_finalized(current),
                 })
             })
@@ -283,6 +285,14 @@ fn delete_when_finalized(current: &Value) -> Write {
             mark(&mut new, object::now(), 0);
             Write::Put(new)
         }
+    }
+}
+
+/// A definition stays until its objects are gone.
+fn delete_definition(current: &Value) -> Write {
+    match object::is_deleting(current) {
+        true => delete_when_finalized(current),
+        false => Write::Put(begin_deletion(current, &object::now().to_string())),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::admission::services::ServiceAllocator;
 use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
 use crate::authz::{Access, Authorizer};
+use crate::definitions::Definitions;
 use crate::kinds;
 use crate::object;
 use crate::registry::Registry;
@@ -34,6 +35,8 @@ use crate::user::{self, User};
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
     pub(crate) registry: Registry,
+    /// The custom kinds that are served.
+    pub(crate) definitions: Definitions,
     pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) services: ServiceAllocator,
     /// Webhooks and policies.

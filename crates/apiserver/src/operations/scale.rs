@@ -6,7 +6,7 @@ use super::review::{Pause, Reviews};
 use super::{Api, Change};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
-use crate::kinds;
+use crate::kinds::{self, custom};
 use crate::managed::{self, Applier};
 use crate::object;
 use crate::patch;
@@ -16,11 +16,17 @@ use crate::selector::LabelSelector;
 use crate::status::{Cause, MODIFIED, StatusError};
 use crate::user::User;
 
-/// The Scale of a workload.
-pub(crate) fn of(controller: &Value) -> Value {
-    let selector = selector_text(&controller["spec"]["selector"]);
-    let metadata = &controller["metadata"];
+/// The Scale of a workload, or of a custom object.
+pub(crate) fn of(resource: &Resource, controller: &Value) -> Value {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
+    let (wanted, found, selector) = custom::scale(resource, controller).unwrap_or_else(|| {
+        (
+            number(&controller["spec"]["replicas"]),
+            number(&controller["status"]["replicas"]),
+            selector_text(&controller["spec"]["selector"]),
+        )
+    });
+    let metadata = &controller["metadata"];
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -31,9 +37,9 @@ pub(crate) fn of(controller: &Value) -> Value {
             "resourceVersion": metadata["resourceVersion"],
             "creationTimestamp": metadata["creationTimestamp"],
         },
-        "spec": {"replicas": number(&controller["spec"]["replicas"])},
+        "spec": {"replicas": wanted},
         "status": {
-            "replicas": number(&controller["status"]["replicas"]),
+            "replicas": found,
             "selector": selector,
         },
     })
@@ -49,6 +55,14 @@ fn selector_text(selector: &Value) -> String {
     }
     .map(|selector| selector.to_string())
     .unwrap_or_default()
+}
+
+/// Sets the number of replicas where the kind has it.
+fn set_replicas(resource: &Resource, object: &mut Value, replicas: i64) {
+    match resource.custom {
+        Some(_) => drop(custom::set_replicas(resource, object, replicas)),
+        None => drop(object::child_mut(object, "spec").insert("replicas".into(), replicas.into())),
+    }
 }
 
 /// An apply names its kind, and lists nothing that a Scale has not.
@@ -86,10 +100,12 @@ impl Api {
         loop {
             let written = self.scale_once(&attributes, change, manager, &mut reviews).await;
             let Some((pause, mut scale, old)) = reviews.take()? else {
-                return written.map(|written| (of(&written.object), warnings));
+                return written.map(|written| (of(resource, &written.object), warnings));
             };
-            warnings =
-                self.chain.admit(&self.registry, &attributes, &mut scale, Some(&of(&old))).await?;
+            warnings = self
+                .chain
+                .admit(&self.registry, &attributes, &mut scale, Some(&of(resource, &old)))
+                .await?;
             reviews.done(pause, scale, &old);
         }
     }
@@ -111,7 +127,7 @@ impl Api {
                         check_applied(gvk, scale)?;
                         let applier = Applier { manager, force: *force };
                         let new = managed::apply_scale(resource, current, scale, applier)?;
-                        let mut result = of(&new);
+                        let mut result = of(resource, &new);
                         result["metadata"]["resourceVersion"] =
                             scale["metadata"]["resourceVersion"].clone();
                         applied = Some(new);
@@ -119,7 +135,7 @@ impl Api {
                     }
                     Change::Replace(scale) => scale.clone(),
                     Change::Patch { kind, body, validation } => {
-                        let patched = patch::apply(*kind, gvk, &of(current), body)?;
+                        let patched = patch::apply(*kind, gvk, &of(resource, current), body)?;
                         schema::conform(gvk, patched, *validation)?.0
                     }
                 };
@@ -147,19 +163,20 @@ impl Api {
                 }
                 let mut new = match applied {
                     Some(mut new) => {
-                        object::child_mut(&mut new, "spec")
-                            .insert("replicas".into(), replicas.into());
+                        set_replicas(resource, &mut new, replicas);
                         new
                     }
                     None => {
                         let mut new = current.clone();
-                        object::child_mut(&mut new, "spec")
-                            .insert("replicas".into(), replicas.into());
+                        set_replicas(resource, &mut new, replicas);
                         managed::record_update(resource, "scale", manager, current, &mut new);
                         new
                     }
                 };
                 kinds::prepare_update(resource, &mut new, current);
+                if resource.custom.is_some() {
+                    kinds::validate_change(resource, "", &new, current)?;
+                }
                 managed::keep_times(&mut new, current);
                 Ok(Write::Put(new))
             })

@@ -17,7 +17,7 @@ use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::size;
-use crate::schema::{self, Decoded, FieldValidation};
+use crate::schema::{Decoded, FieldValidation};
 use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
 
@@ -133,6 +133,10 @@ impl Api {
                                     current,
                                 )?);
                                 kinds::validate_change(resource, subresource, &new, current)?;
+                                if subresource.is_empty() {
+                                    let said = kinds::strategy(resource).warnings;
+                                    warnings.extend(said(&new, Some(current)));
+                                }
                                 self.authorizer.admit_grant(
                                     request.user,
                                     resource,
@@ -333,8 +337,11 @@ fn propose(
     match &request.change {
         Change::Replace(object) => Ok(object.clone()),
         Change::Patch { kind, body, validation } => {
+            if *kind == PatchKind::Strategic && request.resource.custom.is_some() {
+                return Err(StatusError::unsupported_media_type(patch::ACCEPTED_CUSTOM));
+            }
             let decoded = patch::apply(*kind, gvk, current, body)?;
-            let (object, said) = schema::conform(gvk, decoded, *validation)?;
+            let (object, said) = kinds::conform_object(request.resource, decoded, *validation)?;
             *warnings = said;
             Ok(object)
         }
@@ -355,7 +362,7 @@ fn applied(
 ) -> Result<Value, StatusError> {
     let value = managed::apply(resource, subresource, current, patch, applier)?;
     let decoded = Decoded { value, duplicates: Vec::new() };
-    schema::conform(resource.gvk(), decoded, FieldValidation::Ignore).map(|(object, _)| object)
+    kinds::conform_object(resource, decoded, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
 /// The new object must be of the same life as the stored one, and made from its newest version if it names one.

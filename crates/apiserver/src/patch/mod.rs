@@ -31,6 +31,10 @@ pub const ACCEPTED: &[&str] = &[
     APPLY,
 ];
 
+/// Those of custom kinds, whose lists have no merge keys.
+pub const ACCEPTED_CUSTOM: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", APPLY];
+
 /// The content type of server-side apply.
 pub const APPLY: &str = "application/apply-patch+yaml";
 

@@ -13,6 +13,7 @@ use longshore_store::{Event, KeyValue, Revision, Store, WatchItem};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::AbortHandle;
 
 use super::{decode_raw, refusal, too_large};
 use crate::api_types::Resource;
@@ -142,8 +143,19 @@ impl Feeds {
         let stream = self.store.watch(&prefix(resource.storage), base).await.map_err(refusal)?;
         let feed = Arc::new(Feed::new(base));
         feeds.insert(resource.storage, feed.clone());
-        tokio::spawn(follow(feed.clone(), resource.storage, stream));
+        let task = tokio::spawn(follow(feed.clone(), resource.storage, stream));
+        feed.lock().task = Some(task.abort_handle());
         Ok(feed)
+    }
+
+    /// Ends the feed of a resource that is not served any more, and with it all watches.
+    pub(crate) async fn close(&self, resource: &Resource) {
+        let Some(feed) = self.feeds.lock().await.remove(resource.storage) else { return };
+        let mut state = feed.lock();
+        state.live = None;
+        if let Some(task) = state.task.take() {
+            task.abort();
+        }
     }
 }
 
@@ -185,6 +197,8 @@ struct State {
     /// What some watcher has not read yet, the oldest first, with its size.
     unread: VecDeque<(Weak<Unread>, usize)>,
     unread_bytes: usize,
+    /// What reads the store.
+    task: Option<AbortHandle>,
 }
 
 /// A change on its way to the watchers; it is gone once it would have them keep too much.
@@ -229,6 +243,7 @@ impl Feed {
                 live: Some(broadcast::Sender::new(LAG)),
                 unread: VecDeque::new(),
                 unread_bytes: 0,
+                task: None,
             }),
         }
     }

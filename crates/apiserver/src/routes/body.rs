@@ -15,7 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::limits::{Limits, too_many};
 use super::respond::Result;
-use crate::api_types::Gvk;
+use crate::api_types::{Gvk, Resource};
+use crate::kinds;
 use crate::offload::{self, LARGE};
 use crate::schema::{self, FieldValidation};
 use crate::status::StatusError;
@@ -51,6 +52,18 @@ impl BodyText {
             return self;
         }
         BodyText { _permit: Some(limits.large_work_permit(holder).await), ..self }
+    }
+
+    /// Decodes an object of a resource or of one of its subresources, with warnings for the client.
+    pub(super) fn read_of(
+        &self,
+        resource: &Resource,
+        gvk: Gvk,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>)> {
+        offload::run(self.bytes.len(), || {
+            kinds::read_body(resource, gvk, &self.bytes, self.content_type.as_deref(), validation)
+        })
     }
 
     /// Decodes an object of this kind, with warnings for the client.

@@ -66,7 +66,7 @@ impl<'a> ListText<'a> {
 
     pub(super) fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
-        let kind = view.resource.kind;
+        let kind = view.resource.list_kind();
         let rows = (view.form == Form::Table)
             .then(|| Rows::new(view.resource, view.include, jiff::Timestamp::now()));
         let head = match (view.form, &rows) {
@@ -78,7 +78,7 @@ impl<'a> ListText<'a> {
                 r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":{},"rows":["#,
                 rows.columns()
             ),
-            _ => format!(r#"{{"kind":"{kind}List","apiVersion":"{api_version}","items":["#),
+            _ => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","items":["#),
         };
         ListText { view, rows, text: head.into_bytes(), is_empty: true, memory, counted: 0 }
     }

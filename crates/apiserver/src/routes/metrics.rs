@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::request::RequestLine;
 use crate::api_types::Resource;
-use crate::kinds;
+use crate::definitions::Snapshot;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Labels {
@@ -27,10 +27,10 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub(super) fn count(&self, line: &RequestLine, code: StatusCode) {
+    pub(super) fn count(&self, kinds: &Snapshot, line: &RequestLine, code: StatusCode) {
         let path = line.resource.as_ref();
         let resource: Option<&'static Resource> =
-            path.and_then(|path| kinds::lookup(&path.group, &path.version, &path.resource));
+            path.and_then(|path| kinds.lookup(&path.group, &path.version, &path.resource));
         let subresource = path
             .zip(resource)
             .and_then(|(path, resource)| resource.subresource(&path.subresource))

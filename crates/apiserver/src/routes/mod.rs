@@ -50,7 +50,7 @@ use crate::api_types::{Resource, Subresource};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::gates::FeatureGates;
-use crate::kinds::{self, Created};
+use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::response_body::{Body, RequestGuard};
@@ -171,7 +171,8 @@ impl Router {
         let user = self.effective(caller?, &head.headers).await?;
         let remote = self.remote(line).await;
         let local = line.resource.as_ref().filter(|_| remote.is_none());
-        let route = local.map(|path| served::route(path, &head.method)).transpose()?;
+        let kinds = self.api.definitions.snapshot();
+        let route = local.map(|path| served::route(&kinds, path, &head.method)).transpose()?;
         self.authorize(&user, line.verb, line).await?;
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
@@ -200,7 +201,8 @@ impl Router {
             return Err(StatusError::forbidden_path(&message));
         };
         let version = line.resource.as_ref().map_or("", |path| &path.version);
-        Err(match kinds::lookup(target.group, version, target.resource) {
+        let kinds = self.api.definitions.snapshot();
+        Err(match kinds.lookup(target.group, version, target.resource) {
             Some(resource) => StatusError::forbidden(resource, target.name, &message),
             None => StatusError::forbidden_path(&message),
         })
@@ -208,6 +210,16 @@ impl Router {
 
     /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
+        if let Some(refusal) = custom::refusal(call.resource) {
+            return Err(refusal);
+        }
+        let deprecation = custom::deprecation(call.resource);
+        let mut answer = self.answer_call(call).await?;
+        respond::warn(&mut answer, deprecation.as_slice());
+        Ok(answer)
+    }
+
+    async fn answer_call(&self, call: Call<'_>) -> Result {
         if let Some(subresource) = call.subresource {
             return self.subresource(call, subresource).await;
         }
@@ -296,7 +308,7 @@ impl Handler for Router {
             peer.monitor(Arc::downgrade(&memory));
         }
         if let Ok(line) = &line {
-            self.metrics.count(line, answer.status());
+            self.metrics.count(&self.api.definitions.snapshot(), line, answer.status());
         }
         tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
         answer

@@ -132,6 +132,9 @@ impl View {
 
     /// A stored object as this resource shows it, if it does not show it as it is stored.
     pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
+        if self.resource.custom.is_some() {
+            return Some(kinds::from_storage(self.resource, stored.clone()));
+        }
         let owner = crate::kinds::resources().find(|other| other.same_storage(self.resource))?;
         (!std::ptr::eq(owner, self.resource))
             .then(|| kinds::from_storage(self.resource, stored.clone()))

@@ -10,7 +10,7 @@ use hyper::Method;
 
 use super::request::{ResourcePath, Scope};
 use crate::api_types::{Resource, Subresource};
-use crate::kinds;
+use crate::definitions::Snapshot;
 use crate::status::StatusError;
 
 /// What a path leads to.
@@ -28,8 +28,13 @@ const EVERYWHERE: &[&str] = &["list"];
 const ITEM: &[&str] = &["delete", "get", "patch", "update"];
 
 /// What is behind a path: 404 if nothing is, 405 if something is that does not take this method.
-pub(super) fn route(path: &ResourcePath, method: &Method) -> Result<Route, StatusError> {
-    let resource = kinds::lookup(&path.group, &path.version, &path.resource)
+pub(super) fn route(
+    kinds: &Snapshot,
+    path: &ResourcePath,
+    method: &Method,
+) -> Result<Route, StatusError> {
+    let resource = kinds
+        .lookup(&path.group, &path.version, &path.resource)
         .ok_or_else(StatusError::no_such_path)?;
     let subresource = match path.subresource.as_str() {
         "" => None,

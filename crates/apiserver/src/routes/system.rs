@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::request::RequestLine;
 use super::respond::{self, Result};
 use super::{Router, negotiate};
-use crate::discovery;
+use crate::discovery::{self, Custom};
 use crate::openapi;
 use crate::status::StatusError;
 
@@ -30,8 +30,10 @@ impl Router {
         if let Some(answer) = self.discovery(path) {
             return answer;
         }
+        let snapshot = self.api.definitions.snapshot();
+        let custom = snapshot.resources();
         if let Some(group) = path.strip_prefix("/apis/").filter(|group| !group.contains('/')) {
-            let group = aggregator.group(group, discovery::group(group));
+            let group = aggregator.group(group, discovery::group(custom, group));
             let group = group.ok_or_else(StatusError::no_such_path)?;
             return Ok(respond::json(StatusCode::OK, &group));
         }
@@ -49,8 +51,8 @@ impl Router {
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
                 let content_type = HeaderValue::from_static(discovery::AGGREGATED_CONTENT_TYPE);
                 let document = match path {
-                    "/api" => discovery::aggregated(true),
-                    _ => aggregator.aggregated(discovery::aggregated(false)),
+                    "/api" => discovery::aggregated(custom, true),
+                    _ => aggregator.aggregated(discovery::aggregated(custom, false)),
                 };
                 let document = document.to_string();
                 let mut answer = respond::tagged(headers, content_type, document);
@@ -62,25 +64,30 @@ impl Router {
                 let address = self.api.advertised.to_string();
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
-            "/apis" => Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups()))),
+            "/apis" => {
+                Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups(custom))))
+            }
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
                 Ok(match openapi::v2::is_wanted(accept) {
-                    true => respond::raw(StatusCode::OK, kind, openapi::v2::protobuf().into()),
+                    true => {
+                        respond::raw(StatusCode::OK, kind, openapi::v2::protobuf(custom).into())
+                    }
                     false => {
-                        let document = openapi::v2::document().to_string();
-                        respond::tagged(headers, respond::JSON, document)
+                        let document =
+                            snapshot.swagger(|custom| openapi::v2::document(custom).to_string());
+                        respond::tagged(headers, respond::JSON, document.to_owned())
                     }
                 })
             }
             "/openapi/v3" => {
-                let mut index = openapi::index();
+                let mut index = snapshot.index(openapi::index).clone();
                 for (path, url) in aggregator.openapi() {
                     index["paths"][path] = json!({"serverRelativeURL": url});
                 }
                 Ok(respond::json(StatusCode::OK, &index))
             }
-            path => match document(path) {
+            path => match document(custom, path) {
                 Some(document) if path.starts_with("/openapi/") => {
                     Ok(respond::tagged(headers, respond::JSON, document.to_string()))
                 }
@@ -118,12 +125,12 @@ impl Router {
 }
 
 /// Discovery of a group or a version, or one OpenAPI document.
-fn document(path: &str) -> Option<Value> {
+fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     let mut parts = path.strip_prefix('/')?.splitn(3, '/');
     match (parts.next()?, parts.next()?, parts.next()) {
-        ("api", version, None) => discovery::resources("", version),
-        ("apis", group, Some(version)) => discovery::resources(group, version),
-        ("openapi", "v3", Some(document)) => openapi::document(document),
+        ("api", version, None) => discovery::resources(custom, "", version),
+        ("apis", group, Some(version)) => discovery::resources(custom, group, version),
+        ("openapi", "v3", Some(document)) => openapi::document(custom, document),
         _ => None,
     }
 }

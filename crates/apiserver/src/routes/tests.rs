@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::request::RequestLine;
 use super::served;
 use crate::authz::Target;
+use crate::definitions::Snapshot;
 use crate::kinds::resources;
 
 fn parse(method: &Method, uri: &str) -> Result<RequestLine, u16> {
@@ -36,7 +37,9 @@ fn served(method: &Method, uri: &str) -> u16 {
         Ok(line) => line,
         Err(code) => return code,
     };
-    line.resource.map_or(200, |path| served::route(&path, method).map_or_else(|e| e.code, |_| 200))
+    line.resource.map_or(200, |path| {
+        served::route(&Snapshot::default(), &path, method).map_or_else(|e| e.code, |_| 200)
+    })
 }
 
 #[test]
@@ -243,7 +246,7 @@ proptest! {
             && let Ok(line) = RequestLine::parse(&Method::GET, &uri)
             && let Some(path) = line.resource
         {
-            let _ = served::route(&path, &Method::GET);
+            let _ = served::route(&Snapshot::default(), &path, &Method::GET);
         }
     }
 }

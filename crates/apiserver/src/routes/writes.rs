@@ -144,7 +144,7 @@ impl Router {
             }
         }
         let list = json!({
-            "kind": format!("{}List", call.resource.kind),
+            "kind": call.resource.list_kind(),
             "apiVersion": call.resource.gvk().api_version(),
             "metadata": meta.to_value(),
             "items": items,
@@ -156,7 +156,7 @@ impl Router {
         let (namespace, name) = (call.namespace().to_owned(), call.path.name.clone());
         if call.verb == "get" {
             let controller = self.api.registry.get(call.resource, &namespace, &name).await?;
-            return Ok(respond::json(StatusCode::OK, &scale::of(&controller)));
+            return Ok(respond::json(StatusCode::OK, &scale::of(call.resource, &controller)));
         }
         let body = self.body(&mut call).await?;
         let (change, mut warnings) = change(&call, subresource.gvk, &body)?;
@@ -311,23 +311,21 @@ fn validation(call: &Call<'_>) -> Result<FieldValidation> {
 }
 
 fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
-    body.read(gvk, validation(call)?)
+    body.read_of(call.resource, gvk, validation(call)?)
 }
 
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
     if is_apply(call) {
         let decoded = managed::read(&body.bytes)?;
-        let problems: Vec<String> =
-            decoded.duplicates.iter().map(|field| format!("duplicate field {field:?}")).collect();
-        let warnings = match validation(call)? {
-            FieldValidation::Strict if !problems.is_empty() => {
-                let problems = problems.join(", ");
+        let problem = managed::duplicates(&body.bytes, &decoded);
+        let warnings = match (validation(call)?, problem) {
+            (FieldValidation::Strict, Some(problem)) => {
                 return Err(StatusError::bad_request(format!(
-                    "error strict decoding YAML: {problems}"
+                    "error strict decoding YAML: {problem}"
                 )));
             }
-            FieldValidation::Ignore => Vec::new(),
-            _ => problems,
+            (FieldValidation::Ignore, _) => Vec::new(),
+            (_, problem) => problem.into_iter().collect(),
         };
         let force = call.line.query.has("force") && call.line.query.flag("force");
         return Ok((Change::Apply { object: decoded.value, force }, warnings));

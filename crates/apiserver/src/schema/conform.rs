@@ -62,8 +62,32 @@ pub fn conform(
     }
 }
 
+/// Checks the metadata of an object whose other fields are not of a type that is known here. Unknown
+/// fields are dropped, and named below `path`.
+pub(crate) fn conform_metadata(
+    object: &mut Map<String, Value>,
+    path: &str,
+) -> Result<Vec<String>, String> {
+    const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    let Some(ty) = types().named(METADATA) else { return Ok(Vec::new()) };
+    let metadata = object.entry("metadata").or_insert_with(|| json!({}));
+    if metadata.is_null() {
+        *metadata = json!({});
+    }
+    let Some(metadata) = metadata.as_object_mut() else {
+        return Err(format!(
+            "json: cannot unmarshal {} into Go struct field ObjectMeta.metadata of type v1.ObjectMeta",
+            word(metadata)
+        ));
+    };
+    let dot = if path.is_empty() { "" } else { "." };
+    let mut walk = Walk { path: format!("{path}{dot}metadata"), unknown: Vec::new() };
+    walk.fields(ty, metadata)?;
+    Ok(walk.unknown)
+}
+
 /// Fills in apiVersion and kind; refuses those of another kind.
-pub(super) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
+pub(crate) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
     let wanted = gvk.api_version();
     for field in ["apiVersion", "kind"] {
         if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {
@@ -180,9 +204,13 @@ impl Walk {
             (Leaf::Struct(index), Value::Object(map)) => {
                 return self.fields(types().get(index), map);
             }
-            (Leaf::Any, _) | (Leaf::String, Value::String(_)) | (Leaf::Bool, Value::Bool(_)) => {
-                true
+            (Leaf::Either(index), Value::Object(map)) => {
+                return self.fields(types().get(index), map);
             }
+            (Leaf::Either(_), Value::Array(list)) => return self.list(ty, field, list),
+            (Leaf::Any | Leaf::Either(_), _)
+            | (Leaf::String, Value::String(_))
+            | (Leaf::Bool, Value::Bool(_)) => true,
             (Leaf::Double, Value::Number(_)) => true,
             (Leaf::Int64, Value::Number(n)) => n.is_i64(),
             (Leaf::Int32, Value::Number(n)) => is_int32(n),
@@ -266,7 +294,7 @@ fn zero(leaf: Leaf) -> Value {
         Leaf::Int32 | Leaf::Int64 | Leaf::Double | Leaf::IntOrString => json!(0),
         Leaf::Quantity => json!("0"),
         Leaf::Struct(_) => json!({}),
-        Leaf::Time | Leaf::MicroTime | Leaf::Any => Value::Null,
+        Leaf::Time | Leaf::MicroTime | Leaf::Any | Leaf::Either(_) => Value::Null,
     }
 }
 
@@ -295,7 +323,7 @@ fn go_leaf(leaf: Leaf) -> String {
         Leaf::Time => "v1.Time",
         Leaf::MicroTime => "v1.MicroTime",
         Leaf::IntOrString => "intstr.IntOrString",
-        Leaf::Any => "runtime.RawExtension",
+        Leaf::Any | Leaf::Either(_) => "runtime.RawExtension",
         Leaf::Struct(index) => {
             let name = types().get(index).name;
             let dot = name.rmatch_indices('.').nth(1).map_or(0, |(i, _)| i + 1);

@@ -11,6 +11,7 @@ pub(crate) mod service;
 pub(crate) mod value;
 
 pub use conform::conform;
+pub(crate) use conform::{check_kind, conform_metadata};
 pub use decode::{ACCEPTED, Decoded, decode};
 pub(crate) use decode::{MAX_DEPTH, json, media_type};
 pub(crate) use field::{Causes, Path};

@@ -85,6 +85,23 @@ pub(crate) fn dns_label(text: &str) -> Complaints {
     complaints
 }
 
+/// A label that begins with a letter.
+pub(crate) fn dns_1035_label(text: &str) -> Complaints {
+    let mut complaints = Vec::new();
+    if text.len() > 63 {
+        complaints.push(max_len(63));
+    }
+    if !is_label(text) || text.starts_with(|first: char| first.is_ascii_digit()) {
+        complaints.push(pattern(
+            "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
+             alphabetic character, and end with an alphanumeric character",
+            "[a-z]([-a-z0-9]*[a-z0-9])?",
+            &["my-name", "abc-123"],
+        ));
+    }
+    complaints
+}
+
 /// A name that has a random suffix put on may end in a dash.
 pub(crate) fn as_prefix(text: &str) -> String {
     match text.strip_suffix('-') {

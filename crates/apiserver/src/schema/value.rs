@@ -245,7 +245,7 @@ pub(crate) mod arbitrary {
                     [json!(80), json!("http"), json!(0), json!("")][self.roll(4)].clone()
                 }
                 Leaf::Bytes => self.pick(&["", "e30=", "eA=="]),
-                Leaf::Any => json!({"x": 1}),
+                Leaf::Any | Leaf::Either(_) => json!({"x": 1}),
                 Leaf::String if matches!(field.name, "apiVersion" | "kind") => Value::Null,
                 Leaf::String => self.pick(&[
                     "",

@@ -35,6 +35,7 @@ static TOKEN_REQUEST: Resource = Resource {
     storage: "",
     counts_generation: false,
     fields: None,
+    custom: None,
 };
 
 /// The objects that a token is bound to.

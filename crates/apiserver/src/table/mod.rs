@@ -3,11 +3,13 @@
 //!
 //! Current limitations: columns carry no descriptions.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::api_types::Resource;
-use crate::kinds::{Printer, strategy};
+use crate::api_types::{Definition, Resource, Version};
+use crate::kinds::{Printer, custom, strategy};
 use crate::status::StatusError;
 
 /// How much of each object a row carries.
@@ -61,35 +63,60 @@ pub fn render<'a>(
 /// The parts of a table of one resource, for writing a table in parts.
 pub(crate) struct Rows {
     printer: &'static Printer,
+    /// The definition of a custom kind, and the version of it that is shown.
+    custom: Option<(Arc<Definition>, &'static str)>,
     include: IncludeObject,
     now: Timestamp,
 }
 
 impl Rows {
     pub(crate) fn new(resource: &Resource, include: IncludeObject, now: Timestamp) -> Rows {
-        Rows { printer: strategy(resource).printer, include, now }
+        let custom = resource.definition().map(|definition| (definition, resource.version));
+        Rows { printer: strategy(resource).printer, custom, include, now }
     }
 
     /// The `columnDefinitions`.
     pub(crate) fn columns(&self) -> Value {
+        if let Some(version) = self.version() {
+            return custom::columns(version);
+        }
         self.printer.columns.iter().map(|column| column.to_value()).collect()
     }
 
     /// The row of one object.
     pub(crate) fn row(&self, object: &Value) -> Value {
-        row(self.printer, object, self.include, self.now)
+        match self.version() {
+            Some(version) => {
+                let cells = custom::cells(version, object, self.now);
+                row(cells, None, object, self.include)
+            }
+            None => {
+                let cells = (self.printer.cells)(object, self.now);
+                row(cells, (self.printer.conditions)(object), object, self.include)
+            }
+        }
+    }
+
+    fn version(&self) -> Option<&Version> {
+        let (definition, version) = self.custom.as_ref()?;
+        definition.version(version)
     }
 }
 
-fn row(printer: &Printer, object: &Value, include: IncludeObject, now: Timestamp) -> Value {
+fn row(
+    cells: Vec<Value>,
+    conditions: Option<Value>,
+    object: &Value,
+    include: IncludeObject,
+) -> Value {
     // a bookmark is an object of the kind with nothing in it
-    let mut row = json!({"cells": (printer.cells)(object, now)});
+    let mut row = json!({ "cells": cells });
     match include {
         IncludeObject::None => row["object"] = Value::Null,
         IncludeObject::Metadata => row["object"] = partial_metadata(object),
         IncludeObject::Object => row["object"] = object.clone(),
     }
-    if let Some(conditions) = (printer.conditions)(object) {
+    if let Some(conditions) = conditions {
         row["conditions"] = conditions;
     }
     row

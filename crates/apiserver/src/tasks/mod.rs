@@ -4,4 +4,5 @@ pub(crate) mod addresses;
 pub(crate) mod apiservices;
 pub(crate) mod bootstrap;
 pub(crate) mod compaction;
+pub(crate) mod definitions;
 pub(crate) mod roles;

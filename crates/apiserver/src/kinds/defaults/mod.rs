@@ -8,13 +8,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::strategy;
+use super::{custom, strategy};
 use crate::api_types::Resource;
 use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut};
 
 /// Fills in upstream's defaults. The object conforms to the resource's type.
 pub fn apply_defaults(resource: &Resource, object: &mut Value) {
-    if let Some(map) = object.as_object_mut() {
+    if let Some(definition) = resource.definition() {
+        custom::default(resource, &definition, object);
+    } else if let Some(map) = object.as_object_mut() {
         (strategy(resource).default)(map);
     }
 }

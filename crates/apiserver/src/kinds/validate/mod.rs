@@ -19,7 +19,7 @@ mod volume;
 use serde_json::Value;
 
 use self::certificates::Part;
-use super::{core, strategy};
+use super::{core, custom, strategy};
 use crate::api_types::Resource;
 use crate::schema::value::{same, text};
 use crate::schema::{Causes, Path};
@@ -73,8 +73,11 @@ pub fn validate_status_update(
     object: &Value,
     old: &Value,
 ) -> Result<(), StatusError> {
-    changed(resource, object, old, |causes| {
-        (strategy(resource).validate_status)(object, old, causes);
+    changed(resource, object, old, |causes| match resource.definition() {
+        Some(definition) => {
+            custom::validate_status(resource, &definition, object, old, causes);
+        }
+        None => (strategy(resource).validate_status)(object, old, causes),
     })
 }
 
@@ -145,7 +148,10 @@ fn same_uid(resource: &Resource, object: &Value, old: &Value) -> Result<(), Stat
 
 fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut Causes) {
     meta::object(resource, object, causes);
-    (strategy(resource).validate)(object, old, causes);
+    match resource.definition() {
+        Some(definition) => custom::validate(resource, &definition, object, old, causes),
+        None => (strategy(resource).validate)(object, old, causes),
+    }
 }
 
 /// The field is as it was.

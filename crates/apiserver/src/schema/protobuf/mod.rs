@@ -211,13 +211,32 @@ impl Reader {
             Leaf::Time | Leaf::MicroTime => time(wire.bytes()?)?,
             Leaf::IntOrString => int_or_string(wire.bytes()?)?,
             Leaf::Any => raw_json(wire.bytes()?),
-            Leaf::Struct(index) => {
-                let ty = types().get(index);
-                let mut object = Map::new();
-                self.message(ty, ty.name, wire.bytes()?, depth + 1, &mut object)?;
-                Value::Object(object)
-            }
+            Leaf::Struct(index) => self.structure(index, wire, depth)?,
+            Leaf::Either(index) => self.either(index, wire.bytes()?, depth)?,
         })
+    }
+
+    fn structure(&mut self, index: usize, wire: Wire<'_>, depth: usize) -> Result<Value> {
+        let ty = types().get(index);
+        let mut object = Map::new();
+        self.message(ty, ty.name, wire.bytes()?, depth + 1, &mut object)?;
+        Ok(Value::Object(object))
+    }
+
+    /// A message that holds one of several things: a struct, a list of them or of texts, or whether
+    /// anything is allowed. What says the latter has its struct second, the others have it first.
+    fn either(&mut self, index: usize, bytes: &[u8], depth: usize) -> Result<Value> {
+        let (mut allows, mut list) = (None, Vec::new());
+        for field in Fields(bytes) {
+            match field? {
+                (1, Wire::Number(number)) => allows = Some(number != 0),
+                (1, wire) => return self.structure(index, wire, depth),
+                (2, wire) if allows.is_some() => return self.structure(index, wire, depth),
+                (2, wire) => list.push(self.structure(index, wire, depth)?),
+                _ => {}
+            }
+        }
+        Ok(allows.map_or_else(|| list.into(), Value::Bool))
     }
 }
 

@@ -63,7 +63,7 @@ type Served = BTreeSet<(String, String)>;
 
 /// What this server serves now, without what it serves of aggregation itself.
 fn served() -> Served {
-    let groups = discovery::groups();
+    let groups = discovery::groups(&[]);
     let named = items(&groups["groups"]).iter().flat_map(|group| {
         let name = text(&group["name"]).to_owned();
         items(&group["versions"])

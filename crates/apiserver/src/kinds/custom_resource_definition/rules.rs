@@ -1,0 +1,343 @@
+//! The rules of a definition, apart from those of its schemas.
+
+use std::collections::BTreeSet;
+
+use longshore_structural::{Path as JsonPath, Schema};
+use serde_json::{Value, json};
+
+use super::{APPROVAL, approval, has_condition, is_protected, schemas};
+use crate::kinds::validate as rules;
+use crate::schema::value::{items, text};
+use crate::schema::{Causes, Path, names};
+
+const MAX_SELECTABLE: usize = 8;
+
+pub(super) fn check(definition: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let spec = &definition["spec"];
+    let wanted = format!("{}.{}", text(&spec["names"]["plural"]), text(&spec["group"]));
+    let given = text(&definition["metadata"]["name"]);
+    if old.is_none() && given != wanted {
+        let path = Path::root("metadata");
+        causes.invalid(&path.child("name"), given, "must be spec.names.plural+\".\"+spec.group");
+    }
+    let path = Path::root("spec");
+    check_spec(&path, spec, old, causes);
+    let established = old.filter(|old| has_condition(old, "Established", "True"));
+    if let Some(old) = established {
+        rules::immutable(&path.child("scope"), &spec["scope"], &old["spec"]["scope"], causes);
+        let names = path.child("names");
+        let (new, old) = (&spec["names"]["kind"], &old["spec"]["names"]["kind"]);
+        rules::immutable(&names.child("kind"), new, old, causes);
+    }
+    if let Some(old) = old {
+        rules::immutable(&path.child("group"), &spec["group"], &old["spec"]["group"], causes);
+        let names = path.child("names");
+        let (new, old) = (&spec["names"]["plural"], &old["spec"]["names"]["plural"]);
+        rules::immutable(&names.child("plural"), new, old, causes);
+    }
+    names_of_status(definition, causes);
+    stored_versions(definition, causes);
+    check_approval(definition, old, causes);
+    let kept = old.is_some_and(|old| old["spec"]["preserveUnknownFields"] == true);
+    if spec["preserveUnknownFields"] == true && !kept {
+        causes.invalid(
+            &path.child("preserveUnknownFields"),
+            &true,
+            "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in \
+             spec.versions[*].schema instead",
+        );
+    }
+}
+
+fn check_approval(definition: &Value, old: Option<&Value>, causes: &mut Causes) {
+    if !is_protected(text(&definition["spec"]["group"])) {
+        return;
+    }
+    let (_, state, why) = approval(definition);
+    if old.is_some_and(|old| approval(old).1 == state) {
+        return;
+    }
+    let metadata = Path::root("metadata");
+    let annotations = metadata.child("annotations");
+    let path = annotations.key(APPROVAL);
+    match state {
+        "MissingAnnotation" => causes.required(&path, &why),
+        "InvalidAnnotation" => {
+            causes.invalid(&path, &definition["metadata"]["annotations"][APPROVAL], why);
+        }
+        _ => {}
+    }
+}
+
+fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let group = text(&spec["group"]);
+    let group_path = path.child("group");
+    let complaints = names::dns_subdomain(group);
+    match group {
+        "" => causes.required(&group_path, ""),
+        _ if !complaints.is_empty() => causes.invalid(&group_path, group, complaints.join(",")),
+        _ if !group.contains('.') => {
+            causes.invalid(&group_path, group, "should be a domain with at least one dot");
+        }
+        _ => {}
+    }
+    rules::one_of(&path.child("scope"), &spec["scope"], &["Cluster", "Namespaced"], causes);
+    let versions = items(&spec["versions"]);
+    let versions_path = path.child("versions");
+    for (i, version) in versions.iter().enumerate() {
+        let path = versions_path.index(i);
+        let name = text(&version["name"]);
+        let complaints = names::dns_1035_label(name);
+        if !complaints.is_empty() {
+            causes.invalid(&path.child("name"), name, complaints.join(","));
+        }
+        check_version(&path, version, causes);
+    }
+    schemas::check(spec, old, causes);
+    let unique: BTreeSet<&str> = versions.iter().map(|version| text(&version["name"])).collect();
+    if unique.len() != versions.len() {
+        causes.invalid(&versions_path, &spec["versions"], "must contain unique version names");
+    }
+    if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
+        let why = "must have exactly one version marked as storage version";
+        causes.invalid(&versions_path, &spec["versions"], why);
+    }
+    let names_path = path.child("names");
+    for field in ["plural", "singular", "kind", "listKind"] {
+        if text(&spec["names"][field]).is_empty() {
+            causes.required(&names_path.child(field), "");
+        }
+    }
+    check_names(&names_path, &spec["names"], causes);
+    check_conversion(&path.child("conversion"), &spec["conversion"], causes);
+}
+
+fn check_version(path: &Path<'_>, version: &Value, causes: &mut Causes) {
+    if let Value::String(warning) = &version["deprecationWarning"] {
+        let path = path.child("deprecationWarning");
+        if version["deprecated"] != true {
+            causes.invalid(&path, warning, "can only be set for deprecated versions");
+        } else if warning.is_empty() {
+            causes.invalid(&path, warning, "must not be an empty string");
+        } else if warning.len() > 256 {
+            causes.invalid(&path, warning, "must be <= 256 characters long");
+        } else if let Some((index, _)) = warning.char_indices().find(|(_, c)| c.is_control()) {
+            let why = format!(
+                "must only contain printable UTF-8 characters; non-printable character found at index {index}"
+            );
+            causes.invalid(&path, warning, why);
+        }
+    }
+    if version["schema"]["openAPIV3Schema"].is_null() {
+        let schema = path.child("schema");
+        causes.required(&schema.child("openAPIV3Schema"), "");
+    }
+    let subresources = path.child("subresources");
+    let scale = &version["subresources"]["scale"];
+    for (field, prefix, is_needed) in [
+        ("specReplicasPath", ".spec.", true),
+        ("statusReplicasPath", ".status.", true),
+        ("labelSelectorPath", "", false),
+    ] {
+        if scale.is_null() {
+            break;
+        }
+        let name = format!("scale.{field}");
+        let path = subresources.child(&name);
+        let given = text(&scale[field]);
+        let is_selector = prefix.is_empty();
+        match given {
+            "" if is_needed => causes.required(&path, ""),
+            "" => {}
+            _ if !given.starts_with('.') => {
+                causes.invalid(&path, given, "must be a simple json path starting with .");
+            }
+            _ if !is_selector && !given.starts_with(prefix) => {
+                let place = prefix.trim_end_matches('.');
+                causes.invalid(&path, given, format!("should be a json path under {place}"));
+            }
+            _ if is_selector && !given.starts_with(".spec.") && !given.starts_with(".status.") => {
+                let why = "should be a json path under either .spec or .status";
+                causes.invalid(&path, given, why);
+            }
+            _ => {}
+        }
+    }
+    for (i, column) in items(&version["additionalPrinterColumns"]).iter().enumerate() {
+        let columns = path.child("additionalPrinterColumns");
+        check_column(&columns.index(i), column, causes);
+    }
+    check_selectable(path, version, causes);
+}
+
+fn check_column(path: &Path<'_>, column: &Value, causes: &mut Causes) {
+    const TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string"];
+    const FORMATS: [&str; 9] =
+        ["byte", "date", "date-time", "double", "float", "int32", "int64", "password", "string"];
+    if text(&column["name"]).is_empty() {
+        causes.required(&path.child("name"), "");
+    }
+    let kind = text(&column["type"]);
+    let why = format!("must be one of {}", TYPES.join(","));
+    match kind {
+        "" => causes.required(&path.child("type"), &why),
+        kind if !TYPES.contains(&kind) => causes.invalid(&path.child("type"), kind, why),
+        _ => {}
+    }
+    let format = text(&column["format"]);
+    if !format.is_empty() && !FORMATS.contains(&format) {
+        let why = format!("must be one of {}", FORMATS.join(","));
+        causes.invalid(&path.child("format"), format, why);
+    }
+    match text(&column["jsonPath"]) {
+        "" => causes.required(&path.child("JSONPath"), ""),
+        given if !given.starts_with('.') => {
+            let why = "must be a simple json path starting with .";
+            causes.invalid(&path.child("JSONPath"), given, why);
+        }
+        _ => {}
+    }
+}
+
+fn check_selectable(path: &Path<'_>, version: &Value, causes: &mut Causes) {
+    let fields = items(&version["selectableFields"]);
+    let list_path = path.child("selectableFields");
+    let Ok(schema) = Schema::read(&version["schema"]["openAPIV3Schema"]) else { return };
+    let mut seen = BTreeSet::new();
+    for (i, field) in fields.iter().enumerate() {
+        let given = text(&field["jsonPath"]);
+        let place = list_path.index(i);
+        let path = place.child("jsonPath");
+        let steps = JsonPath::parse(given).filter(|_| given.starts_with('.'));
+        let steps = steps.as_ref().and_then(JsonPath::fields);
+        match steps.as_deref() {
+            _ if given.is_empty() => causes.required(&path, ""),
+            None | Some([]) => {
+                causes.invalid(&path, given, "is an invalid path: it does not name a field");
+            }
+            Some(["metadata", ..]) => {
+                causes.invalid(&path, given, "must not point to fields in metadata");
+            }
+            Some(steps) => {
+                let found = steps.iter().try_fold(&schema, |schema, step| schema.field(step));
+                match found {
+                    None => causes.invalid(
+                        &path,
+                        given,
+                        "is an invalid path: does not refer to a valid field",
+                    ),
+                    Some(found)
+                        if !matches!(found.kind.as_str(), "string" | "boolean" | "integer") =>
+                    {
+                        causes.invalid(
+                            &path,
+                            given,
+                            "must point to a field of type string, boolean or integer. Enum string \
+                             fields and strings with formats are allowed.",
+                        );
+                    }
+                    Some(_) if !seen.insert(given) => causes.duplicate(&path, given, ""),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    if seen.len() > MAX_SELECTABLE {
+        causes.too_many(&list_path, seen.len(), MAX_SELECTABLE);
+    }
+}
+
+fn check_names(path: &Path<'_>, given: &Value, causes: &mut Causes) {
+    for (field, is_kind) in
+        [("plural", false), ("singular", false), ("kind", true), ("listKind", true)]
+    {
+        let name = text(&given[field]);
+        let complaints = match is_kind {
+            true => names::dns_1035_label(&name.to_lowercase()),
+            false => names::dns_1035_label(name),
+        };
+        if name.is_empty() || complaints.is_empty() {
+            continue;
+        }
+        let complaints = complaints.join(",");
+        let why = match is_kind {
+            true => format!("may have mixed case, but should otherwise match: {complaints}"),
+            false => complaints,
+        };
+        causes.invalid(&path.child(field), name, why);
+    }
+    for field in ["shortNames", "categories"] {
+        let path = path.child(field);
+        for (i, name) in items(&given[field]).iter().enumerate() {
+            let complaints = names::dns_1035_label(text(name));
+            if !complaints.is_empty() {
+                causes.invalid(&path.index(i), name, complaints.join(","));
+            }
+        }
+    }
+    let (kind, list) = (text(&given["kind"]), text(&given["listKind"]));
+    if !kind.is_empty() && kind == list {
+        causes.invalid(&path.child("listKind"), list, "kind and listKind may not be the same");
+    }
+}
+
+fn check_conversion(path: &Path<'_>, conversion: &Value, causes: &mut Causes) {
+    if conversion.is_null() {
+        return;
+    }
+    rules::one_of(&path.child("strategy"), &conversion["strategy"], &["None", "Webhook"], causes);
+    let is_webhook = conversion["strategy"] == "Webhook";
+    let webhook = &conversion["webhook"];
+    let config = &webhook["clientConfig"];
+    let config_path = path.child("webhookClientConfig");
+    let versions_path = path.child("conversionReviewVersions");
+    if !is_webhook {
+        let why = "should not be set when strategy is not set to Webhook";
+        if !config.is_null() {
+            causes.forbidden(&config_path, why);
+        }
+        if !items(&webhook["conversionReviewVersions"]).is_empty() {
+            causes.forbidden(&versions_path, why);
+        }
+        return;
+    }
+    if config.is_null() {
+        causes.required(&config_path, "required when strategy is set to Webhook");
+    } else if config["url"].is_null() == config["service"].is_null() {
+        causes.required(&config_path, "exactly one of url or service is required");
+    }
+    let versions = items(&webhook["conversionReviewVersions"]);
+    if versions.is_empty() {
+        causes.required(&versions_path, "");
+    } else if !versions.iter().any(|version| *version == "v1" || *version == "v1beta1") {
+        let why = "must include at least one of v1, v1beta1";
+        causes.invalid(&versions_path, &webhook["conversionReviewVersions"], why);
+    }
+}
+
+pub(super) fn names_of_status(definition: &Value, causes: &mut Causes) {
+    let status = Path::root("status");
+    check_names(&status.child("acceptedNames"), &definition["status"]["acceptedNames"], causes);
+}
+
+fn stored_versions(definition: &Value, causes: &mut Causes) {
+    let status = Path::root("status");
+    let path = status.child("storedVersions");
+    let stored = items(&definition["status"]["storedVersions"]);
+    let versions = items(&definition["spec"]["versions"]);
+    if stored.is_empty() {
+        causes.invalid(&path, &json!([]), "must have at least one stored version");
+        return;
+    }
+    for (i, name) in stored.iter().enumerate() {
+        if !versions.iter().any(|version| version["name"] == *name) {
+            let shown = text(name);
+            let why = format!(
+                "missing from spec.versions; {shown} was previously a storage version, and must \
+                 remain in spec.versions until a storage migration ensures no data remains persisted \
+                 in {shown} and removes {shown} from status.storedVersions"
+            );
+            causes.invalid(&path.index(i), shown, why);
+        }
+    }
+}
