@@ -6,11 +6,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use longshore_quantity::Quantity;
 use serde_json::{Map as JsonObject, Value as Json};
 
 use crate::Error;
 use crate::decl::{DYN, Decl, DeclKind, ListKind, Object};
 use crate::functions::opaque::Opaque;
+use crate::functions::quantities::Semver;
 use crate::types::Type;
 
 /// A literal.
@@ -96,6 +98,8 @@ pub enum Map<'v> {
     Object(&'v JsonObject<String, Json>, &'v Object),
     /// Made by an operation.
     Owned(Arc<BTreeMap<Key<'v>, Value<'v>>>),
+    /// The same, and an empty map for each key that it does not have.
+    Nested(Arc<BTreeMap<Key<'v>, Value<'v>>>),
 }
 
 /// A key of a map. Numbers that are equal are one key.
@@ -186,6 +190,21 @@ impl<'v> Value<'v> {
     /// A new list.
     pub fn list(items: Vec<Self>) -> Self {
         Self::List(List::Owned(Arc::new(items)))
+    }
+
+    /// A quantity.
+    pub fn quantity(quantity: Quantity) -> Self {
+        Self::Opaque(Arc::new(Opaque::Quantity(quantity)))
+    }
+
+    /// A semantic version.
+    ///
+    /// # Errors
+    /// The text is none.
+    pub fn semver(text: &str) -> Result<Self, Error> {
+        Semver::parse(text, false)
+            .map(|own| Self::Opaque(Arc::new(Opaque::Semver(own))))
+            .map_err(Error::new)
     }
 
     /// A present optional value.
@@ -306,7 +325,7 @@ impl<'v> Value<'v> {
                 Json::Array(items.iter().map(Self::to_json).collect::<Option<_>>()?)
             }
             Self::Map(Map::Json(map, _) | Map::Object(map, _)) => Json::Object((*map).clone()),
-            Self::Map(Map::Owned(map)) => {
+            Self::Map(Map::Owned(map) | Map::Nested(map)) => {
                 let mut object = JsonObject::new();
                 for (key, value) in map.iter() {
                     let Key::String(key) = key else { return None };
@@ -353,7 +372,7 @@ impl<'v> Map<'v> {
             Self::Object(map, object) => {
                 object.fields.values().filter(|field| map.contains_key(&field.name)).count()
             }
-            Self::Owned(map) => map.len(),
+            Self::Owned(map) | Self::Nested(map) => map.len(),
         }
     }
 
@@ -365,7 +384,7 @@ impl<'v> Map<'v> {
                 let field = object.field(name)?;
                 map.get(&field.name).map(|json| Value::declared(json, &field.decl))
             }
-            Self::Owned(map) => map.get(&Key::String(Str::Shared(name.into()))).cloned().map(Ok),
+            Self::Owned(_) | Self::Nested(_) => self.get(&Value::text(name)),
         }
     }
 
@@ -373,6 +392,10 @@ impl<'v> Map<'v> {
     pub(crate) fn get(&self, key: &Value<'v>) -> Option<Result<Value<'v>, Error>> {
         match (self, key) {
             (Self::Owned(map), key) => map.get(&Key::new(key)?).cloned().map(Ok),
+            (Self::Nested(map), key) => {
+                let found = map.get(&Key::new(key)?).cloned();
+                Some(Ok(found.unwrap_or_else(|| Value::Map(Self::Owned(Arc::default())))))
+            }
             (_, Value::String(name)) => self.field(name),
             _ => None,
         }
@@ -387,7 +410,7 @@ impl<'v> Map<'v> {
                 let there = fields.filter(|(_, field)| map.contains_key(&field.name));
                 there.map(|(key, _)| Value::String(Str::Borrowed(key))).collect()
             }
-            Self::Owned(map) => map.keys().map(Key::value).collect(),
+            Self::Owned(map) | Self::Nested(map) => map.keys().map(Key::value).collect(),
         }
     }
 }

@@ -10,7 +10,7 @@ mod networks;
 pub(crate) mod numbers;
 pub(crate) mod opaque;
 pub(crate) mod patterns;
-mod quantities;
+pub(crate) mod quantities;
 mod strings;
 mod times;
 
@@ -140,6 +140,9 @@ fn contained<'v>(meter: &mut Meter, args: &[Value<'v>]) -> Found<'v> {
         [value, Value::List(list)] => Ok(Value::Bool(meter.contains(list, value)?)),
         [Value::String(key), Value::Map(map @ (Map::Json(..) | Map::Object(..)))] => {
             Ok(Value::Bool(map.field(key).is_some()))
+        }
+        [key, Value::Map(Map::Nested(map))] => {
+            Ok(Value::Bool(crate::value::Key::new(key).is_some_and(|key| map.contains_key(&key))))
         }
         [key, Value::Map(map)] => Ok(Value::Bool(map.get(key).is_some())),
         _ => Err(Error::no_such_overload()),

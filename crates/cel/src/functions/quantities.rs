@@ -19,7 +19,7 @@ pub struct Semver {
 
 impl Semver {
     /// `normalize`: takes a leading `v`, leading zeros, and versions without minor or patch.
-    fn parse(text: &str, normalize: bool) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str, normalize: bool) -> Result<Self, String> {
         let text = if normalize { text.trim().trim_start_matches('v') } else { text };
         let (text, build) = text.split_once('+').map_or((text, None), |(v, b)| (v, Some(b)));
         let (core, pre) = text.split_once('-').map_or((text, None), |(v, p)| (v, Some(p)));

@@ -7,7 +7,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, DeviceSelector};
 use super::constraint::Constraint;
 use super::pool::{Pool, PoolState};
 use super::request::{Request, requests};
-use super::selector::{SelectorError, selects};
+use super::selector::selects;
 use super::{AllocationError, Allocator, MAX_RESULTS, capacity, result};
 use crate::model::{Device, Node, ResourceClaim, ResourceSlice};
 
@@ -452,9 +452,9 @@ fn all_select(
         match selects(&cel.expression, device) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
-            Err(error @ SelectorError::Unsupported) => {
+            Err(error) => {
                 let text = format!("{}: selector #{index}: {error}", whose());
-                return Err(AllocationError::OnNode(text));
+                return Err(AllocationError::Claim(text));
             }
         }
     }

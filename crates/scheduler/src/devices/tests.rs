@@ -429,17 +429,54 @@ fn devices_search_ends_when_it_takes_too_long() {
 }
 
 #[test]
-fn devices_with_selectors_wait_for_their_language() {
-    let world = World::of(three());
-    let selectors = json!({"selectors": [{"cel": {"expression": "true"}}]});
-    let own = claim("c", json!({"requests": [request("r", selectors)]}));
-    let error = world.results("n1", &[&own]).unwrap_err();
-    assert_eq!(
-        error,
-        AllocationError::OnNode(
-            "claim default/c: selector #0: CEL selectors are not supported".to_owned()
-        )
-    );
+fn devices_are_selected_by_expressions() {
+    let large = json!({
+        "attributes": {
+            "model": {"string": "a100"}, "other.example.com/index": {"int": 3}, "ecc": {"bool": true},
+            "driverVersion": {"version": "1.10.0"},
+        },
+        "capacity": {"memory": {"value": "40Gi"}},
+    });
+    let small = json!({
+        "attributes": {"model": {"string": "t4"}}, "capacity": {"memory": {"value": "16Gi"}},
+    });
+    let devices = json!([device("small", small), device("large", large)]);
+    let world = World::new(vec![slice("s", json!({"spec": {"devices": devices}}))]);
+    for (expression, expected) in [
+        ("true", "r=small"),
+        ("false", "none"),
+        ("device.driver == 'gpu.example.com'", "r=small"),
+        ("device.attributes['gpu.example.com'].model == 'a100'", "r=large"),
+        ("device.attributes['other.example.com'].?index.orValue(0) > 2", "r=large"),
+        ("device.capacity['gpu.example.com'].memory.compareTo(quantity('20Gi')) > 0", "r=large"),
+        (
+            "'driverVersion' in device.attributes['gpu.example.com'] && \
+             device.attributes['gpu.example.com'].driverVersion.isGreaterThan(semver('1.9.0'))",
+            "r=large",
+        ),
+        ("has(device.attributes['none.example.com'].model)", "none"),
+        ("'none.example.com' in device.attributes", "none"),
+        ("device.allowMultipleAllocations", "none"),
+        (
+            "device.attributes['gpu.example.com'].nothing == 1",
+            "claim default/c: selector #0: CEL runtime error: no such key: nothing",
+        ),
+    ] {
+        let selectors = json!({"selectors": [{"cel": {"expression": expression}}]});
+        let own = claim("c", json!({"requests": [request("r", selectors)]}));
+        assert_eq!(world.devices("n1", &[&own]), expected, "{expression}");
+    }
+    for (expression, expected) in [
+        ("device.nothing", "undefined field"),
+        ("device.driver", "must evaluate to bool or the unknown type, not string"),
+        ("1 +", "Syntax error"),
+    ] {
+        let selectors = json!({"selectors": [{"cel": {"expression": expression}}]});
+        let own = claim("c", json!({"requests": [request("r", selectors)]}));
+        let found = world.devices("n1", &[&own]);
+        assert!(found.starts_with("claim default/c: selector #0: CEL compile error: "), "{found}");
+        assert!(found.contains(expected), "{found}");
+    }
 }
 
 fn counts() -> impl Strategy<Value = Vec<(Vec<u8>, bool)>> {

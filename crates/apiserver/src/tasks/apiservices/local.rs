@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::aggregator::{GROUP, resource};
+use crate::api_types::Resource;
 use crate::discovery;
 use crate::kinds;
 use crate::object;
@@ -62,8 +63,8 @@ fn priorities(group: &str, version: &str) -> Option<(i64, i64)> {
 type Served = BTreeSet<(String, String)>;
 
 /// What this server serves now, without what it serves of aggregation itself.
-fn served() -> Served {
-    let groups = discovery::groups(&[]);
+fn served(custom: &[&'static Resource]) -> Served {
+    let groups = discovery::groups(custom);
     let named = items(&groups["groups"]).iter().flat_map(|group| {
         let name = text(&group["name"]).to_owned();
         items(&group["versions"])
@@ -80,7 +81,7 @@ fn served() -> Served {
 pub(super) async fn run(api: &Api) {
     let mut done = Served::new();
     loop {
-        let now = served();
+        let now = served(api.definitions.snapshot().resources());
         if now != done {
             match reconcile(api, &now, true).await {
                 Ok(()) => done = now,
@@ -119,7 +120,7 @@ async fn reconcile(api: &Api, served: &Served, removes: bool) -> Result<(), Stat
 /// Makes those that are missing of what is served now.
 pub(super) async fn start(api: &Api) -> Result<(), StatusError> {
     // What is served is not all known yet.
-    reconcile(api, &served(), false).await
+    reconcile(api, &served(api.definitions.snapshot().resources()), false).await
 }
 
 fn local(group: &str, version: &str) -> Value {
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn aggregator_knows_the_priority_of_every_built_in_group() {
         assert!(PRIORITIES.is_sorted_by_key(|(group, ..)| *group));
-        for (group, version) in served() {
+        for (group, version) in served(&[]) {
             assert!(priorities(&group, &version).is_some(), "{group}/{version}");
         }
         let custom = local("example.com", "v1");
