@@ -269,7 +269,15 @@ async fn ask(address: SocketAddr) -> Result<String, String> {
 /// Clients of a service that ask it again and again.
 struct Load {
     is_over: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<(usize, BTreeSet<String>, Vec<String>)>>,
+    clients: Vec<JoinHandle<Answers>>,
+}
+
+/// What one client got.
+#[derive(Default)]
+struct Answers {
+    count: usize,
+    pages: BTreeSet<String>,
+    failures: Vec<String>,
 }
 
 impl Load {
@@ -278,16 +286,16 @@ impl Load {
         let clients = addresses.into_iter().map(|address| {
             let is_over = is_over.clone();
             tokio::spawn(async move {
-                let (mut count, mut pages, mut failures) = (0, BTreeSet::new(), Vec::new());
+                let mut own = Answers::default();
                 while !is_over.load(Ordering::Relaxed) {
-                    count += 1;
+                    own.count += 1;
                     match ask(address).await {
-                        Ok(page) => drop(pages.insert(page)),
-                        Err(error) => failures.push(error),
+                        Ok(page) => drop(own.pages.insert(page)),
+                        Err(error) => own.failures.push(error),
                     }
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                (count, pages, failures)
+                own
             })
         });
         Self { clients: clients.collect(), is_over }
@@ -298,9 +306,9 @@ impl Load {
         self.is_over.store(true, Ordering::Relaxed);
         let mut pages = BTreeSet::new();
         for client in self.clients {
-            let (count, own, failures) = client.await.unwrap();
-            assert_eq!(failures, [] as [String; 0], "of {count} requests");
-            pages.extend(own);
+            let own = client.await.unwrap();
+            assert_eq!(own.failures, [] as [String; 0], "of {} requests", own.count);
+            pages.extend(own.pages);
         }
         pages
     }

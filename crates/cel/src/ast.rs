@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::value::Const;
+use crate::runtime::value::Const;
 
 /// An expression: what it is, where it stands, and how deep it is.
 #[derive(Debug, Clone)]

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use crate::Declarations;
 use crate::ast::{Comprehension, Expr, Kind};
 use crate::decl::Decl;
+use crate::decl::types::Type;
 use crate::issue::Issue;
 use crate::overloads::{self, Overload};
-use crate::types::Type;
-use crate::value::Const;
-use crate::{Declarations, functions};
+use crate::runtime::functions;
+use crate::runtime::value::Const;
 
 /// What the checker found out, by ids of expressions.
 #[derive(Debug, Default)]

@@ -1,11 +1,13 @@
 //! Types that schemas declare, with how much they hold at most.
 
+pub(crate) mod types;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use crate::types::Type;
+use crate::decl::types::Type;
 
 /// The largest request, in bytes: an unlimited string or list holds no more.
 const MAX_REQUEST: u64 = 3 * 1024 * 1024;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::Declarations;
 use crate::ast::{Comprehension, Expr, Kind};
 use crate::check::Checked;
+use crate::decl::types::Type;
 use crate::decl::{Decl, DeclKind};
-use crate::types::Type;
-use crate::value::Const;
+use crate::runtime::value::Const;
 
 /// A range of costs or of sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

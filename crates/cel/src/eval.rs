@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::Error;
-use crate::meter::Meter;
 use crate::plan::{Fold, Node};
-use crate::value::{Key, List, Map, Value};
+use crate::runtime::meter::Meter;
+use crate::runtime::value::{Key, List, Map, Value};
 
 /// Values of the variables of [`crate::Declarations`], by their index.
 pub trait Variables<'v> {
@@ -148,7 +148,7 @@ impl<'v> Eval<'_, 'v> {
                 (Value::List(_), index) => {
                     Error::new(format!("index out of bounds: {}", number(index).unwrap_or(0)))
                 }
-                (_, key) => no_such_key(&crate::functions::shown(key)),
+                (_, key) => no_such_key(&crate::runtime::functions::shown(key)),
             }),
         }
     }
@@ -205,8 +205,8 @@ impl<'v> Eval<'_, 'v> {
 
     fn apply(
         &mut self,
-        function: crate::functions::Function,
-        cost: &crate::functions::cost::CostRule,
+        function: crate::runtime::functions::Function,
+        cost: &crate::runtime::functions::cost::CostRule,
         args: &[Value<'v>],
     ) -> Found<'v> {
         let before = cost.before(&mut self.meter, args)?;
@@ -222,7 +222,8 @@ impl<'v> Eval<'_, 'v> {
         };
         let args = self.values(args)?;
         let size = args.first().map_or(0, Value::size);
-        self.meter.charge(crate::functions::cost::matching(size, pattern.chars().count()))?;
+        self.meter
+            .charge(crate::runtime::functions::cost::matching(size, pattern.chars().count()))?;
         function.apply(&mut self.meter, regex, &args)
     }
 
@@ -255,7 +256,7 @@ impl<'v> Eval<'_, 'v> {
                 return Err(Error::new(format!("unsupported key type: {}", key.type_of())));
             };
             if entries.insert(own, value).is_some() {
-                let shown = crate::functions::shown(&key);
+                let shown = crate::runtime::functions::shown(&key);
                 return Err(Error::new(format!("Failed with repeated key {shown}")));
             }
         }

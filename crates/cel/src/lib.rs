@@ -21,27 +21,24 @@ pub mod crd;
 pub mod decl;
 mod estimate;
 mod eval;
-mod functions;
 mod issue;
 mod lexer;
-mod meter;
 mod overloads;
 mod parser;
 mod plan;
+mod runtime;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests;
-mod types;
-mod value;
 
 use std::sync::Arc;
 
+pub use decl::types::Type;
 pub use estimate::Estimate;
 pub use eval::Variables;
-pub use functions::opaque::{Attributes, Authorizer, Decision, Opaque};
 pub use issue::{Issue, Issues};
-pub use types::Type;
-pub use value::{Key, List, Map, Str, Value};
+pub use runtime::functions::opaque::{Attributes, Authorizer, Decision, Opaque};
+pub use runtime::value::{Key, List, Map, Str, Value};
 
 use decl::{Decl, DeclKind};
 use plan::Node;

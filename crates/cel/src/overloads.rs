@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use crate::types::Type;
+use crate::decl::types::Type;
 
 /// One way to call a function.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::ast::{ACCUMULATOR, Comprehension, Expr, Kind};
 use crate::issue::Issue;
 use crate::lexer::{Token, tokens};
-use crate::value::Const;
+use crate::runtime::value::Const;
 
 /// The deepest tree. Upstream's parser gives up at 250 nested rules.
 pub(crate) const MOST_DEPTH: usize = 120;

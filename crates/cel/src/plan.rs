@@ -7,9 +7,9 @@ use regex::Regex;
 use crate::Declarations;
 use crate::ast::{ACCUMULATOR, Comprehension, Expr, Kind};
 use crate::check::{Checked, type_named};
-use crate::functions::{self, Function, cost::CostRule, patterns};
-use crate::types::Type;
-use crate::value::Value;
+use crate::decl::types::Type;
+use crate::runtime::functions::{self, Function, cost::CostRule, patterns};
+use crate::runtime::value::Value;
 
 #[derive(Debug)]
 pub(crate) enum Node {

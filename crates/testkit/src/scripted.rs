@@ -80,8 +80,8 @@ pub struct Run {
     started: Option<Timestamp>,
     /// When it exited, and its exit code.
     exited: Option<(Timestamp, i32)>,
-    /// The end of the grace period that it was given last, by which run of the daemon.
-    deadline: Option<(u64, Instant)>,
+    /// The grace period that it was given last: by which run of the daemon, when, and its end.
+    deadline: Option<(u64, Instant, Instant)>,
 }
 
 impl Run {
@@ -422,23 +422,25 @@ impl World {
         Ok(self.behaviours.get(&run.name).and_then(|behaviour| behaviour.exits))
     }
 
-    /// Sends the stop signal. Returns after which time the container has exited, at the latest after
-    /// its grace period; `None`: it does not run.
-    fn signal(&mut self, id: &str, grace: Duration) -> Option<Duration> {
+    /// Sends the stop signal, which was asked for at `asked`. Returns after which time the container has
+    /// exited, at the latest after its grace period; `None`: it does not run.
+    fn signal(&mut self, id: &str, asked: Instant, grace: Duration) -> Option<Duration> {
         let epoch = self.epoch;
         let run = self.runs.get_mut(id).filter(|run| run.is_running())?;
         let (name, end) = (run.name.clone(), Instant::now() + grace);
         // Grace periods are whole seconds in CRI, and two are left after any preStop hook.
         let allowed = Duration::from_secs(3);
-        if let Some((of, before)) = run.deadline
-            && of == epoch
+        // A call that arrives late extends nothing: a later one may have shortened the period since.
+        let of_epoch = run.deadline.filter(|(of, ..)| *of == epoch);
+        let is_outdated = of_epoch.is_some_and(|(_, last, _)| asked < last);
+        if let Some((.., before)) = of_epoch.filter(|_| !is_outdated)
             && end > before.max(Instant::now()) + allowed
         {
             let extended = end.duration_since(before);
             self.violations.push(format!("grace period of {name} extended by {extended:?}"));
         }
-        if let Some(run) = self.runs.get_mut(id) {
-            run.deadline = Some((epoch, end));
+        if let Some(run) = self.runs.get_mut(id).filter(|_| !is_outdated) {
+            run.deadline = Some((epoch, asked, end));
         }
         self.note("StopContainer", &name);
         let stops_in = self.behaviours.get(&name).cloned().unwrap_or_default().stops_in;
@@ -629,9 +631,9 @@ impl RuntimeService for ScriptedRuntime {
     ) -> Result<Response<StopContainerResponse>, Status> {
         let StopContainerRequest { container_id: id, timeout } = request.into_inner();
         let grace = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
-        let (of, runtime) = (id.clone(), self.clone());
+        let (of, runtime, asked) = (id.clone(), self.clone(), Instant::now());
         let signal = move |world: &mut World| {
-            let stops_in = world.signal(&of, grace);
+            let stops_in = world.signal(&of, asked, grace);
             if let Some(stops_in) = stops_in.filter(|stops_in| *stops_in < grace) {
                 // The stop signal stays sent, though the caller may go.
                 tokio::spawn(async move {

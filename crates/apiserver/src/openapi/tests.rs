@@ -6,9 +6,10 @@ use super::*;
 fn references(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
-            if let Some(reference) = map.get("$ref") {
+            // schemas of custom resources have a property of that name, too
+            if let Some(reference) = map.get("$ref").and_then(Value::as_str) {
                 assert_eq!(map.len(), 1, "a reference stands alone: {value}");
-                found.push(reference.as_str().unwrap().to_owned());
+                found.push(reference.to_owned());
             }
             map.values().for_each(|v| references(v, found));
         }

@@ -3,6 +3,9 @@ use std::fmt;
 
 use super::{Measurements, Results};
 
+/// One figure of the measurements.
+type Figure = fn(&Measurements) -> f64;
+
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { nodes, pods, services, ours, upstream } = self;
@@ -10,7 +13,7 @@ impl fmt::Display for Results {
         let titles = if upstream.is_some() { "longshore   upstream   ratio" } else { "longshore" };
         writeln!(f, "{:<44}{titles}", "")?;
         let many = format!("  with {services} other services");
-        let lines: [(&str, fn(&Measurements) -> f64); 13] = [
+        let lines: [(&str, Figure); 13] = [
             ("bindings a second", |own| own.bindings.per_second),
             ("  seconds", |own| own.bindings.seconds),
             ("  CPU-seconds, scheduler", |own| own.bindings.scheduler_cpu_seconds),

@@ -2,8 +2,8 @@
 
 use super::{Found, numbers, plain_text};
 use crate::Error;
-use crate::meter::{Meter, VISIT};
-use crate::value::{List, Map, Value};
+use crate::runtime::meter::{Meter, VISIT};
+use crate::runtime::value::{List, Map, Value};
 
 /// The most digits after the point, as upstream.
 const MOST_PRECISION: usize = 1000;

@@ -9,7 +9,7 @@ use regex::Regex;
 use super::opaque::Opaque;
 use super::{Found, Function, networks, times};
 use crate::Error;
-use crate::value::Value;
+use crate::runtime::value::Value;
 
 /// A named format.
 pub struct Format {

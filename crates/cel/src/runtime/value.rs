@@ -10,10 +10,10 @@ use longshore_quantity::Quantity;
 use serde_json::{Map as JsonObject, Value as Json};
 
 use crate::Error;
+use crate::decl::types::Type;
 use crate::decl::{DYN, Decl, DeclKind, ListKind, Object};
-use crate::functions::opaque::Opaque;
-use crate::functions::quantities::Semver;
-use crate::types::Type;
+use crate::runtime::functions::opaque::Opaque;
+use crate::runtime::functions::quantities::Semver;
 
 /// A literal.
 #[derive(Debug, Clone)]
@@ -256,7 +256,7 @@ impl<'v> Value<'v> {
                 _ => wrong("string"),
             },
             DeclKind::Bytes | DeclKind::Duration | DeclKind::Timestamp => match json {
-                Json::String(text) => crate::functions::formatted(text, &decl.kind),
+                Json::String(text) => crate::runtime::functions::formatted(text, &decl.kind),
                 _ => wrong("string"),
             },
             DeclKind::List(item, kind) => match json {
@@ -318,7 +318,7 @@ impl<'v> Value<'v> {
             Self::Double(n) => serde_json::Number::from_f64(*n).map(Json::Number)?,
             Self::String(text) => Json::String(text.to_string()),
             Self::Bytes(_) | Self::Duration(_) | Self::Timestamp(_) => {
-                Json::String(crate::functions::json_text(self)?)
+                Json::String(crate::runtime::functions::json_text(self)?)
             }
             Self::List(List::Json(items, ..)) => Json::Array(items.to_vec()),
             Self::List(List::Owned(items)) => {

@@ -1,9 +1,9 @@
 //! What calls cost, as upstream counts it.
 
 use crate::Error;
-use crate::functions::opaque::Opaque;
-use crate::meter::Meter;
-use crate::value::Value;
+use crate::runtime::functions::opaque::Opaque;
+use crate::runtime::meter::Meter;
+use crate::runtime::value::Value;
 
 /// How the cost of a call follows from its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use super::{Found, Function, conversion, times};
 use crate::Error;
-use crate::meter::Meter;
-use crate::value::{List, Value};
+use crate::runtime::meter::Meter;
+use crate::runtime::value::{List, Value};
 
 pub(super) fn named(name: &str) -> Option<Function> {
     Some(match name {

@@ -8,7 +8,7 @@ use longshore_duration::GoDuration;
 
 use super::{Found, Function, conversion};
 use crate::Error;
-use crate::value::Value;
+use crate::runtime::value::Value;
 
 pub(super) fn named(name: &str) -> Option<Function> {
     Some(match name {

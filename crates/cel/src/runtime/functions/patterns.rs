@@ -4,8 +4,8 @@ use regex::{Regex, RegexBuilder};
 
 use super::{Found, Function};
 use crate::Error;
-use crate::meter::Meter;
-use crate::value::Value;
+use crate::runtime::meter::Meter;
+use crate::runtime::value::Value;
 
 /// The most memory of a compiled pattern, in bytes.
 const MOST_SIZE: usize = 1 << 20;

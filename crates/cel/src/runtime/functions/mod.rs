@@ -22,8 +22,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::Error;
 use crate::decl::DeclKind;
-use crate::meter::Meter;
-use crate::value::{Map, Value};
+use crate::runtime::meter::Meter;
+use crate::runtime::value::{Map, Value};
 
 pub(crate) type Found<'v> = Result<Value<'v>, Error>;
 /// A function of its target and arguments.
@@ -141,9 +141,9 @@ fn contained<'v>(meter: &mut Meter, args: &[Value<'v>]) -> Found<'v> {
         [Value::String(key), Value::Map(map @ (Map::Json(..) | Map::Object(..)))] => {
             Ok(Value::Bool(map.field(key).is_some()))
         }
-        [key, Value::Map(Map::Nested(map))] => {
-            Ok(Value::Bool(crate::value::Key::new(key).is_some_and(|key| map.contains_key(&key))))
-        }
+        [key, Value::Map(Map::Nested(map))] => Ok(Value::Bool(
+            crate::runtime::value::Key::new(key).is_some_and(|key| map.contains_key(&key)),
+        )),
         [key, Value::Map(map)] => Ok(Value::Bool(map.get(key).is_some())),
         _ => Err(Error::no_such_overload()),
     }
@@ -166,7 +166,7 @@ fn map_insert<'v>(meter: &mut Meter, args: &[Value<'v>]) -> Found<'v> {
     meter.work(map.len() + entries.len())?;
     let mut map = (**map).clone();
     for (key, value) in entries {
-        let Some(own) = crate::value::Key::new(&key) else {
+        let Some(own) = crate::runtime::value::Key::new(&key) else {
             return Err(Error::new(format!("unsupported key type: {}", key.type_of())));
         };
         if map.insert(own, value).is_some() {

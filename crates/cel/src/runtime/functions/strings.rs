@@ -2,8 +2,8 @@
 
 use super::{Found, Function, formatting};
 use crate::Error;
-use crate::meter::Meter;
-use crate::value::Value;
+use crate::runtime::meter::Meter;
+use crate::runtime::value::Value;
 
 pub(super) fn named(name: &str) -> Option<Function> {
     Some(match name {

@@ -1,6 +1,6 @@
 //! What an evaluation has cost, and how much it has done.
 
-use crate::value::{List, Map, Value};
+use crate::runtime::value::{List, Map, Value};
 use crate::{Error, PER_CALL_LIMIT};
 
 /// How many items operations may make or look at in one evaluation. Upstream's costs leave out some of it
@@ -85,7 +85,7 @@ impl Meter {
             (Value::Opaque(a), Value::Opaque(b)) => a == b,
             (Value::List(a), Value::List(b)) => self.equal_lists(a, b)?,
             (Value::Map(a), Value::Map(b)) => self.equal_maps(a, b)?,
-            _ => crate::functions::numbers::order(a, b).is_some_and(|order| order.is_eq()),
+            _ => crate::runtime::functions::numbers::order(a, b).is_some_and(|order| order.is_eq()),
         })
     }
 
@@ -93,7 +93,7 @@ impl Meter {
         if a.len() != b.len() {
             return Ok(false);
         }
-        match crate::functions::lists::identity(a) {
+        match crate::runtime::functions::lists::identity(a) {
             Some(keys) => {
                 for item in a.iter() {
                     let item = item?;
@@ -102,7 +102,9 @@ impl Meter {
                         let other = other?;
                         let same = match keys {
                             [] => true,
-                            keys => crate::functions::lists::same_keys(self, keys, &item, &other)?,
+                            keys => crate::runtime::functions::lists::same_keys(
+                                self, keys, &item, &other,
+                            )?,
                         };
                         if same && self.equal(&item, &other)? {
                             found = true;

@@ -8,7 +8,7 @@ use longshore_quantity::{Quantity, SYNTAX};
 use super::opaque::Opaque;
 use super::{Found, Function};
 use crate::Error;
-use crate::value::Value;
+use crate::runtime::value::Value;
 
 /// A semantic version. What follows `+` does not count in comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::opaque::Opaque;
 use super::{Found, Function};
 use crate::Error;
-use crate::value::{Key, Map, Value};
+use crate::runtime::value::{Key, Map, Value};
 
 /// A range of addresses. The address may have bits beyond the prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -327,7 +327,7 @@ fn query<'v>(text: &str) -> Value<'v> {
         }
     }
     let entries = found.into_iter().map(|(key, values)| {
-        (Key::String(crate::value::Str::Shared(key.into())), Value::list(values))
+        (Key::String(crate::runtime::value::Str::Shared(key.into())), Value::list(values))
     });
     Value::Map(Map::Owned(Arc::new(entries.collect())))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::opaque::{Attributes, Opaque};
 use super::{Found, Function};
 use crate::Error;
-use crate::value::Value;
+use crate::runtime::value::Value;
 
 pub(super) fn named(name: &str) -> Option<Function> {
     Some(match name {
