@@ -311,11 +311,11 @@ fn client(path: &Path<'_>, client: &Value, causes: &mut Causes) {
     }
     let Some(given) = service["path"].as_str() else { return };
     let path = path.child("path");
+    if matches!(given, "" | "/") {
+        return;
+    }
     if !given.starts_with('/') {
         causes.invalid(&path, given, "must start with a '/'");
-    }
-    if given == "/" {
-        return;
     }
     // as upstream: the first letter goes, whatever it is
     let below = given.get(1..).unwrap_or_default();

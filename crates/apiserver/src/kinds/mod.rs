@@ -338,6 +338,21 @@ pub(crate) fn conform_object(
     }
 }
 
+/// [`conform_object`] for an object that may be of another kind: that of a subresource, or of another
+/// version.
+pub(crate) fn conform_kind(
+    resource: &Resource,
+    kind: Gvk,
+    decoded: Decoded,
+) -> Result<Value, StatusError> {
+    let validation = FieldValidation::Ignore;
+    let conformed = match kind == resource.gvk() {
+        true => conform_object(resource, decoded, validation),
+        false => schema::conform(kind, decoded, validation),
+    };
+    conformed.map(|(object, _)| object)
+}
+
 /// The object as it is stored.
 pub(crate) fn to_storage(resource: &Resource, object: Value) -> Value {
     match resource.definition() {

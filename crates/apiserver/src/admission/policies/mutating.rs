@@ -12,7 +12,7 @@ use crate::admission::webhooks::hook::Invocation;
 use crate::kinds;
 use crate::managed;
 use crate::patch::{self, PatchKind};
-use crate::schema::{self, Decoded, FieldValidation};
+use crate::schema::Decoded;
 
 /// Which policies are evaluated again, because the object has changed after them.
 #[derive(Default)]
@@ -77,8 +77,8 @@ pub(super) fn mutated(
     };
     let Invocation { resource, kind } = facts.invocation;
     let decoded = Decoded { value: patched, duplicates: Vec::new() };
-    let conformed = schema::conform(kind, decoded, FieldValidation::Ignore);
-    let mut object = conformed.map_err(|error| error.message)?.0;
+    let conformed = kinds::conform_kind(resource, kind, decoded);
+    let mut object = conformed.map_err(|error| error.message)?;
     if kind == resource.gvk() {
         kinds::apply_defaults(resource, &mut object);
     }

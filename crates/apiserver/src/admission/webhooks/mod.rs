@@ -31,7 +31,7 @@ use crate::kinds;
 use crate::object;
 use crate::patch::{self, PatchKind};
 use crate::registry::Registry;
-use crate::schema::{self, FieldValidation};
+use crate::schema;
 use crate::status::StatusError;
 use crate::webhook_client::WebhookClient;
 
@@ -374,8 +374,8 @@ fn patched(
     let mut object = converted(attributes, invocation, object);
     let patched = patch::apply(PatchKind::Json, invocation.kind, &object, patch);
     let conformed = patched
-        .and_then(|decoded| schema::conform(invocation.kind, decoded, FieldValidation::Ignore));
-    object = conformed.map_err(internal)?.0;
+        .and_then(|decoded| kinds::conform_kind(invocation.resource, invocation.kind, decoded));
+    object = conformed.map_err(internal)?;
     if invocation.kind == invocation.resource.gvk() {
         kinds::apply_defaults(invocation.resource, &mut object);
     }
