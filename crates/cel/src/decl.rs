@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use crate::decl::types::Type;
+use crate::keywords::is_keyword;
 
 /// The largest request, in bytes: an unlimited string or list holds no more.
 const MAX_REQUEST: u64 = 3 * 1024 * 1024;
@@ -52,7 +53,7 @@ pub enum DeclKind {
     Object(Object),
 }
 
-/// How the items of a list are told apart.
+/// How the items of a list are distinguished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListKind {
     /// By their place.
@@ -218,9 +219,9 @@ impl Decl {
 impl Object {
     /// A field by its name in expressions; a reserved word may stand for itself.
     pub(crate) fn field(&self, name: &str) -> Option<&Field> {
-        self.fields.get(name).or_else(|| {
-            RESERVED.contains(&name).then(|| self.fields.get(&format!("__{name}__"))).flatten()
-        })
+        self.fields
+            .get(name)
+            .or_else(|| is_keyword(name).then(|| self.fields.get(&format!("__{name}__"))).flatten())
     }
 }
 
@@ -278,36 +279,12 @@ pub(crate) fn max_cardinality(min_size: u64) -> u64 {
     MAX_REQUEST.checked_div(min_size.saturating_add(1)).unwrap_or(0)
 }
 
-const RESERVED: [&str; 21] = [
-    "true",
-    "false",
-    "null",
-    "in",
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-];
-
 /// The name of a property in expressions; `None` where it has none.
 pub fn escape(name: &str) -> Option<String> {
     if name.starts_with(|c: char| c.is_ascii_digit()) || name.is_empty() {
         return None;
     }
-    if RESERVED.contains(&name) {
+    if is_keyword(name) {
         return Some(format!("__{name}__"));
     }
     let mut escaped = String::with_capacity(name.len());

@@ -22,6 +22,7 @@ pub mod decl;
 mod estimate;
 mod eval;
 mod issue;
+mod keywords;
 mod lexer;
 mod overloads;
 mod parser;
@@ -37,6 +38,7 @@ pub use decl::types::Type;
 pub use estimate::Estimate;
 pub use eval::Variables;
 pub use issue::{Issue, Issues};
+pub use keywords::is_identifier;
 pub use runtime::functions::opaque::{Attributes, Authorizer, Decision, Opaque};
 pub use runtime::value::{Key, List, Map, Str, Value};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::ast::{ACCUMULATOR, Comprehension, Expr, Kind};
 use crate::issue::Issue;
+use crate::keywords::RESERVED;
 use crate::lexer::{Token, tokens};
 use crate::runtime::value::Const;
 
@@ -14,26 +15,6 @@ pub(crate) const MOST_DEPTH: usize = 120;
 const MOST_NESTING: usize = 80;
 /// The most characters, as upstream's.
 const MOST_CHARS: usize = 100_000;
-
-const RESERVED: [&str; 17] = [
-    "as",
-    "break",
-    "const",
-    "continue",
-    "else",
-    "for",
-    "function",
-    "if",
-    "import",
-    "let",
-    "loop",
-    "package",
-    "namespace",
-    "return",
-    "var",
-    "void",
-    "while",
-];
 
 type Parsed<T = Expr> = Result<T, Issue>;
 

@@ -68,7 +68,7 @@ pub(crate) struct Version {
     pub(crate) columns: Vec<Column>,
     /// Where the number of replicas is.
     pub(crate) scale: Option<Scale>,
-    /// What clients are told who use it still.
+    /// The warning for clients that still use it.
     pub(crate) deprecation: Option<String>,
     /// `x-kubernetes-validations`, compiled; `None`: there are none.
     pub(crate) rules: Option<longshore_cel::crd::Validator>,

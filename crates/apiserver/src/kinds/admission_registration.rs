@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use longshore_cel::is_identifier;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, integer, name, string};
@@ -517,36 +518,6 @@ fn compiles<T>(path: &Path<'_>, source: &str, compiled: Result<T, String>, cause
     if let Err(error) = compiled {
         causes.invalid(path, source, error);
     }
-}
-
-fn is_identifier(name: &str) -> bool {
-    const RESERVED: [&str; 21] = [
-        "true",
-        "false",
-        "null",
-        "in",
-        "as",
-        "break",
-        "const",
-        "continue",
-        "else",
-        "for",
-        "function",
-        "if",
-        "import",
-        "let",
-        "loop",
-        "package",
-        "namespace",
-        "return",
-        "var",
-        "void",
-        "while",
-    ];
-    let mut letters = name.chars();
-    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
-        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
-        && !RESERVED.contains(&name)
 }
 
 fn param_kind_rules(path: &Path<'_>, kind: &Value, causes: &mut Causes) {

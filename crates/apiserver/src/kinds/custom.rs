@@ -147,7 +147,7 @@ pub(crate) fn refusal(resource: &Resource) -> Option<StatusError> {
     )))
 }
 
-/// What clients are told who use a version that is deprecated.
+/// The warning for clients that use a deprecated version.
 pub(crate) fn deprecation(resource: &Resource) -> Option<String> {
     with_version(resource, |version| version.deprecation.clone()).flatten()
 }

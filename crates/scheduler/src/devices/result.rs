@@ -76,7 +76,7 @@ fn selected<'p, 'a>(plan: &'p Plan<'a>) -> impl Iterator<Item = &'p Request<'a>>
     all.filter_map(|(alternatives, selected)| alternatives.get(*selected))
 }
 
-/// What drivers are told: by classes, each once, then by the claim.
+/// Configuration for drivers: by classes, each once, then by the claim.
 fn configuration(plan: &Plan<'_>) -> Vec<DeviceAllocationConfiguration> {
     let mut all: Vec<DeviceAllocationConfiguration> = Vec::new();
     let mut classes: Vec<(&str, std::ops::Range<usize>)> = Vec::new();

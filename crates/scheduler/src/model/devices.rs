@@ -288,7 +288,7 @@ pub struct DeviceClass {
     pub name: Atom,
     /// What its devices meet.
     pub selectors: Vec<DeviceSelector>,
-    /// What drivers are told of its devices.
+    /// Configuration for the drivers of its devices.
     pub config: Vec<DeviceClassConfiguration>,
 }
 

@@ -113,7 +113,7 @@ pub(super) fn named(name: &str) -> Option<Function> {
     })
 }
 
-/// By what the items of a list are told apart: by themselves (no keys), or by fields; `None`: by their
+/// By what the items of a list are distinguished: by themselves (no keys), or by fields; `None`: by their
 /// place.
 pub(crate) fn identity<'v>(list: &List<'v>) -> Option<&'v [String]> {
     match list {
