@@ -13,8 +13,8 @@ use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 
 use crate::api_types::{
-    Column, Conversion, Definition, Gvk, Live, READ_WRITE, Resource, SCALE, Scale, Subresource,
-    Version, grouped,
+    Column, Conversion, ConversionWebhook, Definition, Gvk, Live, READ_WRITE, Resource, SCALE,
+    Scale, Subresource, Version, grouped,
 };
 use crate::kinds::{self, custom_resource_definition as crd};
 use crate::object;
@@ -45,6 +45,14 @@ impl Snapshot {
     /// The document of OpenAPI 2.
     pub(crate) fn swagger(&self, make: impl FnOnce(&[&'static Resource]) -> String) -> &str {
         self.swagger.get_or_init(|| make(&self.resources))
+    }
+
+    /// The resource whose objects have this `apiVersion` and kind, built-in or custom.
+    pub(crate) fn of_kind(&self, api_version: &str, kind: &str) -> Option<&'static Resource> {
+        let custom = self.resources.iter().copied();
+        kinds::resources()
+            .chain(custom)
+            .find(|of| of.kind == kind && of.gvk().api_version() == api_version)
     }
 
     /// The resource of this group, version and plural, built-in or custom.
@@ -228,16 +236,26 @@ impl Entry {
             list_kind: text(&names["listKind"]).to_owned(),
             versions,
             stored: stored.map_or("", |version| text(&version["name"])).to_owned(),
-            conversion: match text(&spec["conversion"]["strategy"]) {
-                "Webhook" => Conversion::Webhook,
-                _ => Conversion::None,
-            },
+            conversion: read_conversion(object::name(object), &spec["conversion"]),
             preserves_unknown: spec["preserveUnknownFields"] == true,
             is_terminating: object::is_deleting(object),
         };
         let version = object::resource_version(object).to_owned();
         Ok(Entry { version, definition: Arc::new(definition), rows })
     }
+}
+
+fn read_conversion(definition: &str, conversion: &Value) -> Conversion {
+    if conversion["strategy"] != "Webhook" {
+        return Conversion::None;
+    }
+    let webhook = &conversion["webhook"];
+    let versions = items(&webhook["conversionReviewVersions"]).iter();
+    Conversion::Webhook(ConversionWebhook {
+        definition: definition.to_owned(),
+        client: webhook["clientConfig"].clone(),
+        review_versions: versions.map(|version| text(version).to_owned()).collect(),
+    })
 }
 
 fn read_version(group: &str, kind: &str, version: &Value) -> Result<Version, ReadError> {

@@ -14,6 +14,7 @@ mod auth;
 mod authz;
 mod cache;
 mod cidr;
+mod conversion;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
@@ -75,6 +76,7 @@ use crate::admission::webhooks::Webhooks;
 use crate::aggregator::Aggregator;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
+use crate::conversion::WebhookConverter;
 use crate::definitions::Definitions;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -244,13 +246,16 @@ impl Server {
         )?;
         let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
+        let converter = Arc::new(WebhookConverter::new(WebhookClient::new(resolver)));
         let authorizer = Arc::new(Authorizer::new(config.authorization)?);
-        let policies = Policies::new(authorizer.clone())?;
+        let definitions = Arc::new(Definitions::default());
+        let policies = Policies::new(authorizer.clone(), definitions.clone())?;
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&config.aggregation)?,
-            registry: Registry::new(config.store),
-            definitions: Definitions::default(),
+            registry: Arc::new(Registry::with_converter(config.store, converter.clone())),
+            converter,
+            definitions,
             authorizer,
             services: ServiceAllocator::new(
                 config.service_range,

@@ -47,13 +47,24 @@ pub(crate) struct Definition {
 }
 
 /// How objects get from one version to another.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) enum Conversion {
     /// Only `apiVersion` changes.
     #[default]
     None,
     /// A webhook converts them.
-    Webhook,
+    Webhook(ConversionWebhook),
+}
+
+/// The webhook that converts the objects of a definition.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct ConversionWebhook {
+    /// The name of the definition.
+    pub(crate) definition: String,
+    /// Its `clientConfig`.
+    pub(crate) client: Value,
+    /// The versions of ConversionReview that it takes, the preferred one first.
+    pub(crate) review_versions: Vec<String>,
 }
 
 /// A version of a definition.
@@ -104,6 +115,14 @@ pub(crate) struct Scale {
 }
 
 impl Definition {
+    /// The webhook that converts its objects, if one does.
+    pub(crate) fn webhook(&self) -> Option<&ConversionWebhook> {
+        match &self.conversion {
+            Conversion::None => None,
+            Conversion::Webhook(webhook) => Some(webhook),
+        }
+    }
+
     /// The version of that name.
     pub(crate) fn version(&self, name: &str) -> Option<&Version> {
         self.versions.iter().find(|version| version.name == name)

@@ -7,7 +7,9 @@ mod resources;
 mod types;
 
 pub use custom::Live;
-pub(crate) use custom::{Column, Conversion, Definition, MergeRules, Scale, Version};
+pub(crate) use custom::{
+    Column, Conversion, ConversionWebhook, Definition, MergeRules, Scale, Version,
+};
 pub(crate) use messages::{Message, Slot, message};
 pub(crate) use resources::{
     CONNECT, CREATE, NO_COLLECTION_DELETE, PROXY, READ_WRITE, SCALE, core, grouped, review, status,

@@ -123,6 +123,11 @@ impl Resource {
         self.custom.map(Live::get)
     }
 
+    /// Whether a webhook converts its objects between versions.
+    pub(crate) fn has_webhook(&self) -> bool {
+        self.definition().is_some_and(|definition| definition.webhook().is_some())
+    }
+
     /// The kind of lists of its objects.
     pub(crate) fn list_kind(&self) -> String {
         let custom = self.definition().map(|definition| definition.list_kind.clone());

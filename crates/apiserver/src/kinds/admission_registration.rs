@@ -274,7 +274,7 @@ fn webhook(path: &Path<'_>, hook: &Value, causes: &mut Causes) {
     for field in ["namespaceSelector", "objectSelector"] {
         rules::selector(&path.child(field), &hook[field], causes);
     }
-    client(&path.child("clientConfig"), &hook["clientConfig"], causes);
+    rules::webhook::client(&path.child("clientConfig"), &hook["clientConfig"], causes);
     let conditions_path = path.child("matchConditions");
     match_conditions(&conditions_path, &hook["matchConditions"], false, causes);
     review_versions(
@@ -288,73 +288,6 @@ fn webhook(path: &Path<'_>, hook: &Value, causes: &mut Causes) {
 fn choice(path: &Path<'_>, object: &Value, field: &str, supported: &[&str], causes: &mut Causes) {
     if let Some(given) = object[field].as_str().filter(|given| !supported.contains(given)) {
         causes.not_supported(&path.child(field), given, supported);
-    }
-}
-
-fn client(path: &Path<'_>, client: &Value, causes: &mut Causes) {
-    let (url, service) = (&client["url"], &client["service"]);
-    if url.is_null() == service.is_null() {
-        return causes.required(path, "exactly one of url or service is required");
-    }
-    if let Some(url) = url.as_str() {
-        return webhook_url(&path.child("url"), url, causes);
-    }
-    let path = path.child("service");
-    for field in ["name", "namespace"] {
-        if text(&service[field]).is_empty() {
-            causes.required(&path.child(field), "");
-        }
-    }
-    let port = service["port"].as_i64().unwrap_or(443);
-    if !names::port_number(port).is_empty() {
-        let detail = format!("port is not valid: {}", names::port_number(port).join(","));
-        causes.invalid(&path.child("port"), &port, detail);
-    }
-    let Some(given) = service["path"].as_str() else { return };
-    let path = path.child("path");
-    if matches!(given, "" | "/") {
-        return;
-    }
-    if !given.starts_with('/') {
-        causes.invalid(&path, given, "must start with a '/'");
-    }
-    // as upstream: the first letter goes, whatever it is
-    let below = given.get(1..).unwrap_or_default();
-    let steps = below.strip_suffix('/').unwrap_or(below).split('/');
-    for (i, step) in steps.enumerate() {
-        if step.is_empty() {
-            causes.invalid(&path, given, format!("segment[{i}] may not be empty"));
-            continue;
-        }
-        for message in names::dns_subdomain(step) {
-            causes.invalid(&path, given, format!("segment[{i}]: {message}"));
-        }
-    }
-}
-
-fn webhook_url(path: &Path<'_>, url: &str, causes: &mut Causes) {
-    const FORM: &str = "desired format: https://host[/path]";
-    let Ok(parsed) = url.parse::<hyper::Uri>() else {
-        return causes
-            .required(path, &format!("url must be a valid URL: it cannot be read; {FORM}"));
-    };
-    if parsed.scheme_str() != Some("https") {
-        let scheme = parsed.scheme_str().unwrap_or_default();
-        let detail = format!("'https' is the only allowed URL scheme; {FORM}");
-        causes.invalid(path, scheme, detail);
-    }
-    if parsed.host().is_none_or(str::is_empty) {
-        causes.invalid(path, "", format!("host must be specified; {FORM}"));
-    }
-    let user = parsed.authority().and_then(|authority| authority.as_str().rsplit_once('@'));
-    if let Some((user, _)) = user {
-        causes.invalid(path, user, "user information is not permitted in the URL");
-    }
-    if let Some((_, fragment)) = url.split_once('#') {
-        causes.invalid(path, fragment, "fragments are not permitted in the URL");
-    }
-    if let Some(query) = parsed.query() {
-        causes.invalid(path, query, "query parameters are not permitted in the URL");
     }
 }
 

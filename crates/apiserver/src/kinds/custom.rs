@@ -107,14 +107,22 @@ pub(super) fn default(resource: &Resource, definition: &Definition, object: &mut
     }
 }
 
-/// The object as it is stored: in the version that the definition stores.
+/// The object as it is stored: in the version that the definition stores. One that a webhook converts is
+/// in that version already.
 pub(super) fn to_storage(resource: &Resource, definition: &Definition, object: Value) -> Value {
-    convert(resource.group, definition, object, &definition.stored)
+    match definition.conversion {
+        Conversion::None => relabelled(resource, definition, object, &definition.stored),
+        Conversion::Webhook(_) => object,
+    }
 }
 
-/// A stored object as this resource shows it: in its version, with the defaults that it has by now.
+/// A stored object as this resource shows it: in its version, with the defaults that it has by now. One
+/// that a webhook converts is in that version already.
 pub(super) fn from_storage(resource: &Resource, definition: &Definition, stored: Value) -> Value {
-    let mut object = convert(resource.group, definition, stored, resource.version);
+    let mut object = match definition.conversion {
+        Conversion::None => relabelled(resource, definition, stored, resource.version),
+        Conversion::Webhook(_) => stored,
+    };
     let Some(version) = definition.version(resource.version) else { return object };
     if let Some(map) = object.as_object_mut().filter(|_| !definition.preserves_unknown) {
         structural::prune(map, &version.schema);
@@ -124,27 +132,32 @@ pub(super) fn from_storage(resource: &Resource, definition: &Definition, stored:
     object
 }
 
-/// The one place where an object gets from one version to another. Definitions whose objects a webhook
-/// converts are served in their stored version only, see [`refusal`].
-fn convert(group: &str, _: &Definition, mut object: Value, version: &str) -> Value {
-    if let Some(map) = object.as_object_mut() {
-        map.insert("apiVersion".into(), format!("{group}/{version}").into());
+/// An object in another version, where nothing but `apiVersion` differs, without what that version does
+/// not name.
+pub(crate) fn relabelled(
+    resource: &Resource,
+    definition: &Definition,
+    mut object: Value,
+    version: &str,
+) -> Value {
+    let api_version = format!("{}/{version}", resource.group);
+    if object["apiVersion"] == api_version {
+        return object;
     }
-    object
+    if let Some(map) = object.as_object_mut() {
+        map.insert("apiVersion".into(), api_version.into());
+    }
+    pruned(definition, object, version)
 }
 
-/// Why objects of this resource cannot be read or written at all.
-pub(crate) fn refusal(resource: &Resource) -> Option<StatusError> {
-    let definition = resource.definition()?;
-    if definition.conversion == Conversion::None || definition.stored == resource.version {
-        return None;
+/// An object of a version without what that does not name.
+pub(crate) fn pruned(definition: &Definition, mut object: Value, version: &str) -> Value {
+    if let Some(version) = definition.version(version)
+        && let Some(map) = object.as_object_mut().filter(|_| !definition.preserves_unknown)
+    {
+        structural::prune(map, &version.schema);
     }
-    Some(StatusError::internal(format!(
-        "conversion of {} from {} to {} by a webhook is not supported by this server",
-        resource.qualified(),
-        definition.stored,
-        resource.version
-    )))
+    object
 }
 
 /// The warning for clients that use a deprecated version.

@@ -4,6 +4,7 @@
 //!
 //! Current limitations: an apply of a pod's `resize` or `ephemeralcontainers` owns all that it lists.
 
+mod conversions;
 mod duplicates;
 mod options;
 mod schema;
@@ -17,9 +18,10 @@ use longshore_managedfields::{
 };
 use serde_json::{Value, json};
 
+pub(crate) use conversions::Conversions;
 pub(crate) use options::{Apply, manager};
 
-use crate::api_types::{Definition, Gvk, Resource};
+use crate::api_types::{Conversion, Definition, Gvk, Resource};
 use crate::kinds;
 use crate::object;
 use crate::schema::{Decoded, MAX_DEPTH, decode, json, value};
@@ -44,6 +46,8 @@ struct Groups<'a> {
     resource: &'a Resource,
     /// The definition of a custom kind, whose versions are its groups.
     definition: Option<Arc<Definition>>,
+    /// What a webhook has converted.
+    conversions: &'a Conversions,
 }
 
 impl Versions for Groups<'_> {
@@ -52,8 +56,18 @@ impl Versions for Groups<'_> {
             let (group, version) = api_version.split_once('/')?;
             let version = definition.version(version).filter(|_| group == self.resource.group)?;
             let rules = version.merge_rules(schema::of_custom);
-            let mut converted = object.clone();
-            converted["apiVersion"] = api_version.into();
+            let has_version = object["apiVersion"] == api_version;
+            let converted = match definition.conversion {
+                // An object that is made has nothing yet.
+                _ if has_version || object["metadata"].is_null() => object.clone(),
+                Conversion::None => kinds::custom::relabelled(
+                    self.resource,
+                    definition,
+                    object.clone(),
+                    &version.name,
+                ),
+                Conversion::Webhook(_) => self.conversions.get(object, api_version)?,
+            };
             return Some((converted, &rules.schema, rules.of));
         }
         let of_version = |gvk: Gvk| gvk.api_version() == api_version;
@@ -87,6 +101,7 @@ fn reset(resource: &Resource, subresource: &str) -> Set<'static> {
 fn with_target<T>(
     resource: &Resource,
     subresource: &str,
+    conversions: &Conversions,
     write: impl FnOnce(&Target<'_>, &str) -> T,
 ) -> T {
     let definition = resource.definition();
@@ -108,14 +123,19 @@ fn with_target<T>(
         kind: resource.kind,
         subresource,
         reset: &reset(resource, subresource),
-        versions: &Groups { resource, definition: definition.clone() },
+        versions: &Groups { resource, definition: definition.clone(), conversions },
     };
     write(&target, &object::now().to_string())
 }
 
 /// Records the manager of a new object, which has its defaults.
-pub(crate) fn record_create(resource: &Resource, manager: &str, object: &mut Value) {
-    record_update(resource, "", manager, &json!({}), object);
+pub(crate) fn record_create(
+    resource: &Resource,
+    manager: &str,
+    object: &mut Value,
+    conversions: &Conversions,
+) {
+    record_update(resource, "", manager, &json!({}), object, conversions);
 }
 
 /// Records what an update of the stored object changes.
@@ -125,8 +145,9 @@ pub(crate) fn record_update(
     manager: &str,
     current: &Value,
     new: &mut Value,
+    conversions: &Conversions,
 ) {
-    with_target(resource, subresource, |target, now| {
+    with_target(resource, subresource, conversions, |target, now| {
         longshore_managedfields::update(target, current, new, Writer { manager, now });
     });
 }
@@ -155,14 +176,18 @@ pub(crate) fn apply(
     current: &Value,
     patch: &Value,
     applier: Applier<'_>,
+    conversions: &Conversions,
 ) -> Result<Value, StatusError> {
     let Applier { manager, force } = applier;
     if !patch.is_object() {
         return Err(StatusError::bad_request("error decoding YAML: the body is no object"));
     }
-    let applied = with_target(resource, subresource, |target, now| {
+    let applied = with_target(resource, subresource, conversions, |target, now| {
         longshore_managedfields::apply(target, current, patch, Writer { manager, now }, force)
     });
+    if let Some(failure) = conversions.failure() {
+        return Err(failure);
+    }
     let object = applied.map_err(|error| refusal(error, None))?;
     if value::depth(&object) > MAX_DEPTH {
         return Err(StatusError::bad_request(format!(
@@ -225,6 +250,7 @@ pub(crate) fn apply_scale(
     current: &Value,
     scale: &Value,
     applier: Applier<'_>,
+    conversions: &Conversions,
 ) -> Result<Value, StatusError> {
     let Applier { manager, force } = applier;
     let mut patch = json!({"apiVersion": resource.gvk().api_version(), "kind": resource.kind});
@@ -235,10 +261,13 @@ pub(crate) fn apply_scale(
             patch["spec"] = json!({ "replicas": replicas });
         }
     }
-    with_target(resource, "scale", |target, now| {
+    let applied = with_target(resource, "scale", conversions, |target, now| {
         longshore_managedfields::apply(target, current, &patch, Writer { manager, now }, force)
-    })
-    .map_err(|error| refusal(error, Some("autoscaling/v1")))
+    });
+    if let Some(failure) = conversions.failure() {
+        return Err(failure);
+    }
+    applied.map_err(|error| refusal(error, Some("autoscaling/v1")))
 }
 
 /// An apply that is refused, as clients know it. Managers in `version` are named by that.

@@ -67,7 +67,7 @@ fn managed_fields_of_a_new_pod_are_upstreams() {
         }),
     );
     apply_defaults(pods, &mut pod);
-    record_create(pods, "kubectl-run", &mut pod);
+    record_create(pods, "kubectl-run", &mut pod, &Conversions::default());
     let entry = entry(&pod, "kubectl-run");
     assert!(entry["time"].is_string());
     assert_eq!(
@@ -115,14 +115,14 @@ fn managed_fields_of_a_status_are_of_the_subresource() {
     let pods = core("pods").unwrap();
     let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "uid": "u"},
         "spec": {"containers": [{"name": "c"}]}});
-    record_create(pods, "maker", &mut pod);
+    record_create(pods, "maker", &mut pod, &Conversions::default());
     pod["metadata"]["managedFields"] = json!([{"manager": "maker", "operation": "Update", "apiVersion": "v1",
         "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:hostname": {}}}}]);
     let mut new = pod.clone();
     new["spec"] = json!({"hostname": "ignored"});
     new["metadata"]["ownerReferences"] = json!([{"uid": "ignored"}]);
     new["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": "10.0.0.1"}]});
-    record_update(pods, "status", "kubelet", &pod, &mut new);
+    record_update(pods, "status", "kubelet", &pod, &mut new, &Conversions::default());
     let entry = entry(&new, "kubelet");
     assert_eq!(entry["subresource"], "status");
     assert_eq!(
@@ -153,7 +153,7 @@ fn managed_fields_of_events_are_known_in_both_groups() {
                "regarding": {"kind": "Pod"}}),
     );
     event["metadata"].as_object_mut().unwrap().remove("uid");
-    record_create(of_events, "recorder", &mut event);
+    record_create(of_events, "recorder", &mut event, &Conversions::default());
     event["metadata"]["uid"] = "u".into();
     let stored = kinds::to_storage(of_events, event);
     let current = kinds::from_storage(of_core, stored);
@@ -165,7 +165,7 @@ fn managed_fields_of_events_are_known_in_both_groups() {
     assert_eq!(owned(&current)["f:note"], json!({}));
     let mut new = current.clone();
     new["message"] = "other".into();
-    record_update(of_core, "", "other", &current, &mut new);
+    record_update(of_core, "", "other", &current, &mut new, &Conversions::default());
     assert_eq!(entry(&new, "other")["fieldsV1"], json!({"f:message": {}}));
     assert_eq!(owned(&new).get("f:note"), None, "it is the same field");
     assert_eq!(owned(&new)["f:reason"], json!({}));
@@ -197,5 +197,10 @@ fn managed_apply_bodies_are_yaml_or_json() {
     assert_eq!(read(b"{\"a\": 1, \"a\": 2}").unwrap().duplicates.len(), 1);
     let pods = core("pods").unwrap();
     let applier = Applier { manager: "m", force: false };
-    assert_eq!(apply(pods, "", &json!({}), &json!([1]), applier).unwrap_err().code, 400);
+    assert_eq!(
+        apply(pods, "", &json!({}), &json!([1]), applier, &Conversions::default())
+            .unwrap_err()
+            .code,
+        400
+    );
 }

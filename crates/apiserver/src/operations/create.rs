@@ -9,7 +9,7 @@ use crate::admission::{self, certificates, namespaces, quota};
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::kinds::core;
-use crate::managed;
+use crate::managed::{self, Conversions};
 use crate::object;
 use crate::offload;
 use crate::schema::value::size;
@@ -66,7 +66,11 @@ impl Api {
         let name = object::name(&object).to_owned();
         namespaces::admit_create(&self.registry, resource, namespace, &name).await?;
         let length = size(&object);
-        offload::run(length, || begin_life(resource, &mut object, manager))?;
+        offload::run(length, || kinds::apply_defaults(resource, &mut object));
+        if let Some(manager) = manager {
+            self.record_new(resource, manager, &mut object).await?;
+        }
+        offload::run(length, || begin_life(resource, &mut object))?;
         let key = (namespace, name.as_str());
         let attributes = Attributes::new(Operation::Create, user, resource, key, dry_run);
         let mut said = Vec::new();
@@ -103,6 +107,30 @@ impl Api {
         Ok((created?, warnings))
     }
 
+    /// Records the manager of a new object.
+    async fn record_new(
+        &self,
+        resource: &Resource,
+        manager: &str,
+        object: &mut Value,
+    ) -> Result<(), StatusError> {
+        let conversions = Conversions::default();
+        loop {
+            let given = object["metadata"].get("managedFields").cloned();
+            offload::run(size(object), || {
+                managed::record_create(resource, manager, object, &conversions);
+            });
+            if !self.resolve(resource, &conversions).await? {
+                return Ok(());
+            }
+            let metadata = object::metadata_mut(object);
+            match given {
+                Some(given) => drop(metadata.insert("managedFields".into(), given)),
+                None => drop(metadata.remove("managedFields")),
+            }
+        }
+    }
+
     /// The mutating part of admission: this server's plugins, then what the cluster configures.
     async fn mutate_new(
         &self,
@@ -135,7 +163,7 @@ impl Api {
     /// Makes a service of the cluster's own unless one of that name exists.
     pub(crate) async fn ensure_service(&self, mut service: Value) -> Result<(), StatusError> {
         let resource = core("services")?;
-        begin_life(resource, &mut service, Some(managed::APISERVER))?;
+        begin_own_life(resource, &mut service)?;
         let mut reservation = self.services.admit(resource, &mut service, None, false)?;
         reservation.begin();
         let created = self.registry.create(resource, service, None).await;
@@ -152,7 +180,7 @@ impl Api {
         resource: &Resource,
         mut object: Value,
     ) -> Result<(), StatusError> {
-        begin_life(resource, &mut object, Some(managed::APISERVER))?;
+        begin_own_life(resource, &mut object)?;
         match self.registry.create(resource, object, None).await {
             Err(error) if error.reason != "AlreadyExists" => Err(error),
             _ => Ok(()),
@@ -160,16 +188,15 @@ impl Api {
     }
 }
 
-/// What an object has from its first moment, whatever the client said.
-fn begin_life(
-    resource: &Resource,
-    object: &mut Value,
-    manager: Option<&str>,
-) -> Result<(), StatusError> {
+/// [`begin_life`] for an object of the cluster's own.
+fn begin_own_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
     kinds::apply_defaults(resource, object);
-    if let Some(manager) = manager {
-        managed::record_create(resource, manager, object);
-    }
+    managed::record_create(resource, managed::APISERVER, object, &Conversions::default());
+    begin_life(resource, object)
+}
+
+/// What an object has from its first moment, whatever the client said.
+fn begin_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
     kinds::prepare_create(resource, object);
     let uid = object::new_uid().map_err(StatusError::internal)?;
     let metadata = object::metadata_mut(object);

@@ -24,8 +24,10 @@ use crate::admission::services::ServiceAllocator;
 use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
 use crate::authz::{Access, Authorizer};
+use crate::conversion::WebhookConverter;
 use crate::definitions::Definitions;
 use crate::kinds;
+use crate::managed::Conversions;
 use crate::object;
 use crate::registry::Registry;
 use crate::status::StatusError;
@@ -34,9 +36,11 @@ use crate::user::{self, User};
 
 /// What the apiserver knows and does: the objects, and what goes beyond one object.
 pub(crate) struct Api {
-    pub(crate) registry: Registry,
+    pub(crate) registry: Arc<Registry>,
+    /// Converts custom objects for the registry.
+    pub(crate) converter: Arc<WebhookConverter>,
     /// The custom kinds that are served.
-    pub(crate) definitions: Definitions,
+    pub(crate) definitions: Arc<Definitions>,
     pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) services: ServiceAllocator,
     /// Webhooks and policies.
@@ -95,6 +99,23 @@ impl Api {
         let attributes = attributes.of_subresource(subresource, kind);
         let warnings = self.chain.admit(&self.registry, &attributes, &mut body, None).await?;
         Ok((body, warnings))
+    }
+
+    /// Makes the conversions that an attempt to write lacked. `false`: it lacked none.
+    async fn resolve(
+        &self,
+        resource: &Resource,
+        conversions: &Conversions,
+    ) -> Result<bool, StatusError> {
+        let all = conversions.take_missing()?;
+        let lacked_some = !all.is_empty();
+        for missing in all {
+            let version = missing.api_version.rsplit_once('/').map_or("", |(_, version)| version);
+            let objects = missing.objects.clone();
+            let converted = self.registry.all_in_version(resource, objects, version).await;
+            conversions.put(missing, converted);
+        }
+        Ok(lacked_some)
     }
 
     /// How long the store keeps an object of this kind.

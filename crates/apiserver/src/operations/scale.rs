@@ -7,7 +7,7 @@ use super::{Api, Change};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds::{self, custom};
-use crate::managed::{self, Applier};
+use crate::managed::{self, Applier, Conversions};
 use crate::object;
 use crate::patch;
 use crate::registry::{Write, Written};
@@ -97,8 +97,13 @@ impl Api {
             .of_subresource("scale", gvk);
         self.chain.catch_up(&self.registry).await;
         let (mut reviews, mut warnings) = (Reviews::default(), Vec::new());
+        let conversions = Conversions::default();
         loop {
-            let written = self.scale_once(&attributes, change, manager, &mut reviews).await;
+            let written = self.scale_once(&attributes, change, manager, &mut reviews, &conversions);
+            let written = written.await;
+            if self.resolve(resource, &conversions).await? {
+                continue;
+            }
             let Some((pause, mut scale, old)) = reviews.take()? else {
                 return written.map(|written| (of(resource, &written.object), warnings));
             };
@@ -117,6 +122,7 @@ impl Api {
         change: &Change<'_>,
         manager: &str,
         reviews: &mut Reviews,
+        conversions: &Conversions,
     ) -> Result<Written, StatusError> {
         let Attributes { resource, kind: gvk, namespace, name, dry_run, .. } = *attributes;
         self.registry
@@ -126,7 +132,12 @@ impl Api {
                     Change::Apply { object: scale, force } => {
                         check_applied(gvk, scale)?;
                         let applier = Applier { manager, force: *force };
-                        let new = managed::apply_scale(resource, current, scale, applier)?;
+                        let new =
+                            managed::apply_scale(resource, current, scale, applier, conversions);
+                        if let Some(pause) = conversions.pause() {
+                            return Err(pause);
+                        }
+                        let new = new?;
                         let mut result = of(resource, &new);
                         result["metadata"]["resourceVersion"] =
                             scale["metadata"]["resourceVersion"].clone();
@@ -169,7 +180,18 @@ impl Api {
                     None => {
                         let mut new = current.clone();
                         set_replicas(resource, &mut new, replicas);
-                        managed::record_update(resource, "scale", manager, current, &mut new);
+                        let part = "scale";
+                        managed::record_update(
+                            resource,
+                            part,
+                            manager,
+                            current,
+                            &mut new,
+                            conversions,
+                        );
+                        if let Some(pause) = conversions.pause() {
+                            return Err(pause);
+                        }
                         new
                     }
                 };

@@ -11,7 +11,7 @@ use crate::admission::services::Reservation;
 use crate::admission::{UpdateContext, certificates, node_restriction, pods};
 use crate::api_types::{Gvk, Resource};
 use crate::kinds::{self, Deletion};
-use crate::managed::{self, Applier};
+use crate::managed::{self, Applier, Conversions};
 use crate::object;
 use crate::offload;
 use crate::patch::{self, PatchKind};
@@ -88,6 +88,7 @@ impl Api {
                 .of_subresource(subresource, resource.gvk());
         self.chain.catch_up(&self.registry).await;
         let mut reviews = Reviews::default();
+        let conversions = Conversions::default();
         self.settle_rights(request.user, resource).await;
         let length = request.change.length();
         let dry_run = request.dry_run;
@@ -110,9 +111,16 @@ impl Api {
                                 let mut new = match reviews.mutated(current) {
                                     Some(mutated) => mutated,
                                     None => {
-                                        let mut new = propose(request, current, &mut warnings)?;
-                                        check_identity(request, &mut new, current)?;
-                                        self.admit_update(request, &mut new, current, true)?;
+                                        let proposed = self.begin(
+                                            request,
+                                            current,
+                                            &mut warnings,
+                                            &conversions,
+                                        );
+                                        if let Some(pause) = conversions.pause() {
+                                            return Err(pause);
+                                        }
+                                        let new = proposed?;
                                         if self.chain.mutates(&attributes) {
                                             return Err(reviews.pause(Pause::Mutate, new, current));
                                         }
@@ -168,6 +176,11 @@ impl Api {
                     })
                 })
                 .await;
+            match self.resolve(resource, &conversions).await {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => break Err(error),
+            }
             match self.review_update(request, &attributes, &mut reviews, &mut warnings).await {
                 Ok(true) => continue,
                 Ok(false) => {}
@@ -200,7 +213,7 @@ impl Api {
         let UpdateRequest { resource, namespace, name, dry_run, .. } = *request;
         let nothing = json!({});
         let mut warnings = Vec::new();
-        let mut new = propose(request, &nothing, &mut warnings)?;
+        let mut new = propose(request, &nothing, &mut warnings, &Conversions::default())?;
         object::metadata_mut(&mut new).remove("resourceVersion");
         if !object::uid(&new).is_empty() {
             let why = format!(
@@ -214,6 +227,20 @@ impl Api {
             Err(error) if error.reason == "AlreadyExists" => Ok(None),
             created => created.map(Some),
         }
+    }
+
+    /// The new object, before webhooks and policies see it.
+    fn begin(
+        &self,
+        request: &UpdateRequest<'_>,
+        current: &Value,
+        warnings: &mut Vec<String>,
+        conversions: &Conversions,
+    ) -> Result<Value, StatusError> {
+        let mut new = propose(request, current, warnings, conversions)?;
+        check_identity(request, &mut new, current)?;
+        self.admit_update(request, &mut new, current, Some(conversions))?;
+        Ok(new)
     }
 
     /// Has webhooks and policies look at an update that paused for them. `false`: it did not.
@@ -242,7 +269,7 @@ impl Api {
                         .await?;
                     if mutated.changed {
                         check_identity(request, &mut new, &old)?;
-                        self.admit_update(request, &mut new, &old, false)?;
+                        self.admit_update(request, &mut new, &old, None)?;
                     }
                     if !mutated.again {
                         break;
@@ -259,20 +286,21 @@ impl Api {
         Ok(true)
     }
 
-    /// `records` what the request changes: what admission changes later is not the client's.
+    /// With `conversions` it records what the request changes: what admission changes later is not the
+    /// client's.
     fn admit_update(
         &self,
         request: &UpdateRequest<'_>,
         new: &mut Value,
         current: &Value,
-        records: bool,
+        conversions: Option<&Conversions>,
     ) -> Result<(), StatusError> {
         let (user, resource, subresource) = (request.user, request.resource, request.subresource);
         kinds::default_change(resource, subresource, new);
         let is_partial = matches!(subresource, "ephemeralcontainers" | "resize" | "finalize");
         // What else such a request says does not count.
-        if !is_partial && records {
-            record(request, new, current);
+        if let Some(conversions) = conversions.filter(|_| !is_partial) {
+            record(request, new, current, conversions);
         }
         let recorded = new["metadata"].get("managedFields").cloned();
         kinds::prepare_change(resource, subresource, new, current);
@@ -281,10 +309,11 @@ impl Api {
                 (Change::Apply { .. }, Some(list)) => {
                     object::metadata_mut(new).insert("managedFields".into(), list);
                 }
-                (_, Some(list)) if !records => {
+                (_, Some(list)) if conversions.is_none() => {
                     object::metadata_mut(new).insert("managedFields".into(), list);
                 }
-                _ => record(request, new, current),
+                // No custom kind has these subresources.
+                _ => record(request, new, current, &Conversions::default()),
             }
         }
         pods::admit_update(resource, subresource, new, current);
@@ -310,7 +339,15 @@ impl Api {
                 change(&mut new)?;
                 let subresource = if new["status"] == current["status"] { "" } else { "status" };
                 let manager = managed::CONTROLLER;
-                managed::record_update(resource, subresource, manager, current, &mut new);
+                let conversions = Conversions::default();
+                managed::record_update(
+                    resource,
+                    subresource,
+                    manager,
+                    current,
+                    &mut new,
+                    &conversions,
+                );
                 Ok(match finishes_deletion(resource, &new, current) {
                     true => Write::PutThenDelete(new),
                     false => Write::Put(new),
@@ -321,10 +358,15 @@ impl Api {
 }
 
 /// Records what the request changes; an apply has done so.
-fn record(request: &UpdateRequest<'_>, new: &mut Value, current: &Value) {
+fn record(
+    request: &UpdateRequest<'_>,
+    new: &mut Value,
+    current: &Value,
+    conversions: &Conversions,
+) {
     if !matches!(request.change, Change::Apply { .. }) {
         let UpdateRequest { resource, subresource, manager, .. } = request;
-        managed::record_update(resource, subresource, manager, current, new);
+        managed::record_update(resource, subresource, manager, current, new, conversions);
     }
 }
 
@@ -332,6 +374,7 @@ fn propose(
     request: &UpdateRequest<'_>,
     current: &Value,
     warnings: &mut Vec<String>,
+    conversions: &Conversions,
 ) -> Result<Value, StatusError> {
     let gvk: Gvk = request.resource.gvk();
     match &request.change {
@@ -347,7 +390,8 @@ fn propose(
         }
         Change::Apply { object, force } => {
             let applier = Applier { manager: request.manager, force: *force };
-            applied(request.resource, request.subresource, current, object, applier)
+            let UpdateRequest { resource, subresource, .. } = *request;
+            applied(resource, subresource, current, object, applier, conversions)
         }
     }
 }
@@ -359,8 +403,9 @@ fn applied(
     current: &Value,
     patch: &Value,
     applier: Applier<'_>,
+    conversions: &Conversions,
 ) -> Result<Value, StatusError> {
-    let value = managed::apply(resource, subresource, current, patch, applier)?;
+    let value = managed::apply(resource, subresource, current, patch, applier, conversions)?;
     let decoded = Decoded { value, duplicates: Vec::new() };
     kinds::conform_object(resource, decoded, FieldValidation::Ignore).map(|(object, _)| object)
 }

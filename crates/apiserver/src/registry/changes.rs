@@ -12,6 +12,7 @@ use futures::stream::BoxStream;
 use longshore_store::{Event, KeyValue, Revision, Store, WatchItem};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
+use tokio::sync::OnceCell;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::AbortHandle;
 
@@ -50,11 +51,17 @@ pub(crate) struct Stored {
     revision: Revision,
     value: OnceLock<Option<Value>>,
     json: OnceLock<Option<Bytes>>,
+    /// What a webhook made of it, by version.
+    converted: Mutex<Vec<(&'static str, Converted)>>,
 }
+
+/// An object that a webhook converts when the first watcher needs it.
+type Converted = Arc<OnceCell<Arc<Value>>>;
 
 impl Stored {
     fn new(raw: KeyValue, revision: Revision) -> Stored {
-        Stored { raw, revision, value: OnceLock::new(), json: OnceLock::new() }
+        let (value, json) = (OnceLock::new(), OnceLock::new());
+        Stored { raw, revision, value, json, converted: Mutex::default() }
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -73,6 +80,23 @@ impl Stored {
     /// The object, with the revision of the change as its resourceVersion. `None`: unreadable.
     pub(crate) fn value(&self) -> Option<&Value> {
         self.value.get_or_init(|| decode_raw(&self.raw.value, self.revision)).as_ref()
+    }
+
+    /// The place of the object as a version of its kind shows it that a webhook converts.
+    pub(super) fn cell(&self, version: &'static str) -> Converted {
+        let mut known = self.converted.lock();
+        if let Some((_, cell)) = known.iter().find(|(known, _)| *known == version) {
+            return cell.clone();
+        }
+        let cell = Converted::default();
+        known.push((version, cell.clone()));
+        cell
+    }
+
+    /// What is in that place: see [`super::Registry::convert_stored`].
+    pub(crate) fn converted(&self, version: &str) -> Option<Arc<Value>> {
+        let known = self.converted.lock();
+        known.iter().find(|(known, _)| *known == version)?.1.get().cloned()
     }
 
     /// The same as JSON text, made once for all watchers.

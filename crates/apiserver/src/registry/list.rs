@@ -1,10 +1,11 @@
 //! Consistent lists, in chunks.
 
-use longshore_store::{Error, ListOptions, Page, Revision};
+use longshore_store::{Error, KeyValue, ListOptions, Page, Revision};
 use serde_json::{Value, json};
 
 use super::{Registry, continue_token, keys, refusal, too_large};
 use crate::api_types::Resource;
+use crate::kinds;
 use crate::offload;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
@@ -124,16 +125,23 @@ impl Registry {
                 return Err(too_large(least, revision));
             }
             let bytes = page.items.iter().map(|stored| stored.value.len()).sum::<usize>();
-            offload::run(bytes / READS_AS_ONE_CHECK, || -> Result<(), StatusError> {
-                for stored in &page.items {
-                    let object = self.read_for_list(request.resource, stored);
-                    if let Some(object) = object.filter(|object| request.matches(object)) {
-                        found += 1;
-                        item(object)?;
-                    }
+            let mut take = |object: Value| match request.matches(&object) {
+                true => {
+                    found += 1;
+                    item(object)
                 }
-                Ok(())
-            })?;
+                false => Ok(()),
+            };
+            if request.resource.has_webhook() {
+                let objects = self.read_converted(request.resource, &page.items).await?;
+                objects.into_iter().try_for_each(take)?;
+            } else {
+                offload::run(bytes / READS_AS_ONE_CHECK, || {
+                    let stored = page.items.iter().filter_map(|stored| self.read_for_list(stored));
+                    let mut shown = stored.map(|raw| kinds::from_storage(request.resource, raw));
+                    shown.try_for_each(&mut take)
+                })?;
+            }
             let last = page.items.last().filter(|_| page.remaining > 0);
             let Some(last) = last else {
                 return Ok(ListMeta { revision, continue_token: None, remaining: None });
@@ -147,6 +155,24 @@ impl Registry {
             }
             start = Some(format!("{}\0", last.key));
         }
+    }
+
+    /// Stored objects as a resource shows them, by one call of a webhook where one converts them.
+    async fn read_converted(
+        &self,
+        resource: &Resource,
+        stored: &[KeyValue],
+    ) -> Result<Vec<Value>, StatusError> {
+        let bytes = stored.iter().map(|stored| stored.value.len()).sum::<usize>();
+        let mut objects: Vec<Value> = offload::run(bytes / READS_AS_ONE_CHECK, || {
+            stored.iter().filter_map(|stored| self.read_for_list(stored)).collect()
+        });
+        if resource.has_webhook() {
+            objects = self.all_in_version(resource, objects, resource.version).await?;
+        }
+        Ok(offload::run(bytes / READS_AS_ONE_CHECK, || {
+            objects.into_iter().map(|object| kinds::from_storage(resource, object)).collect()
+        }))
     }
 
     async fn page(
@@ -179,9 +205,10 @@ impl Registry {
         {
             return Err(too_large(least, page.revision));
         }
-        for stored in page.items.iter().filter(|stored| stored.key == key) {
-            let object = self.read_for_list(request.resource, stored);
-            if let Some(object) = object.filter(|object| request.matches(object)) {
+        let one: Vec<KeyValue> =
+            page.items.into_iter().filter(|stored| stored.key == key).collect();
+        for object in self.read_converted(request.resource, &one).await? {
+            if request.matches(&object) {
                 item(object)?;
             }
         }

@@ -3,6 +3,7 @@
 
 mod changes;
 mod continue_token;
+mod convert;
 mod keys;
 mod list;
 #[cfg(test)]
@@ -18,11 +19,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
+pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, VersionMatch};
 
 use crate::api_types::Resource;
-use crate::kinds;
 use crate::object;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::{Cause, MODIFIED, StatusError};
@@ -36,6 +37,7 @@ const MAX_LEFT_OUT: usize = 1000;
 /// All stored objects.
 pub(crate) struct Registry {
     store: Arc<dyn Store>,
+    converter: Arc<dyn Converter>,
     feeds: Feeds,
     /// The newest write of this server by resource, for readers that must see it.
     written: Mutex<HashMap<&'static str, Revision>>,
@@ -71,9 +73,17 @@ impl Written {
 }
 
 impl Registry {
+    /// Without webhooks.
+    #[cfg(test)]
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
+        Registry::with_converter(store, Arc::new(convert::NoConverter))
+    }
+
+    /// All objects of a store. Custom ones whose definitions have a webhook are converted by `converter`.
+    pub(crate) fn with_converter(store: Arc<dyn Store>, converter: Arc<dyn Converter>) -> Registry {
         Registry {
             feeds: Feeds::new(store.clone()),
+            converter,
             store,
             written: Mutex::default(),
             left_out: Mutex::default(),
@@ -121,7 +131,7 @@ impl Registry {
     ) -> Result<Option<Value>, StatusError> {
         let key = keys::object(resource, namespace, name)?;
         match self.store.get(&key).await.map_err(refusal)? {
-            Some(stored) => decode(resource, &stored).map(Some),
+            Some(stored) => self.decode(resource, &stored).await.map(Some),
             None => Ok(None),
         }
     }
@@ -163,10 +173,22 @@ impl Registry {
         Ok(selected)
     }
 
-    /// An object for a list. One that cannot be read must not hide the others: it is left out, and
+    /// A stored object as the resource shows it.
+    async fn decode(&self, resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> {
+        self.shown(resource, read(stored)?).await
+    }
+
+    /// The stored form: no resourceVersion, since the store's revision is the truth.
+    async fn encode(&self, resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
+        object::metadata_mut(&mut object).remove("resourceVersion");
+        let stored = self.to_storage(resource, object).await?;
+        longshore_json::write(&stored).map(Bytes::from).map_err(StatusError::internal)
+    }
+
+    /// A stored object for a list. One that cannot be read must not hide the others: it is left out, and
     /// logged once for each version. `get` answers with an error, and `delete_unreadable` removes it.
-    fn read_for_list(&self, resource: &Resource, stored: &KeyValue) -> Option<Value> {
-        let object = decode(resource, stored).ok();
+    fn read_for_list(&self, stored: &KeyValue) -> Option<Value> {
+        let object = read(stored).ok();
         if object.is_none() {
             let mut known = self.left_out.lock();
             if known.len() >= MAX_LEFT_OUT {
@@ -195,7 +217,7 @@ impl Registry {
         let key = keys::object(resource, namespace, name)?;
         let stored = self.store.get(&key).await.map_err(refusal)?;
         let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
-        if decode(resource, &stored).is_ok() {
+        if read(&stored).is_ok() {
             return Ok(None);
         }
         let mut revision = stored.mod_revision;
@@ -218,11 +240,11 @@ impl Registry {
     ) -> Result<Value, StatusError> {
         let name = object::name(&object).to_owned();
         let key = keys::object(resource, object::namespace(&object), &name)?;
-        let value = encode(resource, object)?;
+        let value = self.encode(resource, object).await?;
         match self.store.put(&key, value, Expect::Absent, ttl).await {
             Ok(stored) => {
                 self.note(resource, stored.mod_revision);
-                decode(resource, &stored)
+                self.decode(resource, &stored).await
             }
             Err(Error::Conflict { .. }) => Err(StatusError::already_exists(resource, &name)),
             Err(error) => Err(refusal(error)),
@@ -243,7 +265,9 @@ impl Registry {
         let absent = || StatusError::not_found(resource, name);
         let mut stored = self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?;
         for _ in 0..MAX_ATTEMPTS {
-            let current = decode(resource, &stored)?;
+            let raw = read(&stored)?;
+            let is_outdated = is_outdated(resource, &raw);
+            let current = self.shown(resource, raw).await?;
             let (mut next, deletes) = match decide(&current)? {
                 Write::Keep => (None, false),
                 Write::Delete => (None, true),
@@ -253,7 +277,9 @@ impl Registry {
             if let Some(object) = &mut next {
                 object::set_resource_version(object, stored.mod_revision);
             }
-            let next = next.filter(|object| *object != current);
+            // What is in an old version of its kind is stored anew all the same: that is how objects get
+            // from one to the next.
+            let next = next.filter(|object| is_outdated || *object != current);
             if dry_run {
                 return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
             }
@@ -263,8 +289,8 @@ impl Registry {
             {
                 Ok(Some(written)) => return Ok(written),
                 Ok(None) => return Ok(Written { object: current, deleted: false }),
-                Err(Error::Conflict { current, .. }) => current,
-                Err(error) => return Err(refusal(error)),
+                Err(WriteError::Store(Error::Conflict { current, .. })) => current,
+                Err(error) => return Err(error.into_status()),
             };
             stored = match conflict {
                 Some(newer) => newer,
@@ -287,44 +313,68 @@ impl Registry {
         next: Option<Value>,
         deletes: bool,
         ttl: Option<Duration>,
-    ) -> longshore_store::Result<Option<Written>> {
-        let broken = |error: StatusError| Error::Backend(error.message);
+    ) -> Result<Option<Written>, WriteError> {
         let mut written = None;
         if let Some(object) = next {
-            let value = encode(resource, object).map_err(broken)?;
+            let value = self.encode(resource, object).await?;
             let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
             revision = stored.mod_revision;
             self.note(resource, revision);
-            written = Some(Written {
-                object: decode(resource, &stored).map_err(broken)?,
-                deleted: false,
-            });
+            written = Some(stored);
         }
         if deletes {
-            let (mut previous, revision) = match self.store.delete(key, revision).await {
+            match self.store.delete(key, revision).await {
                 // Our own write released it, and its node deleted it first.
-                Err(Error::Conflict { current: None, .. }) if written.is_some() => {
-                    return Ok(written.map(|written| Written { deleted: true, ..written }));
+                Err(Error::Conflict { current: None, .. }) if written.is_some() => {}
+                deleted => {
+                    let (mut previous, revision) = deleted?;
+                    previous.mod_revision = revision;
+                    self.note(resource, revision);
+                    written = Some(previous);
                 }
-                deleted => deleted?,
-            };
-            previous.mod_revision = revision;
-            self.note(resource, revision);
-            written = Some(Written {
-                object: decode(resource, &previous).map_err(broken)?,
-                deleted: true,
-            });
+            }
         }
-        Ok(written)
+        let Some(written) = written else { return Ok(None) };
+        let object = self.decode(resource, &written).await?;
+        Ok(Some(Written { object, deleted: deletes }))
     }
 }
 
-/// The stored form: no resourceVersion, since the store's revision is the truth.
-fn encode(resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
-    object::metadata_mut(&mut object).remove("resourceVersion");
-    longshore_json::write(&kinds::to_storage(resource, object))
-        .map(Bytes::from)
-        .map_err(StatusError::internal)
+/// Why an attempt to write failed.
+enum WriteError {
+    /// The store refused it.
+    Store(Error),
+    /// The object cannot be stored.
+    Object(StatusError),
+}
+
+impl From<Error> for WriteError {
+    fn from(error: Error) -> WriteError {
+        WriteError::Store(error)
+    }
+}
+
+impl From<StatusError> for WriteError {
+    fn from(error: StatusError) -> WriteError {
+        WriteError::Object(error)
+    }
+}
+
+impl WriteError {
+    fn into_status(self) -> StatusError {
+        match self {
+            WriteError::Store(error) => refusal(error),
+            WriteError::Object(error) => error,
+        }
+    }
+}
+
+/// Whether a custom object is stored in another version than its definition stores now.
+fn is_outdated(resource: &Resource, raw: &Value) -> bool {
+    resource.definition().is_some_and(|definition| {
+        let version = raw["apiVersion"].as_str().unwrap_or_default().rsplit_once('/');
+        version.is_none_or(|(_, version)| version != definition.stored)
+    })
 }
 
 /// What is known of an object that cannot be read.
@@ -340,11 +390,11 @@ pub(crate) fn stub(resource: &Resource, namespace: &str, name: &str) -> Value {
     object
 }
 
-fn decode(resource: &Resource, stored: &KeyValue) -> Result<Value, StatusError> {
-    let value = decode_raw(&stored.value, stored.mod_revision).ok_or_else(|| {
+/// A stored object in its stored form.
+fn read(stored: &KeyValue) -> Result<Value, StatusError> {
+    decode_raw(&stored.value, stored.mod_revision).ok_or_else(|| {
         StatusError::internal(format!("the stored object {} cannot be read", stored.key))
-    })?;
-    Ok(kinds::from_storage(resource, value))
+    })
 }
 
 /// Parses stored bytes and puts the revision in. `None` for what is no object with a name: it was

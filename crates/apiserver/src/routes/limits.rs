@@ -4,13 +4,16 @@
 //!
 //! Current limitations: no API priority and fairness; the classes of callers are fixed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use longshore_base::budget::{Budget, Holder, Priority, Share};
 use longshore_base::fair_queue::{FairQueue, Permit};
+use parking_lot::Mutex;
 
 use super::request::RequestLine;
 use super::respond::{Answer, Result};
+use crate::api_types::Resource;
 use crate::offload::{self, LARGE};
 use crate::response_body::Memory;
 use crate::status::StatusError;
@@ -51,6 +54,9 @@ pub(super) struct Limits {
     admission: [Arc<FairQueue>; 2],
     /// Slots for large work, likewise.
     large_work: [Arc<FairQueue>; 2],
+    /// The same for lists of each custom kind that a webhook converts, by its place in the store: they
+    /// wait for the webhook, and others do not wait for them.
+    converted: Mutex<HashMap<&'static str, [Arc<FairQueue>; 2]>>,
 }
 
 impl Limits {
@@ -61,15 +67,15 @@ impl Limits {
             most => Budget::new(most.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
-        let queues = |count| [FairQueue::new(count), FairQueue::new(count)];
         Limits {
             bodies: budget(BODIES),
             answers: budget(ANSWERS),
             reading: requests(most.reading),
             mutating: requests(most.mutating),
             long_running: budget(LONG_RUNNING),
-            admission: queues(ADMISSIONS),
-            large_work: queues(offload::MAX_CONCURRENT),
+            admission: [FairQueue::new(ADMISSIONS), FairQueue::new(ADMISSIONS)],
+            large_work: slots(),
+            converted: Mutex::default(),
         }
     }
 
@@ -107,6 +113,15 @@ impl Limits {
         acquire(&self.large_work, holder).await
     }
 
+    /// The same for a list.
+    pub(super) async fn list_permit(&self, holder: &Holder, resource: &Resource) -> Permit {
+        if !resource.has_webhook() {
+            return self.large_work_permit(holder).await;
+        }
+        let queues = self.converted.lock().entry(resource.storage).or_insert_with(slots).clone();
+        acquire(&queues, holder).await
+    }
+
     /// The slots for large work of the caller's priority.
     pub(super) fn large_work_queue(&self, holder: &Holder) -> Arc<FairQueue> {
         self.large_work[queue_of(holder)].clone()
@@ -116,6 +131,11 @@ impl Limits {
     pub(super) async fn admission_permit(&self, holder: &Holder) -> Permit {
         acquire(&self.admission, holder).await
     }
+}
+
+/// Slots for large work.
+fn slots() -> [Arc<FairQueue>; 2] {
+    [FairQueue::new(offload::MAX_CONCURRENT), FairQueue::new(offload::MAX_CONCURRENT)]
 }
 
 async fn acquire(queues: &[Arc<FairQueue>; 2], holder: &Holder) -> Permit {

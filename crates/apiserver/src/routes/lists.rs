@@ -40,7 +40,7 @@ impl Router {
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
-        let _permit = self.limits.large_work_permit(&call.holder).await;
+        let _permit = self.limits.list_permit(&call.holder, call.resource).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
         let meta = self.api.registry.list(&request, |object| list.push(&object)).await?;
         list.finish(&meta.to_value())

@@ -210,9 +210,6 @@ impl Router {
 
     /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
-        if let Some(refusal) = custom::refusal(call.resource) {
-            return Err(refusal);
-        }
         let deprecation = custom::deprecation(call.resource);
         let mut answer = self.answer_call(call).await?;
         respond::warn(&mut answer, deprecation.as_slice());

@@ -1,5 +1,7 @@
 //! Answers.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
@@ -9,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::negotiate::Form;
 use crate::api_types::Resource;
 use crate::kinds;
+use crate::registry::Stored;
 use crate::response_body::Body;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
@@ -130,14 +133,20 @@ impl View {
         }
     }
 
-    /// A stored object as this resource shows it, if it does not show it as it is stored.
-    pub(super) fn converted(&self, stored: &Value) -> Option<Value> {
-        if self.resource.custom.is_some() {
-            return Some(kinds::from_storage(self.resource, stored.clone()));
+    /// A stored object as this resource shows it, if it does not show it as it is stored. One that a webhook
+    /// converts has been converted before.
+    pub(super) fn converted(&self, stored: &Stored) -> Option<Arc<Value>> {
+        if let Some(converted) = stored.converted(self.resource.version) {
+            return Some(converted);
         }
-        let owner = crate::kinds::resources().find(|other| other.same_storage(self.resource))?;
-        (!std::ptr::eq(owner, self.resource))
-            .then(|| kinds::from_storage(self.resource, stored.clone()))
+        let object = stored.value()?;
+        let owner = kinds::resources().find(|other| other.same_storage(self.resource));
+        let is_shown_as_stored = match (self.resource.custom, owner) {
+            (Some(_), _) => false,
+            (None, Some(owner)) => std::ptr::eq(owner, self.resource),
+            (None, None) => true,
+        };
+        (!is_shown_as_stored).then(|| Arc::new(kinds::from_storage(self.resource, object.clone())))
     }
 }
 

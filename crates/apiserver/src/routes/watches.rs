@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::stream;
+use futures::future::try_join_all;
+use futures::{FutureExt, stream};
 use longshore_base::budget::Holder;
 use longshore_base::fair_queue::FairQueue;
 use longshore_base::time::after;
@@ -18,7 +19,7 @@ use super::respond::{self, Result, View};
 use super::{Call, Router, limits, lists};
 use crate::object;
 use crate::offload::{self, LARGE};
-use crate::registry::{self, Change, ListRequest, Stored, Subscription, VersionMatch};
+use crate::registry::{self, Change, ListRequest, Registry, Stored, Subscription, VersionMatch};
 use crate::response_body::{Body, Memory};
 use crate::status::StatusError;
 use crate::table;
@@ -31,6 +32,8 @@ const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 const KEPT: usize = 4 << 10;
 /// A frame that is shorter is part of [`KEPT`].
 const COUNTED_FROM: usize = 16 << 10;
+/// How many changes of one watch are converted at a time, where a webhook does that.
+const MAX_CONVERSIONS: usize = 16;
 /// How many times its length in the query a selector takes at most.
 const SELECTOR_GROWTH: usize = 16;
 
@@ -68,6 +71,7 @@ impl Router {
         };
         let kept = KEPT + SELECTOR_GROWTH * call.head.uri.query().map_or(0, str::len);
         let mut watcher = Watcher {
+            registry: self.api.registry.clone(),
             view,
             memory: self.limits.memory(&call.holder, kept)?,
             taken: 0,
@@ -92,7 +96,7 @@ impl Router {
                 self.api.registry.store().revision().await.map_err(crate::registry::refusal)?
             }
             (true, _) => {
-                let _permit = self.limits.large_work_permit(&call.holder).await;
+                let _permit = self.limits.list_permit(&call.holder, call.resource).await;
                 let meta = self
                     .api
                     .registry
@@ -138,18 +142,30 @@ struct Filter {
 }
 
 impl Filter {
+    fn selects_all(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    /// What has to be looked at of a change: both objects where a selector decides, and one otherwise.
+    fn relevant<'a>(&'a self, change: &'a Change) -> impl Iterator<Item = &'a Stored> {
+        let previous = change.previous.as_ref();
+        let previous = previous.filter(|_| change.current.is_none() || !self.selects_all());
+        let both = [previous, change.current.as_ref()].into_iter().flatten();
+        both.filter(|stored| stored.key().starts_with(&self.prefix))
+    }
+
     fn selects(&self, view: &View, stored: &Stored) -> bool {
         if !stored.key().starts_with(&self.prefix) {
             return false;
         }
-        if self.labels.is_empty() && self.fields.is_empty() {
+        if self.selects_all() {
             return true;
         }
         let matches = |object: &Value| self.labels.matches(object) && self.fields.matches(object);
         let Some(object) = stored.value() else {
             return false;
         };
-        match view.converted(object) {
+        match view.converted(stored) {
             Some(shown) => matches(&shown),
             None => matches(object),
         }
@@ -178,6 +194,7 @@ struct Ready {
 
 /// One client's watch. Frames are made only as fast as the client takes them.
 struct Watcher {
+    registry: Arc<Registry>,
     view: View,
     filter: Filter,
     /// Frames for the client, counted until it reads them.
@@ -210,31 +227,59 @@ impl Watcher {
                 biased;
                 () = self.stop.cancelled() => return None,
                 () = sleep_until(self.deadline) => return None,
-                change = changes.next() => match change {
-                    Ok(Some(change)) => {
-                        // Thousands of watches may catch up at a time.
-                        let turn = is_catching_up.then(|| self.turn.clone());
-                        let _permit = match &turn {
-                            Some((queue, holder)) => Some(queue.take(holder).await),
-                            None => None,
-                        };
-                        offload::run(change.size(), || self.push_change(&change));
-                        if !self.count() {
-                            return None;
-                        }
+                change = changes.next() => {
+                    let mut batch = Batch::of(change);
+                    if self.view.resource.has_webhook() {
+                        batch.fill(changes);
                     }
-                    Ok(None) => return None,
-                    Err(error) => {
-                        self.changes = None;
-                        self.push_error(&error);
+                    if !self.push_batch(batch, is_catching_up).await {
+                        return None;
                     }
-                },
+                }
                 () = tick(&mut self.bookmarks) => {
                     let revision = changes.progress();
                     self.push_bookmark(revision, false);
                 }
             }
         }
+    }
+
+    /// Pushes changes, in their order, and what comes after them. `false`: the watch ends at once.
+    async fn push_batch(&mut self, batch: Batch, is_catching_up: bool) -> bool {
+        let Batch { changes, end } = batch;
+        let converted = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return false,
+            () = sleep_until(self.deadline) => return false,
+            converted = convert(&self.registry, &self.view, &self.filter, &changes) => converted,
+        };
+        if let Err(error) = converted {
+            self.changes = None;
+            self.push_error(&error);
+            return true;
+        }
+        for change in changes {
+            // Thousands of watches may catch up at a time.
+            let turn = is_catching_up.then(|| self.turn.clone());
+            let _permit = match &turn {
+                Some((queue, holder)) => Some(queue.take(holder).await),
+                None => None,
+            };
+            let before = self.ready.len();
+            offload::run(change.size(), || self.push_change(&change));
+            if !self.count(before) {
+                return false;
+            }
+        }
+        match end {
+            Some(End::Slow) => self.changes = None,
+            Some(End::Failed(error)) => {
+                self.changes = None;
+                self.push_error(&error);
+            }
+            None => {}
+        }
+        true
     }
 
     /// An object that was there at the start; all of them are kept at once.
@@ -245,11 +290,11 @@ impl Watcher {
         if self.memory.grow(frame.counted) { Ok(()) } else { Err(limits::too_many()) }
     }
 
-    /// Counts the frames of a change: a client that reads slowly keeps them. `false` when there is too
-    /// little memory left, which ends the watch; the client resumes it.
-    fn count(&mut self) -> bool {
-        let counted =
-            self.ready.iter().fold(0, |sum: usize, frame| sum.saturating_add(frame.counted));
+    /// Counts the frames of a change, those after the first `before`: a client that reads slowly keeps them.
+    /// `false` when there is too little memory left, which ends the watch; the client resumes it.
+    fn count(&mut self, before: usize) -> bool {
+        let new = self.ready.iter().skip(before);
+        let counted = new.fold(0, |sum: usize, frame| sum.saturating_add(frame.counted));
         counted == 0 || self.memory.grow(counted)
     }
 
@@ -267,7 +312,7 @@ impl Watcher {
             }
             return;
         };
-        match (self.view.converted(object), self.view.form) {
+        match (self.view.converted(stored), self.view.form) {
             (Some(shown), _) => self.push(kind, &shown),
             (None, Form::Object) => {
                 // The same text for all watchers.
@@ -333,6 +378,60 @@ impl Watcher {
     }
 }
 
+/// Has a webhook convert what a watch shows of changes, where the kind has one. Each object is converted once
+/// for all watches.
+async fn convert(
+    registry: &Registry,
+    view: &View,
+    filter: &Filter,
+    changes: &[Arc<Change>],
+) -> Result<()> {
+    if !view.resource.has_webhook() {
+        return Ok(());
+    }
+    let relevant = changes.iter().flat_map(|change| filter.relevant(change));
+    let conversions = relevant.map(|stored| registry.convert_stored(view.resource, stored));
+    try_join_all(conversions).await.map(drop)
+}
+
+/// Changes that have come, and why none will follow.
+struct Batch {
+    changes: Vec<Arc<Change>>,
+    end: Option<End>,
+}
+
+enum End {
+    /// The watcher was too slow, or the feed broke.
+    Slow,
+    Failed(StatusError),
+}
+
+impl Batch {
+    fn of(change: Result<Option<Arc<Change>>>) -> Batch {
+        let mut batch = Batch { changes: Vec::new(), end: None };
+        batch.push(change);
+        batch
+    }
+
+    fn push(&mut self, change: Result<Option<Arc<Change>>>) {
+        match change {
+            Ok(Some(change)) => self.changes.push(change),
+            Ok(None) => self.end = Some(End::Slow),
+            Err(error) => self.end = Some(End::Failed(error)),
+        }
+    }
+
+    /// Adds changes that have come already.
+    fn fill(&mut self, from: &mut Subscription) {
+        while self.end.is_none() && self.changes.len() < MAX_CONVERSIONS {
+            match from.next().now_or_never() {
+                Some(change) => self.push(change),
+                None => return,
+            }
+        }
+    }
+}
+
 async fn tick(interval: &mut Option<Interval>) {
     match interval {
         Some(interval) => drop(interval.tick().await),
@@ -347,18 +446,25 @@ mod tests {
 
     use futures::poll;
     use longshore_base::budget::{Budget, Priority};
-    use longshore_store::{EmbeddedStore, Event, KeyValue, Store};
+    use longshore_store::{EmbeddedStore, Event, KeyValue};
     use serde_json::json;
 
     use super::*;
     use crate::kinds::core;
     use crate::table::IncludeObject;
 
-    fn watcher(form: Form, memory: u64) -> (Watcher, Arc<Budget>) {
+    async fn registry() -> (tempfile::TempDir, Arc<Registry>) {
+        let directory = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(directory.path().join("store")).await.unwrap();
+        (directory, Arc::new(Registry::new(Arc::new(store))))
+    }
+
+    fn watcher(registry: &Arc<Registry>, form: Form, memory: u64) -> (Watcher, Arc<Budget>) {
         let budget = Budget::new(memory, 0);
         let share = budget.take(&Holder::new("a", Priority::Ordinary), 0).unwrap();
         let resource = core("configmaps").unwrap();
         let watcher = Watcher {
+            registry: registry.clone(),
             view: View { resource, form, include: IncludeObject::Metadata },
             filter: Filter {
                 prefix: "/registry/configmaps/".into(),
@@ -397,14 +503,12 @@ mod tests {
     /// Each of thousands of watches from an old version decodes what it reads.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn watch_that_catches_up_waits_for_its_turn() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Arc::new(EmbeddedStore::open(directory.path().join("store")).await.unwrap());
-        let old = store.revision().await.unwrap();
+        let (_directory, registry) = registry().await;
+        let old = registry.store().revision().await.unwrap();
         let maps = core("configmaps").unwrap();
-        let registry = registry::Registry::new(store);
         let map = json!({"kind": "ConfigMap", "metadata": {"name": "m", "namespace": "d"}});
         registry.create(maps, map, None).await.unwrap();
-        let (mut watcher, _budget) = watcher(Form::Object, 8 << 20);
+        let (mut watcher, _budget) = watcher(&registry, Form::Object, 8 << 20);
         let changes = registry.feeds().subscribe(maps, old).await.unwrap();
         assert!(changes.is_catching_up());
         watcher.changes = Some(changes);
@@ -423,14 +527,15 @@ mod tests {
     #[tokio::test]
     async fn watch_counts_large_frames_until_the_next_is_read() {
         const LENGTH: usize = 300 << 10;
+        let (_directory, registry) = registry().await;
         for (form, counted) in
             [(Form::Metadata, LENGTH), (Form::Table, LENGTH), (Form::Object, LARGE)]
         {
-            let (mut watcher, budget) = watcher(form, 8 << 20);
+            let (mut watcher, budget) = watcher(&registry, form, 8 << 20);
             let holder = Holder::new("b", Priority::Ordinary);
             let free = |bytes: usize| budget.take(&holder, bytes as u64).is_some();
             watcher.push_change(&change(LENGTH));
-            assert!(watcher.count());
+            assert!(watcher.count(0));
             while !watcher.ready.is_empty() {
                 assert!(watcher.next().await.is_some());
                 if watcher.taken > 0 {
@@ -440,11 +545,11 @@ mod tests {
             }
             assert!(watcher.next().await.is_none());
             assert_eq!(watcher.taken, 0);
-            let (mut small, _) = super::tests::watcher(form, 100);
+            let (mut small, _) = super::tests::watcher(&registry, form, 100);
             small.push_change(&change(100));
-            assert!(small.count(), "{form:?}: small frames are not counted");
+            assert!(small.count(0), "{form:?}: small frames are not counted");
             small.push_change(&change(LENGTH));
-            assert!(!small.count(), "{form:?}: more than there is");
+            assert!(!small.count(0), "{form:?}: more than there is");
         }
     }
 }

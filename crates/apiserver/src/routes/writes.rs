@@ -113,7 +113,7 @@ impl Router {
         let request = lists::list_request(&call.line.query, call.resource, call.namespace())?;
         let mut items = Vec::new();
         let memory = self.limits.memory(&call.holder, 0)?;
-        let permit = self.limits.large_work_permit(&call.holder).await;
+        let permit = self.limits.list_permit(&call.holder, call.resource).await;
         let meta = self
             .api
             .registry

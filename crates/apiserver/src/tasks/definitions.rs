@@ -16,7 +16,8 @@ use crate::api_types::Resource;
 use crate::definitions::{Entry, is_built_in, is_in_effect};
 use crate::kinds::custom::cause;
 use crate::kinds::custom_resource_definition::{
-    FINALIZER, GROUP, PLURAL, approval, has_condition, is_protected, set_condition,
+    FINALIZER, GROUP, PLURAL, approval, has_condition, has_valid_ca_bundle, is_protected,
+    set_condition,
 };
 use crate::kinds::known;
 use crate::object;
@@ -269,9 +270,16 @@ fn accept_names(definition: &mut Value, taken: &Taken, now: &str) {
             let accepted = ("NamesAccepted", "True", "NoConflicts", "no conflicts found");
             set_condition(definition, accepted, now);
             if !has_condition(definition, "Established", "True") {
-                let why = "the initial names have been accepted";
-                let established = ("Established", "True", "InitialNamesAccepted", why);
-                set_condition(definition, established, now);
+                let established = match has_valid_ca_bundle(definition) {
+                    true => {
+                        ("True", "InitialNamesAccepted", "the initial names have been accepted")
+                    }
+                    false => {
+                        ("False", "InvalidCABundle", "The conversion webhook CABundle is invalid")
+                    }
+                };
+                let (status, reason, why) = established;
+                set_condition(definition, ("Established", status, reason, why), now);
             }
         }
     }
@@ -505,6 +513,20 @@ mod tests {
         let settled = settled(&[own]);
         assert!(has_condition(&settled[0], "Established", "True"));
         assert!(!is_in_effect(&settled[0]), "deleting it would delete every definition");
+    }
+
+    #[test]
+    fn definitions_whose_webhook_has_wrong_certificates_are_not_established() {
+        let mut converted = definition("foos", "Foo", &[]);
+        converted["spec"]["conversion"] =
+            json!({"strategy": "Webhook", "webhook": {"clientConfig": {"caBundle": "bm9uZQ=="}}});
+        let settled = settled(&[converted]);
+        let found = reasons(&settled[0]).pop().unwrap();
+        assert_eq!(found, ("Established".into(), "False".into(), "InvalidCABundle".into()));
+        let mut repaired = settled[0].clone();
+        repaired["spec"]["conversion"]["webhook"]["clientConfig"]["caBundle"] = Value::Null;
+        let repaired = self::settled(&[repaired]);
+        assert!(has_condition(&repaired[0], "Established", "True"));
     }
 
     #[test]

@@ -44,6 +44,7 @@ impl ClientConfig {
             "" => None,
             bundle => Some(STANDARD.decode(bundle).map_err(|error| format!("caBundle: {error}"))?),
         };
+        let ca_bundle = ca_bundle.filter(|bundle| !bundle.trim_ascii().is_empty());
         let service = &config["service"];
         let target = match (service.is_object(), text(&config["url"])) {
             (true, _) => Target::Service {
@@ -95,7 +96,8 @@ impl ClientConfig {
         format!("{path}?timeout={}s", limit.as_secs())
     }
 
-    pub(super) fn url(&self, limit: Duration) -> String {
+    /// Where it is called.
+    pub(crate) fn url(&self, limit: Duration) -> String {
         format!("https://{}{}", self.authority(), self.path_and_query(limit))
     }
 }

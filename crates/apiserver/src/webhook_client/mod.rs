@@ -1,5 +1,5 @@
 //! Calls of webhooks: a POST of JSON to a URL or a service, over TLS, answered by JSON. Used by admission
-//! (and meant for conversion of custom resources).
+//! and for the conversion of custom resources, each with a client of its own.
 //!
 //! What a webhook does is bounded: the time until its answer is read, the size of the answer, and how
 //! many calls and large answers there are at once. Redirects are not followed. Connections are kept for
@@ -53,14 +53,22 @@ pub(crate) enum Error {
     #[error("could not get REST client: {0}")]
     Config(String),
     /// There was no whole answer.
-    #[error("failed to call webhook: Post {url:?}: {reason}")]
+    #[error("failed to call webhook: {}", self.reason())]
     Call { url: String, reason: String },
     /// The answer was an error.
-    #[error("failed to call webhook: {reason}")]
+    #[error("failed to call webhook: {}", self.reason())]
     Status { code: u16, reason: String },
 }
 
 impl Error {
+    /// The same without the framing of admission.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Error::Config(reason) | Error::Status { reason, .. } => reason.clone(),
+            Error::Call { url, reason } => format!("Post {url:?}: {reason}"),
+        }
+    }
+
     /// The HTTP status that counts for it.
     pub(crate) fn code(&self) -> u16 {
         match self {

@@ -3,8 +3,7 @@
 //! A policy is compiled when it is read, and evaluated for each binding and each of its parameters. The
 //! configurations of admission themselves are exempt (`Attributes::is_exempt`).
 //!
-//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded;
-//! parameters are of built-in kinds.
+//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded.
 
 mod activation;
 mod definition;
@@ -26,8 +25,10 @@ use self::validating::Denial;
 use super::attributes::Attributes;
 use super::webhooks::hook::Invocation;
 use super::webhooks::{convert, converted, is_converted};
+use crate::api_types::Resource;
 use crate::authz::Authorizer;
 use crate::cache::Cache;
+use crate::definitions::{Definitions as CustomKinds, Snapshot};
 use crate::kinds;
 use crate::object;
 use crate::offload;
@@ -42,6 +43,8 @@ pub(crate) struct Policies {
     validating: Kind,
     mutating: Kind,
     authorizer: Arc<Authorizer>,
+    /// The custom kinds that parameters may be of.
+    kinds: Arc<CustomKinds>,
 }
 
 /// Policies of one kind.
@@ -101,7 +104,10 @@ struct Bound<'a> {
 }
 
 impl Policies {
-    pub(crate) fn new(authorizer: Arc<Authorizer>) -> Result<Policies, StatusError> {
+    pub(crate) fn new(
+        authorizer: Arc<Authorizer>,
+        kinds: Arc<CustomKinds>,
+    ) -> Result<Policies, StatusError> {
         Ok(Policies {
             validating: Kind::new(
                 "validatingadmissionpolicies",
@@ -109,6 +115,7 @@ impl Policies {
             )?,
             mutating: Kind::new("mutatingadmissionpolicies", "mutatingadmissionpolicybindings")?,
             authorizer,
+            kinds,
         })
     }
 
@@ -145,13 +152,13 @@ impl Policies {
         old: Option<&Value>,
     ) -> Result<Result<bool, String>, StatusError> {
         let namespace = namespace_of(registry, attributes).await?;
-        let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
-        let (object, old) = (shown(object), shown(old));
+        let objects = (object, old);
+        let (object, old) = shown(registry, attributes, invocation, objects).await?;
         let facts = Facts {
             attributes,
             invocation,
-            object: object.as_ref(),
-            old: old.as_ref(),
+            object: object.as_ref().or(objects.0),
+            old: old.as_ref().or(objects.1),
             namespace: namespace.as_ref(),
             params: None,
             authorizer: &self.authorizer,
@@ -175,16 +182,20 @@ impl Policies {
         }
         let namespace = namespace_of(registry, attributes).await?;
         let mut denied = None;
-        for bound in bound(candidates, registry, attributes, object, old).await? {
+        let kinds = self.kinds.snapshot();
+        for bound in bound(candidates, &kinds, registry, attributes, object, old).await? {
             let found = match &bound.params {
                 Err(_) if bound.policy.ignores_failures => continue,
                 Err(why) => {
                     vec![Denial { message: why.clone(), reason: String::new(), is_certain: true }]
                 }
                 Ok(params) => {
+                    let copies =
+                        shown(registry, attributes, bound.invocation, (object, old)).await?;
+                    let objects = (copies.0.as_ref().or(object), copies.1.as_ref().or(old));
                     let length = object.or(old).map_or(0, size);
                     offload::run(length, || {
-                        self.denials(attributes, &bound, params, (object, old), namespace.as_ref())
+                        self.denials(attributes, &bound, params, objects, namespace.as_ref())
                     })
                 }
             };
@@ -213,20 +224,14 @@ impl Policies {
         namespace: Option<&Value>,
     ) -> Vec<Denial> {
         let invocation = bound.invocation;
-        let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
-        // conversion copies the object
-        let copies = match is_converted(attributes, invocation) {
-            true => (shown(object), shown(old)),
-            false => (None, None),
-        };
         let request = OnceCell::new();
         let mut found = Vec::new();
         for params in params {
             let facts = Facts {
                 attributes,
                 invocation,
-                object: copies.0.as_ref().or(object),
-                old: copies.1.as_ref().or(old),
+                object,
+                old,
                 namespace,
                 params: params.as_ref(),
                 authorizer: &self.authorizer,
@@ -256,7 +261,8 @@ impl Policies {
         }
         let namespace = namespace_of(registry, attributes).await?;
         let current = Some(&*object).filter(|object| !object.is_null()).cloned();
-        let bound = bound(candidates, registry, attributes, current.as_ref(), old).await?;
+        let kinds = self.kinds.snapshot();
+        let bound = bound(candidates, &kinds, registry, attributes, current.as_ref(), old).await?;
         let mut errors: Vec<StatusError> = Vec::new();
         let mut changed = false;
         for bound in bound {
@@ -268,26 +274,27 @@ impl Policies {
                     continue;
                 }
             };
-            let result = offload::run(size(object), || {
-                let old_shown = match is_converted(attributes, bound.invocation) {
-                    true => old.map(|o| converted(attributes, bound.invocation, o)),
-                    false => None,
-                };
-                let old = old_shown.as_ref().or(old);
+            let invocation = bound.invocation;
+            let current = Some(&*object).filter(|object| !object.is_null());
+            let (mut copy, old_copy) =
+                shown(registry, attributes, invocation, (current, old)).await?;
+            let old = old_copy.as_ref().or(old);
+            let (one, result) = offload::run(size(object), || {
+                let object = copy.as_mut().unwrap_or(object);
                 let mut each = Changes { object, reinvocation, is_second, changed: false };
-                for params in params {
-                    let namespace = namespace.as_ref();
-                    self.evaluate(
-                        attributes,
-                        &bound,
-                        (old, params.as_ref(), namespace),
-                        &mut each,
-                    )?;
-                }
-                Ok::<_, String>(each.changed)
+                let result = params.iter().try_for_each(|params| {
+                    let about = (old, params.as_ref(), namespace.as_ref());
+                    self.evaluate(attributes, &bound, about, &mut each)
+                });
+                (each.changed, result)
             });
+            changed |= one;
+            if let Some(copy) = copy.filter(|_| one) {
+                let (from, to) = (invocation.resource, attributes.resource);
+                *object = convert(registry, from, to, copy).await?;
+            }
             match result {
-                Ok(one) => changed |= one,
+                Ok(()) => {}
                 Err(_) if bound.policy.ignores_failures => {}
                 Err(why) => errors.push(policy_error(attributes, &bound, &why)),
             }
@@ -316,7 +323,7 @@ impl Policies {
             format!("{}/{}", object::namespace(params), object::name(params))
         });
         let key = format!("{}/{binding}/{param}", policy.name);
-        let mut current = converted(attributes, invocation, changes.object);
+        let mut current = changes.object.clone();
         let request = OnceCell::new();
         let mut is_first = true;
         let before = current.clone();
@@ -348,10 +355,7 @@ impl Policies {
             }
         }
         if current != before {
-            *changes.object = match is_converted(attributes, invocation) {
-                true => convert(invocation.resource, attributes.resource, current),
-                false => current,
-            };
+            *changes.object = current;
             changes.changed = true;
             changes.reinvocation.object_changed();
         }
@@ -362,7 +366,24 @@ impl Policies {
     }
 }
 
-/// The object as it changes.
+/// The new and the old object as a policy sees them, if that is in another version than the request's.
+async fn shown(
+    registry: &Registry,
+    attributes: &Attributes<'_>,
+    invocation: Invocation<'_>,
+    (object, old): (Option<&Value>, Option<&Value>),
+) -> Result<(Option<Value>, Option<Value>), StatusError> {
+    if !is_converted(attributes, invocation) {
+        return Ok((None, None));
+    }
+    let shown = async |object: Option<&Value>| match object {
+        Some(object) => converted(registry, attributes, invocation, object).await.map(Some),
+        None => Ok(None),
+    };
+    Ok((shown(object).await?, shown(old).await?))
+}
+
+/// The object as a policy sees it while it changes.
 struct Changes<'a> {
     object: &'a mut Value,
     reinvocation: &'a mut Reinvocation,
@@ -386,6 +407,7 @@ async fn namespace_of(
 /// Those candidates that select the request, with their parameters.
 async fn bound<'a>(
     candidates: Vec<(Arc<Definition>, Vec<Arc<Binding>>)>,
+    kinds: &Snapshot,
     registry: &Registry,
     attributes: &Attributes<'a>,
     object: Option<&Value>,
@@ -397,16 +419,20 @@ async fn bound<'a>(
         if !policy.matcher.selects(registry, attributes, object, old).await? {
             continue;
         }
-        if let Some((version, kind)) = &policy.param_kind
-            && param_resource(version, kind).is_none()
-        {
-            let why = format!(
-                "failed to configure policy: failed to find resource referenced by paramKind: '{}'",
-                kind_text(version, kind)
-            );
-            found.push(Bound { policy, binding: None, invocation, params: Err(why) });
-            continue;
-        }
+        let param_kind = match &policy.param_kind {
+            None => None,
+            Some((version, kind)) => match kinds.of_kind(version, kind) {
+                Some(resource) => Some(resource),
+                None => {
+                    let why = format!(
+                        "failed to configure policy: failed to find resource referenced by paramKind: '{}'",
+                        kind_text(version, kind)
+                    );
+                    found.push(Bound { policy, binding: None, invocation, params: Err(why) });
+                    continue;
+                }
+            },
+        };
         for binding in bindings {
             if let Some(matcher) = &binding.matcher
                 && (matcher.invocation(attributes).is_none()
@@ -414,7 +440,7 @@ async fn bound<'a>(
             {
                 continue;
             }
-            let params = params(registry, &policy, binding.params.as_ref(), attributes).await?;
+            let params = params(registry, param_kind, binding.params.as_ref(), attributes).await?;
             let params = params.map_err(|why| format!("failed to configure binding: {why}"));
             let policy = policy.clone();
             found.push(Bound { policy, binding: Some(binding), invocation, params });
@@ -429,22 +455,15 @@ fn kind_text(version: &str, kind: &str) -> String {
     format!("{version}, Kind={kind}")
 }
 
-fn param_resource(version: &str, kind: &str) -> Option<&'static crate::api_types::Resource> {
-    kinds::resources().find(|of| of.kind == kind && of.gvk().api_version() == version)
-}
-
 /// The parameters of a binding: one that is absent if the policy takes none.
 async fn params(
     registry: &Registry,
-    policy: &Definition,
+    kind: Option<&'static Resource>,
     reference: Option<&ParamRef>,
     attributes: &Attributes<'_>,
 ) -> Result<Result<Vec<Option<Value>>, String>, StatusError> {
-    let (Some((version, kind)), Some(reference)) = (&policy.param_kind, reference) else {
+    let (Some(resource), Some(reference)) = (kind, reference) else {
         return Ok(Ok(vec![None]));
-    };
-    let Some(resource) = param_resource(version, kind) else {
-        return Ok(Err(format!("paramKind kind `{}` not known", kind_text(version, kind))));
     };
     let namespace = match (resource.namespaced, &*reference.namespace, attributes.namespace) {
         (false, "", _) => "",

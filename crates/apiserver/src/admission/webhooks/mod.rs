@@ -11,7 +11,6 @@ mod metrics;
 mod review;
 
 use std::collections::BTreeSet;
-use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -165,7 +164,10 @@ impl Webhooks {
                 let verdict = verdict.await?;
                 let patched = match verdict.patch.is_empty() {
                     true => None,
-                    false => patched(&hook, attributes, invocation, current, &verdict.patch)?,
+                    false => {
+                        patched(registry, &hook, attributes, invocation, current, &verdict.patch)
+                            .await?
+                    }
                 };
                 Ok((verdict.warnings, patched))
             }
@@ -248,8 +250,14 @@ impl Webhooks {
             .map_err(|why| Failure::Calling(500, format!("could not get REST client: {why}")))?;
         let internal = |error| Failure::Internal(StatusError::internal(error));
         let uid = object::new_uid().map_err(internal)?;
-        let shown = |object: Option<&Value>| object.map(|o| converted(attributes, invocation, o));
-        let (object, old) = (shown(object), shown(old));
+        let shown = async |object: Option<&Value>| match object {
+            Some(object) => {
+                let shown = converted(registry, attributes, invocation, object).await;
+                shown.map(Some).map_err(Failure::Internal)
+            }
+            None => Ok(None),
+        };
+        let (object, old) = (shown(object).await?, shown(old).await?);
         let request =
             review::request(version, &uid, attributes, invocation, object.as_ref(), old.as_ref());
         let body = longshore_json::write(&request)
@@ -318,14 +326,15 @@ impl Webhooks {
 }
 
 /// The object as a webhook sees it.
-pub(in crate::admission) fn converted(
+pub(in crate::admission) async fn converted(
+    registry: &Registry,
     attributes: &Attributes<'_>,
     invocation: Invocation<'_>,
     object: &Value,
-) -> Value {
+) -> Result<Value, StatusError> {
     match is_converted(attributes, invocation) {
-        false => object.clone(),
-        true => convert(attributes.resource, invocation.resource, object.clone()),
+        false => Ok(object.clone()),
+        true => convert(registry, attributes.resource, invocation.resource, object.clone()).await,
     }
 }
 
@@ -337,13 +346,21 @@ pub(in crate::admission) fn is_converted(
     invocation.kind != attributes.kind
 }
 
-pub(in crate::admission) fn convert(from: &Resource, to: &Resource, object: Value) -> Value {
-    kinds::from_storage(to, kinds::to_storage(from, object))
+/// An object in another version; the error is the client's.
+pub(in crate::admission) async fn convert(
+    registry: &Registry,
+    from: &Resource,
+    to: &Resource,
+    object: Value,
+) -> Result<Value, StatusError> {
+    let converted = registry.as_other(from, to, object).await;
+    converted.map_err(|error| StatusError::internal(error.message))
 }
 
 /// The object with a webhook's patch, and with the defaults of what that left out. `None`: the patch does
 /// nothing.
-fn patched(
+async fn patched(
+    registry: &Registry,
     hook: &Hook,
     attributes: &Attributes<'_>,
     invocation: Invocation<'_>,
@@ -371,17 +388,20 @@ fn patched(
         );
         return Err(Failure::Internal(StatusError::internal(why)));
     };
-    let mut object = converted(attributes, invocation, object);
+    let object = converted(registry, attributes, invocation, object).await;
+    let object = object.map_err(Failure::Internal)?;
     let patched = patch::apply(PatchKind::Json, invocation.kind, &object, patch);
     let conformed = patched
         .and_then(|decoded| kinds::conform_kind(invocation.resource, invocation.kind, decoded));
-    object = conformed.map_err(internal)?;
+    let mut object = conformed.map_err(internal)?;
     if invocation.kind == invocation.resource.gvk() {
         kinds::apply_defaults(invocation.resource, &mut object);
     }
     Ok(Some(match is_converted(attributes, invocation) {
         false => object,
-        true => convert(invocation.resource, attributes.resource, mem::take(&mut object)),
+        true => convert(registry, invocation.resource, attributes.resource, object)
+            .await
+            .map_err(Failure::Internal)?,
     }))
 }
 

@@ -1,8 +1,7 @@
 //! CustomResourceDefinition: the kind itself. What a definition makes of the objects that it defines is
 //! in `custom`; how it is brought into effect in `tasks::definitions`.
 //!
-//! Current limitations: defaults are checked by the schema alone, and not as parts of an object; objects
-//! are not converted by webhooks, so that they are served in the storage version only.
+//! Current limitations: defaults are checked by the schema alone, and not as parts of an object.
 
 mod rules;
 mod schemas;
@@ -42,7 +41,6 @@ pub(super) static KIND: Kind = Kind {
         prepare_update: |new, _| store_version(new),
         validate: rules::check,
         validate_status: |definition, _, causes| rules::names_of_status(definition, causes),
-        warnings: |definition, old| warnings(definition, old),
         printer: &PRINTER,
         deletion: super::Deletion::Definition,
         versioned_updates: true,
@@ -96,18 +94,9 @@ fn store_version(definition: &mut Map<String, Value>) {
     }
 }
 
-fn warnings(definition: &Value, old: Option<&Value>) -> Vec<String> {
-    let conversion = &definition["spec"]["conversion"]["strategy"];
-    let is_new = |of: fn(&Value) -> &Value| old.is_none_or(|old| of(old) != of(definition));
-    let mut warnings = Vec::new();
-    if *conversion == "Webhook" && is_new(|definition| &definition["spec"]["conversion"]) {
-        warnings.push(
-            "spec.conversion: webhooks are not called by this server; objects are served in the \
-             storage version only"
-                .to_owned(),
-        );
-    }
-    warnings
+/// Whether the certificates by which a definition's webhook is known can be used.
+pub(crate) fn has_valid_ca_bundle(definition: &Value) -> bool {
+    rules::ca_bundle_error(&definition["spec"]).is_none()
 }
 
 /// A definition whose deletion begins: it stays until its objects are gone.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use longshore_structural::{Path as JsonPath, Schema};
 use serde_json::{Value, json};
 
@@ -109,7 +111,7 @@ fn check_spec(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut C
         }
     }
     check_names(&names_path, &spec["names"], causes);
-    check_conversion(&path.child("conversion"), &spec["conversion"], causes);
+    check_conversion(&path.child("conversion"), spec, old, causes);
 }
 
 fn check_version(path: &Path<'_>, version: &Value, causes: &mut Causes) {
@@ -281,38 +283,84 @@ fn check_names(path: &Path<'_>, given: &Value, causes: &mut Causes) {
     }
 }
 
-fn check_conversion(path: &Path<'_>, conversion: &Value, causes: &mut Causes) {
+fn check_conversion(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mut Causes) {
+    let conversion = &spec["conversion"];
     if conversion.is_null() {
         return;
     }
+    let is_none = conversion["strategy"] == "None";
+    if !is_none && spec["preserveUnknownFields"] == true {
+        let why = "must be None if spec.preserveUnknownFields is true";
+        causes.invalid(&path.child("strategy"), &conversion["strategy"], why);
+    }
     rules::one_of(&path.child("strategy"), &conversion["strategy"], &["None", "Webhook"], causes);
-    let is_webhook = conversion["strategy"] == "Webhook";
     let webhook = &conversion["webhook"];
     let config = &webhook["clientConfig"];
     let config_path = path.child("webhookClientConfig");
+    let versions = &webhook["conversionReviewVersions"];
     let versions_path = path.child("conversionReviewVersions");
-    if !is_webhook {
+    if conversion["strategy"] != "Webhook" {
         let why = "should not be set when strategy is not set to Webhook";
         if !config.is_null() {
             causes.forbidden(&config_path, why);
         }
-        if !items(&webhook["conversionReviewVersions"]).is_empty() {
+        if !items(versions).is_empty() {
             causes.forbidden(&versions_path, why);
         }
         return;
     }
     if config.is_null() {
         causes.required(&config_path, "required when strategy is set to Webhook");
-    } else if config["url"].is_null() == config["service"].is_null() {
-        causes.required(&config_path, "exactly one of url or service is required");
+    } else {
+        rules::webhook::client(&config_path, config, causes);
+        if let Some(why) = ca_bundle_error(spec).filter(|_| needs_ca_bundle(old)) {
+            causes.invalid(&config_path.child("caBundle"), &config["caBundle"], why);
+        }
     }
-    let versions = items(&webhook["conversionReviewVersions"]);
-    if versions.is_empty() {
-        causes.required(&versions_path, "");
-    } else if !versions.iter().any(|version| *version == "v1" || *version == "v1beta1") {
-        let why = "must include at least one of v1, v1beta1";
-        causes.invalid(&versions_path, &webhook["conversionReviewVersions"], why);
+    let old_versions = old.map(|old| {
+        let conversion = &old["spec"]["conversion"];
+        items(&conversion["webhook"]["conversionReviewVersions"])
+    });
+    let is_known = |version: &Value| *version == "v1" || *version == "v1beta1";
+    let needs_known = old_versions.is_none_or(|old| old.is_empty() || old.iter().any(is_known));
+    check_review_versions(&versions_path, versions, needs_known, causes);
+}
+
+fn check_review_versions(
+    path: &Path<'_>,
+    versions: &Value,
+    needs_known: bool,
+    causes: &mut Causes,
+) {
+    let list = items(versions);
+    if list.is_empty() {
+        return causes.required(path, "");
     }
+    let mut seen = BTreeSet::new();
+    for (i, version) in list.iter().map(text).enumerate() {
+        if !seen.insert(version) {
+            causes.invalid(&path.index(i), version, "duplicate version");
+            continue;
+        }
+        causes.each(&path.index(i), version, names::dns_1035_label(version));
+    }
+    if needs_known && !["v1", "v1beta1"].iter().any(|known| seen.contains(known)) {
+        causes.invalid(path, versions, "must include at least one of v1, v1beta1");
+    }
+}
+
+/// What is wrong with the certificates in the `clientConfig` of a definition's webhook.
+pub(super) fn ca_bundle_error(spec: &Value) -> Option<String> {
+    let bundle = text(&spec["conversion"]["webhook"]["clientConfig"]["caBundle"]);
+    rules::webhook::ca_bundle_error(&STANDARD.decode(bundle).unwrap_or_default())
+}
+
+/// A definition that is not in effect yet may have any certificates, and one that had wrong ones may keep
+/// them.
+fn needs_ca_bundle(old: Option<&Value>) -> bool {
+    old.is_some_and(|old| {
+        has_condition(old, "Established", "True") && ca_bundle_error(&old["spec"]).is_none()
+    })
 }
 
 pub(super) fn names_of_status(definition: &Value, causes: &mut Causes) {

@@ -15,6 +15,7 @@ pub(super) mod pod_update;
 pub(super) mod rbac;
 pub(super) mod storage;
 mod volume;
+pub(in crate::kinds) mod webhook;
 
 use serde_json::Value;
 
@@ -151,6 +152,24 @@ fn check(resource: &Resource, object: &Value, old: Option<&Value>, causes: &mut 
     match resource.definition() {
         Some(definition) => custom::validate(resource, &definition, object, old, causes),
         None => (strategy(resource).validate)(object, old, causes),
+    }
+}
+
+/// What is wrong with `labels` or `annotations`, in one line, as upstream writes it of an object that a
+/// webhook has converted.
+pub(crate) fn check_texts(field: &str, map: &Value) -> Result<(), String> {
+    let metadata = Path::root("metadata");
+    let mut causes = Causes::default();
+    match field {
+        "labels" => meta::labels(&metadata.child("labels"), map, &mut causes),
+        _ => meta::annotations(&metadata.child("annotation"), map, &mut causes),
+    }
+    let complaints: Vec<String> =
+        causes.0.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    match &complaints[..] {
+        [] => Ok(()),
+        [one] => Err(one.clone()),
+        many => Err(format!("[{}]", many.join(", "))),
     }
 }
 
