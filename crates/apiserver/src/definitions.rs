@@ -109,13 +109,17 @@ impl Definitions {
         let mut next = Snapshot::default();
         let mut rows = self.rows.lock();
         for entry in entries {
-            for row in &entry.rows {
-                let resource = match rows.get(row) {
+            let mut resource_of = |row: &Row| -> &'static Resource {
+                match rows.get(row) {
                     Some(resource) => resource,
                     None => rows.entry(row.clone()).or_insert(leak(row, &entry.definition)),
-                };
+                }
+            };
+            let versions: Arc<[&'static Resource]> =
+                entry.rows.iter().map(&mut resource_of).collect();
+            for resource in versions.iter() {
                 if let Some(live) = resource.custom {
-                    live.set(entry.definition.clone());
+                    live.set(entry.definition.clone(), versions.clone());
                 }
                 next.resources.push(resource);
                 next.by_path.insert((resource.group, resource.version, resource.plural), resource);
@@ -132,7 +136,7 @@ impl Definitions {
         let is_served = |old: &Resource| now.resources.iter().any(|r| std::ptr::eq(*r, old));
         for old in last.resources.iter().filter(|old| !is_served(old)) {
             if let Some(live) = old.custom {
-                live.set(Arc::default());
+                live.set(Arc::default(), Arc::default());
             }
         }
         let is_gone = |old: &&&'static Resource| {

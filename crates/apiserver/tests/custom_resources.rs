@@ -314,11 +314,37 @@ async fn custom_resource_definitions_are_validated() {
             "must have exactly one version marked as storage version",
         ),
         ("/spec/preserveUnknownFields", json!(true), "cannot set to true"),
+        (
+            "/spec/conversion",
+            json!({"strategy": "Webhook"}),
+            "spec.conversion.webhookClientConfig: Required value: required when strategy is set to Webhook",
+        ),
+        (
+            "/spec/conversion",
+            json!({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"],
+                "clientConfig": {"url": "http://a"}}}),
+            "spec.conversion.webhookClientConfig.url: Invalid value: \"http\": 'https' is the only allowed URL scheme",
+        ),
+        (
+            "/spec/conversion",
+            json!({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v3", "v3"],
+                "clientConfig": {"service": {"namespace": "a", "name": "b", "port": 70000}}}}),
+            "[spec.conversion.webhookClientConfig.service.port: Invalid value: 70000: port is not \
+             valid: must be between 1 and 65535, inclusive, \
+             spec.conversion.conversionReviewVersions[1]: Invalid value: \"v3\": duplicate version, \
+             spec.conversion.conversionReviewVersions: Invalid value: [\"v3\",\"v3\"]: must include \
+             at least one of v1, v1beta1]",
+        ),
+        (
+            "/spec/conversion",
+            json!({"strategy": "None", "webhook": {"conversionReviewVersions": ["v1"]}}),
+            "spec.conversion.conversionReviewVersions: Forbidden: should not be set when strategy is not set to Webhook",
+        ),
     ] {
         let mut definition = definition();
-        match definition.pointer_mut(pointer) {
-            Some(place) => *place = value.clone(),
-            None => definition["spec"]["preserveUnknownFields"] = value.clone(),
+        match (definition.pointer_mut(pointer), pointer.strip_prefix("/spec/")) {
+            (Some(place), _) => *place = value.clone(),
+            (None, field) => definition["spec"][field.unwrap()] = value.clone(),
         }
         let (code, status) = admin.call("POST", CRDS, Some(definition)).await;
         assert_eq!(code, 422, "{pointer} {value}: {status}");

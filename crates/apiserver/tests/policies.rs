@@ -94,6 +94,46 @@ async fn policies_take_parameters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_take_parameters_of_custom_kinds() {
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    let spec = json!({
+        "paramKind": {"apiVersion": "rules.example.com/v1", "kind": "NameRule"},
+        "matchConstraints": rules(&["CREATE"], "serviceaccounts"),
+        "validations": [{"expression": "object.metadata.name != params.spec.forbidden", "message": "no"}],
+    });
+    let binding = json!({"paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"}});
+    validating(admin, "param", spec, binding).await;
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    let account = |name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}});
+    let (code, status) = admin.call("POST", accounts, Some(account("a"))).await;
+    let message = status["message"].as_str().unwrap();
+    let unknown =
+        "failed to find resource referenced by paramKind: 'rules.example.com/v1, Kind=NameRule'";
+    assert!(code == 422 && message.contains(unknown), "{status}");
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "namerules.rules.example.com"},
+        "spec": {
+            "group": "rules.example.com", "scope": "Namespaced",
+            "names": {"plural": "namerules", "kind": "NameRule"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {
+                "openAPIV3Schema": {"type": "object", "properties": {"spec": {
+                    "type": "object", "properties": {"forbidden": {"type": "string"}}}}}}}],
+        },
+    });
+    admin.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    let served = "/apis/rules.example.com/v1/namespaces/default/namerules";
+    eventually("served", || async { admin.get(served).await.0 == 200 }).await;
+    admin.create(accounts, account("a")).await;
+    let rule = json!({"apiVersion": "rules.example.com/v1", "kind": "NameRule",
+        "metadata": {"name": "b"}, "spec": {"forbidden": "b"}});
+    admin.create(served, rule).await;
+    assert_eq!(admin.call("POST", accounts, Some(account("b"))).await.0, 422);
+    admin.create(accounts, account("c")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_change_objects() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;

@@ -110,6 +110,19 @@ impl MapType {
     }
 }
 
+impl Type {
+    /// Sorts what is looked up by name.
+    fn sort(&mut self) {
+        match self {
+            Type::Map(map) => map.fields.sort_by(|a, b| a.name.cmp(&b.name)),
+            Type::List(ListType { items: Items::Keys(keys), .. }) => {
+                keys.sort_by(|a, b| a.name.cmp(&b.name));
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Schema {
     /// What nothing is known of.
     pub const ANY: TypeId = TypeId(0);
@@ -122,8 +135,9 @@ impl Schema {
         Schema { types: vec![Type::Any, Type::Atomic] }
     }
 
-    /// Adds a type.
-    pub fn add(&mut self, of: Type) -> TypeId {
+    /// Adds a type. Fields of maps and keys of lists are sorted here.
+    pub fn add(&mut self, mut of: Type) -> TypeId {
+        of.sort();
         self.types.push(of);
         TypeId(self.types.len() - 1)
     }
@@ -135,13 +149,7 @@ impl Schema {
 
     /// Says what a declared type is. Fields of maps and keys of lists are sorted here.
     pub fn define(&mut self, id: TypeId, mut of: Type) {
-        match &mut of {
-            Type::Map(map) => map.fields.sort_by(|a, b| a.name.cmp(&b.name)),
-            Type::List(ListType { items: Items::Keys(keys), .. }) => {
-                keys.sort_by(|a, b| a.name.cmp(&b.name));
-            }
-            _ => {}
-        }
+        of.sort();
         if let Some(slot) = self.types.get_mut(id.0) {
             *slot = of;
         }

@@ -9,23 +9,37 @@ use longshore_structural::{Path, Schema};
 use parking_lot::RwLock;
 use serde_json::Value;
 
+use super::Resource;
+
 /// The definition behind a resource, as it is now.
 #[derive(Debug)]
-pub struct Live(RwLock<Arc<Definition>>);
+pub struct Live(RwLock<Served>);
+
+#[derive(Debug)]
+struct Served {
+    definition: Arc<Definition>,
+    /// The resources of all versions of the definition that are served.
+    versions: Arc<[&'static Resource]>,
+}
 
 impl Live {
     pub(crate) fn new(definition: Arc<Definition>) -> Live {
-        Live(RwLock::new(definition))
+        Live(RwLock::new(Served { definition, versions: Arc::default() }))
     }
 
     /// The definition.
     pub(crate) fn get(&self) -> Arc<Definition> {
-        self.0.read().clone()
+        self.0.read().definition.clone()
     }
 
-    /// Replaces it.
-    pub(crate) fn set(&self, definition: Arc<Definition>) {
-        *self.0.write() = definition;
+    /// The resources of all versions that are served.
+    pub(crate) fn versions(&self) -> Arc<[&'static Resource]> {
+        self.0.read().versions.clone()
+    }
+
+    /// Replaces both.
+    pub(crate) fn set(&self, definition: Arc<Definition>, versions: Arc<[&'static Resource]>) {
+        *self.0.write() = Served { definition, versions };
     }
 }
 

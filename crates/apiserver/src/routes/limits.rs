@@ -51,12 +51,12 @@ pub(super) struct Limits {
     mutating: Arc<Budget>,
     long_running: Arc<Budget>,
     /// Slots for authentication and authorization: of ordinary users, and of the system.
-    admission: [Arc<FairQueue>; 2],
+    admission: Slots,
     /// Slots for large work, likewise.
-    large_work: [Arc<FairQueue>; 2],
-    /// The same for lists of each custom kind that a webhook converts, by its place in the store: they
-    /// wait for the webhook, and others do not wait for them.
-    converted: Mutex<HashMap<&'static str, [Arc<FairQueue>; 2]>>,
+    large_work: Slots,
+    /// The same for lists of each custom kind that a webhook converts, by its place in the store and its
+    /// version: they wait for the webhook, and others do not wait for them.
+    converted: Mutex<HashMap<(&'static str, &'static str), Slots>>,
 }
 
 impl Limits {
@@ -118,7 +118,8 @@ impl Limits {
         if !resource.has_webhook() {
             return self.large_work_permit(holder).await;
         }
-        let queues = self.converted.lock().entry(resource.storage).or_insert_with(slots).clone();
+        let key = (resource.storage, resource.version);
+        let queues = self.converted.lock().entry(key).or_insert_with(slots).clone();
         acquire(&queues, holder).await
     }
 
@@ -133,12 +134,15 @@ impl Limits {
     }
 }
 
+/// Slots of ordinary users, and of the system.
+type Slots = [Arc<FairQueue>; 2];
+
 /// Slots for large work.
-fn slots() -> [Arc<FairQueue>; 2] {
+fn slots() -> Slots {
     [FairQueue::new(offload::MAX_CONCURRENT), FairQueue::new(offload::MAX_CONCURRENT)]
 }
 
-async fn acquire(queues: &[Arc<FairQueue>; 2], holder: &Holder) -> Permit {
+async fn acquire(queues: &Slots, holder: &Holder) -> Permit {
     queues[queue_of(holder)].take(holder).await
 }
 

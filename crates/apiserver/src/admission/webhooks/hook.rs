@@ -159,7 +159,9 @@ pub(in crate::admission) fn equivalents<'a>(
 ) -> impl Iterator<Item = Invocation<'a>> + use<'a> {
     let (resource, subresource, kind) =
         (attributes.resource, attributes.subresource.to_owned(), attributes.kind);
-    let others = kinds::resources().filter(move |other| {
+    let custom: Vec<&'static Resource> =
+        resource.custom.map(|live| live.versions().to_vec()).unwrap_or_default();
+    let others = kinds::resources().chain(custom).filter(move |other| {
         let is_itself = (other.group, other.version) == (resource.group, resource.version);
         !is_itself && other.same_storage(resource)
     });
