@@ -70,6 +70,9 @@ impl Wanted {
 pub(crate) struct Environment {
     params: bool,
     patches: bool,
+    /// What objects and parameters are, where that is known.
+    object: Option<Arc<Decl>>,
+    params_decl: Option<Arc<Decl>>,
     variables: Vec<(String, Type)>,
     /// The programs of the variables that compile; others fail as what uses them does.
     pub(crate) programs: Vec<Result<Program, String>>,
@@ -84,7 +87,22 @@ impl Environment {
     /// That of a policy's spec, with its variables. Each sees those before it.
     pub(crate) fn of_policy(spec: &Value, patches: bool) -> Environment {
         let params = !spec["paramKind"].is_null();
-        let mut environment = Environment { params, patches, ..Environment::default() };
+        Environment { params, patches, ..Environment::default() }.with_variables(spec)
+    }
+
+    /// The same where it is known what the objects are, and perhaps the parameters.
+    pub(crate) fn of_types(
+        spec: &Value,
+        object: Arc<Decl>,
+        params_decl: Option<Arc<Decl>>,
+    ) -> Environment {
+        let params = !spec["paramKind"].is_null();
+        let object = Some(object);
+        Environment { params, object, params_decl, ..Environment::default() }.with_variables(spec)
+    }
+
+    fn with_variables(self, spec: &Value) -> Environment {
+        let mut environment = self;
         for variable in items(&spec["variables"]) {
             let program = environment.compile(text(&variable["expression"]), Wanted::Any, true);
             let of = program.as_ref().map_or(Type::Dyn, |program| program.output().clone());
@@ -113,11 +131,18 @@ impl Environment {
         // a variable that is not there has a name that cannot be written
         let named = |is_there, name: &'static str| if is_there { name } else { "@" };
         let mut declarations = Declarations::default();
-        declarations.dynamic("object");
-        declarations.dynamic("oldObject");
+        let mut declare = |name: &str, decl: &Option<Arc<Decl>>| match decl {
+            Some(decl) => declarations.declared(name, decl),
+            None => declarations.dynamic(name),
+        };
+        declare("object", &self.object);
+        declare("oldObject", &self.object);
         declarations.declared("namespaceObject", &NAMESPACE_DECL);
         declarations.declared("request", &REQUEST_DECL);
-        declarations.dynamic(named(self.params, "params"));
+        match &self.params_decl {
+            Some(decl) if self.params => declarations.declared("params", decl),
+            _ => declarations.dynamic(named(self.params, "params")),
+        }
         let of = |name| Type::Named(name);
         declarations.variable_of_type(
             named(authorizer, "authorizer"),

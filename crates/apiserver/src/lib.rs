@@ -339,6 +339,7 @@ impl Server {
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::definitions::run(&self.api, parts.clone()),
+            tasks::policies::run(&self.api, parts.clone()),
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

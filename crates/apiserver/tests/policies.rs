@@ -134,6 +134,45 @@ async fn policies_take_parameters_of_custom_kinds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policies_are_checked_against_types() {
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    let mut constraints = rules(&["CREATE"], "deployments");
+    constraints["resourceRules"][0]["apiGroups"] = json!(["apps"]);
+    let spec = json!({
+        "matchConstraints": constraints,
+        "validations": [
+            {"expression": "object.spec.replicas > 1"},
+            {"expression": "object.spec.replicas > '1'"},
+        ],
+    });
+    let path = format!("{GROUP}/validatingadmissionpolicies");
+    admin.create(&path, policy("ValidatingAdmissionPolicy", "typed", spec)).await;
+    let path = format!("{path}/typed");
+    eventually("checked", || async {
+        admin.get(&path).await.1["status"]["observedGeneration"] == 1
+    })
+    .await;
+    let (_, checked) = admin.get(&path).await;
+    let warning = "apps/v1, Kind=Deployment: compilation failed: ERROR: <input>:1:22: found no matching \
+                   overload for '_>_' applied to '(int, string)'\n | object.spec.replicas > '1'\n \
+                   | .....................^\n";
+    assert_eq!(
+        checked["status"]["typeChecking"]["expressionWarnings"],
+        json!([{"fieldRef": "spec.validations[1].expression", "warning": warning}])
+    );
+    let patch = json!([{"op": "remove", "path": "/spec/validations/1"}]);
+    let body = patch.to_string().into_bytes();
+    let (code, _) = admin.send("PATCH", &path, "application/json-patch+json", body).await;
+    assert_eq!(code, 200);
+    eventually("checked again", || async {
+        let status = admin.get(&path).await.1["status"].clone();
+        status == json!({"observedGeneration": 2, "typeChecking": {}})
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policies_change_objects() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;

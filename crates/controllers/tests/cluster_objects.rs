@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use common::{Cluster, eventually};
+use common::{Cluster, dynamic, eventually};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Endpoints, Event, Namespace, Node, Pod, ReplicationController, ResourceQuota,
     Secret, Service, ServiceAccount,
@@ -15,6 +15,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -353,6 +354,53 @@ async fn quota_status_follows_what_is_there() {
     let quotas = cluster.api::<ResourceQuota>("default");
     quotas.patch_status("q", &PatchParams::default(), &patch).await.unwrap();
     eventually("what is true", used, |used| *used == first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quota_counts_custom_objects() {
+    let cluster = Cluster::start(&["resourcequota-controller"], |_| {}).await;
+    let quota = json!({"metadata": {"name": "q"},
+        "spec": {"hard": {"count/widgets.example.com": "2"}}});
+    cluster.create::<ResourceQuota>("default", quota).await;
+    let used = async || -> Value {
+        let quota = cluster.api::<ResourceQuota>("default").get("q").await.unwrap();
+        let used = serde_json::to_value(quota.status.and_then(|status| status.used)).unwrap();
+        used["count/widgets.example.com"].clone()
+    };
+    eventually("none of an unknown kind", used, |used| *used == "0").await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    // Once it is defined again it has another version.
+    for version in ["v1", "v2"] {
+        let definition = json!({
+            "metadata": {"name": "widgets.example.com"},
+            "spec": {"group": "example.com", "scope": "Namespaced",
+                "names": {"plural": "widgets", "kind": "Widget"},
+                "versions": [{"name": version, "served": true, "storage": true,
+                    "schema": {"openAPIV3Schema": {"type": "object"}}}]},
+        });
+        let definition = serde_json::from_value(definition).unwrap();
+        definitions.create(&PostParams::default(), &definition).await.unwrap();
+        let api_version = format!("example.com/{version}");
+        let widgets = dynamic(&cluster.client, "default", &api_version, "Widget", "widgets");
+        let make = async |name: &str| {
+            let widget =
+                json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": name}});
+            let widget = serde_json::from_value(widget).unwrap();
+            widgets.create(&PostParams::default(), &widget).await
+        };
+        eventually("the kind is served", async || make("a").await.is_ok(), |made| *made).await;
+        make("b").await.unwrap();
+        let refused = make("c").await.unwrap_err().to_string();
+        let why = "exceeded quota: q, requested: count/widgets.example.com=1, used: \
+                   count/widgets.example.com=2, limited: count/widgets.example.com=2";
+        assert!(refused.contains(why), "{refused}");
+        widgets.delete("a", &DeleteParams::default()).await.unwrap();
+        eventually("one is left", used, |used| *used == "1").await;
+        definitions.delete("widgets.example.com", &DeleteParams::default()).await.unwrap();
+        eventually("none is left", used, |used| *used == "0").await;
+        let gone = async || definitions.get_opt("widgets.example.com").await.unwrap().is_none();
+        eventually("the kind is gone", gone, |gone| *gone).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

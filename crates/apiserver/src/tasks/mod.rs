@@ -5,4 +5,5 @@ pub(crate) mod apiservices;
 pub(crate) mod bootstrap;
 pub(crate) mod compaction;
 pub(crate) mod definitions;
+pub(crate) mod policies;
 pub(crate) mod roles;

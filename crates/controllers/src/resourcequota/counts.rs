@@ -17,9 +17,11 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::debug;
 
 use crate::discovery::{Discovered, discover};
+use crate::writes::is_not_found;
 
-/// How soon the apiserver is asked again for a resource that it does not have.
-const RETRY: Duration = Duration::from_secs(30);
+/// How soon the apiserver is asked again for a resource that it does not have. It is asked when a quota is
+/// looked at: admission has counted the first objects of a new kind before, and that must not become 0.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Called with the namespace of an object that came or went, and whether it is new.
 pub(super) type Changed = Arc<dyn Fn(&str, bool) + Send + Sync>;
@@ -30,6 +32,8 @@ type Name = (String, String);
 #[derive(Default)]
 struct Watched {
     synced: bool,
+    /// The apiserver has the resource no more, or not in this version: the watch has ended.
+    gone: bool,
     names: HashMap<String, BTreeSet<String>>,
 }
 
@@ -68,7 +72,9 @@ impl Counts {
             let state = self.state();
             if let Some(monitor) = state.monitors.get(&name) {
                 let watched = monitor.watched.lock();
-                return Ok(watched.synced);
+                if !watched.gone {
+                    return Ok(watched.synced);
+                }
             }
             if state.unknown.get(&name).is_some_and(|since| since.elapsed() < RETRY) {
                 return Ok(true);
@@ -80,6 +86,7 @@ impl Counts {
                 && found.allows(&["list", "watch"])
         });
         let mut state = self.state();
+        state.monitors.retain(|_, monitor| !monitor.watched.lock().gone);
         match found {
             Some(Discovered { resource, .. }) => {
                 state.unknown.remove(&name);
@@ -167,7 +174,27 @@ async fn follow(
                 drop(watched);
                 changed(&namespace, false);
             }
+            Err(error) if is_gone(&error) => {
+                debug!(resource = resource.plural, "the resource is gone");
+                let names = {
+                    let mut watched = locked();
+                    watched.gone = true;
+                    std::mem::take(&mut watched.names)
+                };
+                names.keys().for_each(|namespace| changed(namespace, false));
+                return;
+            }
             Err(error) => debug!(resource = resource.plural, "list and watch failed: {error}"),
         }
+    }
+}
+
+/// Whether the apiserver does not have what is watched.
+fn is_gone(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => {
+            is_not_found(error)
+        }
+        _ => false,
     }
 }

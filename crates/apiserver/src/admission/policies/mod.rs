@@ -9,6 +9,7 @@ mod activation;
 mod definition;
 mod matching;
 mod mutating;
+mod type_checking;
 mod validating;
 
 use std::cell::OnceCell;
@@ -21,6 +22,7 @@ use self::activation::Facts;
 pub(crate) use self::definition::Conditions;
 use self::definition::{Binding, Bindings, Definition, Definitions, ParamRef};
 pub(crate) use self::mutating::Reinvocation;
+pub(crate) use self::type_checking::warnings as type_warnings;
 use self::validating::Denial;
 use super::attributes::Attributes;
 use super::webhooks::hook::Invocation;
