@@ -10,6 +10,7 @@ mod admission;
 mod aggregator;
 pub mod api_types;
 pub mod args;
+mod audit;
 mod auth;
 mod authz;
 mod cache;
@@ -61,6 +62,11 @@ use tokio_util::sync::CancellationToken;
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
 pub use aggregator::AggregationConfig;
+pub use audit::{
+    AuditConfig, AuditError, BatchConfig as AuditBatchConfig, LogConfig as AuditLogConfig,
+    LogFormat as AuditLogFormat, Mode as AuditMode, Rotation as AuditRotation,
+    TruncateConfig as AuditTruncateConfig, WebhookConfig as AuditWebhookConfig,
+};
 pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
@@ -73,6 +79,7 @@ use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
 use crate::aggregator::Aggregator;
+use crate::audit::Audit;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::definitions::Definitions;
@@ -133,6 +140,8 @@ pub struct Config {
     pub plugins: Plugins,
     /// How webhooks and aggregated servers are called.
     pub aggregation: AggregationConfig,
+    /// What is recorded of requests.
+    pub audit: AuditConfig,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -182,6 +191,9 @@ pub enum Error {
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
+    /// The audit could not be set up.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
 }
 
 /// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
@@ -202,6 +214,7 @@ pub struct Server {
     router: Arc<Router>,
     connections: ConnectionLimits,
     api: Arc<Api>,
+    audit: Arc<Audit>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -215,6 +228,7 @@ impl Server {
         let address = listener.local_addr().map_err(listen)?;
         let advertised = SocketAddr::new(config.advertise, address.port());
 
+        let audit = Audit::start(&config.audit)?;
         let pki = Pki::open(&config.cert_dir)?;
         let serving = match &config.serving {
             Some(identity) => identity.clone(),
@@ -284,6 +298,7 @@ impl Server {
         let router = Arc::new(Router::new(
             api.clone(),
             authenticator,
+            audit.clone(),
             kubelet,
             config.gates,
             config.requests,
@@ -297,6 +312,7 @@ impl Server {
             router,
             connections: config.connections,
             api,
+            audit,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -340,6 +356,7 @@ impl Server {
                 parts.clone()
             ),
         );
+        self.audit.stop().await;
     }
 }
 

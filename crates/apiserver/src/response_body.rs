@@ -14,6 +14,7 @@ use longshore_base::connections::Unadmitted;
 use longshore_serving::{BoxError, Monitored};
 use parking_lot::Mutex;
 
+use crate::audit::Record;
 use crate::offload::LARGE;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
@@ -42,6 +43,8 @@ pub(crate) struct Body {
     memory: Option<Arc<Memory>>,
     /// Released when the response is sent.
     _request: Option<RequestGuard>,
+    /// Ends when the response is sent.
+    _audit: Option<Arc<Record>>,
 }
 
 impl Body {
@@ -69,6 +72,19 @@ impl Body {
         self.memory.as_ref()
     }
 
+    /// The text of a body that is there as a whole.
+    pub(crate) fn whole(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Whole(text) => Some(text),
+            Content::Stream(_) => None,
+        }
+    }
+
+    /// Keeps the audit of its request until it is sent.
+    pub(crate) fn keep(&mut self, audit: Arc<Record>) {
+        self._audit = Some(audit);
+    }
+
     /// Holds the guard of its request.
     pub(crate) fn hold(&mut self, request: RequestGuard) {
         self._request = Some(request);
@@ -77,7 +93,7 @@ impl Body {
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _request: None }
+        Body { content, memory: None, _request: None, _audit: None }
     }
 }
 

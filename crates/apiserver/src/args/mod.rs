@@ -1,6 +1,7 @@
 //! The command line, in the words of upstream's `kube-apiserver` where it has them.
 
 mod aggregation;
+mod audit;
 mod authentication;
 mod authorization;
 mod upstream;
@@ -15,6 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
 
 pub use aggregation::AggregationArgs;
+pub use audit::AuditArgs;
 pub use authentication::AuthenticationArgs;
 pub use upstream::UpstreamArgs;
 
@@ -224,6 +226,9 @@ pub struct ServeArgs {
     /// Flags of calls to services.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
+    /// What is recorded of requests.
+    #[command(flatten)]
+    pub audit: AuditArgs,
     /// What upstream's apiserver has and this one does not.
     #[command(flatten)]
     pub upstream: UpstreamArgs,
@@ -323,6 +328,7 @@ impl ServeArgs {
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
         );
+        let audit = self.audit.config()?;
         let store = self.open_store().await?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
             certificate
@@ -361,6 +367,7 @@ impl ServeArgs {
             connections: ConnectionLimits::for_open_files(raise_open_files()),
             plugins,
             aggregation: self.aggregation.config(),
+            audit,
         })
     }
 
@@ -500,8 +507,6 @@ mod tests {
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
             ("--feature-gates=AllowServiceExternalIPs=false", "DenyServiceExternalIPs"),
-            ("--audit-log-path=/a", "--audit-log-path"),
-            ("--audit-policy-file=/a", "--audit-policy-file"),
             ("--encryption-provider-config=/a", "--encryption-provider-config"),
             ("--authentication-config=/a", "--authentication-config"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
@@ -541,6 +546,37 @@ mod tests {
             "allow-privileged",
             "anonymous-auth",
             "api-audiences",
+            "audit-log-batch-buffer-size",
+            "audit-log-batch-max-size",
+            "audit-log-batch-max-wait",
+            "audit-log-batch-throttle-burst",
+            "audit-log-batch-throttle-enable",
+            "audit-log-batch-throttle-qps",
+            "audit-log-compress",
+            "audit-log-format",
+            "audit-log-maxage",
+            "audit-log-maxbackup",
+            "audit-log-maxsize",
+            "audit-log-mode",
+            "audit-log-path",
+            "audit-log-truncate-enabled",
+            "audit-log-truncate-max-batch-size",
+            "audit-log-truncate-max-event-size",
+            "audit-log-version",
+            "audit-policy-file",
+            "audit-webhook-batch-buffer-size",
+            "audit-webhook-batch-max-size",
+            "audit-webhook-batch-max-wait",
+            "audit-webhook-batch-throttle-burst",
+            "audit-webhook-batch-throttle-enable",
+            "audit-webhook-batch-throttle-qps",
+            "audit-webhook-config-file",
+            "audit-webhook-initial-backoff",
+            "audit-webhook-mode",
+            "audit-webhook-truncate-enabled",
+            "audit-webhook-truncate-max-batch-size",
+            "audit-webhook-truncate-max-event-size",
+            "audit-webhook-version",
             "authorization-config",
             "authorization-mode",
             "bind-address",

@@ -18,6 +18,10 @@ pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// An extension of an answer that is a `Status` object.
+#[derive(Clone)]
+pub(super) struct StatusObject(pub(super) Value);
+
 /// An answer with these bytes.
 pub(super) fn raw(code: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
     let mut response = Response::new(body);
@@ -74,7 +78,9 @@ pub(super) fn text(code: StatusCode, text: String) -> Answer {
 /// An error as a `Status` object.
 pub(super) fn refusal(error: &StatusError) -> Answer {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(code, &error.to_value());
+    let status = error.to_value();
+    let mut response = json(code, &status);
+    response.extensions_mut().insert(StatusObject(status));
     let seconds = error.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     if seconds > 0 {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
@@ -90,7 +96,9 @@ pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
         Some(details) => status["details"] = details,
         None => status["code"] = code.as_u16().into(),
     }
-    json(code, &status)
+    let mut response = json(code, &status);
+    response.extensions_mut().insert(StatusObject(status));
+    response
 }
 
 /// The form of objects in responses.

@@ -43,8 +43,10 @@ impl Router {
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
-                let text =
-                    self.metrics.render() + &self.api.chain.metrics() + &aggregator.metrics();
+                let text = self.metrics.render()
+                    + &self.audit.metrics()
+                    + &self.api.chain.metrics()
+                    + &aggregator.metrics();
                 Ok(respond::text(StatusCode::OK, text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
