@@ -20,6 +20,7 @@ mod cpu_time;
 mod csr;
 mod definitions;
 pub mod discovery;
+mod encryption;
 mod expressions;
 mod gates;
 pub mod kinds;
@@ -70,6 +71,7 @@ pub use audit::{
 pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
+pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use tokens::TokenConfig;
@@ -142,6 +144,8 @@ pub struct Config {
     pub aggregation: AggregationConfig,
     /// What is recorded of requests.
     pub audit: AuditConfig,
+    /// The encryption that `store` has, for its health and metrics.
+    pub encryption: Option<Arc<Encryption>>,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -215,6 +219,7 @@ pub struct Server {
     connections: ConnectionLimits,
     api: Arc<Api>,
     audit: Arc<Audit>,
+    encryption: Option<Arc<Encryption>>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -299,6 +304,7 @@ impl Server {
             api.clone(),
             authenticator,
             audit.clone(),
+            config.encryption.clone(),
             kubelet,
             config.gates,
             config.requests,
@@ -313,6 +319,7 @@ impl Server {
             connections: config.connections,
             api,
             audit,
+            encryption: config.encryption,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -346,6 +353,11 @@ impl Server {
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
+            async {
+                if let Some(encryption) = &self.encryption {
+                    encryption.run(parts.clone()).await;
+                }
+            },
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),

@@ -22,6 +22,7 @@ pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
 use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
+use crate::{Encryption, refuse_encrypted};
 
 const STORE_FILE: &str = "longshore.db";
 
@@ -226,6 +227,13 @@ pub struct ServeArgs {
     /// Flags of calls to services.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
+    /// An EncryptionConfiguration: which resources are stored encrypted
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    pub encryption_provider_config: String,
+    /// Read --encryption-provider-config again when it changes
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub encryption_provider_config_automatic_reload: bool,
     /// What is recorded of requests.
     #[command(flatten)]
     pub audit: AuditArgs,
@@ -258,8 +266,26 @@ impl ServeArgs {
         }
     }
 
+    /// The encryption of values, if there is one.
+    async fn encryption(&self) -> anyhow::Result<Option<Arc<Encryption>>> {
+        let reload = self.encryption_provider_config_automatic_reload;
+        if self.encryption_provider_config.is_empty() {
+            anyhow::ensure!(
+                !reload,
+                "--encryption-provider-config-automatic-reload must be set with --encryption-provider-config"
+            );
+            return Ok(None);
+        }
+        let path = std::path::Path::new(&self.encryption_provider_config);
+        let loaded = Encryption::load(path, reload).await;
+        loaded.map(Some).context("--encryption-provider-config")
+    }
+
     /// Opens the store. Errors name the flag.
-    async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
+    async fn open_store(
+        &self,
+        encryption: Option<&Arc<Encryption>>,
+    ) -> anyhow::Result<Arc<dyn Store>> {
         let store: Arc<dyn Store> = match self.store() {
             StoreLocation::Etcd(servers) => {
                 let is_tls = servers.iter().any(|server| server.starts_with("https://"));
@@ -274,6 +300,10 @@ impl ServeArgs {
                 let store = EmbeddedStore::open(&file).await;
                 Arc::new(store.with_context(|| format!("--data-dir: open {}", file.display()))?)
             }
+        };
+        let store = match encryption {
+            Some(encryption) => encryption.encrypt(store, &self.etcd_prefix),
+            None => refuse_encrypted(store),
         };
         Ok(longshore_store::with_prefix(store, &self.etcd_prefix))
     }
@@ -329,7 +359,8 @@ impl ServeArgs {
             "--allow-privileged=false is refused: privileged containers are left to pod security"
         );
         let audit = self.audit.config()?;
-        let store = self.open_store().await?;
+        let encryption = self.encryption().await?;
+        let store = self.open_store(encryption.as_ref()).await?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
             certificate
                 .clone()
@@ -368,6 +399,7 @@ impl ServeArgs {
             plugins,
             aggregation: self.aggregation.config(),
             audit,
+            encryption,
         })
     }
 
@@ -507,7 +539,6 @@ mod tests {
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
             ("--feature-gates=AllowServiceExternalIPs=false", "DenyServiceExternalIPs"),
-            ("--encryption-provider-config=/a", "--encryption-provider-config"),
             ("--authentication-config=/a", "--authentication-config"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
             ("--admission-control-config-file=/a", "--admission-control-config-file"),
@@ -587,6 +618,8 @@ mod tests {
             "enable-admission-plugins",
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
+            "encryption-provider-config",
+            "encryption-provider-config-automatic-reload",
             "etcd-cafile",
             "etcd-certfile",
             "etcd-compaction-interval",

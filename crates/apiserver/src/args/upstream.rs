@@ -38,8 +38,6 @@ const VERSIONS: Treatment = Ignored("the server serves one version");
 const AGGREGATION: Treatment = Ignored("redirects of aggregated servers are never followed");
 const NO_OIDC: Treatment =
     Refused("OpenID Connect is not implemented, and its tokens would be rejected");
-const NO_ENCRYPTION: Treatment =
-    Refused("encryption at rest is not implemented, and objects would be stored in plain text");
 const NO_TOKEN_WEBHOOK: Treatment =
     Refused("webhooks of authentication are not implemented, and their users would be rejected");
 const NO_ACCESS_WEBHOOK: Treatment =
@@ -98,8 +96,6 @@ const FLAGS: &[Flag] = &[
         Ignored("the files of this machine's log are not served"),
     ),
     ("enable-priority-and-fairness", Switch, &["false"], Ignored("requests are limited by user")),
-    ("encryption-provider-config", Text, &[""], NO_ENCRYPTION),
-    ("encryption-provider-config-automatic-reload", Switch, &["false"], TUNING),
     ("endpoint-reconciler-type", Text, &[], Ignored("this server writes its own endpoint")),
     ("etcd-count-metric-poll-period", Text, &[], METRICS),
     ("etcd-db-metric-poll-interval", Text, &[], METRICS),

@@ -253,7 +253,7 @@ impl Registry {
             if let Some(object) = &mut next {
                 object::set_resource_version(object, stored.mod_revision);
             }
-            let next = next.filter(|object| *object != current);
+            let next = next.filter(|object| stored.is_stale || *object != current);
             if dry_run {
                 return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
             }
@@ -365,7 +365,7 @@ pub(crate) fn refusal(error: Error) -> StatusError {
             StatusError::expired(format!("too old resource version: {requested} ({oldest})"))
         }
         Error::Future { requested, newest } => too_large(requested, newest),
-        Error::Conflict { .. } | Error::Backend(_) => {
+        Error::Conflict { .. } | Error::Transform { .. } | Error::Backend(_) => {
             tracing::error!(%error, "the store failed");
             StatusError::internal(error)
         }

@@ -50,6 +50,7 @@ use crate::api_types::{Resource, Subresource};
 use crate::audit::{self, Audit, Received};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Decision, Target};
+use crate::encryption::Encryption;
 use crate::gates::FeatureGates;
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
@@ -64,6 +65,7 @@ pub(crate) struct Router {
     api: Arc<Api>,
     authenticator: Authenticator,
     audit: Arc<Audit>,
+    encryption: Option<Arc<Encryption>>,
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: Metrics,
@@ -111,6 +113,7 @@ impl Router {
         api: Arc<Api>,
         authenticator: Authenticator,
         audit: Arc<Audit>,
+        encryption: Option<Arc<Encryption>>,
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
@@ -121,6 +124,7 @@ impl Router {
             api,
             authenticator,
             audit,
+            encryption,
             kubelet,
             gates,
             metrics: Metrics::default(),

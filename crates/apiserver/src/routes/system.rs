@@ -43,10 +43,15 @@ impl Router {
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
-                let text = self.metrics.render()
-                    + &self.audit.metrics()
-                    + &self.api.chain.metrics()
-                    + &aggregator.metrics();
+                let encryption = self.encryption.as_ref().map(|known| known.metrics());
+                let text = [
+                    self.metrics.render(),
+                    self.audit.metrics(),
+                    encryption.unwrap_or_default(),
+                    self.api.chain.metrics(),
+                    aggregator.metrics(),
+                ];
+                let text = text.concat();
                 Ok(respond::text(StatusCode::OK, text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
@@ -101,11 +106,19 @@ impl Router {
 
     async fn health(&self, name: &str, is_verbose: bool) -> respond::Answer {
         let store = timeout(STORE_TIMEOUT, self.api.registry.store().revision()).await;
-        let checks = [
+        let mut checks = vec![
             ("ping", true),
             ("store", matches!(store, Ok(Ok(_)))),
             ("shutdown", name != "readyz" || !self.stop.is_cancelled()),
         ];
+        if let Some(encryption) = &self.encryption
+            && let Some((check, health)) = encryption.health().await
+        {
+            if let Err(error) = &health {
+                tracing::error!(check, error, "a health check has failed");
+            }
+            checks.push((check, health.is_ok()));
+        }
         let is_healthy = checks.iter().all(|(_, passed)| *passed);
         if is_healthy && !is_verbose {
             return respond::text(StatusCode::OK, "ok".into());

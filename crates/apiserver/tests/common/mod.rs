@@ -85,6 +85,7 @@ impl Cluster {
             plugins: longshore_apiserver::Plugins::default(),
             aggregation: longshore_apiserver::AggregationConfig::default(),
             audit: longshore_apiserver::AuditConfig::default(),
+            encryption: None,
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();
