@@ -74,6 +74,7 @@ pub use cidr::{Cidr, CidrError};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
+pub use routes::PagesConfig;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
@@ -146,6 +147,8 @@ pub struct Config {
     pub audit: AuditConfig,
     /// The encryption that `store` has, for its health and metrics.
     pub encryption: Option<Arc<Encryption>>,
+    /// Pages about the server itself.
+    pub pages: PagesConfig,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -305,6 +308,7 @@ impl Server {
             authenticator,
             audit.clone(),
             config.encryption.clone(),
+            config.pages,
             kubelet,
             config.gates,
             config.requests,

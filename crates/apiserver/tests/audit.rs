@@ -6,6 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use common::hook::*;
 use common::*;
 use longshore_apiserver::{
     AuditConfig, AuditLogConfig, AuditLogFormat, AuditMode, AuditRotation, Config,
@@ -210,6 +211,73 @@ async fn audit_names_who_was_refused_and_who_is_impersonated() {
         log.one("/api/v1/a%2Fb/c", "get", "ResponseComplete")["responseStatus"]["code"],
         400
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_has_annotations_of_webhooks() {
+    let dir = tempfile::tempdir().unwrap();
+    let rules = "rules:\n- level: Metadata\n  verbs: [update]\n- level: Request\n  verbs: [create]\n  \
+                 resources: [{resources: [configmaps]}]";
+    let (cluster, log) = cluster(dir.path(), rules).await;
+    let (admin, hook) = (&cluster.admin, Hook::start().await);
+    let patch = json!([{"op": "add", "path": "/data/by", "value": "hook"}]);
+    let path = patch_path(&patch);
+    let webhook = |name: &str, path: &str| hook.webhook(name, path, &["*"], &["configmaps"]);
+    let mut broken = webhook("broken.example.com", "/error");
+    broken["failurePolicy"] = "Ignore".into();
+    let patching = webhook("patch.example.com", &path);
+    configure(admin, "mutating", "m", &[patching, broken.clone()]).await;
+    let annotating = webhook("annotate.example.com", "/annotate");
+    configure(admin, "validating", "v", &[annotating, broken]).await;
+    admin.create(MAPS, map("a")).await;
+    let event = log.one(MAPS, "create", "ResponseComplete");
+    let annotations = event["annotations"].as_object().unwrap();
+    let found =
+        |key: &str| -> Value { serde_json::from_str(annotations[key].as_str().unwrap()).unwrap() };
+    let first = json!({"configuration": "m", "webhook": "patch.example.com", "mutated": true});
+    assert_eq!(found("mutation.webhook.admission.k8s.io/round_0_index_0"), first);
+    let recorded = found("patch.webhook.admission.k8s.io/round_0_index_0");
+    assert_eq!((&recorded["patch"], &recorded["patchType"]), (&patch, &json!("JSONPatch")));
+    for (key, value) in [
+        ("failed-open.mutation.webhook.admission.k8s.io/round_0_index_1", "broken.example.com"),
+        ("failed-open.validating.webhook.admission.k8s.io/round_0_index_1", "broken.example.com"),
+        ("annotate.example.com/why", "because"),
+    ] {
+        assert_eq!(annotations[key], value, "{annotations:?}");
+    }
+    let one = format!("{MAPS}/a");
+    admin.call("PUT", &one, Some(map("a"))).await;
+    let event = log.one(&one, "update", "ResponseComplete").to_string();
+    assert!(event.contains("mutation.webhook") && !event.contains("patch.webhook"), "{event}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gzip_of_large_answers_leaves_the_audit_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cluster, log) = cluster(dir.path(), "rules: [{level: RequestResponse}]").await;
+    let mut large = map("large");
+    large["data"]["a"] = "x".repeat(200_000).into();
+    cluster.admin.create(MAPS, large).await;
+    let one = format!("{MAPS}/large");
+    for (path, arguments, is_compressed) in [
+        (one.as_str(), &["-H", "Accept-Encoding: deflate, gzip"][..], true),
+        (MAPS, &["-H", "Accept-Encoding: gzip"], true),
+        (&one, &["-H", "Accept-Encoding: gzip;q=1.0"], false),
+        (&one, &[], false),
+        ("/api/v1", &["-H", "Accept-Encoding: gzip"], false),
+    ] {
+        let headers = dir.path().join("headers");
+        let file = headers.display().to_string();
+        let arguments = [&["--compressed", "-D", &file], arguments].concat();
+        let (code, body) = cluster.admin_curl(path, &arguments);
+        assert_eq!(code, 200);
+        assert!(body.is_object(), "{path} {arguments:?}");
+        let headers = std::fs::read_to_string(&headers).unwrap().to_lowercase();
+        assert_eq!(headers.contains("content-encoding: gzip"), is_compressed, "{path} {headers}");
+        assert_eq!(headers.contains("vary: accept-encoding"), is_compressed, "{path} {headers}");
+    }
+    let event = log.one(MAPS, "list", "ResponseComplete");
+    assert_eq!(event["responseObject"]["items"][0]["data"]["a"].as_str().unwrap().len(), 200_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,13 +6,14 @@ mod authentication;
 mod authorization;
 mod upstream;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
 
 pub use aggregation::AggregationArgs;
@@ -22,8 +23,10 @@ pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
 use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
-use crate::{Encryption, refuse_encrypted};
+use crate::{Encryption, PagesConfig, refuse_encrypted};
 
+/// What `/logs/` serves, as upstream.
+const LOGS: &str = "/var/log";
 const STORE_FILE: &str = "longshore.db";
 
 /// The companion apiserver of a Longshore node.
@@ -36,6 +39,20 @@ pub struct Cli {
     /// Something else than serving.
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+/// The flags of this process with their values, given or not.
+fn flags() -> BTreeMap<String, String> {
+    let command = Cli::command().ignore_errors(true);
+    let Ok(matches) = command.clone().try_get_matches_from(std::env::args_os()) else {
+        return BTreeMap::new();
+    };
+    let value = |arg: &clap::Arg| {
+        let values = matches.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
+        let values = values.map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+        Some((arg.get_long()?.to_owned(), values.join(",")))
+    };
+    command.get_arguments().filter_map(value).collect()
 }
 
 /// Flags that longshore-controllers has, and this program had once.
@@ -234,6 +251,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub encryption_provider_config_automatic_reload: bool,
+    /// Serve the files in /var/log at /logs/, to those who may get that path
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_logs_handler: bool,
     /// What is recorded of requests.
     #[command(flatten)]
     pub audit: AuditArgs,
@@ -400,6 +421,10 @@ impl ServeArgs {
             aggregation: self.aggregation.config(),
             audit,
             encryption,
+            pages: PagesConfig {
+                flags: flags(),
+                logs: self.enable_logs_handler.then(|| PathBuf::from(LOGS)),
+            },
         })
     }
 
@@ -618,6 +643,7 @@ mod tests {
             "enable-admission-plugins",
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
+            "enable-logs-handler",
             "encryption-provider-config",
             "encryption-provider-config-automatic-reload",
             "etcd-cafile",

@@ -89,12 +89,6 @@ const FLAGS: &[Flag] = &[
         &["true"],
         Ignored("finalizers of dependents are always honoured"),
     ),
-    (
-        "enable-logs-handler",
-        Switch,
-        &["false"],
-        Ignored("the files of this machine's log are not served"),
-    ),
     ("enable-priority-and-fairness", Switch, &["false"], Ignored("requests are limited by user")),
     ("endpoint-reconciler-type", Text, &[], Ignored("this server writes its own endpoint")),
     ("etcd-count-metric-poll-period", Text, &[], METRICS),

@@ -35,8 +35,8 @@ pub use self::log_file::Rotation;
 use self::metrics::Metrics;
 use self::policy::{Decision, Policy};
 pub(crate) use self::record::{
-    Received, Record, annotate, begin, current, impersonated, panicked, refuse, request_object,
-    request_patch, scope,
+    Received, Record, annotate, begin, current, impersonated, panicked, records_bodies, refuse,
+    request_object, request_patch, scope,
 };
 use crate::authz::Target;
 use crate::object;

@@ -51,6 +51,13 @@ pub(crate) fn annotate(key: impl Into<String>, value: impl Into<String>) {
     });
 }
 
+/// Whether bodies of requests are recorded of what is being worked on.
+pub(crate) fn records_bodies() -> bool {
+    let mut records = false;
+    with_current(|state| records = state.is_at_least(Level::Request));
+    records
+}
+
 /// The caller acts as another user.
 pub(crate) fn impersonated(user: &User) {
     with_current(|state| state.event.impersonated = Some(user.clone()));

@@ -536,6 +536,40 @@ mod tests {
         assert_eq!(error, format!("unable to transform key {KEY:?}: no matching prefix found"));
     }
 
+    /// Values that kube-apiserver 1.36 has written, under their keys.
+    #[tokio::test]
+    async fn encryption_of_upstream_is_read() {
+        const VALUES: &str = include_str!("../../tests/data/encrypted-1.36.txt");
+        let fixture = Fixture::new().await;
+        let aes = "key1, secret: MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+        let store = fixture
+            .store(&[
+                ("secrets", &[&format!("aescbc: {{keys: [{{name: {aes}}}]}}")]),
+                ("limitranges", &[&format!("secretbox: {{keys: [{{name: {aes}}}]}}")]),
+                (
+                    "configmaps",
+                    &["aesgcm: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3}]}"],
+                ),
+                (
+                    "'*.coordination.k8s.io'",
+                    &["aesgcm: {keys: [{name: key16, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}"],
+                ),
+            ])
+            .await;
+        let mut kinds = Vec::new();
+        for line in VALUES.lines() {
+            use base64::Engine;
+            let (key, value) = line.split_once(' ').unwrap();
+            let value = base64::engine::general_purpose::STANDARD.decode(value).unwrap();
+            fixture.raw.put(key, value.into(), Expect::Absent, None).await.unwrap();
+            let found = store.get(key).await.unwrap().unwrap();
+            assert!(!found.is_stale);
+            let object: serde_json::Value = serde_json::from_slice(&found.value).unwrap();
+            kinds.push(object["kind"].as_str().unwrap().to_owned());
+        }
+        assert_eq!(kinds, ["Secret", "ConfigMap", "LimitRange", "Lease"]);
+    }
+
     #[tokio::test]
     async fn encryption_keys_are_rotated_within_a_provider() {
         let fixture = Fixture::new().await;

@@ -12,6 +12,7 @@ mod lists;
 mod logs;
 mod metrics;
 mod negotiate;
+mod pages;
 mod proxy;
 mod request;
 mod respond;
@@ -41,6 +42,8 @@ use tokio_util::sync::CancellationToken;
 use self::body::drain;
 use self::limits::Limits;
 use self::metrics::Metrics;
+use self::pages::Pages;
+pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
 use self::respond::{Answer, Result, StatusObject, View};
 use self::served::Route;
@@ -66,6 +69,7 @@ pub(crate) struct Router {
     authenticator: Authenticator,
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
+    pages: Pages,
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: Metrics,
@@ -109,11 +113,13 @@ struct Call<'a> {
 }
 
 impl Router {
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         api: Arc<Api>,
         authenticator: Authenticator,
         audit: Arc<Audit>,
         encryption: Option<Arc<Encryption>>,
+        pages: PagesConfig,
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
@@ -125,6 +131,7 @@ impl Router {
             authenticator,
             audit,
             encryption,
+            pages: Pages::new(pages),
             kubelet,
             gates,
             metrics: Metrics::default(),
@@ -295,6 +302,7 @@ impl Handler for Router {
         unadmitted: Unadmitted,
     ) -> Answer {
         let (mut head, body) = request.into_parts();
+        let takes_gzip = negotiate::takes_gzip(&head.headers);
         let id = audit::audit_id(&mut head.headers);
         let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
         let work = async {
@@ -303,6 +311,9 @@ impl Handler for Router {
             answer
         };
         let mut answer = audit::scope(record, work).await;
+        if takes_gzip {
+            answer = respond::compressed(answer);
+        }
         if let Some(id) = id {
             answer.headers_mut().entry(audit::AUDIT_ID).or_insert(id);
         }

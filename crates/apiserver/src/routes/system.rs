@@ -26,6 +26,9 @@ impl Router {
             "" => "/",
             path => path,
         };
+        if let Some(page) = self.pages.page(&line.path, PATHS).await {
+            return page;
+        }
         let aggregator = &self.api.aggregator;
         if let Some(answer) = self.discovery(path) {
             return answer;
@@ -119,6 +122,9 @@ impl Router {
             }
             checks.push((check, health.is_ok()));
         }
+        for (check, passed) in &checks {
+            self.pages.checked(check, name, *passed);
+        }
         let is_healthy = checks.iter().all(|(_, passed)| *passed);
         if is_healthy && !is_verbose {
             return respond::text(StatusCode::OK, "ok".into());
@@ -150,9 +156,25 @@ fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     }
 }
 
+/// What is listed at the root.
+const PATHS: &[&str] = &[
+    "/.well-known/openid-configuration",
+    "/api",
+    "/api/v1",
+    "/apis",
+    "/flagz",
+    "/healthz",
+    "/livez",
+    "/metrics",
+    "/metrics/slis",
+    "/openapi/v2",
+    "/openapi/v3",
+    "/openid/v1/jwks",
+    "/readyz",
+    "/statusz",
+    "/version",
+];
+
 fn paths() -> Value {
-    json!({"paths": [
-        "/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics",
-        "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
-    ]})
+    json!({"paths": PATHS})
 }

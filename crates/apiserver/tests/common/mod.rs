@@ -86,6 +86,7 @@ impl Cluster {
             aggregation: longshore_apiserver::AggregationConfig::default(),
             audit: longshore_apiserver::AuditConfig::default(),
             encryption: None,
+            pages: longshore_apiserver::PagesConfig::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();
