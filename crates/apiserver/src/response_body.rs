@@ -33,7 +33,7 @@ const COMPRESSION: usize = 320 << 10;
 
 enum Content {
     Whole(Bytes),
-    Compressed(Compressed),
+    Compressed(Box<Compressed>),
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
 }
 
@@ -120,18 +120,19 @@ impl Body {
         }
     }
 
-    /// The same body in gzip, at the level that takes the least time; unchanged where memory is short, or if it
-    /// is not there as a whole.
-    pub(crate) fn compressed(mut self) -> Result<Body, Body> {
+    /// Has the body sent in gzip, at the level that takes the least time. `false`: it is not, since memory is short or
+    /// it is not there as a whole.
+    #[must_use]
+    pub(crate) fn compress(&mut self) -> bool {
         let has_memory = self.memory.as_ref().is_none_or(|memory| memory.grow(COMPRESSION));
-        let Content::Whole(text) = &mut self.content else { return Err(self) };
+        let Content::Whole(text) = &mut self.content else { return false };
         if !has_memory {
-            return Err(self);
+            return false;
         }
         let left = std::mem::take(text);
         let encoder = Some(GzEncoder::new(Vec::new(), Compression::fast()));
-        self.content = Content::Compressed(Compressed { left, encoder });
-        Ok(self)
+        self.content = Content::Compressed(Box::new(Compressed { left, encoder }));
+        true
     }
 
     /// Keeps the audit of its request until it is sent.
@@ -273,7 +274,8 @@ mod tests {
     async fn response_body_is_compressed_as_it_is_read() {
         use std::io::Read;
         for text in ["longshore ".repeat(100_000), "x".repeat(10 << 20), String::new()] {
-            let Ok(mut body) = Body::from(text.clone()).compressed() else { panic!() };
+            let mut body = Body::from(text.clone());
+            assert!(body.compress());
             let mut parts = Vec::new();
             while let Some(frame) = body.frame().await {
                 parts.push(frame.unwrap().into_data().unwrap());
@@ -284,11 +286,11 @@ mod tests {
             flate2::read::GzDecoder::new(&sent[..]).read_to_string(&mut read).unwrap();
             assert!(read == text);
         }
-        assert!(Body::stream(futures::stream::empty()).compressed().is_err());
+        assert!(!Body::stream(futures::stream::empty()).compress());
         let budget = Budget::new(1000, 0);
         let share = budget.take(&Holder::new("a", Priority::Ordinary), 1).unwrap();
-        let counted = Body::from("text").with_memory(Memory::new(share));
-        assert!(counted.compressed().is_err_and(|body| body.len() == 4));
+        let mut counted = Body::from("text").with_memory(Memory::new(share));
+        assert!(!counted.compress() && counted.len() == 4);
     }
 
     #[tokio::test]

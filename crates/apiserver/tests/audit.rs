@@ -217,7 +217,7 @@ async fn audit_names_who_was_refused_and_who_is_impersonated() {
 async fn audit_has_annotations_of_webhooks() {
     let dir = tempfile::tempdir().unwrap();
     let rules = "rules:\n- level: Metadata\n  verbs: [update]\n- level: Request\n  verbs: [create]\n  \
-                 resources: [{resources: [configmaps]}]";
+                 resources: [{resources: [configmaps, pods]}]";
     let (cluster, log) = cluster(dir.path(), rules).await;
     let (admin, hook) = (&cluster.admin, Hook::start().await);
     let patch = json!([{"op": "add", "path": "/data/by", "value": "hook"}]);
@@ -249,6 +249,22 @@ async fn audit_has_annotations_of_webhooks() {
     admin.call("PUT", &one, Some(map("a"))).await;
     let event = log.one(&one, "update", "ResponseComplete").to_string();
     assert!(event.contains("mutation.webhook") && !event.contains("patch.webhook"), "{event}");
+
+    let labels = json!({"pod-security.kubernetes.io/audit": "restricted"});
+    let namespace = json!({"metadata": {"name": "audited", "labels": labels}});
+    admin.create("/api/v1/namespaces", namespace).await;
+    admin.ensure_default_account("audited").await;
+    let pods = "/api/v1/namespaces/audited/pods";
+    admin.create(pods, pod("p", "")).await;
+    let event = log.one(pods, "create", "ResponseComplete");
+    let found =
+        |key: &str| event["annotations"][format!("pod-security.kubernetes.io/{key}")].as_str();
+    assert_eq!(found("enforce-policy"), Some("privileged:latest"));
+    let violations = found("audit-violations").unwrap();
+    assert!(
+        violations.starts_with("would violate PodSecurity \"restricted:latest\": "),
+        "{violations}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -268,7 +284,8 @@ async fn gzip_of_large_answers_leaves_the_audit_as_it_is() {
     ] {
         let headers = dir.path().join("headers");
         let file = headers.display().to_string();
-        let arguments = [&["--compressed", "-D", &file], arguments].concat();
+        let decoding = if is_compressed { "--compressed" } else { "--no-buffer" };
+        let arguments = [&[decoding, "-D", &file], arguments].concat();
         let (code, body) = cluster.admin_curl(path, &arguments);
         assert_eq!(code, 200);
         assert!(body.is_object(), "{path} {arguments:?}");

@@ -24,10 +24,12 @@ pub struct Transformed {
 /// Changes the form of values. Errors say why it cannot be done, without the value.
 #[async_trait]
 pub trait Transformer: Send + Sync + 'static {
+    /// Whether a stored value is the value itself, and not stale, as far as that is known at once.
+    fn is_plain(&self, key: &str, stored: &[u8]) -> bool;
     /// The form in which a value is stored under a key.
-    async fn to_storage(&self, key: &str, value: Bytes) -> Result<Bytes, String>;
+    async fn encode(&self, key: &str, value: Bytes) -> Result<Bytes, String>;
     /// The value that is stored in some form under a key.
-    async fn from_storage(&self, key: &str, stored: Bytes) -> Result<Transformed, String>;
+    async fn decode(&self, key: &str, stored: Bytes) -> Result<Transformed, String>;
 }
 
 /// The store, with values in their stored form below it. Keys are those of `store` itself.
@@ -49,10 +51,11 @@ fn unreadable(key: &str, reason: String) -> Error {
 
 async fn outer(transformer: &dyn Transformer, stored: KeyValue) -> Result<KeyValue> {
     let KeyValue { key, value, .. } = &stored;
-    let Transformed { value, is_stale } = transformer
-        .from_storage(key, value.clone())
-        .await
-        .map_err(|reason| unreadable(key, reason))?;
+    if transformer.is_plain(key, value) {
+        return Ok(stored);
+    }
+    let Transformed { value, is_stale } =
+        transformer.decode(key, value.clone()).await.map_err(|reason| unreadable(key, reason))?;
     Ok(KeyValue { value, is_stale, ..stored })
 }
 
@@ -116,7 +119,7 @@ impl Store for Transforming {
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<KeyValue> {
-        let stored = self.transformer.to_storage(key, value.clone()).await;
+        let stored = self.transformer.encode(key, value.clone()).await;
         let stored = stored.map_err(|reason| unreadable(key, reason))?;
         match self.store.put(key, stored, expect, ttl).await {
             Ok(written) => Ok(KeyValue { value, ..written }),
@@ -171,11 +174,15 @@ mod tests {
 
     #[async_trait]
     impl Transformer for Keyed {
-        async fn to_storage(&self, key: &str, value: Bytes) -> Result<Bytes, String> {
+        fn is_plain(&self, _: &str, stored: &[u8]) -> bool {
+            stored.starts_with(b"plain:")
+        }
+
+        async fn encode(&self, key: &str, value: Bytes) -> Result<Bytes, String> {
             Ok([key.as_bytes(), b":", &value].concat().into())
         }
 
-        async fn from_storage(&self, key: &str, stored: Bytes) -> Result<Transformed, String> {
+        async fn decode(&self, key: &str, stored: Bytes) -> Result<Transformed, String> {
             let is_stale = stored.starts_with(b"old:");
             let text = stored.strip_prefix(b"old:").unwrap_or(&stored);
             let value = text.strip_prefix(key.as_bytes()).and_then(|rest| rest.strip_prefix(b":"));
@@ -227,6 +234,8 @@ mod tests {
         let store = with_transformer(inner.clone(), Arc::new(Keyed));
         let mut watch = store.watch("/a/", 0).await.unwrap();
         inner.put("/a/b", Bytes::from_static(b"junk"), Expect::Absent, None).await.unwrap();
+        inner.put("/b", Bytes::from_static(b"plain:1"), Expect::Absent, None).await.unwrap();
+        assert_eq!(store.get("/b").await.unwrap().unwrap().value, "plain:1");
         let error = store.get("/a/b").await.unwrap_err();
         assert_eq!(error.to_string(), "unable to transform key \"/a/b\": no key");
         assert!(store.list("/a/", ListOptions::default()).await.is_err());

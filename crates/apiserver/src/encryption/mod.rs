@@ -12,7 +12,7 @@ mod metrics;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -374,20 +374,31 @@ impl Values {
     }
 }
 
+/// The group and resource of what lies below each path of built-in kinds.
+fn stored_resources() -> &'static HashMap<&'static str, (&'static str, &'static str)> {
+    static STORED: OnceLock<HashMap<&str, (&str, &str)>> = OnceLock::new();
+    STORED.get_or_init(|| {
+        let mut stored = HashMap::new();
+        for resource in kinds::resources().filter(|resource| !resource.storage.is_empty()) {
+            let names = (resource.group, resource.plural);
+            let known = stored.entry(resource.storage).or_insert(names);
+            // events are of the core group, in whatever group they are served
+            if resource.group.is_empty() {
+                *known = names;
+            }
+        }
+        stored
+    })
+}
+
 /// The group and resource of a path below the prefix: `secrets/NS/NAME`, or `GROUP/PLURAL/…` of custom resources.
 fn resource_of(path: &str) -> Option<(&str, &str)> {
     let (first, rest) = path.split_once('/')?;
     let second = rest.split('/').next().unwrap_or_default();
     let both = path.get(..first.len() + 1 + second.len()).unwrap_or_default();
-    let of_storage = |storage: &str| {
-        let mut found = kinds::resources().filter(|resource| resource.storage == storage);
-        let first = found.next()?;
-        // events are of the core group, in whatever group they are served
-        let core = found.find(|resource| resource.group.is_empty());
-        Some(core.unwrap_or(first))
-    };
-    if let Some(resource) = of_storage(both).or_else(|| of_storage(first)) {
-        return Some((resource.group, resource.plural));
+    let stored = stored_resources();
+    if let Some(known) = stored.get(both).or_else(|| stored.get(first)) {
+        return Some(*known);
     }
     // what this server allocates is no resource, and has no dot
     (first.contains('.') && !second.is_empty()).then_some((first, second))
@@ -395,7 +406,11 @@ fn resource_of(path: &str) -> Option<(&str, &str)> {
 
 #[async_trait]
 impl Transformer for Values {
-    async fn to_storage(&self, key: &str, value: Bytes) -> Result<Bytes, String> {
+    fn is_plain(&self, _: &str, _: &[u8]) -> bool {
+        false
+    }
+
+    async fn encode(&self, key: &str, value: Bytes) -> Result<Bytes, String> {
         let Some((providers, resource)) = self.providers(key) else { return Ok(value) };
         let provider = providers.0.first().ok_or("there is no provider")?;
         let began = Instant::now();
@@ -406,12 +421,9 @@ impl Transformer for Values {
         stored
     }
 
-    async fn from_storage(&self, key: &str, stored: Bytes) -> Result<Transformed, String> {
+    async fn decode(&self, key: &str, stored: Bytes) -> Result<Transformed, String> {
         let Some((providers, resource)) = self.providers(key) else {
-            return match stored.starts_with(ENCRYPTED) {
-                true => Err("identity transformer tried to read encrypted data".to_owned()),
-                false => Ok(Transformed { value: stored, is_stale: false }),
-            };
+            return unencrypted(stored);
         };
         let began = Instant::now();
         let read = providers.read(stored, key).await;
@@ -423,6 +435,14 @@ impl Transformer for Values {
     }
 }
 
+/// A value that is stored as it is.
+fn unencrypted(stored: Bytes) -> Result<Transformed, String> {
+    match stored.starts_with(ENCRYPTED) {
+        true => Err("identity transformer tried to read encrypted data".to_owned()),
+        false => Ok(Transformed { value: stored, is_stale: false }),
+    }
+}
+
 /// Encrypted values are refused where there is no configuration: they would be taken for damaged objects.
 #[must_use]
 pub fn refuse_encrypted(store: Arc<dyn Store>) -> Arc<dyn Store> {
@@ -430,15 +450,16 @@ pub fn refuse_encrypted(store: Arc<dyn Store>) -> Arc<dyn Store> {
 
     #[async_trait]
     impl Transformer for Plain {
-        async fn to_storage(&self, _: &str, value: Bytes) -> Result<Bytes, String> {
+        fn is_plain(&self, _: &str, stored: &[u8]) -> bool {
+            !stored.starts_with(ENCRYPTED)
+        }
+
+        async fn encode(&self, _: &str, value: Bytes) -> Result<Bytes, String> {
             Ok(value)
         }
 
-        async fn from_storage(&self, _: &str, stored: Bytes) -> Result<Transformed, String> {
-            match stored.starts_with(ENCRYPTED) {
-                true => Err("identity transformer tried to read encrypted data".to_owned()),
-                false => Ok(Transformed { value: stored, is_stale: false }),
-            }
+        async fn decode(&self, _: &str, stored: Bytes) -> Result<Transformed, String> {
+            unencrypted(stored)
         }
     }
 

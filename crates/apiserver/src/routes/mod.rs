@@ -312,7 +312,7 @@ impl Handler for Router {
         };
         let mut answer = audit::scope(record, work).await;
         if takes_gzip {
-            answer = respond::compressed(answer);
+            respond::compress(&mut answer);
         }
         if let Some(id) = id {
             answer.headers_mut().entry(audit::AUDIT_ID).or_insert(id);

@@ -40,23 +40,20 @@ pub(super) fn json_stream(body: Body) -> Answer {
     raw(StatusCode::OK, JSON, body)
 }
 
-/// A JSON answer in gzip, if it is so long that this pays.
-pub(super) fn compressed(answer: Answer) -> Answer {
+/// Has a JSON answer sent in gzip, if it is so long that this pays.
+pub(super) fn compress(answer: &mut Answer) {
     const WORTHWHILE: usize = 128 << 10;
     let headers = answer.headers();
     let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|value| value == JSON);
     let is_encoded = headers.contains_key(header::CONTENT_ENCODING);
     if !is_json || is_encoded || answer.body().len() <= WORTHWHILE {
-        return answer;
+        return;
     }
-    let (mut head, body) = answer.into_parts();
-    let body = match body.compressed() {
-        Ok(body) => body,
-        Err(body) => return Answer::from_parts(head, body),
-    };
-    head.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-    head.headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    Answer::from_parts(head, body)
+    if answer.body_mut().compress() {
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
 }
 
 /// A document with an ETag; without its text for a client that has it already.
