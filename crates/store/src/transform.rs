@@ -140,18 +140,21 @@ impl Store for Transforming {
         after: Revision,
     ) -> Result<BoxStream<'static, Result<WatchItem>>> {
         let stream = self.store.watch(prefix, after).await?;
-        let transformer = self.transformer.clone();
-        let outer = move |item: Result<WatchItem>| {
-            let transformer = transformer.clone();
-            async move { outer_item(&*transformer, item?).await }
-        };
+        let state = Some((stream, self.transformer.clone()));
         // an error is the last item, as those of the store are
-        let ended = |ended: &mut bool, item: Result<WatchItem>| {
-            let next = (!*ended).then_some(item);
-            *ended = next.as_ref().is_some_and(Result::is_err);
-            std::future::ready(next)
+        let next = |state: Option<(
+            BoxStream<'static, Result<WatchItem>>,
+            Arc<dyn Transformer>,
+        )>| async move {
+            let (mut stream, transformer) = state?;
+            let item = match stream.next().await? {
+                Ok(item) => outer_item(&*transformer, item).await,
+                Err(error) => Err(error),
+            };
+            let rest = item.is_ok().then_some((stream, transformer));
+            Some((item, rest))
         };
-        Ok(stream.then(outer).scan(false, ended).boxed())
+        Ok(futures::stream::unfold(state, next).boxed())
     }
 
     async fn revision(&self) -> Result<Revision> {
