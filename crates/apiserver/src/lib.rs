@@ -10,6 +10,7 @@ mod admission;
 mod aggregator;
 pub mod api_types;
 pub mod args;
+mod audit;
 mod auth;
 mod authz;
 mod cache;
@@ -20,6 +21,7 @@ mod cpu_time;
 mod csr;
 mod definitions;
 pub mod discovery;
+mod encryption;
 mod expressions;
 mod gates;
 pub mod kinds;
@@ -62,11 +64,18 @@ use tokio_util::sync::CancellationToken;
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
 pub use aggregator::AggregationConfig;
+pub use audit::{
+    AuditConfig, AuditError, BatchConfig as AuditBatchConfig, LogConfig as AuditLogConfig,
+    LogFormat as AuditLogFormat, Mode as AuditMode, Rotation as AuditRotation,
+    TruncateConfig as AuditTruncateConfig, WebhookConfig as AuditWebhookConfig,
+};
 pub use auth::{AuthenticationConfig, FrontProxyConfig};
 pub use authz::Mode;
 pub use cidr::{Cidr, CidrError};
+pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
+pub use routes::PagesConfig;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
@@ -74,6 +83,7 @@ use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
 use crate::aggregator::Aggregator;
+use crate::audit::Audit;
 use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::conversion::WebhookConverter;
@@ -135,6 +145,12 @@ pub struct Config {
     pub plugins: Plugins,
     /// How webhooks and aggregated servers are called.
     pub aggregation: AggregationConfig,
+    /// What is recorded of requests.
+    pub audit: AuditConfig,
+    /// The encryption that `store` has, for its health and metrics.
+    pub encryption: Option<Arc<Encryption>>,
+    /// Pages about the server itself.
+    pub pages: PagesConfig,
 }
 
 /// How clients may connect, in the words of upstream's flags. Empty: all that is secure.
@@ -184,6 +200,9 @@ pub enum Error {
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
+    /// The audit could not be set up.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
 }
 
 /// Idle connections stay longer than the 90 s after which clients give them up themselves, so that none
@@ -204,6 +223,8 @@ pub struct Server {
     router: Arc<Router>,
     connections: ConnectionLimits,
     api: Arc<Api>,
+    audit: Arc<Audit>,
+    encryption: Option<Arc<Encryption>>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -217,6 +238,7 @@ impl Server {
         let address = listener.local_addr().map_err(listen)?;
         let advertised = SocketAddr::new(config.advertise, address.port());
 
+        let audit = Audit::start(&config.audit)?;
         let pki = Pki::open(&config.cert_dir)?;
         let serving = match &config.serving {
             Some(identity) => identity.clone(),
@@ -289,6 +311,9 @@ impl Server {
         let router = Arc::new(Router::new(
             api.clone(),
             authenticator,
+            audit.clone(),
+            config.encryption.clone(),
+            config.pages,
             kubelet,
             config.gates,
             config.requests,
@@ -302,6 +327,8 @@ impl Server {
             router,
             connections: config.connections,
             api,
+            audit,
+            encryption: config.encryption,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -335,6 +362,11 @@ impl Server {
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
+            async {
+                if let Some(encryption) = &self.encryption {
+                    encryption.run(parts.clone()).await;
+                }
+            },
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
@@ -346,6 +378,7 @@ impl Server {
                 parts.clone()
             ),
         );
+        self.audit.stop().await;
     }
 }
 

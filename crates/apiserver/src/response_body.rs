@@ -1,5 +1,6 @@
 //! The body of an answer: text that is there, or a stream of it, and what it holds until it is sent.
 
+use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,6 +8,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use futures::Stream;
 use hyper::body::{Frame, SizeHint};
 use longshore_base::budget::Share;
@@ -14,6 +17,7 @@ use longshore_base::connections::Unadmitted;
 use longshore_serving::{BoxError, Monitored};
 use parking_lot::Mutex;
 
+use crate::audit::Record;
 use crate::offload::LARGE;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
@@ -22,9 +26,46 @@ const PART: usize = 16 << 10;
 /// How long a client may not read from a large response.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How much text one poll of a body compresses at most: a few milliseconds of work.
+const COMPRESSED_AT_ONCE: usize = 256 << 10;
+/// The memory of a compression, about.
+const COMPRESSION: usize = 320 << 10;
+
 enum Content {
     Whole(Bytes),
+    Compressed(Box<Compressed>),
     Stream(Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>>),
+}
+
+/// Text that is compressed as its client takes it.
+struct Compressed {
+    left: Bytes,
+    /// `None` after the end.
+    encoder: Option<GzEncoder<Vec<u8>>>,
+}
+
+impl Compressed {
+    /// The next part, empty when there is none yet; `None` at the end.
+    fn next(&mut self) -> Option<io::Result<Bytes>> {
+        let mut budget = COMPRESSED_AT_ONCE;
+        let mut encoder = self.encoder.take()?;
+        while budget > 0 && !self.left.is_empty() {
+            let part = self.left.split_to(self.left.len().min(PART));
+            budget = budget.saturating_sub(part.len());
+            if let Err(error) = encoder.write_all(&part) {
+                return Some(Err(error));
+            }
+            if encoder.get_ref().len() >= PART {
+                break;
+            }
+        }
+        if self.left.is_empty() {
+            return Some(encoder.finish().map(Bytes::from));
+        }
+        let part = std::mem::take(encoder.get_mut());
+        self.encoder = Some(encoder);
+        Some(Ok(part.into()))
+    }
 }
 
 /// The guard of a request, held until its response is sent.
@@ -42,6 +83,8 @@ pub(crate) struct Body {
     memory: Option<Arc<Memory>>,
     /// Released when the response is sent.
     _request: Option<RequestGuard>,
+    /// Ends when the response is sent.
+    _audit: Option<Arc<Record>>,
 }
 
 impl Body {
@@ -55,7 +98,7 @@ impl Body {
     pub(crate) fn len(&self) -> usize {
         match &self.content {
             Content::Whole(text) => text.len(),
-            Content::Stream(_) => 0,
+            Content::Compressed(_) | Content::Stream(_) => 0,
         }
     }
 
@@ -69,6 +112,34 @@ impl Body {
         self.memory.as_ref()
     }
 
+    /// The text of a body that is there as a whole.
+    pub(crate) fn whole(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Whole(text) => Some(text),
+            Content::Compressed(_) | Content::Stream(_) => None,
+        }
+    }
+
+    /// Has the body sent in gzip, at the level that takes the least time. `false`: it is not, since memory is short or
+    /// it is not there as a whole.
+    #[must_use]
+    pub(crate) fn compress(&mut self) -> bool {
+        let has_memory = self.memory.as_ref().is_none_or(|memory| memory.grow(COMPRESSION));
+        let Content::Whole(text) = &mut self.content else { return false };
+        if !has_memory {
+            return false;
+        }
+        let left = std::mem::take(text);
+        let encoder = Some(GzEncoder::new(Vec::new(), Compression::fast()));
+        self.content = Content::Compressed(Box::new(Compressed { left, encoder }));
+        true
+    }
+
+    /// Keeps the audit of its request until it is sent.
+    pub(crate) fn keep(&mut self, audit: Arc<Record>) {
+        self._audit = Some(audit);
+    }
+
     /// Holds the guard of its request.
     pub(crate) fn hold(&mut self, request: RequestGuard) {
         self._request = Some(request);
@@ -77,7 +148,7 @@ impl Body {
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _request: None }
+        Body { content, memory: None, _request: None, _audit: None }
     }
 }
 
@@ -101,6 +172,14 @@ impl hyper::body::Body for Body {
                 let part = text.split_to(text.len().min(PART));
                 Poll::Ready(Some(Ok(Frame::data(part))))
             }
+            Content::Compressed(text) => match text.next() {
+                Some(Ok(part)) if part.is_empty() => {
+                    // others come first
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                next => Poll::Ready(next.map(|part| part.map(Frame::data).map_err(Into::into))),
+            },
             Content::Stream(stream) => stream
                 .as_mut()
                 .poll_next(context)
@@ -119,7 +198,7 @@ impl hyper::body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Whole(text) => SizeHint::with_exact(text.len() as u64),
-            Content::Stream(_) => SizeHint::default(),
+            Content::Compressed(_) | Content::Stream(_) => SizeHint::default(),
         }
     }
 }
@@ -189,6 +268,29 @@ mod tests {
         assert_eq!(parts.concat(), text.as_bytes());
         assert_eq!(hyper::body::Body::size_hint(&body).exact(), Some(0));
         assert!(Body::from("").frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn response_body_is_compressed_as_it_is_read() {
+        use std::io::Read;
+        for text in ["longshore ".repeat(100_000), "x".repeat(10 << 20), String::new()] {
+            let mut body = Body::from(text.clone());
+            assert!(body.compress());
+            let mut parts = Vec::new();
+            while let Some(frame) = body.frame().await {
+                parts.push(frame.unwrap().into_data().unwrap());
+            }
+            let sent = parts.concat();
+            assert!(sent.len() < text.len() / 50 + 100);
+            let mut read = String::new();
+            flate2::read::GzDecoder::new(&sent[..]).read_to_string(&mut read).unwrap();
+            assert!(read == text);
+        }
+        assert!(!Body::stream(futures::stream::empty()).compress());
+        let budget = Budget::new(1000, 0);
+        let share = budget.take(&Holder::new("a", Priority::Ordinary), 1).unwrap();
+        let mut counted = Body::from("text").with_memory(Memory::new(share));
+        assert!(!counted.compress() && counted.len() == 4);
     }
 
     #[tokio::test]

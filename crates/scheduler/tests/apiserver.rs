@@ -55,6 +55,9 @@ impl Cluster {
             connections: ConnectionLimits::DEFAULT,
             plugins: longshore_apiserver::Plugins::default(),
             aggregation: longshore_apiserver::AggregationConfig::default(),
+            audit: longshore_apiserver::AuditConfig::default(),
+            encryption: None,
+            pages: longshore_apiserver::PagesConfig::default(),
         })
         .await
         .unwrap();

@@ -14,10 +14,12 @@ mod embedded;
 mod etcd;
 mod prefix;
 mod pull;
+mod transform;
 
 pub use embedded::EmbeddedStore;
 pub use etcd::{EtcdStore, EtcdTls};
 pub use prefix::{PREFIX, with_prefix};
+pub use transform::{Transformed, Transformer, with_transformer};
 
 /// A point in the store's history. Every write makes the next one; 0 means "the newest".
 pub type Revision = i64;
@@ -33,6 +35,8 @@ pub struct KeyValue {
     pub create_revision: Revision,
     /// Revision of the last write to the key.
     pub mod_revision: Revision,
+    /// Whether a write of the same value would store other bytes, such as with a newer key of encryption.
+    pub is_stale: bool,
 }
 
 /// A page ends with the value with which it has this many bytes, whatever its limit.
@@ -141,6 +145,14 @@ pub enum Error {
         requested: Revision,
         /// The newest revision.
         newest: Revision,
+    },
+    /// The value cannot be brought into its stored form, or back.
+    #[error("unable to transform key {key:?}: {reason}")]
+    Transform {
+        /// The key of the value.
+        key: String,
+        /// What is wrong.
+        reason: String,
     },
     /// The backend failed; whether a write happened is unknown.
     #[error("store: {0}")]

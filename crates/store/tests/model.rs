@@ -177,6 +177,7 @@ async fn run(steps: Vec<Step>, path: &Path) {
                             value: value.into(),
                             create_revision,
                             mod_revision: revision,
+                            is_stale: false,
                         };
                         assert_eq!(written, kv);
                         let mut keys = model.now().clone();

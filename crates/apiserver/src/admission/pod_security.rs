@@ -1,15 +1,15 @@
 //! The PodSecurity admission plugin: the Pod Security Standards, at the level that the labels of a
 //! namespace set. Upstream's rules and messages are in `pod-security-admission/policy`.
 //!
-//! Current limitations: no exemptions and no defaults from a configuration file, the audit mode leaves no
-//! trace, since there is no audit log, and a namespace whose level rises gets no warning about
-//! its existing pods.
+//! Current limitations: no exemptions and no defaults from a configuration file, and a namespace whose
+//! level rises gets no warning about its existing pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
 use crate::api_types::Resource;
+use crate::audit;
 use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
@@ -93,6 +93,15 @@ fn policies(namespace: &Value) -> (Policy, Policy) {
         }
     }
     (enforce, warn)
+}
+
+/// What a namespace has recorded of pods that violate it.
+fn audited(namespace: &Value) -> Policy {
+    let labels = &namespace["metadata"]["labels"];
+    let label = |name: &str| labels[format!("{PREFIX}{name}")].as_str();
+    let level = label("audit").and_then(|value| parse_level(value).ok());
+    let version = label("audit-version").and_then(|value| parse_version(value).ok());
+    Policy { level: level.unwrap_or(Level::Privileged), version: version.flatten() }
 }
 
 /// Admits a new object. Returns a warning for the client.
@@ -193,6 +202,8 @@ fn check_pod(
     pod: &Value,
 ) -> Result<Option<String>, StatusError> {
     let (enforce, warn) = policies(namespace);
+    audit::annotate(format!("{PREFIX}enforce-policy"), enforce.to_text());
+    annotate_violations(namespace, &pod["metadata"], &pod["spec"]);
     if let Some(faults) = violations(enforce, &pod["metadata"], &pod["spec"]) {
         let why = format!("violates PodSecurity {:?}: {faults}", enforce.to_text());
         return Err(StatusError::forbidden(resource, object::name(pod), &why));
@@ -214,7 +225,15 @@ async fn warn_template(registry: &Registry, owner: &Value) -> Result<Option<Stri
     }
     let namespace = registry.find(core("namespaces")?, "", object::namespace(owner)).await?;
     let Some(namespace) = namespace else { return Ok(None) };
+    annotate_violations(&namespace, &template["metadata"], &template["spec"]);
     Ok(warning(policies(&namespace).1, &template["metadata"], &template["spec"]))
+}
+
+/// Records what violates the level that the namespace audits.
+fn annotate_violations(namespace: &Value, metadata: &Value, spec: &Value) {
+    if let Some(violations) = warning(audited(namespace), metadata, spec) {
+        audit::annotate(format!("{PREFIX}audit-violations"), violations);
+    }
 }
 
 fn warning(warn: Policy, metadata: &Value, spec: &Value) -> Option<String> {

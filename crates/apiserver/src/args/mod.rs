@@ -1,26 +1,32 @@
 //! The command line, in the words of upstream's `kube-apiserver` where it has them.
 
 mod aggregation;
+mod audit;
 mod authentication;
 mod authorization;
 mod upstream;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
 
 pub use aggregation::AggregationArgs;
+pub use audit::AuditArgs;
 pub use authentication::AuthenticationArgs;
 pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
 use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
+use crate::{Encryption, PagesConfig, refuse_encrypted};
 
+/// What `/logs/` serves, as upstream.
+const LOGS: &str = "/var/log";
 const STORE_FILE: &str = "longshore.db";
 
 /// The companion apiserver of a Longshore node.
@@ -33,6 +39,20 @@ pub struct Cli {
     /// Something else than serving.
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+/// The flags of this process with their values, given or not.
+fn flags() -> BTreeMap<String, String> {
+    let command = Cli::command().ignore_errors(true);
+    let Ok(matches) = command.clone().try_get_matches_from(std::env::args_os()) else {
+        return BTreeMap::new();
+    };
+    let value = |arg: &clap::Arg| {
+        let values = matches.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
+        let values = values.map(|value| value.to_string_lossy()).collect::<Vec<_>>();
+        Some((arg.get_long()?.to_owned(), values.join(",")))
+    };
+    command.get_arguments().filter_map(value).collect()
 }
 
 /// Flags that longshore-controllers has, and this program had once.
@@ -224,6 +244,20 @@ pub struct ServeArgs {
     /// Flags of calls to services.
     #[command(flatten)]
     pub aggregation: AggregationArgs,
+    /// An EncryptionConfiguration: which resources are stored encrypted
+    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
+    pub encryption_provider_config: String,
+    /// Read --encryption-provider-config again when it changes
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub encryption_provider_config_automatic_reload: bool,
+    /// Serve the files in /var/log at /logs/, to those who may get that path
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_logs_handler: bool,
+    /// What is recorded of requests.
+    #[command(flatten)]
+    pub audit: AuditArgs,
     /// What upstream's apiserver has and this one does not.
     #[command(flatten)]
     pub upstream: UpstreamArgs,
@@ -253,8 +287,26 @@ impl ServeArgs {
         }
     }
 
+    /// The encryption of values, if there is one.
+    async fn encryption(&self) -> anyhow::Result<Option<Arc<Encryption>>> {
+        let reload = self.encryption_provider_config_automatic_reload;
+        if self.encryption_provider_config.is_empty() {
+            anyhow::ensure!(
+                !reload,
+                "--encryption-provider-config-automatic-reload must be set with --encryption-provider-config"
+            );
+            return Ok(None);
+        }
+        let path = std::path::Path::new(&self.encryption_provider_config);
+        let loaded = Encryption::load(path, reload).await;
+        loaded.map(Some).context("--encryption-provider-config")
+    }
+
     /// Opens the store. Errors name the flag.
-    async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
+    async fn open_store(
+        &self,
+        encryption: Option<&Arc<Encryption>>,
+    ) -> anyhow::Result<Arc<dyn Store>> {
         let store: Arc<dyn Store> = match self.store() {
             StoreLocation::Etcd(servers) => {
                 let is_tls = servers.iter().any(|server| server.starts_with("https://"));
@@ -269,6 +321,10 @@ impl ServeArgs {
                 let store = EmbeddedStore::open(&file).await;
                 Arc::new(store.with_context(|| format!("--data-dir: open {}", file.display()))?)
             }
+        };
+        let store = match encryption {
+            Some(encryption) => encryption.encrypt(store, &self.etcd_prefix),
+            None => refuse_encrypted(store),
         };
         Ok(longshore_store::with_prefix(store, &self.etcd_prefix))
     }
@@ -323,7 +379,9 @@ impl ServeArgs {
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
         );
-        let store = self.open_store().await?;
+        let audit = self.audit.config()?;
+        let encryption = self.encryption().await?;
+        let store = self.open_store(encryption.as_ref()).await?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
             certificate
                 .clone()
@@ -361,6 +419,12 @@ impl ServeArgs {
             connections: ConnectionLimits::for_open_files(raise_open_files()),
             plugins,
             aggregation: self.aggregation.config(),
+            audit,
+            encryption,
+            pages: PagesConfig {
+                flags: flags(),
+                logs: self.enable_logs_handler.then(|| PathBuf::from(LOGS)),
+            },
         })
     }
 
@@ -500,9 +564,6 @@ mod tests {
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
             ("--feature-gates=AllowServiceExternalIPs=false", "DenyServiceExternalIPs"),
-            ("--audit-log-path=/a", "--audit-log-path"),
-            ("--audit-policy-file=/a", "--audit-policy-file"),
-            ("--encryption-provider-config=/a", "--encryption-provider-config"),
             ("--authentication-config=/a", "--authentication-config"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
             ("--admission-control-config-file=/a", "--admission-control-config-file"),
@@ -541,6 +602,37 @@ mod tests {
             "allow-privileged",
             "anonymous-auth",
             "api-audiences",
+            "audit-log-batch-buffer-size",
+            "audit-log-batch-max-size",
+            "audit-log-batch-max-wait",
+            "audit-log-batch-throttle-burst",
+            "audit-log-batch-throttle-enable",
+            "audit-log-batch-throttle-qps",
+            "audit-log-compress",
+            "audit-log-format",
+            "audit-log-maxage",
+            "audit-log-maxbackup",
+            "audit-log-maxsize",
+            "audit-log-mode",
+            "audit-log-path",
+            "audit-log-truncate-enabled",
+            "audit-log-truncate-max-batch-size",
+            "audit-log-truncate-max-event-size",
+            "audit-log-version",
+            "audit-policy-file",
+            "audit-webhook-batch-buffer-size",
+            "audit-webhook-batch-max-size",
+            "audit-webhook-batch-max-wait",
+            "audit-webhook-batch-throttle-burst",
+            "audit-webhook-batch-throttle-enable",
+            "audit-webhook-batch-throttle-qps",
+            "audit-webhook-config-file",
+            "audit-webhook-initial-backoff",
+            "audit-webhook-mode",
+            "audit-webhook-truncate-enabled",
+            "audit-webhook-truncate-max-batch-size",
+            "audit-webhook-truncate-max-event-size",
+            "audit-webhook-version",
             "authorization-config",
             "authorization-mode",
             "bind-address",
@@ -551,6 +643,9 @@ mod tests {
             "enable-admission-plugins",
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
+            "enable-logs-handler",
+            "encryption-provider-config",
+            "encryption-provider-config-automatic-reload",
             "etcd-cafile",
             "etcd-certfile",
             "etcd-compaction-interval",

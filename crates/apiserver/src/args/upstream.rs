@@ -36,11 +36,8 @@ const METRICS: Treatment = Ignored("the metrics are what they are");
 const LOGGING: Treatment = Ignored("the log is text on the standard error, unbuffered");
 const VERSIONS: Treatment = Ignored("the server serves one version");
 const AGGREGATION: Treatment = Ignored("redirects of aggregated servers are never followed");
-const NO_AUDIT: Treatment = Refused("audit is not implemented, and nothing would be recorded");
 const NO_OIDC: Treatment =
     Refused("OpenID Connect is not implemented, and its tokens would be rejected");
-const NO_ENCRYPTION: Treatment =
-    Refused("encryption at rest is not implemented, and objects would be stored in plain text");
 const NO_TOKEN_WEBHOOK: Treatment =
     Refused("webhooks of authentication are not implemented, and their users would be rejected");
 const NO_ACCESS_WEBHOOK: Treatment =
@@ -63,37 +60,6 @@ const FLAGS: &[Flag] = &[
     ("aggregator-reject-forwarding-redirect", Switch, &["true"], AGGREGATION),
     ("allow-metric-labels", Text, &[""], METRICS),
     ("allow-metric-labels-manifest", Text, &[""], METRICS),
-    ("audit-log-batch-buffer-size", Text, &[], TUNING),
-    ("audit-log-batch-max-size", Text, &[], TUNING),
-    ("audit-log-batch-max-wait", Text, &[], TUNING),
-    ("audit-log-batch-throttle-burst", Text, &[], TUNING),
-    ("audit-log-batch-throttle-enable", Switch, &[], TUNING),
-    ("audit-log-batch-throttle-qps", Text, &[], TUNING),
-    ("audit-log-compress", Switch, &["false"], TUNING),
-    ("audit-log-format", Text, &[], TUNING),
-    ("audit-log-maxage", Text, &[], TUNING),
-    ("audit-log-maxbackup", Text, &[], TUNING),
-    ("audit-log-maxsize", Text, &[], TUNING),
-    ("audit-log-mode", Text, &[], TUNING),
-    ("audit-log-path", Text, &[""], NO_AUDIT),
-    ("audit-log-truncate-enabled", Switch, &["false"], TUNING),
-    ("audit-log-truncate-max-batch-size", Text, &[], TUNING),
-    ("audit-log-truncate-max-event-size", Text, &[], TUNING),
-    ("audit-log-version", Text, &[], TUNING),
-    ("audit-policy-file", Text, &[""], NO_AUDIT),
-    ("audit-webhook-batch-buffer-size", Text, &[], TUNING),
-    ("audit-webhook-batch-max-size", Text, &[], TUNING),
-    ("audit-webhook-batch-max-wait", Text, &[], TUNING),
-    ("audit-webhook-batch-throttle-burst", Text, &[], TUNING),
-    ("audit-webhook-batch-throttle-enable", Switch, &[], TUNING),
-    ("audit-webhook-batch-throttle-qps", Text, &[], TUNING),
-    ("audit-webhook-config-file", Text, &[""], NO_AUDIT),
-    ("audit-webhook-initial-backoff", Text, &[], TUNING),
-    ("audit-webhook-mode", Text, &[], TUNING),
-    ("audit-webhook-truncate-enabled", Switch, &["false"], TUNING),
-    ("audit-webhook-truncate-max-batch-size", Text, &[], TUNING),
-    ("audit-webhook-truncate-max-event-size", Text, &[], TUNING),
-    ("audit-webhook-version", Text, &[], TUNING),
     ("authentication-config", Text, &[""], Refused("authenticators are configured by flags alone")),
     ("authentication-token-webhook-cache-ttl", Text, &[], TUNING),
     ("authentication-token-webhook-config-file", Text, &[""], NO_TOKEN_WEBHOOK),
@@ -123,15 +89,7 @@ const FLAGS: &[Flag] = &[
         &["true"],
         Ignored("finalizers of dependents are always honoured"),
     ),
-    (
-        "enable-logs-handler",
-        Switch,
-        &["false"],
-        Ignored("the files of this machine's log are not served"),
-    ),
     ("enable-priority-and-fairness", Switch, &["false"], Ignored("requests are limited by user")),
-    ("encryption-provider-config", Text, &[""], NO_ENCRYPTION),
-    ("encryption-provider-config-automatic-reload", Switch, &["false"], TUNING),
     ("endpoint-reconciler-type", Text, &[], Ignored("this server writes its own endpoint")),
     ("etcd-count-metric-poll-period", Text, &[], METRICS),
     ("etcd-db-metric-poll-interval", Text, &[], METRICS),

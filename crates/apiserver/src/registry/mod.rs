@@ -277,9 +277,10 @@ impl Registry {
             if let Some(object) = &mut next {
                 object::set_resource_version(object, stored.mod_revision);
             }
-            // What is in an old version of its kind is stored anew all the same: that is how objects get
-            // from one to the next.
-            let next = next.filter(|object| is_outdated || *object != current);
+            // What is in an old version of its kind, or encrypted with an old key, is stored anew all the
+            // same: that is how objects get from one to the next.
+            let is_stale = is_outdated || stored.is_stale;
+            let next = next.filter(|object| is_stale || *object != current);
             if dry_run {
                 return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
             }
@@ -415,7 +416,7 @@ pub(crate) fn refusal(error: Error) -> StatusError {
             StatusError::expired(format!("too old resource version: {requested} ({oldest})"))
         }
         Error::Future { requested, newest } => too_large(requested, newest),
-        Error::Conflict { .. } | Error::Backend(_) => {
+        Error::Conflict { .. } | Error::Transform { .. } | Error::Backend(_) => {
             tracing::error!(%error, "the store failed");
             StatusError::internal(error)
         }

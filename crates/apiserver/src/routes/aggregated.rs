@@ -14,6 +14,7 @@ use super::connect::{handed_on, streamed};
 use super::request::RequestLine;
 use super::respond::{self, Answer, Result};
 use crate::aggregator::{ApiService, is_redirect, name_user};
+use crate::audit;
 use crate::status::StatusError;
 use crate::user::User;
 
@@ -45,7 +46,7 @@ impl Router {
         self.authenticator.drop_proxy_headers(&mut head.headers);
         if streams::is_upgrade(&head.headers) {
             let connection = match client.connect(registry, backend).await {
-                Ok(connection) => connection,
+                Ok(connection) => audit::held(connection),
                 Err(error) => return Ok(unreachable(error)),
             };
             let target = head.uri.clone();

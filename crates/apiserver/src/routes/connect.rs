@@ -17,6 +17,7 @@ use super::logs::container;
 use super::request::Query;
 use super::respond::{Answer, Result};
 use super::{Call, Router};
+use crate::audit;
 use crate::kinds::core;
 use crate::kubelet;
 use crate::response_body::Body;
@@ -63,6 +64,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = connection
+        .map(audit::held)
         .map_err(|error| StatusError::internal(format!("error dialing backend: {error}")))?;
     let mut request = Request::from_parts(head, ());
     let answer = streams::pass(&mut request, target, connection, streams::NO_IDLE_TIMEOUT).await;

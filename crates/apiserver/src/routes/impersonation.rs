@@ -7,6 +7,7 @@ use percent_encoding::percent_decode_str;
 
 use super::Router;
 use super::respond::Result;
+use crate::audit;
 use crate::authz::{self, Access, ResourceTarget, Target};
 use crate::status::StatusError;
 use crate::user::{self, Extra, User};
@@ -30,7 +31,9 @@ impl Router {
             tracing::info!(user = ?caller.name, wanted = ?wanted.name, reason = ?reason, "impersonation denied");
             return Err(StatusError::forbidden_path(&authz::forbidden_message(&access, &reason)));
         }
-        Ok(wanted.impersonated())
+        let wanted = wanted.impersonated();
+        audit::impersonated(&wanted);
+        Ok(wanted)
     }
 }
 

@@ -155,7 +155,7 @@ fn queue_of(holder: &Holder) -> usize {
 }
 
 /// Whether a request lasts as long as its client likes; upstream's set of verbs and subresources.
-fn is_long_running(line: &RequestLine) -> bool {
+pub(super) fn is_long_running(line: &RequestLine) -> bool {
     let lasting = ["attach", "exec", "log", "portforward", "proxy"];
     let path = line.resource.as_ref();
     line.verb == "watch" || path.is_some_and(|path| lasting.contains(&path.subresource.as_str()))

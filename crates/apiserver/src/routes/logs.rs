@@ -13,6 +13,7 @@ use super::connect::handed_on;
 use super::request::Query;
 use super::respond::{self, Result};
 use super::{Call, Router};
+use crate::audit;
 use crate::gates::FeatureGates;
 use crate::kinds::core;
 use crate::response_body::Body;
@@ -73,6 +74,12 @@ fn over_websocket(
 ) -> Result {
     let head = std::mem::replace(&mut call.head, Request::new(()).into_parts().0);
     let mut request = Request::from_parts(head, ());
+    let record = audit::current();
+    // the request lasts as long as its output
+    let output = output.map(move |piece| {
+        let _ = &record;
+        piece
+    });
     let answer = streams::websocket_output(&mut request, output);
     answer.map(handed_on).map_err(|error| StatusError::bad_request(error.to_string()))
 }

@@ -12,6 +12,7 @@ mod lists;
 mod logs;
 mod metrics;
 mod negotiate;
+mod pages;
 mod proxy;
 mod request;
 mod respond;
@@ -41,14 +42,18 @@ use tokio_util::sync::CancellationToken;
 use self::body::drain;
 use self::limits::Limits;
 use self::metrics::Metrics;
+use self::pages::Pages;
+pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
-use self::respond::{Answer, Result, View};
+use self::respond::{Answer, Result, StatusObject, View};
 use self::served::Route;
 use crate::RequestLimits;
 use crate::aggregator::ApiService;
 use crate::api_types::{Resource, Subresource};
+use crate::audit::{self, Audit, Received};
 use crate::auth::Authenticator;
-use crate::authz::{self, Access, Target};
+use crate::authz::{self, Access, Decision, Target};
+use crate::encryption::Encryption;
 use crate::gates::FeatureGates;
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
@@ -62,6 +67,9 @@ use crate::user::User;
 pub(crate) struct Router {
     api: Arc<Api>,
     authenticator: Authenticator,
+    audit: Arc<Audit>,
+    encryption: Option<Arc<Encryption>>,
+    pages: Pages,
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: Metrics,
@@ -105,9 +113,13 @@ struct Call<'a> {
 }
 
 impl Router {
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         api: Arc<Api>,
         authenticator: Authenticator,
+        audit: Arc<Audit>,
+        encryption: Option<Arc<Encryption>>,
+        pages: PagesConfig,
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
@@ -117,6 +129,9 @@ impl Router {
         Router {
             api,
             authenticator,
+            audit,
+            encryption,
+            pages: Pages::new(pages),
             kubelet,
             gates,
             metrics: Metrics::default(),
@@ -161,7 +176,17 @@ impl Router {
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
+        let authorization = head.headers.get(header::AUTHORIZATION).cloned();
         let caller = self.authenticator.caller(peer.user(), verify, &mut head.headers).await;
+        let request = received(line, caller.as_ref().ok());
+        match &caller {
+            Ok(_) => audit::begin(request).await?,
+            Err(_) => {
+                let has_certificate = !matches!(peer.user(), Ok(None));
+                let attempted = audit::attempted(authorization.as_ref(), has_certificate);
+                audit::refuse(&request, &attempted);
+            }
+        }
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             // as upstream does since CVE-2023-44487
             if peer.is_http2() {
@@ -186,9 +211,14 @@ impl Router {
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
         let target = line.target();
         let access = Access { user, verb, target };
-        let Err(reason) = self.api.is_allowed(&access).await? else {
-            return Ok(());
+        let reason = match self.api.authorizer.authorize(&self.api.registry, &access).await {
+            Decision::Allow(reason) => {
+                annotate_decision("allow", reason);
+                return Ok(());
+            }
+            Decision::Deny(reason) => reason,
         };
+        annotate_decision("forbid", &reason);
         tracing::info!(
             user = ?user.name,
             verb,
@@ -268,8 +298,39 @@ impl Handler for Router {
         request: Request<Incoming>,
         unadmitted: Unadmitted,
     ) -> Answer {
-        let began = Instant::now();
         let (mut head, body) = request.into_parts();
+        let takes_gzip = negotiate::takes_gzip(&head.headers);
+        let id = audit::audit_id(&mut head.headers);
+        let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
+        let work = async {
+            let mut answer = self.answer_request(peer, head, body, unadmitted).await;
+            audit_answer(&mut answer).await;
+            answer
+        };
+        let mut answer = audit::scope(record, work).await;
+        if takes_gzip {
+            respond::compress(&mut answer);
+        }
+        if let Some(id) = id {
+            answer.headers_mut().entry(audit::AUDIT_ID).or_insert(id);
+        }
+        answer
+    }
+
+    fn too_many(&self) -> Answer {
+        respond::refusal(&limits::too_many())
+    }
+}
+
+impl Router {
+    async fn answer_request(
+        &self,
+        peer: Arc<Peer>,
+        mut head: Parts,
+        body: Incoming,
+        unadmitted: Unadmitted,
+    ) -> Answer {
+        let began = Instant::now();
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let mut body = Some(body);
         let line = RequestLine::parse(&method, &uri);
@@ -279,7 +340,13 @@ impl Handler for Router {
                 let _permit = self.limits.admission_permit(peer.holder()).await;
                 contained(self.admit(&peer, line, &mut head)).await.map(|admitted| (line, admitted))
             }
-            Err(error) => Err(error.clone()),
+            Err(error) => {
+                let target = Target::Path(uri.path());
+                let verb = request::path_verb(&method);
+                let request =
+                    Received { user: None, verb, target, version: "", is_long_running: false };
+                audit::begin(request).await.and(Err(error.clone()))
+            }
         };
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
@@ -310,19 +377,50 @@ impl Handler for Router {
         tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
         answer
     }
+}
 
-    fn too_many(&self) -> Answer {
-        respond::refusal(&limits::too_many())
+/// A request for the audit.
+fn received<'a>(line: &'a RequestLine, user: Option<&'a User>) -> Received<'a> {
+    Received {
+        user,
+        verb: line.verb,
+        target: line.target(),
+        version: line.resource.as_ref().map_or("", |path| &path.version),
+        is_long_running: limits::is_long_running(line),
+    }
+}
+
+/// What the audit says about an authorization.
+fn annotate_decision(decision: &str, reason: impl Into<String>) {
+    audit::annotate("authorization.k8s.io/decision", decision);
+    audit::annotate("authorization.k8s.io/reason", reason);
+}
+
+/// Makes the events of an answer.
+async fn audit_answer(answer: &mut Answer) {
+    let status = answer.extensions_mut().remove::<StatusObject>();
+    let Some(record) = audit::current() else { return };
+    let content_type = answer.headers().get(header::CONTENT_TYPE);
+    let is_json = content_type.is_some_and(|value| value == respond::JSON);
+    let text = answer.body().whole().filter(|text| is_json && !text.is_empty()).cloned();
+    let status = status.as_ref().map(|StatusObject(status)| status);
+    let goes_on = record.respond(answer.status().as_u16(), status, text.as_ref()).await;
+    if let Some(record) = goes_on {
+        answer.body_mut().keep(record);
     }
 }
 
 /// A panic ends its request, and nothing else. A connection holds the little that is left of the request
 /// until the answer is sent.
 fn contained<T>(request: impl Future<Output = Result<T>>) -> impl Future<Output = Result<T>> {
-    panics::contained(request, || {
-        let message = "This request caused apiserver to panic. Look in the logs for details.";
-        Err(StatusError::internal(message))
-    })
+    let contained = panics::contain(request);
+    async {
+        contained.await.unwrap_or_else(|panic| {
+            audit::panicked(&panic);
+            let message = "This request caused apiserver to panic. Look in the logs for details.";
+            Err(StatusError::internal(message))
+        })
+    }
 }
 
 fn too_long() -> StatusError {

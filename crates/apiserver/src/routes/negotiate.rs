@@ -1,5 +1,7 @@
 //! Negotiation of the response's form.
 
+use hyper::header::{self, HeaderMap};
+
 use crate::status::StatusError;
 
 /// The form of objects in an answer; all of them are JSON.
@@ -11,6 +13,12 @@ pub(super) enum Form {
     Table,
     /// `meta.k8s.io/v1` PartialObjectMetadata, or a list of them.
     Metadata,
+}
+
+/// Whether the client takes gzip, as upstream reads its header: without a quality.
+pub(super) fn takes_gzip(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+    accepted.is_some_and(|accepted| accepted.split(',').any(|token| token.trim() == "gzip"))
 }
 
 /// One clause of an `Accept` header.

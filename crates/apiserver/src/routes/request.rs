@@ -166,7 +166,7 @@ impl RequestLine {
     }
 }
 
-fn path_verb(method: &Method) -> &'static str {
+pub(super) fn path_verb(method: &Method) -> &'static str {
     match *method {
         Method::GET => "get",
         Method::HEAD => "head",

@@ -21,6 +21,10 @@ pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// An extension of an answer that is a `Status` object.
+#[derive(Clone)]
+pub(super) struct StatusObject(pub(super) Value);
+
 /// An answer with these bytes.
 pub(super) fn raw(code: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
     let mut response = Response::new(body);
@@ -37,6 +41,22 @@ pub(super) fn json_text(code: StatusCode, text: impl Into<Bytes>) -> Answer {
 
 pub(super) fn json_stream(body: Body) -> Answer {
     raw(StatusCode::OK, JSON, body)
+}
+
+/// Has a JSON answer sent in gzip, if it is so long that this pays.
+pub(super) fn compress(answer: &mut Answer) {
+    const WORTHWHILE: usize = 128 << 10;
+    let headers = answer.headers();
+    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|value| value == JSON);
+    let is_encoded = headers.contains_key(header::CONTENT_ENCODING);
+    if !is_json || is_encoded || answer.body().len() <= WORTHWHILE {
+        return;
+    }
+    if answer.body_mut().compress() {
+        let headers = answer.headers_mut();
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        headers.append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    }
 }
 
 /// A document with an ETag; without its text for a client that has it already.
@@ -77,7 +97,9 @@ pub(super) fn text(code: StatusCode, text: String) -> Answer {
 /// An error as a `Status` object.
 pub(super) fn refusal(error: &StatusError) -> Answer {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json(code, &error.to_value());
+    let status = error.to_value();
+    let mut response = json(code, &status);
+    response.extensions_mut().insert(StatusObject(status));
     let seconds = error.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     if seconds > 0 {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
@@ -93,7 +115,9 @@ pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
         Some(details) => status["details"] = details,
         None => status["code"] = code.as_u16().into(),
     }
-    json(code, &status)
+    let mut response = json(code, &status);
+    response.extensions_mut().insert(StatusObject(status));
+    response
 }
 
 /// The form of objects in responses.

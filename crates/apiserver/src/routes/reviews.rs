@@ -7,6 +7,7 @@ use super::negotiate::Form;
 use super::respond::{self, Result};
 use super::tokens::user_info;
 use super::{Call, Router};
+use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
 use crate::schema::FieldValidation;
@@ -20,6 +21,7 @@ impl Router {
         }
         let body = self.body(&mut call).await?;
         let (review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
+        audit::request_object(&review);
         let dry_run = call.line.query.dry_run()?;
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         review["status"] = match kind {

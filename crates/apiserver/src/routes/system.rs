@@ -26,6 +26,9 @@ impl Router {
             "" => "/",
             path => path,
         };
+        if let Some(page) = self.pages.page(&line.path, PATHS).await {
+            return page;
+        }
         let aggregator = &self.api.aggregator;
         if let Some(answer) = self.discovery(path) {
             return answer;
@@ -43,10 +46,16 @@ impl Router {
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
-                let text = self.metrics.render()
-                    + &self.api.chain.metrics()
-                    + &self.api.converter.metrics()
-                    + &aggregator.metrics();
+                let encryption = self.encryption.as_ref().map(|known| known.metrics());
+                let text = [
+                    self.metrics.render(),
+                    self.audit.metrics(),
+                    encryption.unwrap_or_default(),
+                    self.api.chain.metrics(),
+                    self.api.converter.metrics(),
+                    aggregator.metrics(),
+                ];
+                let text = text.concat();
                 Ok(respond::text(StatusCode::OK, text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
@@ -101,11 +110,22 @@ impl Router {
 
     async fn health(&self, name: &str, is_verbose: bool) -> respond::Answer {
         let store = timeout(STORE_TIMEOUT, self.api.registry.store().revision()).await;
-        let checks = [
+        let mut checks = vec![
             ("ping", true),
             ("store", matches!(store, Ok(Ok(_)))),
             ("shutdown", name != "readyz" || !self.stop.is_cancelled()),
         ];
+        if let Some(encryption) = &self.encryption
+            && let Some((check, health)) = encryption.health().await
+        {
+            if let Err(error) = &health {
+                tracing::error!(check, error, "a health check has failed");
+            }
+            checks.push((check, health.is_ok()));
+        }
+        for (check, passed) in &checks {
+            self.pages.checked(check, name, *passed);
+        }
         let is_healthy = checks.iter().all(|(_, passed)| *passed);
         if is_healthy && !is_verbose {
             return respond::text(StatusCode::OK, "ok".into());
@@ -137,9 +157,25 @@ fn document(custom: Custom<'_>, path: &str) -> Option<Value> {
     }
 }
 
+/// What is listed at the root.
+const PATHS: &[&str] = &[
+    "/.well-known/openid-configuration",
+    "/api",
+    "/api/v1",
+    "/apis",
+    "/flagz",
+    "/healthz",
+    "/livez",
+    "/metrics",
+    "/metrics/slis",
+    "/openapi/v2",
+    "/openapi/v3",
+    "/openid/v1/jwks",
+    "/readyz",
+    "/statusz",
+    "/version",
+];
+
 fn paths() -> Value {
-    json!({"paths": [
-        "/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/healthz", "/livez", "/metrics",
-        "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version",
-    ]})
+    json!({"paths": PATHS})
 }

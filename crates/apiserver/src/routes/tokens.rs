@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::api_types::Subresource;
+use crate::audit;
 use crate::auth::Error;
 use crate::response_body::Body;
 use crate::schema::FieldValidation;
@@ -26,6 +27,7 @@ impl Router {
         let validation = FieldValidation::parse(call.line.query.get("fieldValidation"))?;
         let dry_run = call.line.query.dry_run()?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
+        audit::request_object(&request);
         let (request, said) = self.admit_created(&call, request, dry_run).await?;
         warnings.extend(said);
         let account = (call.namespace(), call.path.name.as_str());

@@ -496,6 +496,7 @@ mod tests {
             value: map.to_string().into(),
             create_revision: 1,
             mod_revision: 2,
+            is_stale: false,
         };
         Change::from(Event::Put { current, previous: None })
     }

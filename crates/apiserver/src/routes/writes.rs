@@ -9,6 +9,7 @@ use super::respond::{self, Answer, Result};
 use super::{Call, Router, limits, lists};
 use crate::admission::attributes::Operation;
 use crate::api_types::{Gvk, Subresource};
+use crate::audit;
 use crate::kinds::{core, strategy};
 use crate::managed;
 use crate::object;
@@ -259,6 +260,7 @@ impl Router {
         let mut options = match body.bytes.is_empty() {
             false => {
                 let (options, _) = body.read(Gvk::DELETE_OPTIONS, FieldValidation::Ignore)?;
+                audit::request_object(&options);
                 DeleteOptions::from_value(&options)?
             }
             true => DeleteOptions::from_value(&json!({
@@ -311,12 +313,15 @@ fn validation(call: &Call<'_>) -> Result<FieldValidation> {
 }
 
 fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
-    body.read_of(call.resource, gvk, validation(call)?)
+    let read = body.read_of(call.resource, gvk, validation(call)?)?;
+    audit::request_object(&read.0);
+    Ok(read)
 }
 
 fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
     if is_apply(call) {
         let decoded = managed::read(&body.bytes)?;
+        audit::request_object(&decoded.value);
         let problem = managed::duplicates(&body.bytes, &decoded);
         let warnings = match (validation(call)?, problem) {
             (FieldValidation::Strict, Some(problem)) => {
@@ -332,6 +337,7 @@ fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'
     }
     if call.verb == "patch" {
         let kind = PatchKind::of(body.content_type.as_deref())?;
+        audit::request_patch(&body.bytes);
         return Ok((
             Change::Patch { kind, body: &body.bytes, validation: validation(call)? },
             Vec::new(),

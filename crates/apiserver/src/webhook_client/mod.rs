@@ -6,6 +6,7 @@
 //! the next call with the same configuration.
 
 mod config;
+mod kubeconfig;
 pub(crate) mod tls;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use tokio_rustls::TlsConnector;
 
 pub(crate) use self::config::ClientConfig;
 use self::config::Target;
+pub(crate) use self::kubeconfig::KubeconfigClient;
 use crate::registry::Registry;
 use crate::service_resolver::ServiceResolver;
 

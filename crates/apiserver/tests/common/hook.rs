@@ -65,6 +65,7 @@ async fn answer(
             response["status"] =
                 json!({"message": "the webhook says no", "reason": "Odd", "code": 403});
         }
+        "/annotate" => response["auditAnnotations"] = json!({"why": "because"}),
         "/warn" => response["warnings"] = json!(["this is \"old\"", "second"]),
         "/other-uid" => response["uid"] = "other".into(),
         "/slow" => tokio::time::sleep(Duration::from_secs(120)).await,

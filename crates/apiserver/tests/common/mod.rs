@@ -84,6 +84,9 @@ impl Cluster {
             connections: ConnectionLimits::DEFAULT,
             plugins: longshore_apiserver::Plugins::default(),
             aggregation: longshore_apiserver::AggregationConfig::default(),
+            audit: longshore_apiserver::AuditConfig::default(),
+            encryption: None,
+            pages: longshore_apiserver::PagesConfig::default(),
         };
         adapt(&mut config);
         let server = Server::start(config).await.unwrap();

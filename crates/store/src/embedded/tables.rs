@@ -65,6 +65,7 @@ impl Record {
             value: self.value,
             create_revision: self.created,
             mod_revision: revision,
+            is_stale: false,
         }
     }
 }

@@ -98,6 +98,7 @@ impl<'t> Transaction<'t> {
             value: value.clone(),
             create_revision: created,
             mod_revision: revision,
+            is_stale: false,
         };
         Ok(self.happened(Event::Put { current, previous }))
     }

@@ -152,6 +152,7 @@ impl EtcdStore {
             value: value.clone(),
             create_revision,
             mod_revision: revision,
+            is_stale: false,
         })
     }
 
@@ -322,5 +323,6 @@ fn key_value(kv: etcd_client::KeyValue) -> Result<KeyValue> {
     let (key, value) = kv.into_key_value();
     let key = String::from_utf8(key)
         .map_err(|error| Error::Backend(format!("etcd: a key is not UTF-8: {error}")))?;
-    Ok(KeyValue { key, value: value.into(), create_revision, mod_revision })
+    let value = value.into();
+    Ok(KeyValue { key, value, create_revision, mod_revision, is_stale: false })
 }

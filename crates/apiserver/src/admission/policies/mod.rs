@@ -3,7 +3,8 @@
 //! A policy is compiled when it is read, and evaluated for each binding and each of its parameters. The
 //! configurations of admission themselves are exempt (`Attributes::is_exempt`).
 //!
-//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded.
+//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded in the
+//! audit.
 
 mod activation;
 mod definition;

@@ -28,6 +28,7 @@ const MAX_TIMEOUT: u64 = 30;
 pub(super) struct Hook {
     /// Configuration, name and place: what tells it from all others.
     pub(super) uid: String,
+    pub(super) configuration: String,
     pub(super) name: String,
     pub(super) client: Result<ClientConfig, String>,
     rules: Vec<Rule>,
@@ -69,6 +70,7 @@ impl Hook {
         let timeout = hook["timeoutSeconds"].as_u64().unwrap_or(DEFAULT_TIMEOUT);
         Hook {
             uid: format!("{configuration}/{name}/{index}"),
+            configuration: configuration.to_owned(),
             name: name.to_owned(),
             client: ClientConfig::of(&hook["clientConfig"]),
             rules: items(&hook["rules"]).iter().map(Rule::of).collect(),

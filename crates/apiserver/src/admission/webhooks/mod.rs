@@ -4,7 +4,7 @@
 //! the object as the one before left it; validating ones all at once. A webhook whose call fails refuses the
 //! request or is passed over, as its failure policy says; one that refuses it always does.
 //!
-//! Current limitations: audit annotations are not recorded, as there is no audit; options carry no field manager.
+//! Current limitations: options carry no field manager.
 
 pub(in crate::admission) mod hook;
 mod metrics;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures::future::join_all;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use self::hook::{Hook, Hooks, Invocation};
@@ -25,6 +25,7 @@ use self::review::Verdict;
 use super::attributes::Attributes;
 use super::policies::Policies;
 use crate::api_types::Resource;
+use crate::audit;
 use crate::cache::Cache;
 use crate::kinds;
 use crate::object;
@@ -142,8 +143,9 @@ impl Webhooks {
         }
         let hooks: Vec<Arc<Hook>> = self.mutating.read().all().cloned().collect();
         let mut changed = false;
-        for hook in hooks {
+        for (index, hook) in hooks.into_iter().enumerate() {
             let Some(invocation) = hook.invocation(attributes) else { continue };
+            let place = format!("round_{}_index_{index}", u8::from(is_second));
             let current = Some(&*object).filter(|object| !object.is_null());
             if !hook.selects(registry, policies, attributes, invocation, current, old).await?
                 || (is_second && !reinvocation.due.contains(&hook.uid))
@@ -169,19 +171,26 @@ impl Webhooks {
                             .await?
                     }
                 };
-                Ok((verdict.warnings, patched))
+                Ok((verdict.warnings, patched, verdict.patch))
             }
             .await;
             match self.observe(&hook, Role::Mutating, attributes, began, outcome)? {
-                Some((said, patched)) => {
+                Some((said, patched, patch)) => {
                     warnings.extend(said);
+                    let mutates = patched.as_ref().is_some_and(|patched| patched != object);
+                    annotate_mutation(&hook, &place, mutates, &patch);
                     if let Some(patched) = patched.filter(|patched| patched != object) {
                         *object = patched;
                         changed = true;
                         reinvocation.object_changed();
                     }
                 }
-                None => tracing::warn!(webhook = hook.name, "the failure of a webhook is ignored"),
+                None => {
+                    tracing::warn!(webhook = hook.name, "the failure of a webhook is ignored");
+                    let key = format!("failed-open.mutation.webhook.admission.k8s.io/{place}");
+                    audit::annotate(key, hook.name.as_str());
+                    annotate_mutation(&hook, &place, false, &[]);
+                }
             }
             if hook.is_reinvoked {
                 reinvocation.called.insert(hook.uid.clone());
@@ -219,9 +228,14 @@ impl Webhooks {
             self.observe(hook, role, attributes, began, verdict)
         });
         // All are waited for, and the first refusal in order is the client's.
-        for verdict in join_all(calls).await {
-            if let Some(verdict) = verdict? {
-                warnings.extend(verdict.warnings);
+        for ((index, (hook, _)), verdict) in relevant.iter().enumerate().zip(join_all(calls).await)
+        {
+            match verdict? {
+                Some(verdict) => warnings.extend(verdict.warnings),
+                None => {
+                    let prefix = "failed-open.validating.webhook.admission.k8s.io";
+                    audit::annotate(format!("{prefix}/round_0_index_{index}"), hook.name.as_str());
+                }
             }
         }
         Ok(())
@@ -271,6 +285,9 @@ impl Webhooks {
         let verdict = verdict.map_err(|why| {
             Failure::Calling(503, format!("received invalid webhook response: {why}"))
         })?;
+        for (key, value) in &verdict.annotations {
+            audit::annotate(format!("{}/{key}", hook.name), value.as_str());
+        }
         match verdict.allowed {
             true => Ok(verdict),
             false => Err(Failure::Refused(review::denied(&hook.name, verdict.result))),
@@ -322,6 +339,22 @@ impl Webhooks {
 
     pub(crate) fn metrics(&self) -> String {
         self.metrics.render()
+    }
+}
+
+/// Records whether a webhook has changed the object, and its patch where bodies are recorded.
+fn annotate_mutation(hook: &Hook, place: &str, mutated: bool, patch: &[u8]) {
+    let Hook { configuration, name, .. } = hook;
+    let value = json!({"configuration": configuration, "webhook": name, "mutated": mutated});
+    audit::annotate(format!("mutation.webhook.admission.k8s.io/{place}"), value.to_string());
+    if patch.is_empty() || !audit::records_bodies() {
+        return;
+    }
+    if let Ok(patch) = longshore_json::read(patch) {
+        let value = json!({
+            "configuration": configuration, "webhook": name, "patch": patch, "patchType": "JSONPatch",
+        });
+        audit::annotate(format!("patch.webhook.admission.k8s.io/{place}"), value.to_string());
     }
 }
 

@@ -17,6 +17,8 @@ const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 const MAX_WARNINGS: usize = 4096;
 /// How many characters of a long warning are handed on.
 const CUT_WARNING: usize = 256;
+/// How many bytes of annotations of one answer are recorded.
+const MAX_ANNOTATIONS: usize = 32 << 10;
 /// The size of a Status that is handed on as it is, about.
 const MAX_STATUS: usize = 64 << 10;
 /// How many characters of the message of a larger one are.
@@ -103,6 +105,8 @@ pub(super) struct Verdict {
     /// The Status of a refusal; may be null.
     pub(super) result: Value,
     pub(super) warnings: Vec<String>,
+    /// For the audit.
+    pub(super) annotations: Vec<(String, String)>,
 }
 
 /// Reads an answer; why it is invalid otherwise, in upstream's words.
@@ -143,6 +147,7 @@ pub(super) fn verdict(
         patch: if mutates { patch } else { Vec::new() },
         result: response["status"].clone(),
         warnings: warnings(&response["warnings"]),
+        annotations: annotations(&response["auditAnnotations"]),
     })
 }
 
@@ -159,6 +164,20 @@ fn check_patch(mutates: bool, patch: &[u8], patch_type: &Value) -> Result<(), St
         (true, false, Some(other)) => return Err(format!("unsupported patch type {other:?}")),
     };
     Err(problem.to_owned())
+}
+
+/// As many annotations as fit.
+fn annotations(map: &Value) -> Vec<(String, String)> {
+    let mut left = MAX_ANNOTATIONS;
+    let given = map.as_object().into_iter().flatten();
+    let given = given.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    given
+        .take_while(|(key, value)| {
+            let rest = left.checked_sub(key.len() + value.len());
+            left = rest.unwrap_or_default();
+            rest.is_some()
+        })
+        .collect()
 }
 
 fn warnings(list: &Value) -> Vec<String> {
