@@ -41,6 +41,9 @@ fn validate(revision: &Value, old: Option<&Value>, causes: &mut Causes) {
         None if revision["data"].is_null() => {
             causes.required(&Path::root("data"), "data is mandatory");
         }
+        None if !revision["data"].is_object() => {
+            causes.required(&Path::root("data"), "data must be a valid JSON object");
+        }
         None => {}
         Some(old) => rules::immutable(&Path::root("data"), &revision["data"], &old["data"], causes),
     }

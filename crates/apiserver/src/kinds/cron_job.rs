@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::printers::{self, AGE, Column, NAME, Printer, age, integer, name, since, string, wide};
 use super::workload::{self};
-use super::{Kind, Strategy, job, validate as rules};
+use super::{Kind, Strategy, job, validate as rules, warnings};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::object;
 use crate::schema::value::{default, default_absent, items, map_mut, text};
@@ -43,6 +43,7 @@ pub(super) static KIND: Kind = Kind {
         prepare_create: |cron| drop(cron.insert("status".into(), json!({}))),
         validate,
         printer: &PRINTER,
+        warnings: warnings::job_template,
         ..Strategy::PLAIN
     },
 };

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, integer, labels, name, string, wide};
 use super::workload::{self, amount, child, count};
-use super::{Kind, Strategy};
+use super::{Kind, Strategy, warnings};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::schema::value::{default, default_absent, map_mut, same, text};
 use crate::schema::{Causes, Path};
@@ -45,6 +45,7 @@ pub(super) static KIND: Kind = Kind {
         validate,
         validate_status,
         printer: &PRINTER,
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, integer, name, string, wide};
 use super::workload::{self, amount, child, count, ratio};
-use super::{Kind, Strategy};
+use super::{Kind, Strategy, warnings};
 use crate::api_types::{Resource, SCALE, grouped, status_of};
 use crate::schema::value::{default, default_absent, map_mut, text};
 use crate::schema::{Causes, Path};
@@ -42,6 +42,7 @@ pub(super) static KIND: Kind = Kind {
         printer: &PRINTER,
         annotations_count: true,
         reset_by_status: &["spec", "metadata.labels"],
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };

@@ -1,6 +1,6 @@
 //! Endpoints and EndpointSlice.
 
-use super::{Kind, Strategy, defaults, printers, validate};
+use super::{Kind, Strategy, defaults, printers, validate, warnings};
 use crate::api_types::{Resource, core, grouped};
 
 pub(super) static ENDPOINTS: Kind = Kind {
@@ -13,6 +13,7 @@ pub(super) static ENDPOINTS: Kind = Kind {
         validate: |object, _, causes| validate::network::endpoints(object, causes),
         printer: &printers::ENDPOINTS,
         created_on_update: true,
+        warnings: warnings::endpoints,
         ..Strategy::PLAIN
     },
 };

@@ -224,6 +224,25 @@ fn policy_rule(path: &Path<'_>, rule: &Value, causes: &mut Causes) {
             let detail = "if '*' is present, must not specify other non-resource URLs";
             causes.invalid(&path, urls, detail);
         }
+        for (i, url) in items(urls).iter().map(text).enumerate() {
+            non_resource_url(&path.index(i), url, causes);
+        }
+    }
+}
+
+/// A path, `*`, or a prefix that ends with `/*`.
+fn non_resource_url(path: &Path<'_>, url: &str, causes: &mut Causes) {
+    let prefix = url.strip_suffix("/*").unwrap_or(url);
+    match url {
+        "" => causes.invalid(path, url, "must not be empty"),
+        "/" | "*" => {}
+        _ if !url.starts_with('/') => causes.invalid(path, url, "must start with slash"),
+        _ if url.contains(' ') => causes.invalid(path, url, "must not contain white-space"),
+        _ if url.contains("//") => causes.invalid(path, url, "must not contain double slash"),
+        _ if prefix.contains('*') => {
+            causes.invalid(path, url, "wildcard can only do suffix matching");
+        }
+        _ => {}
     }
 }
 

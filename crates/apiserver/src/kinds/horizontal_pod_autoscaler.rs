@@ -4,9 +4,12 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string};
+use super::validate::supported;
 use super::workload::{child, count};
-use super::{Kind, Strategy, autoscaling_v1, validate as rules};
+use super::{Kind, Strategy, autoscaling_v1};
 use crate::api_types::{Gvk, READ_WRITE, Resource, Subresource, grouped, status_of};
+use crate::schema::names;
+use crate::schema::quantity::Quantity;
 use crate::schema::value::{default_absent, is_zero, items, map_mut, text};
 use crate::schema::{Causes, Path};
 
@@ -136,9 +139,7 @@ fn validate(scaler: &Value, old: Option<&Value>, causes: &mut Causes) {
     for field in ["kind", "name"] {
         match text(&spec["scaleTargetRef"][field]) {
             "" => causes.required(&target.child(field), ""),
-            given => {
-                causes.each(&target.child(field), given, crate::schema::names::path_segment(given))
-            }
+            given => causes.each(&target.child(field), given, names::path_segment(given)),
         }
     }
     // those that are stored without a group stay valid
@@ -154,8 +155,164 @@ fn validate(scaler: &Value, old: Option<&Value>, causes: &mut Causes) {
     }
     let list = path.child("metrics");
     for (i, metric) in items(&spec["metrics"]).iter().enumerate() {
-        let kinds = ["ContainerResource", "External", "Object", "Pods", "Resource"];
-        rules::one_of(&list.index(i).child("type"), &metric["type"], &kinds, causes);
+        metric_source(&list.index(i), metric, causes);
+    }
+    for rules in ["scaleUp", "scaleDown"] {
+        let behavior = path.child("behavior");
+        scaling_rules(&behavior.child(rules), &spec["behavior"][rules], causes);
+    }
+}
+
+/// A metric has the one source that its type names.
+fn metric_source(path: &Path<'_>, metric: &Value, causes: &mut Causes) {
+    const SOURCES: [(&str, &str); 5] = [
+        ("ContainerResource", "containerResource"),
+        ("External", "external"),
+        ("Object", "object"),
+        ("Pods", "pods"),
+        ("Resource", "resource"),
+    ];
+    let kind = text(&metric["type"]);
+    let kinds = SOURCES.map(|(kind, _)| kind);
+    let type_path = path.child("type");
+    if kind.is_empty() {
+        causes.required(&type_path, "must specify a metric source type");
+    }
+    if !kinds.contains(&kind) {
+        causes.not_supported(&type_path, kind, &kinds);
+    }
+    let field = SOURCES.iter().find(|(name, _)| *name == kind).map(|(_, field)| *field);
+    for (_, source) in SOURCES {
+        let is_given = !metric[source].is_null();
+        let path = path.child(source);
+        if Some(source) == field && !is_given {
+            causes.required(&path, "must populate information for the given metric source");
+        } else if Some(source) == field {
+            metric_rules(&path, source, &metric[source], causes);
+        } else if is_given && field.is_some() {
+            causes.forbidden(&path, "must populate the given metric source only");
+        }
+    }
+}
+
+fn metric_rules(path: &Path<'_>, kind: &str, source: &Value, causes: &mut Causes) {
+    let (target, target_path) = (&source["target"], path.child("target"));
+    let is_resource = matches!(kind, "resource" | "containerResource");
+    if is_resource {
+        if text(&source["name"]).is_empty() {
+            causes.required(&path.child("name"), "must specify a resource name");
+        }
+    } else {
+        let metric = path.child("metric");
+        match text(&source["metric"]["name"]) {
+            "" => causes.required(&metric.child("name"), "must specify a metric name"),
+            name => causes.each(&metric.child("name"), name, names::path_segment(name)),
+        }
+    }
+    if kind == "containerResource" {
+        match text(&source["container"]) {
+            "" => causes.required(&path.child("container"), "must specify a container"),
+            name => causes.each(&path.child("container"), name, names::dns_label(name)),
+        }
+    }
+    if kind == "object" {
+        let described = path.child("describedObject");
+        for field in ["kind", "name"] {
+            match text(&source["describedObject"][field]) {
+                "" => causes.required(&described.child(field), ""),
+                given => causes.each(&described.child(field), given, names::path_segment(given)),
+            }
+        }
+    }
+    metric_target(&target_path, target, causes);
+    let has = |field: &str| !target[field].is_null();
+    let average = target_path.child("averageValue");
+    match kind {
+        "pods" if !has("averageValue") => {
+            causes.required(&average, "must specify a positive target averageValue");
+        }
+        "object" if !has("value") && !has("averageValue") => {
+            causes.required(&average, "must set either a target value or averageValue");
+        }
+        "external" if !has("value") && !has("averageValue") => {
+            let why = "must set either a target value for metric or a per-pod target";
+            causes.required(&average, why);
+        }
+        "external" if has("value") && has("averageValue") => {
+            let why = "may not set both a target value for metric and a per-pod target";
+            causes.forbidden(&target_path.child("value"), why);
+        }
+        _ if is_resource && !has("averageUtilization") && !has("averageValue") => {
+            let why = "must set either a target raw value or a target utilization";
+            causes.required(&target_path.child("averageUtilization"), why);
+        }
+        _ if is_resource && has("averageUtilization") && has("averageValue") => {
+            let why = "may not set both a target raw value and a target utilization";
+            causes.forbidden(&average, why);
+        }
+        _ => {}
+    }
+}
+
+fn metric_target(path: &Path<'_>, target: &Value, causes: &mut Causes) {
+    let kind = text(&target["type"]);
+    let type_path = path.child("type");
+    if kind.is_empty() {
+        causes.required(&type_path, "must specify a metric target type");
+    }
+    if !["Utilization", "Value", "AverageValue"].contains(&kind) {
+        causes.invalid(&type_path, kind, "must be either Utilization, Value, or AverageValue");
+    }
+    for field in ["value", "averageValue"] {
+        let amount = Quantity::parse(text(&target[field])).map(Quantity::amount);
+        if amount.is_some_and(|amount| amount <= 0) {
+            causes.invalid(&path.child(field), &target[field], "must be positive");
+        }
+    }
+    if let Some(percent) = target["averageUtilization"].as_i64().filter(|percent| *percent < 1) {
+        causes.invalid(&path.child("averageUtilization"), &percent, "must be greater than 0");
+    }
+}
+
+/// How fast it scales in one direction.
+fn scaling_rules(path: &Path<'_>, rules: &Value, causes: &mut Causes) {
+    const MAX_WINDOW: i64 = 3600;
+    const MAX_PERIOD: i64 = 1800;
+    if rules.is_null() {
+        return;
+    }
+    let window = rules["stabilizationWindowSeconds"].as_i64().unwrap_or(0);
+    let window_path = path.child("stabilizationWindowSeconds");
+    if window < 0 {
+        causes.invalid(&window_path, &window, "must be greater than or equal to zero");
+    }
+    if window > MAX_WINDOW {
+        let why = format!("must be less than or equal to {MAX_WINDOW}");
+        causes.invalid(&window_path, &window, why);
+    }
+    if !rules["selectPolicy"].is_null() {
+        let policies = ["Disabled", "Max", "Min"];
+        supported(&path.child("selectPolicy"), &rules["selectPolicy"], &policies, causes);
+    }
+    let list = path.child("policies");
+    if items(&rules["policies"]).is_empty() {
+        causes.required(&list, "must specify at least one Policy");
+    }
+    for (i, policy) in items(&rules["policies"]).iter().enumerate() {
+        let path = list.index(i);
+        let kinds = ["Percent", "Pods"];
+        supported(&path.child("type"), &policy["type"], &kinds, causes);
+        for field in ["value", "periodSeconds"] {
+            let number = count(&policy[field]);
+            if number <= 0 {
+                causes.invalid(&path.child(field), &number, "must be greater than zero");
+            }
+        }
+        let period = count(&policy["periodSeconds"]);
+        if period > MAX_PERIOD {
+            let why = format!("must be less than or equal to {MAX_PERIOD}");
+            causes.invalid(&path.child("periodSeconds"), &period, why);
+        }
     }
 }
 

@@ -96,8 +96,7 @@ fn class(class: &Value, old: Option<&Value>, causes: &mut Causes) {
 }
 
 fn parameters(path: &Path<'_>, reference: &Value, causes: &mut Causes) {
-    let group = text(&reference["apiGroup"]);
-    if !group.is_empty() {
+    if let Some(group) = reference["apiGroup"].as_str() {
         causes.each(&path.child("apiGroup"), group, names::dns_subdomain(group));
     }
     for (field, what) in [("kind", ""), ("name", "")] {
@@ -138,9 +137,21 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
     if !spec["defaultBackend"].is_null() {
         backend(&path.child("defaultBackend"), &spec["defaultBackend"], causes);
     }
-    let class = text(&spec["ingressClassName"]);
-    if !class.is_empty() {
+    if let Some(class) = spec["ingressClassName"].as_str() {
         causes.each(&path.child("ingressClassName"), class, names::dns_subdomain(class));
+    }
+    let list = path.child("tls");
+    for (i, tls) in items(&spec["tls"]).iter().enumerate() {
+        let path = list.index(i);
+        let hosts = path.child("hosts");
+        for (i, host) in items(&tls["hosts"]).iter().map(text).enumerate() {
+            let plain = host.strip_prefix("*.").unwrap_or(host);
+            causes.each(&hosts.index(i), host, names::dns_subdomain(plain));
+        }
+        let secret = text(&tls["secretName"]);
+        if !secret.is_empty() {
+            causes.each(&path.child("secretName"), secret, names::dns_subdomain(secret));
+        }
     }
     let list = path.child("rules");
     for (i, rule) in items(&spec["rules"]).iter().enumerate() {
@@ -187,14 +198,29 @@ fn validate(ingress: &Value, _: Option<&Value>, causes: &mut Causes) {
     }
 }
 
+/// An object in the namespace that serves what no service does.
+fn resource(path: &Path<'_>, reference: &Value, causes: &mut Causes) {
+    if let Some(group) = reference["apiGroup"].as_str() {
+        causes.each(&path.child("apiGroup"), group, names::dns_subdomain(group));
+    }
+    for field in ["kind", "name"] {
+        match text(&reference[field]) {
+            "" => causes.required(&path.child(field), ""),
+            given => causes.each(&path.child(field), given, names::path_segment(given)),
+        }
+    }
+}
+
 fn backend(path: &Path<'_>, backend: &Value, causes: &mut Causes) {
     match (backend["resource"].is_null(), backend["service"].is_null()) {
         (false, false) => {
             causes.invalid(path, "", "cannot set both resource and service backends");
         }
-        (true, true) => causes.required(path, "port name or number is required"),
+        (true, true) => causes.invalid(path, "", "resource or service backend is required"),
+        (false, true) => resource(&path.child("resource"), &backend["resource"], causes),
         (true, false) => {
-            let (service, path) = (&backend["service"], path.child("service"));
+            let (service, whole) = (&backend["service"], path);
+            let path = path.child("service");
             match text(&service["name"]) {
                 "" => causes.required(&path.child("name"), ""),
                 name => causes.each(&path.child("name"), name, names::dns_label(name)),
@@ -203,7 +229,7 @@ fn backend(path: &Path<'_>, backend: &Value, causes: &mut Causes) {
             let (number, name) =
                 (service["port"]["number"].as_i64().unwrap_or(0), text(&service["port"]["name"]));
             match (number, name) {
-                (0, "") => causes.required(&port, "port name or number is required"),
+                (0, "") => causes.required(whole, "port name or number is required"),
                 (0, name) => causes.each(&port.child("name"), name, names::port_name(name)),
                 (number, "") => {
                     for detail in names::port_number(number) {
@@ -213,7 +239,6 @@ fn backend(path: &Path<'_>, backend: &Value, causes: &mut Causes) {
                 _ => causes.invalid(&port, "", "cannot set both port name & port number"),
             }
         }
-        (false, true) => {}
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, human, name, since, string, wide};
 use super::workload::{self, child, count, ratio};
-use super::{Kind, Strategy, validate as rules};
+use super::{Kind, Strategy, validate as rules, warnings};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::object;
 use crate::schema::names;
@@ -14,6 +14,8 @@ use crate::schema::{Causes, Path};
 
 const BACKOFF_LIMIT: i64 = 6;
 const MAX_INDEXED: i64 = 100_000;
+/// The longest `managedBy`.
+const MAX_MANAGER: usize = 63;
 const UID_LABEL: &str = "batch.kubernetes.io/controller-uid";
 const OLD_UID_LABEL: &str = "controller-uid";
 const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
@@ -52,6 +54,7 @@ pub(super) static KIND: Kind = Kind {
         validate_status,
         printer: &PRINTER,
         orphans_by_default: true,
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };
@@ -201,10 +204,19 @@ pub(super) fn validate_spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) 
     success_policy(&path.child("successPolicy"), spec, causes);
     let replacement = path.child("podReplacementPolicy");
     match (text(&spec["podReplacementPolicy"]), spec["podFailurePolicy"].is_null()) {
-        ("Failed" | "", _) | ("TerminatingOrFailed", true) => {}
+        _ if spec["podReplacementPolicy"].is_null() => {}
+        ("Failed", _) | ("TerminatingOrFailed", true) => {}
         (other, false) => causes.not_supported(&replacement, other, &["Failed"]),
         (other, true) => {
             causes.not_supported(&replacement, other, &["Failed", "TerminatingOrFailed"]);
+        }
+    }
+    if !spec["managedBy"].is_null() {
+        let manager = text(&spec["managedBy"]);
+        let field = path.child("managedBy");
+        rules::domain_prefixed_path(&field, manager, causes);
+        if manager.len() > MAX_MANAGER {
+            causes.too_long(&field, MAX_MANAGER);
         }
     }
     let template = path.child("template");
@@ -295,7 +307,27 @@ fn failure_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
                 "specifying one of OnExitCodes and OnPodConditions is required",
             ),
             (false, true) => exit_codes(&path.child("onExitCodes"), codes, is_container, causes),
-            (true, false) => {}
+            (true, false) => pod_conditions(&path.child("onPodConditions"), conditions, causes),
+        }
+    }
+}
+
+fn pod_conditions(list: &Path<'_>, conditions: &[Value], causes: &mut Causes) {
+    const MAX: usize = 20;
+    if conditions.len() > MAX {
+        causes.too_many(list, conditions.len(), MAX);
+    }
+    for (i, condition) in conditions.iter().enumerate() {
+        let path = list.index(i);
+        let kind = text(&condition["type"]);
+        causes.each(&path.child("type"), kind, names::qualified(kind));
+        let statuses = ["False", "True", "Unknown"];
+        match text(&condition["status"]) {
+            "" => {
+                let why = "valid values: [\"False\" \"True\" \"Unknown\"]";
+                causes.required(&path.child("status"), why);
+            }
+            _ => rules::supported(&path.child("status"), &condition["status"], &statuses, causes),
         }
     }
 }
@@ -353,7 +385,85 @@ fn success_policy(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
             let detail = "at least one of succeededCount or succeededIndexes must be specified";
             causes.required(&list.index(i), detail);
         }
+        // A job of unknown size has been refused already.
+        if let Some(completions) = spec["completions"].as_i64() {
+            success_rule(&list.index(i), rule, completions, causes);
+        }
     }
+}
+
+fn success_rule(path: &Path<'_>, rule: &Value, completions: i64, causes: &mut Causes) {
+    const MAX_TEXT: usize = 64 * 1024;
+    let indexes = rule["succeededIndexes"].as_str();
+    let mut selected = 0;
+    if let Some(text) = indexes {
+        let field = path.child("succeededIndexes");
+        if text.len() > MAX_TEXT {
+            causes.too_long(&field, MAX_TEXT);
+        }
+        match count_indexes(text, completions) {
+            Ok(count) => selected = count,
+            Err(why) => {
+                causes.invalid(&field, text, format!("error parsing succeededIndexes: {why}"));
+            }
+        }
+    }
+    let Some(wanted) = rule["succeededCount"].as_i64() else { return };
+    let field = path.child("succeededCount");
+    rules::non_negative(&field, &rule["succeededCount"], causes);
+    if wanted > completions {
+        let why = format!(
+            "must be less than or equal to {completions} (the number of specified completions)"
+        );
+        causes.invalid(&field, &wanted, why);
+    }
+    if indexes.is_some() && wanted > selected {
+        let why = format!(
+            "must be less than or equal to {selected} (the number of indexes in the specified \
+             succeededIndexes field)"
+        );
+        causes.invalid(&field, &wanted, why);
+    }
+}
+
+/// How many indexes a text such as `0,2-4` names, each below `completions`.
+fn count_indexes(text: &str, completions: i64) -> Result<i64, String> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    let (mut last, mut total) = (None::<i64>, 0_i64);
+    for interval in text.split(',') {
+        let parts: Vec<&str> = interval.split('-').collect();
+        let (first, end) = match parts.as_slice() {
+            [one] => (*one, *one),
+            [first, end] => (*first, *end),
+            _ => {
+                return Err(format!(
+                    "the fragment {interval:?} violates the requirement that an index interval \
+                     can have at most two parts separated by '-'"
+                ));
+            }
+        };
+        let number = |text: &str| {
+            let number = text.parse::<i32>().map(i64::from);
+            let number = number
+                .map_err(|_| format!("cannot convert string to integer for index: {text:?}"))?;
+            match number < completions {
+                true => Ok(number),
+                false => Err(format!("too large index: {text:?}")),
+            }
+        };
+        let (from, to) = (number(first)?, number(end)?);
+        if parts.len() == 2 && from >= to {
+            return Err(format!("non-increasing order, previous: {from}, current: {to}"));
+        }
+        if let Some(last) = last.filter(|last| *last >= from) {
+            return Err(format!("non-increasing order, previous: {last}, current: {from}"));
+        }
+        total = total.saturating_add(to.saturating_sub(from)).saturating_add(1);
+        last = Some(to);
+    }
+    Ok(total)
 }
 
 fn update(path: &Path<'_>, spec: &Value, old: &Value, causes: &mut Causes) {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{Kind, Strategy};
 use crate::api_types::{Resource, core};
+use crate::schema::names;
 use crate::schema::quantity::Quantity;
 use crate::schema::value::{entries, items, items_mut, map_mut, text};
 use crate::schema::{Causes, Path};
@@ -58,9 +59,7 @@ fn validate(range: &Value, _: Option<&Value>, causes: &mut Causes) {
     for (i, limit) in items(&range["spec"]["limits"]).iter().enumerate() {
         let path = list.index(i);
         let kind = text(&limit["type"]);
-        if kind.is_empty() {
-            causes.required(&path.child("type"), "");
-        }
+        causes.each(&path.child("type"), kind, names::qualified(kind));
         if !seen.insert(kind) {
             causes.duplicate(&path.child("type"), &limit["type"], "");
         }
@@ -76,7 +75,7 @@ fn validate(range: &Value, _: Option<&Value>, causes: &mut Causes) {
         if is_claim && limit["min"]["storage"].is_null() && limit["max"]["storage"].is_null() {
             let detail =
                 "either minimum or maximum storage value is required, but neither was provided";
-            causes.required(&list, detail);
+            causes.required(&path.child("limits"), detail);
         }
         orders(&path, limit, causes);
     }

@@ -55,6 +55,7 @@ mod service_cidr;
 mod stateful_set;
 mod storage;
 mod validate;
+mod warnings;
 mod workload;
 
 use serde_json::{Map, Value};

@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 use super::prepare::restore;
 use super::{Deletion, Kind, Strategy, defaults, printers, validate};
 use crate::api_types::{Gvk, NO_COLLECTION_DELETE, Resource, Subresource, core, status};
-use crate::schema::names;
+use crate::schema::value::{items, text};
+use crate::schema::{Path, names};
 
 pub(super) static KIND: Kind = Kind {
     resource: Resource {
@@ -28,6 +29,12 @@ pub(super) static KIND: Kind = Kind {
         },
         validate_status: |namespace, _, causes| {
             validate::plain::namespace_status(namespace, causes)
+        },
+        validate: |namespace, _, causes| {
+            let path = Path::root("spec");
+            for finalizer in items(&namespace["spec"]["finalizers"]) {
+                validate::finalizer(&path.child("finalizers"), text(finalizer), causes);
+            }
         },
         name: names::dns_label,
         printer: &printers::NAMESPACES,

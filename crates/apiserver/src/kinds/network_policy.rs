@@ -5,6 +5,8 @@ use serde_json::{Map, Value, json};
 use super::printers::{AGE, NAME, Printer, age, name, string};
 use super::{Kind, Strategy, validate as rules, workload};
 use crate::api_types::{Resource, grouped};
+use crate::cidr;
+use crate::schema::names;
 use crate::schema::value::{default_absent, is_zero, items, items_mut, map_mut, text};
 use crate::schema::{Causes, Path};
 
@@ -44,6 +46,10 @@ fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
     let (spec, path) = (&policy["spec"], Path::root("spec"));
     rules::selector(&path.child("podSelector"), &spec["podSelector"], causes);
     let types = path.child("policyTypes");
+    if items(&spec["policyTypes"]).len() > 2 {
+        let why = "may not specify more than two policyTypes";
+        return causes.invalid(&types, &spec["policyTypes"], why);
+    }
     for (i, given) in items(&spec["policyTypes"]).iter().enumerate() {
         rules::one_of(&types.index(i), given, &["Egress", "Ingress"], causes);
     }
@@ -60,12 +66,56 @@ fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
                 let protocols = ["SCTP", "TCP", "UDP"];
                 let path = ports.index(i);
                 rules::one_of(&path.child("protocol"), &port["protocol"], &protocols, causes);
-                if let Some(number) = port["port"].as_i64() {
-                    for detail in crate::schema::names::port_number(number) {
-                        causes.invalid(&path.child("port"), &number, detail);
-                    }
-                }
+                port_rules(&path, port, causes);
             }
+        }
+    }
+}
+
+/// A port by number or name, or a range of numbers.
+fn port_rules(path: &Path<'_>, port: &Value, causes: &mut Causes) {
+    let (field, first) = (path.child("port"), port["port"].as_i64());
+    if let Some(number) = first {
+        rules::container::port_number(&field, number, causes);
+    }
+    if let Some(name) = port["port"].as_str() {
+        causes.each(&field, name, names::port_name(name));
+    }
+    let Some(last) = port["endPort"].as_i64() else { return };
+    let field = path.child("endPort");
+    let why = match (port["port"].is_null(), first) {
+        (true, _) => "may not be specified when `port` is not specified",
+        (false, None) => "may not be specified when `port` is non-numeric",
+        (false, Some(first)) if last < first => "must be greater than or equal to `port`",
+        _ => "",
+    };
+    if !why.is_empty() {
+        causes.invalid(&field, &last, why);
+    }
+    if first.is_some() {
+        rules::container::port_number(&field, last, causes);
+    }
+}
+
+/// A range of addresses without some ranges within it.
+fn ip_block(path: &Path<'_>, block: &Value, causes: &mut Causes) {
+    const NOT_A_RANGE: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+    let (field, whole) = (path.child("cidr"), text(&block["cidr"]));
+    if whole.is_empty() {
+        return causes.required(&field, "");
+    }
+    let Some(range) = cidr::parse(whole) else {
+        return causes.invalid(&field, whole, NOT_A_RANGE);
+    };
+    let list = path.child("except");
+    for (i, given) in items(&block["except"]).iter().map(text).enumerate() {
+        match cidr::parse(given) {
+            None => causes.invalid(&list.index(i), given, NOT_A_RANGE),
+            Some(except) if range == except || !range.contains(&except) => {
+                let why = format!("must be a strict subset of `cidr` ({whole})");
+                causes.invalid(&list.index(i), given, why);
+            }
+            Some(_) => {}
         }
     }
 }
@@ -81,10 +131,7 @@ fn peer_rules(path: &Path<'_>, peer: &Value, causes: &mut Causes) {
         (true, false) => {
             causes.forbidden(path, "may not specify both ipBlock and another peer");
         }
-        (false, false) if text(&peer["ipBlock"]["cidr"]).is_empty() => {
-            let block = path.child("ipBlock");
-            causes.required(&block.child("cidr"), "");
-        }
-        _ => {}
+        (false, false) => ip_block(&path.child("ipBlock"), &peer["ipBlock"], causes),
+        (true, true) => {}
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::prepare::restore;
-use super::{Deletion, Kind, Strategy, defaults, printers, qos, validate};
+use super::{Deletion, Kind, Strategy, defaults, printers, qos, validate, warnings};
 use crate::api_types::{
     CONNECT, CREATE, Fields, Gvk, PROXY, READ_WRITE, Resource, Subresource, core, status,
 };
@@ -64,6 +64,7 @@ pub(super) static KIND: Kind = Kind {
         deletion: Deletion::Graceful,
         returned_when_deleted: true,
         reset_by_status: &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
+        warnings: warnings::pod,
         ..Strategy::PLAIN
     },
 };

@@ -1,7 +1,7 @@
 //! PodTemplate.
 
 use super::printers::{NAME, Printer, labels, name, string};
-use super::{Kind, Strategy, validate as rules, workload};
+use super::{Kind, Strategy, validate as rules, warnings, workload};
 use crate::api_types::{Resource, core};
 use crate::schema::Path;
 
@@ -25,6 +25,7 @@ pub(super) static KIND: Kind = Kind {
             rules::pod::template(&Path::root("template"), &object["template"], causes);
         },
         printer: &PRINTER,
+        warnings: warnings::pod_template,
         ..Strategy::PLAIN
     },
 };

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, integer, name, wide};
 use super::workload::{self, count};
-use super::{Kind, Strategy};
+use super::{Kind, Strategy, warnings};
 use crate::api_types::{Resource, SCALE, grouped, status_of};
 use crate::schema::{Causes, Path};
 
@@ -38,6 +38,7 @@ pub(super) static KIND: Kind = Kind {
         validate,
         validate_status,
         printer: &PRINTER,
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };

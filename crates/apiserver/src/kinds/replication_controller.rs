@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Kind, Strategy, defaults, printers, validate};
+use super::{Kind, Strategy, defaults, printers, validate, warnings};
 use crate::api_types::{Resource, SCALE, core, status};
 
 pub(super) static KIND: Kind = Kind {
@@ -30,6 +30,7 @@ pub(super) static KIND: Kind = Kind {
         },
         printer: &printers::CONTROLLERS,
         orphans_by_default: true,
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };

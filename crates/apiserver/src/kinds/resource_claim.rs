@@ -11,7 +11,9 @@ use super::{Kind, Strategy, prepare, validate as rules};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::object;
 use crate::schema::names;
-use crate::schema::value::{default, default_absent, is_zero, items, items_mut, map_mut, text};
+use crate::schema::value::{
+    default, default_absent, entries, is_zero, items, items_mut, map_mut, text,
+};
 use crate::schema::{Causes, Path};
 
 const GROUP: &str = "resource.k8s.io";
@@ -22,6 +24,11 @@ const MOST_CONSUMERS: usize = 256;
 const MOST_DEVICES: usize = 128;
 const MAX_EXPRESSION: usize = 10 << 10;
 const MAX_DRIVER: usize = 63;
+const MAX_POOL: usize = 253;
+const MOST_TOLERATIONS: usize = 16;
+/// The longest text of an attribute, and the longest name of one without its domain.
+const MAX_ATTRIBUTE: usize = 64;
+const MAX_ATTRIBUTE_NAME: usize = 32;
 
 static CLASSES: Printer =
     Printer::new(&[NAME, AGE], |class, now| vec![name(class), age(class, now)]);
@@ -207,6 +214,11 @@ fn claim_spec(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     for (i, constraint) in items(&devices["constraints"]).iter().enumerate() {
         let path = list.index(i);
         references(&path.child("requests"), &constraint["requests"], &known, causes);
+        for field in ["matchAttribute", "distinctAttribute"] {
+            if !constraint[field].is_null() {
+                full_name(&path.child(field), text(&constraint[field]), causes);
+            }
+        }
         let set = ["matchAttribute", "distinctAttribute"].map(|field| !constraint[field].is_null());
         if set == [false, false] {
             let detail = "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set";
@@ -264,6 +276,7 @@ fn device_request(path: &Path<'_>, request: &Value, causes: &mut Causes) {
         class => causes.each(&class_path, class, names::dns_subdomain(class)),
     }
     selectors(&path.child("selectors"), &request["selectors"], causes);
+    tolerations(&path.child("tolerations"), &request["tolerations"], causes);
     let count = request["count"].as_i64().unwrap_or(0);
     match text(&request["allocationMode"]) {
         "All" if count != 0 => {
@@ -276,6 +289,40 @@ fn device_request(path: &Path<'_>, request: &Value, causes: &mut Causes) {
         "All" | "ExactCount" => {}
         other => {
             causes.not_supported(&path.child("allocationMode"), other, &["All", "ExactCount"]);
+        }
+    }
+}
+
+fn tolerations(path: &Path<'_>, tolerations: &Value, causes: &mut Causes) {
+    at_most(path, tolerations, MOST_TOLERATIONS, causes);
+    for (i, toleration) in items(tolerations).iter().enumerate() {
+        let path = path.index(i);
+        let of = |field: &str| text(&toleration[field]);
+        let (key, operator, value) = (of("key"), of("operator"), of("value"));
+        if !key.is_empty() {
+            causes.each(&path.child("key"), key, names::qualified(key));
+        }
+        match operator {
+            "Exists" if !value.is_empty() => {
+                let why = "must be empty for operator `Exists`";
+                causes.invalid(&path.child("value"), value, why);
+            }
+            "Exists" => {}
+            "Equal" => causes.each(&path.child("value"), value, names::label_value(value)),
+            "" => causes.required(&path.child("operator"), ""),
+            _ => rules::supported(
+                &path.child("operator"),
+                &toleration["operator"],
+                &["Equal", "Exists"],
+                causes,
+            ),
+        }
+        if key.is_empty() && operator == "Equal" {
+            causes.required(&path.child("key"), "must be set for operator `Equal`");
+        }
+        if !of("effect").is_empty() {
+            let effects = ["NoExecute", "NoSchedule", "None"];
+            rules::supported(&path.child("effect"), &toleration["effect"], &effects, causes);
         }
     }
 }
@@ -303,7 +350,25 @@ fn configuration(path: &Path<'_>, config: &Value, causes: &mut Causes) {
     driver(&path.child("driver"), &opaque["driver"], causes);
     if opaque["parameters"].is_null() {
         causes.required(&path.child("parameters"), "");
+    } else if !opaque["parameters"].is_object() {
+        let why = "must be a valid JSON object";
+        causes.invalid(&path.child("parameters"), "<value omitted>", why);
     }
+}
+
+/// The name of an attribute with its domain.
+fn full_name(path: &Path<'_>, given: &str, causes: &mut Causes) {
+    let (domain, name) = given.split_once('/').unwrap_or(("", given));
+    if !given.contains('/') {
+        let why = "a fully qualified name must be a domain and a name separated by a slash";
+        causes.invalid(path, given, why);
+    } else {
+        driver(path, &domain.into(), causes);
+    }
+    if name.len() > MAX_ATTRIBUTE_NAME {
+        causes.too_long(path, MAX_ATTRIBUTE_NAME);
+    }
+    causes.each(path, name, names::c_identifier(name));
 }
 
 fn driver(path: &Path<'_>, driver: &Value, causes: &mut Causes) {
@@ -316,7 +381,11 @@ fn driver(path: &Path<'_>, driver: &Value, causes: &mut Causes) {
 
 fn references(path: &Path<'_>, list: &Value, known: &Requests<'_>, causes: &mut Causes) {
     at_most(path, list, MOST, causes);
+    let mut seen = BTreeSet::new();
     for (i, reference) in items(list).iter().map(text).enumerate() {
+        if !seen.insert(reference) {
+            causes.duplicate(&path.index(i), reference, "");
+        }
         let is_known = match reference.split_once('/') {
             Some((request, one)) => known.get(request).is_some_and(|all| all.contains(one)),
             None => known.contains_key(reference),
@@ -377,8 +446,17 @@ fn slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
     let (spec, path) = (&slice["spec"], Path::root("spec"));
     driver(&path.child("driver"), &spec["driver"], causes);
     let (pool, pool_path) = (&spec["pool"], path.child("pool"));
-    if text(&pool["name"]).is_empty() {
-        causes.required(&pool_path.child("name"), "");
+    let pool_name = pool_path.child("name");
+    match text(&pool["name"]) {
+        "" => causes.required(&pool_name, ""),
+        name => {
+            if name.len() > MAX_POOL {
+                causes.too_long(&pool_name, MAX_POOL);
+            }
+            for part in name.split('/') {
+                causes.each(&pool_name, part, names::dns_subdomain(part));
+            }
+        }
     }
     if pool["resourceSliceCount"].as_i64().unwrap_or(0) <= 0 {
         let count = pool["resourceSliceCount"].as_i64().unwrap_or(0);
@@ -395,6 +473,8 @@ fn slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
     if spec["nodeName"] == "" {
         let detail = "must be either unset or set to a non-empty string";
         causes.invalid(&path.child("nodeName"), "", detail);
+    } else if let Some(node) = spec["nodeName"].as_str() {
+        causes.each(&path.child("nodeName"), node, names::dns_subdomain(node));
     }
     for field in ["allNodes", "perDeviceNodeSelection"] {
         if spec[field] == false {
@@ -425,6 +505,31 @@ fn slice(slice: &Value, old: Option<&Value>, causes: &mut Causes) {
         if !seen.insert(name) {
             causes.duplicate(&path, name, "");
         }
+        let attributes = path.child("attributes");
+        for (name, value) in entries(&device["attributes"]) {
+            attribute(&attributes.key(name), value, causes);
+        }
+    }
+}
+
+/// One value of one type.
+fn attribute(path: &Path<'_>, value: &Value, causes: &mut Causes) {
+    let fields = ["bool", "int", "string", "version", "bools", "ints", "strings", "versions"];
+    match fields.iter().filter(|field| !value[**field].is_null()).count() {
+        1 => {}
+        0 => causes.invalid(path, "", "exactly one value must be specified"),
+        _ => causes.invalid(path, value, "exactly one value must be specified"),
+    }
+    for field in ["string", "version"] {
+        if text(&value[field]).len() > MAX_ATTRIBUTE {
+            causes.too_long(&path.child(field), MAX_ATTRIBUTE);
+        }
+    }
+    if let Some(version) =
+        value["version"].as_str().filter(|version| longshore_cel::Value::semver(version).is_err())
+    {
+        let why = "must be a string compatible with semver.org spec 2.0.0";
+        causes.invalid(&path.child("version"), version, why);
     }
 }
 

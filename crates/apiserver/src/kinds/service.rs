@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::prepare::restore;
-use super::{Kind, Strategy, defaults, printers, validate};
+use super::{Kind, Strategy, defaults, printers, validate, warnings};
 use crate::api_types::{Gvk, PROXY, Resource, Subresource, core, status};
 use crate::schema::names;
 use crate::schema::value::{default, is_zero, items, items_mut, map_mut, text};
@@ -32,6 +32,7 @@ pub(super) static KIND: Kind = Kind {
         printer: &printers::SERVICES,
         returned_when_deleted: true,
         created_on_update: true,
+        warnings: warnings::service,
         ..Strategy::PLAIN
     },
 };

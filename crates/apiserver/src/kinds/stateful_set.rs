@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::printers::{AGE, NAME, Printer, age, name, string, wide};
 use super::workload::{self, child, count, ratio};
-use super::{Kind, Strategy, validate as rules};
+use super::{Kind, Strategy, validate as rules, warnings};
 use crate::api_types::{Resource, SCALE, grouped, status_of};
 use crate::schema::names;
 use crate::schema::value::{default, default_absent, is_zero, items, items_mut, map_mut, text};
@@ -42,6 +42,7 @@ pub(super) static KIND: Kind = Kind {
         validate_status,
         name: names::dns_label,
         printer: &PRINTER,
+        warnings: warnings::template,
         ..Strategy::PLAIN
     },
 };

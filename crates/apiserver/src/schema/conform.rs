@@ -1,8 +1,8 @@
 //! Checks an object against its type: wrong types are refused, unknown fields dropped, and values
 //! with more than one spelling (quantities, times) take the one that is stored.
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{DecodeError, Engine, alphabet};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -81,7 +81,8 @@ pub(crate) fn conform_metadata(
         ));
     };
     let dot = if path.is_empty() { "" } else { "." };
-    let mut walk = Walk { path: format!("{path}{dot}metadata"), unknown: Vec::new() };
+    let path = format!("{path}{dot}metadata");
+    let mut walk = Walk { path, fields: vec!["metadata".to_owned()], unknown: Vec::new() };
     walk.fields(ty, metadata)?;
     Ok(walk.unknown)
 }
@@ -117,7 +118,10 @@ pub(crate) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<()
 
 #[derive(Default)]
 struct Walk {
+    /// Where it is, with indexes and keys.
     path: String,
+    /// The fields that led there alone, as Go's JSON reader has them.
+    fields: Vec<String>,
     unknown: Vec<String>,
 }
 
@@ -130,6 +134,7 @@ impl Walk {
                 self.path.push('.');
             }
             self.path.push_str(name);
+            self.fields.push(name.clone());
             match ty.field(name) {
                 None => {
                     if self.unknown.len() < MAX_NAMED_FIELDS {
@@ -150,6 +155,7 @@ impl Walk {
                 }
             }
             self.path.truncate(end);
+            self.fields.pop();
         }
         for name in &dropped {
             object.remove(name);
@@ -162,8 +168,12 @@ impl Walk {
             (Shape::One, value) => self.leaf(ty, field, value),
             (Shape::List, Value::Array(list)) => self.list(ty, field, list),
             (Shape::Map, Value::Object(map)) => {
-                for value in map.values_mut() {
+                let end = self.path.len();
+                for (key, value) in map {
+                    self.path.push('.');
+                    self.path.push_str(key);
                     self.element(ty, field, value)?;
+                    self.path.truncate(end);
                 }
                 Ok(())
             }
@@ -219,59 +229,73 @@ impl Walk {
             (Leaf::Quantity, Value::Number(_) | Value::String(_)) => {
                 let normalized_name =
                     value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                let quantity =
-                    Quantity::parse(&normalized_name).ok_or_else(|| self.at(quantity::SYNTAX))?;
+                let quantity = Quantity::parse(&normalized_name).ok_or(quantity::SYNTAX)?;
                 *value = quantity.to_string().into();
                 true
             }
             (Leaf::Time, Value::String(s)) => {
-                *s = self.time(s)?.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                *s = time(s, SECONDS)?.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
                 true
             }
             (Leaf::MicroTime, Value::String(s)) => {
-                *s = self.time(s)?.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+                *s = time(s, MICROSECONDS)?.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
                 true
             }
             (Leaf::Bytes, Value::String(s)) => {
                 if s.contains(['\n', '\r']) {
                     s.retain(|c| c != '\n' && c != '\r');
                 }
-                STANDARD
-                    .decode(s.as_bytes())
-                    .map_err(|e| self.at(&format!("illegal base64 data: {e}")))?;
+                BASE64.decode(s.as_bytes()).map_err(|error| not_base64(s, &error))?;
                 true
             }
             _ => false,
         };
-        if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_leaf(field.leaf))) }
-    }
-
-    /// A time in UTC. Go's times, and so the API's, reach a day further than jiff's timestamps, to
-    /// the end of the year 9999.
-    fn time(&self, text: &str) -> Result<DateTime, String> {
-        let time = text.parse::<Timestamp>().map(|time| Offset::UTC.to_datetime(time));
-        let is_last = |text: &&str| text.starts_with("9999-12-3") && text.contains('T');
-        let last = || text.strip_suffix('Z').filter(is_last)?.parse::<DateTime>().ok();
-        // A year before 0 can be written, and no client reads it back.
-        time.ok().or_else(last).filter(|time| time.year() >= 0).ok_or_else(|| {
-            self.at(&format!(
-                "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
-            ))
-        })
-    }
-
-    fn at(&self, why: &str) -> String {
-        format!("{}: {why}", self.path)
+        if fits { Ok(()) } else { Err(self.mismatch(ty, value, &go_leaf(field.leaf, value))) }
     }
 
     fn mismatch(&self, ty: &Type, value: &Value, go_type: &str) -> String {
         format!(
             "json: cannot unmarshal {} into Go struct field {}.{} of type {go_type}",
-            word(value),
+            match value {
+                // A number of the wrong size is named, one in the wrong place is not.
+                Value::Number(number) if is_go_number(go_type) => format!("number {number}"),
+                value => word(value).to_owned(),
+            },
             ty.short_name(),
-            without_indexes(&self.path)
+            self.fields.join(".")
         )
     }
+}
+
+/// Go's layouts of times.
+const SECONDS: &str = "2006-01-02T15:04:05Z07:00";
+const MICROSECONDS: &str = "2006-01-02T15:04:05.000000Z07:00";
+
+/// A time in UTC. Go's times, and so the API's, reach a day further than jiff's timestamps, to the
+/// end of the year 9999.
+fn time(text: &str, layout: &str) -> Result<DateTime, String> {
+    let time = text.parse::<Timestamp>().map(|time| Offset::UTC.to_datetime(time));
+    let is_last = |text: &&str| text.starts_with("9999-12-3") && text.contains('T');
+    let last = || text.strip_suffix('Z').filter(is_last)?.parse::<DateTime>().ok();
+    // A year before 0 can be written, and no client reads it back.
+    time.ok().or_else(last).filter(|time| time.year() >= 0).ok_or_else(|| {
+        format!("parsing time {text:?} as {layout:?}: cannot parse {text:?} as \"2006\"")
+    })
+}
+
+/// Go does not mind bits that are left over at the end.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// Go's words for text that is not base64; it counts from the group of four that is incomplete.
+fn not_base64(text: &str, error: &DecodeError) -> String {
+    let at = match error {
+        DecodeError::InvalidByte(at, _) => *at,
+        _ => text.len().saturating_sub(1) / 4 * 4,
+    };
+    format!("illegal base64 data at input byte {at}")
 }
 
 fn is_int32(n: &Number) -> bool {
@@ -299,19 +323,23 @@ fn zero(leaf: Leaf) -> Value {
 }
 
 /// What the value is, in the words of Go's JSON reader.
-fn word(value: &Value) -> String {
+fn word(value: &Value) -> &'static str {
     match value {
-        Value::Null => "null".into(),
-        Value::Bool(_) => "bool".into(),
-        Value::Number(n) if n.is_f64() => format!("number {n}"),
-        Value::Number(_) => "number".into(),
-        Value::String(_) => "string".into(),
-        Value::Array(_) => "array".into(),
-        Value::Object(_) => "object".into(),
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }
 
-fn go_leaf(leaf: Leaf) -> String {
+fn is_go_number(go_type: &str) -> bool {
+    matches!(go_type, "int32" | "int64" | "float64")
+}
+
+/// The Go type that a value is read into.
+fn go_leaf(leaf: Leaf, value: &Value) -> String {
     let name = match leaf {
         Leaf::String => "string",
         Leaf::Bytes => "[]uint8",
@@ -320,8 +348,9 @@ fn go_leaf(leaf: Leaf) -> String {
         Leaf::Int64 => "int64",
         Leaf::Double => "float64",
         Leaf::Quantity => "resource.Quantity",
-        Leaf::Time => "v1.Time",
-        Leaf::MicroTime => "v1.MicroTime",
+        // Times are read as text first, a number or text as an integer.
+        Leaf::Time | Leaf::MicroTime => "string",
+        Leaf::IntOrString if value.is_number() => "int32",
         Leaf::IntOrString => "intstr.IntOrString",
         Leaf::Any | Leaf::Either(_) => "runtime.RawExtension",
         Leaf::Struct(index) => {
@@ -334,22 +363,11 @@ fn go_leaf(leaf: Leaf) -> String {
 }
 
 fn go_type(field: &Field) -> String {
-    let leaf = go_leaf(field.leaf);
+    let leaf = go_leaf(field.leaf, &Value::Null);
     match field.shape {
         Shape::One => leaf,
         Shape::List => format!("[]{leaf}"),
         Shape::Map => format!("map[string]{leaf}"),
         Shape::MapOfLists => format!("map[string][]{leaf}"),
     }
-}
-
-fn without_indexes(path: &str) -> String {
-    let mut inside = false;
-    path.chars()
-        .filter(|c| {
-            let keep = !inside && *c != '[';
-            inside = (inside || *c == '[') && *c != ']';
-            keep
-        })
-        .collect()
 }

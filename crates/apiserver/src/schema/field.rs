@@ -130,6 +130,15 @@ impl Causes {
         self.push_value(path, "FieldValueNotFound", "Not found", value, "");
     }
 
+    pub(crate) fn not_found_because(
+        &mut self,
+        path: &Path<'_>,
+        value: &str,
+        detail: impl fmt::Display,
+    ) {
+        self.push_value(path, "FieldValueNotFound", "Not found", value, detail);
+    }
+
     pub(crate) fn forbidden(&mut self, path: &Path<'_>, detail: impl fmt::Display) {
         self.push(path, "FieldValueForbidden", "Forbidden", detail);
     }

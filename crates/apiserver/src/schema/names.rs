@@ -7,6 +7,11 @@ const QUALIFIED: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 pub(crate) type Complaints = Vec<String>;
 
 fn max_len(limit: usize) -> String {
+    format!("must be no more than {limit} characters")
+}
+
+/// The same in the words that upstream has for labels.
+fn max_bytes(limit: usize) -> String {
     format!("must be no more than {limit} bytes")
 }
 
@@ -54,6 +59,56 @@ pub(crate) fn dns_subdomain(text: &str) -> Complaints {
         ));
     }
     complaints
+}
+
+/// A DNS name whose labels may have underscores, as those of services in DNS have.
+pub(crate) fn dns_subdomain_with_underscores(text: &str) -> Complaints {
+    const LABEL: &str = "[a-z0-9]([-_a-z0-9]*[a-z0-9])?";
+    const FIRST: &str = "[a-z0-9_]([-_a-z0-9]*[a-z0-9])?";
+    let mut complaints = Vec::new();
+    if text.len() > 253 {
+        complaints.push(max_len(253));
+    }
+    let is_edge = |c: u8| is_lower(c) || c == b'_';
+    let is_name = |part: &str| {
+        let bytes = part.as_bytes();
+        let edges = bytes.first().zip(bytes.last());
+        edges.is_some_and(|(first, last)| is_edge(*first) && is_lower(*last))
+            && bytes.iter().all(|byte| is_edge(*byte) || *byte == b'-')
+    };
+    if !text.split('.').all(is_name) {
+        complaints.push(pattern(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', \
+             '-' or '.', and must start and end with an alphanumeric character",
+            &format!("{FIRST}(\\.{LABEL})*"),
+            &["example.com"],
+        ));
+    }
+    complaints
+}
+
+/// An identifier of C.
+pub(crate) fn c_identifier(text: &str) -> Complaints {
+    let is_start = |c: char| c.is_ascii_alphabetic() || c == '_';
+    let is_rest = |c: char| is_start(c) || c.is_ascii_digit();
+    if text.starts_with(is_start) && text.chars().all(is_rest) {
+        return Vec::new();
+    }
+    vec![pattern(
+        "a valid C identifier must start with alphabetic character or '_', followed by a string of \
+         alphanumeric characters or '_'",
+        "[A-Za-z_][A-Za-z0-9_]*",
+        &["my_name", "MY_NAME", "MyName"],
+    )]
+}
+
+/// The path of a URL without its first slash.
+pub(crate) fn url_path(text: &str) -> Complaints {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => Vec::new(),
+        false => vec![pattern("Invalid path", "[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+", &[])],
+    }
 }
 
 /// The name of a role or a binding: whatever fits into a path.
@@ -138,7 +193,7 @@ pub(crate) fn qualified(text: &str) -> Complaints {
     if name.is_empty() {
         complaints.push("name part must be non-empty".to_owned());
     } else if name.len() > 63 {
-        complaints.push(format!("name part {}", max_len(63)));
+        complaints.push(format!("name part {}", max_bytes(63)));
     }
     if !bounded(name, |c| c.is_ascii_alphanumeric(), b"-_.") {
         complaints.push(format!("name part {}", pattern(rule, QUALIFIED, examples)));
@@ -149,7 +204,7 @@ pub(crate) fn qualified(text: &str) -> Complaints {
 pub(crate) fn label_value(text: &str) -> Complaints {
     let mut complaints = Vec::new();
     if text.len() > 63 {
-        complaints.push(max_len(63));
+        complaints.push(max_bytes(63));
     }
     if !text.is_empty() && !bounded(text, |c| c.is_ascii_alphanumeric(), b"-_.") {
         complaints.push(pattern(

@@ -239,7 +239,7 @@ fn wrong_types() {
         ),
         (
             json!({"spec": {"priority": 3_000_000_000_i64}}),
-            "json: cannot unmarshal number into Go struct field PodSpec.spec.priority of type int32",
+            "json: cannot unmarshal number 3000000000 into Go struct field PodSpec.spec.priority of type int32",
         ),
         (
             json!({"spec": {"priority": 1.5}}),
@@ -251,7 +251,7 @@ fn wrong_types() {
         ),
         (
             json!({"spec": {"containers": [{"resources": {"limits": {"cpu": "1x"}}}]}}),
-            "spec.containers[0].resources.limits: quantities must match the regular expression \
+            "quantities must match the regular expression \
              '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
         ),
     ];

@@ -125,6 +125,84 @@ fn containers() {
     }
 }
 
+/// What a spec that asks for scheduling is refused for: a pointer into a valid one, what stands there
+/// instead, and the complaint.
+#[test]
+fn scheduling_rules() {
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    let spec = json!({
+        "affinity": {
+            "nodeAffinity": {
+                required: {"nodeSelectorTerms": [{
+                    "matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}],
+                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}],
+                }]},
+                preferred: [{"weight": 1, "preference": {}}],
+            },
+            "podAntiAffinity": {required: [{
+                "topologyKey": "zone",
+                "labelSelector": {"matchLabels": {"app": "web"}},
+                "matchLabelKeys": ["tier"],
+                "mismatchLabelKeys": ["rank"],
+                "namespaces": ["other"],
+            }]},
+        },
+        "topologySpreadConstraints": [{
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "minDomains": 1,
+            "labelSelector": {},
+            "nodeTaintsPolicy": "Honor",
+        }],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "claim"}],
+    });
+    let complaints_with = |pointer: &str, value: Value| {
+        let mut spec = spec.clone();
+        if !pointer.is_empty() {
+            *spec.pointer_mut(pointer).expect(pointer) = value;
+        }
+        pod_complaints(|pod| {
+            for (field, value) in spec.as_object().unwrap() {
+                pod[field] = value.clone();
+            }
+            pod["containers"][0]["resources"]["claims"] = json!([{"name": "gpu"}]);
+        })
+    };
+    assert_eq!(complaints_with("", Value::Null), [""; 0]);
+    let node = format!("/affinity/nodeAffinity/{required}/nodeSelectorTerms");
+    let pod = format!("/affinity/podAntiAffinity/{required}/0");
+    let spread = "/topologySpreadConstraints/0";
+    for (pointer, value, wanted) in [
+        (node.clone(), json!([]), "must have at least one node selector term"),
+        (format!("{node}/0/matchExpressions/0/operator"), json!("in"), "not a valid selector"),
+        (format!("{node}/0/matchExpressions/0/values"), json!([]), "must be specified when"),
+        (format!("{node}/0/matchExpressions/0/operator"), json!("Exists"), "may not be specified"),
+        (format!("{node}/0/matchFields/0/key"), json!("zone"), "not a valid field selector key"),
+        (format!("/affinity/nodeAffinity/{preferred}/0/weight"), json!(0), "in the range 1-100"),
+        (format!("{pod}/topologyKey"), json!(""), "Required value: can not be empty"),
+        (format!("{pod}/namespaces/0"), json!("A"), "namespace: Invalid value"),
+        (format!("{pod}/matchLabelKeys/0"), json!("app"), "both matchLabelKeys and labelSelector"),
+        (format!("{pod}/matchLabelKeys/0"), json!("rank"), "matchLabelKeys and mismatchLabelKeys"),
+        (format!("{pod}/labelSelector"), json!(null), "when labelSelector is not set"),
+        (format!("{pod}/labelSelector/matchLabels/app"), json!("a b"), "a valid label must be"),
+        (format!("{spread}/maxSkew"), json!(0), "must be greater than zero"),
+        (format!("{spread}/whenUnsatisfiable"), json!("Never"), "Unsupported value: \"Never\""),
+        (format!("{spread}/whenUnsatisfiable"), json!("ScheduleAnyway"), "can only use minDomains"),
+        (
+            format!("{spread}/nodeTaintsPolicy"),
+            json!(""),
+            "supported values: \"Honor\", \"Ignore\"",
+        ),
+        ("/resourceClaims/0/name".into(), json!("cpu"), "must be one of the names in pod.spec"),
+        ("/resourceClaims/0/resourceClaimName".into(), json!(null), "must specify one of"),
+    ] {
+        let found = complaints_with(&pointer, value);
+        assert!(found.iter().any(|f| f.contains(wanted)), "{pointer}: {wanted}\nfound {found:#?}");
+    }
+}
+
 #[test]
 fn pod_specs() {
     type Change = fn(&mut Value);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::handlers::{lifecycle, probe};
-use super::{non_negative, one_of, volume};
+use super::{non_negative, one_of, supported, volume};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
@@ -23,6 +23,8 @@ pub(in crate::kinds) enum Kind {
 pub(in crate::kinds) struct Context<'a> {
     /// The pod's volumes by name.
     pub volumes: BTreeMap<&'a str, &'a Value>,
+    /// The names of the pod's claims of devices.
+    pub claims: Vec<&'a str>,
     /// The pod's termination grace period.
     pub grace: Option<i64>,
 }
@@ -62,7 +64,10 @@ pub(in crate::kinds) fn container(
     env(&path.child("env"), &container["env"], causes);
     env_from(&path.child("envFrom"), &container["envFrom"], causes);
     volume::mounts(path, container, &context.volumes, causes);
+    volume::devices(path, container, &context.volumes, causes);
     resources(&path.child("resources"), &container["resources"], causes);
+    claims(&path.child("resources"), &container["resources"], &context.claims, causes);
+    resize_policy(&path.child("resizePolicy"), &container["resizePolicy"], causes);
     security_context(&path.child("securityContext"), &container["securityContext"], causes);
     match kind {
         Kind::Regular => running(path, container, context, causes),
@@ -127,7 +132,8 @@ fn restart_policy(path: &Path<'_>, container: &Value, causes: &mut Causes) {
             causes.required(&field, "must specify restartPolicy when restart rules are used");
         }
     } else {
-        one_of(&field, &container["restartPolicy"], &["Always", "Never", "OnFailure"], causes);
+        let policies = ["Always", "Never", "OnFailure"];
+        supported(&field, &container["restartPolicy"], &policies, causes);
     }
     if rules.len() > 20 {
         causes.too_many(&path.child("restartPolicyRules"), rules.len(), 20);
@@ -243,9 +249,9 @@ fn key_ref(path: &Path<'_>, reference: &Value, causes: &mut Causes) {
     }
 }
 
-fn env_from(path: &Path<'_>, sources: &Value, causes: &mut Causes) {
+fn env_from(list: &Path<'_>, sources: &Value, causes: &mut Causes) {
     for (i, source) in items(sources).iter().enumerate() {
-        let path = path.index(i);
+        let path = list.index(i);
         let prefix = text(&source["prefix"]);
         causes.each(&path.child("prefix"), prefix, names::env_name(prefix));
         let given: Vec<&str> =
@@ -259,9 +265,9 @@ fn env_from(path: &Path<'_>, sources: &Value, causes: &mut Causes) {
             }
         }
         match given.len() {
-            0 => causes.invalid(&path, "", "must specify one of: `configMapRef` or `secretRef`"),
+            0 => causes.invalid(list, "", "must specify one of: `configMapRef` or `secretRef`"),
             1 => {}
-            _ => causes.invalid(&path, "", "may not have more than one field specified at a time"),
+            _ => causes.invalid(list, "", "may not have more than one field specified at a time"),
         }
     }
 }
@@ -299,6 +305,49 @@ pub(in crate::kinds) fn resources(path: &Path<'_>, resources: &Value, causes: &m
             }
             _ => {}
         }
+    }
+}
+
+/// The claims that a container uses are the pod's.
+fn claims(path: &Path<'_>, resources: &Value, known: &[&str], causes: &mut Causes) {
+    let list = path.child("claims");
+    let mut seen = BTreeSet::new();
+    for (i, claim) in items(&resources["claims"]).iter().enumerate() {
+        let path = list.index(i);
+        let (name, request) = (text(&claim["name"]), text(&claim["request"]));
+        if name.is_empty() {
+            causes.required(&path, "");
+            continue;
+        }
+        if !request.is_empty() {
+            causes.each(&path.child("request"), request, names::dns_label(request));
+        }
+        let whole = if request.is_empty() { name.to_owned() } else { format!("{name}/{request}") };
+        if seen.contains(name) || !seen.insert(name) && request.is_empty() {
+            causes.duplicate(&path, &whole, "");
+        }
+        if !known.contains(&name) {
+            let which = match known {
+                [] => " which is empty".to_owned(),
+                known => format!(": {}", known.join(", ")),
+            };
+            let why = format!("must be one of the names in pod.spec.resourceClaims{which}");
+            causes.not_found_because(&path, name, why);
+        }
+    }
+}
+
+/// What a change of a resource needs, for each resource once.
+fn resize_policy(path: &Path<'_>, policies: &Value, causes: &mut Causes) {
+    let mut seen = BTreeSet::new();
+    for (i, policy) in items(policies).iter().enumerate() {
+        let resource = text(&policy["resourceName"]);
+        if !seen.insert(resource) {
+            causes.duplicate(&path.index(i), resource, "");
+        }
+        one_of(path, &policy["resourceName"], &["cpu", "memory"], causes);
+        let needs = ["NotRequired", "RestartContainer"];
+        one_of(path, &policy["restartPolicy"], &needs, causes);
     }
 }
 
@@ -350,8 +399,10 @@ pub(in crate::kinds) fn user_id(path: &Path<'_>, value: &Value, causes: &mut Cau
 fn security_context(path: &Path<'_>, context: &Value, causes: &mut Causes) {
     user_ids(path, context, &["runAsUser", "runAsGroup"], causes);
     seccomp(&path.child("seccompProfile"), &context["seccompProfile"], causes);
-    if !is_zero(&context["procMount"]) {
-        one_of(&path.child("procMount"), &context["procMount"], &["Default", "Unmasked"], causes);
+    app_armor(&path.child("appArmorProfile"), &context["appArmorProfile"], causes);
+    if !context["procMount"].is_null() {
+        let mounts = ["Default", "Unmasked"];
+        supported(&path.child("procMount"), &context["procMount"], &mounts, causes);
     }
     if context["allowPrivilegeEscalation"] == false {
         if context["privileged"] == true {
@@ -375,12 +426,7 @@ pub(in crate::kinds) fn seccomp(path: &Path<'_>, profile: &Value, causes: &mut C
     if profile.is_null() {
         return;
     }
-    one_of(
-        &path.child("type"),
-        &profile["type"],
-        &["Localhost", "RuntimeDefault", "Unconfined"],
-        causes,
-    );
+    profile_type(path, profile, "seccompProfile", causes);
     let file = path.child("localhostProfile");
     match (text(&profile["type"]) == "Localhost", &profile["localhostProfile"]) {
         // an empty path would run the container unconfined
@@ -392,6 +438,38 @@ pub(in crate::kinds) fn seccomp(path: &Path<'_>, profile: &Value, causes: &mut C
         (false, _) => {
             causes.invalid(&file, profile, "can only be set when seccomp type is Localhost")
         }
+    }
+}
+
+fn profile_type(path: &Path<'_>, profile: &Value, what: &str, causes: &mut Causes) {
+    let path = path.child("type");
+    if text(&profile["type"]).is_empty() {
+        return causes.required(&path, &format!("type is required when {what} is set"));
+    }
+    let types = ["Localhost", "RuntimeDefault", "Unconfined"];
+    supported(&path, &profile["type"], &types, causes);
+}
+
+pub(in crate::kinds) fn app_armor(path: &Path<'_>, profile: &Value, causes: &mut Causes) {
+    const MAX_NAME: usize = 4095;
+    if profile.is_null() {
+        return;
+    }
+    profile_type(path, profile, "appArmorProfile", causes);
+    let field = path.child("localhostProfile");
+    let given = &profile["localhostProfile"];
+    let name = text(given);
+    if text(&profile["type"]) != "Localhost" {
+        if !given.is_null() {
+            let why = "can only be set when AppArmor type is Localhost";
+            causes.invalid(&field, name, why);
+        }
+    } else if name.is_empty() {
+        causes.required(&field, "must be set when AppArmor type is Localhost");
+    } else if name.trim() != name {
+        causes.invalid(&field, name, "must not be padded with whitespace");
+    } else if name.len() > MAX_NAME {
+        causes.too_long(&field, MAX_NAME);
     }
 }
 

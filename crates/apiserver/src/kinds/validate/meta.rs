@@ -124,10 +124,21 @@ fn owners(path: &Path<'_>, owners: &Value, causes: &mut Causes) {
     }
 }
 
+/// A finalizer without a domain is one of Kubernetes' own.
+pub(super) fn known_finalizer(path: &Path<'_>, finalizer: &str, causes: &mut Causes) {
+    if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
+        let why = "name is neither a standard finalizer name nor is it fully qualified";
+        causes.invalid(path, finalizer, why);
+    }
+}
+
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+
 fn finalizers(path: &Path<'_>, finalizers: &Value, causes: &mut Causes) {
     let all: Vec<&str> = items(finalizers).iter().map(text).collect();
-    for finalizer in &all {
+    for (i, finalizer) in all.iter().enumerate() {
         causes.each(path, finalizer, names::qualified(finalizer));
+        known_finalizer(&path.index(i), finalizer, causes);
     }
     if all.contains(&"orphan") && all.contains(&"foregroundDeletion") {
         causes.invalid(

@@ -13,6 +13,7 @@ pub(super) mod pod;
 mod pod_parts;
 pub(super) mod pod_update;
 pub(super) mod rbac;
+mod scheduling;
 pub(super) mod storage;
 mod volume;
 pub(in crate::kinds) mod webhook;
@@ -22,10 +23,11 @@ use serde_json::Value;
 use self::certificates::Part;
 use super::{core, custom, strategy};
 use crate::api_types::Resource;
-use crate::schema::value::{same, text};
-use crate::schema::{Causes, Path};
-use crate::selector::LabelSelector;
+use crate::schema::value::{items, same, text};
+use crate::schema::{Causes, Path, names};
 use crate::status::StatusError;
+
+const UNKNOWN_OPERATOR: &str = "not a valid selector operator";
 
 /// Checks a new object: 422 with one cause per broken rule.
 pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), StatusError> {
@@ -182,10 +184,65 @@ pub(super) fn immutable(path: &Path<'_>, new: &Value, old: &Value, causes: &mut 
 
 /// A valid label selector.
 pub(super) fn selector(path: &Path<'_>, selector: &Value, causes: &mut Causes) {
-    if !selector.is_null()
-        && let Err(why) = LabelSelector::of(selector)
-    {
-        causes.invalid(path, selector, why);
+    meta::labels(&path.child("matchLabels"), &selector["matchLabels"], causes);
+    let list = path.child("matchExpressions");
+    for (i, expression) in items(&selector["matchExpressions"]).iter().enumerate() {
+        expression_of_labels(&list.index(i), expression, &[], causes);
+    }
+}
+
+/// An expression on a label. `comparing` are operators that take one value, beside the usual ones.
+fn expression_of_labels(
+    path: &Path<'_>,
+    expression: &Value,
+    comparing: &[&str],
+    causes: &mut Causes,
+) {
+    let values = items(&expression["values"]);
+    let list = path.child("values");
+    match text(&expression["operator"]) {
+        "In" | "NotIn" if values.is_empty() => {
+            causes.required(&list, "must be specified when `operator` is 'In' or 'NotIn'");
+        }
+        "Exists" | "DoesNotExist" if !values.is_empty() => {
+            let why = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+            causes.forbidden(&list, why);
+        }
+        "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+        other if !comparing.contains(&other) => {
+            causes.invalid(&path.child("operator"), other, UNKNOWN_OPERATOR);
+        }
+        _ if values.len() != 1 => {
+            let why = "must be specified single value when `operator` is 'Lt' or 'Gt'";
+            causes.required(&list, why);
+        }
+        _ => {}
+    }
+    let key = text(&expression["key"]);
+    causes.each(&path.child("key"), key, names::qualified(key));
+    for (i, value) in values.iter().map(text).enumerate() {
+        causes.each(&list.index(i), value, names::label_value(value));
+    }
+}
+
+/// A finalizer of a namespace.
+pub(super) fn finalizer(path: &Path<'_>, finalizer: &str, causes: &mut Causes) {
+    causes.each(path, finalizer, names::qualified(finalizer));
+    meta::known_finalizer(path, finalizer, causes);
+}
+
+/// Who works with an object, as `example.com/name`.
+pub(super) fn domain_prefixed_path(path: &Path<'_>, given: &str, causes: &mut Causes) {
+    match given.split_once('/') {
+        _ if given.is_empty() => causes.required(path, ""),
+        Some((host, name)) if !host.is_empty() && !name.is_empty() => {
+            causes.each(path, host, names::dns_subdomain(host));
+            causes.each(path, name, names::url_path(name));
+        }
+        _ => {
+            let why = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+            causes.invalid(path, given, why);
+        }
     }
 }
 
@@ -193,6 +250,14 @@ pub(super) fn selector(path: &Path<'_>, selector: &Value, causes: &mut Causes) {
 pub(super) fn non_negative(path: &Path<'_>, value: &Value, causes: &mut Causes) {
     if let Some(number) = value.as_i64().filter(|n| *n < 0) {
         causes.invalid(path, &number, "must be greater than or equal to 0");
+    }
+}
+
+/// The text is one of these.
+pub(super) fn supported(path: &Path<'_>, value: &Value, supported: &[&str], causes: &mut Causes) {
+    let given = text(value);
+    if !supported.contains(&given) {
+        causes.not_supported(path, given, supported);
     }
 }
 

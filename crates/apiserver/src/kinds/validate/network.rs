@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::container::port_number;
-use super::{handlers, immutable, meta, one_of, pod};
+use super::{handlers, immutable, meta, one_of, pod, supported};
 use crate::cidr;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
@@ -170,12 +170,22 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     if list.len() > 2 {
         causes.invalid(&list_path, list, "may only hold up to 2 values");
     }
-    for (i, family) in items(&spec["ipFamilies"]).iter().enumerate() {
-        one_of(&path.child("ipFamilies").index(i), family, &["IPv4", "IPv6"], causes);
+    let families = items(&spec["ipFamilies"]);
+    for (i, family) in families.iter().enumerate() {
+        let list = path.child("ipFamilies");
+        supported(&list.index(i), family, &["IPv4", "IPv6"], causes);
+        if families.iter().take(i).any(|earlier| earlier == family) {
+            causes.duplicate(&list.index(i), family, "");
+        }
     }
-    if !is_zero(&spec["ipFamilyPolicy"]) {
-        let supported = ["PreferDualStack", "RequireDualStack", "SingleStack"];
-        one_of(&path.child("ipFamilyPolicy"), &spec["ipFamilyPolicy"], &supported, causes);
+    for (field, values) in [
+        ("ipFamilyPolicy", &["PreferDualStack", "RequireDualStack", "SingleStack"][..]),
+        ("internalTrafficPolicy", &["Cluster", "Local"]),
+        ("trafficDistribution", &["PreferClose", "PreferSameZone", "PreferSameNode"]),
+    ] {
+        if !spec[field].is_null() {
+            supported(&path.child(field), &spec[field], values, causes);
+        }
     }
 }
 
@@ -215,10 +225,7 @@ fn service_ports(path: &Path<'_>, spec: &Value, kind: &str, causes: &mut Causes)
         port_number(&path.child("port"), number, causes);
         one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
         handlers::port(&path.child("targetPort"), &port["targetPort"], causes);
-        let app = text(&port["appProtocol"]);
-        if !app.is_empty() {
-            causes.each(&path.child("appProtocol"), app, names::qualified(app));
-        }
+        app_protocol(&path, port, causes);
         if !seen_ports.insert((protocol, number)) {
             causes.duplicate(&path, port, "");
         }
@@ -309,13 +316,20 @@ pub(in crate::kinds) fn endpoints(endpoints: &Value, causes: &mut Causes) {
             }
             port_number(&path.child("port"), port["port"].as_i64().unwrap_or(0), causes);
             one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
+            app_protocol(&path, port, causes);
         }
     }
 }
 
+/// The protocol above that of a port has a name of its own, or none.
+fn app_protocol(path: &Path<'_>, port: &Value, causes: &mut Causes) {
+    if let Some(protocol) = port["appProtocol"].as_str() {
+        causes.each(&path.child("appProtocol"), protocol, names::qualified(protocol));
+    }
+}
+
 fn host_and_node(path: &Path<'_>, endpoint: &Value, causes: &mut Causes) {
-    let host = text(&endpoint["hostname"]);
-    if !host.is_empty() {
+    if let Some(host) = endpoint["hostname"].as_str() {
         causes.each(&path.child("hostname"), host, names::dns_label(host));
     }
     if let Some(node) = endpoint["nodeName"].as_str() {
@@ -348,6 +362,30 @@ pub(in crate::kinds) fn endpoint_slice(slice: &Value, old: Option<&Value>, cause
             slice_address(&addresses_path.index(j), text(&slice["addressType"]), address, causes);
         }
         host_and_node(&path, endpoint, causes);
+        hints(&path.child("hints"), &endpoint["hints"], causes);
+    }
+}
+
+/// Where traffic to an endpoint is best sent from.
+fn hints(path: &Path<'_>, hints: &Value, causes: &mut Causes) {
+    const MAX: usize = 8;
+    type Rule = fn(&str) -> Vec<String>;
+    for (field, rule) in
+        [("forZones", names::label_value as Rule), ("forNodes", names::dns_subdomain)]
+    {
+        let list = path.child(field);
+        let given = items(&hints[field]);
+        if given.len() > MAX {
+            return causes.too_many(&list, given.len(), MAX);
+        }
+        let mut seen = BTreeSet::new();
+        for (i, name) in given.iter().map(|hint| text(&hint["name"])).enumerate() {
+            let path = list.index(i);
+            if !seen.insert(name) {
+                causes.duplicate(&path.child("name"), name, "");
+            }
+            causes.each(&path.child("name"), name, rule(name));
+        }
     }
 }
 
@@ -384,10 +422,7 @@ fn slice_ports(slice: &Value, causes: &mut Causes) {
         if !seen.insert(name) {
             causes.duplicate(&path.child("name"), name, "");
         }
-        one_of(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
-        let app = text(&port["appProtocol"]);
-        if !app.is_empty() {
-            causes.each(&path.child("appProtocol"), app, names::qualified(app));
-        }
+        supported(&path.child("protocol"), &port["protocol"], &PROTOCOLS, causes);
+        app_protocol(&path, port, causes);
     }
 }

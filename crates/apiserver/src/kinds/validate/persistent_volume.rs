@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::claim::{VOLUME_MODES, access_modes, class, positive};
-use super::{immutable, one_of, storage, volume};
+use super::{immutable, one_of, scheduling, storage, volume};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{entries, is_zero, items, same, text};
@@ -108,59 +108,7 @@ fn affinity(path: &Path<'_>, affinity: &Value, causes: &mut Causes) {
     if required.is_null() {
         return causes.required(&path, "must specify required node constraints");
     }
-    let list = path.child("nodeSelectorTerms");
-    if items(&required["nodeSelectorTerms"]).is_empty() {
-        causes.required(&list, "must have at least one node selector term");
-    }
-    for (i, term) in items(&required["nodeSelectorTerms"]).iter().enumerate() {
-        let path = list.index(i);
-        let expressions = path.child("matchExpressions");
-        for (j, expression) in items(&term["matchExpressions"]).iter().enumerate() {
-            node_label(&expressions.index(j), expression, causes);
-        }
-        let fields = path.child("matchFields");
-        for (j, field) in items(&term["matchFields"]).iter().enumerate() {
-            node_field(&fields.index(j), field, causes);
-        }
-    }
-}
-
-fn node_label(path: &Path<'_>, requirement: &Value, causes: &mut Causes) {
-    let count = items(&requirement["values"]).len();
-    let values = path.child("values");
-    match text(&requirement["operator"]) {
-        "In" | "NotIn" if count == 0 => {
-            causes.required(&values, "must be specified when `operator` is 'In' or 'NotIn'");
-        }
-        "Exists" | "DoesNotExist" if count > 0 => causes.forbidden(
-            &values,
-            "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
-        ),
-        "Gt" | "Lt" if count != 1 => causes
-            .required(&values, "must be specified single value when `operator` is 'Lt' or 'Gt'"),
-        "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
-        other => causes.invalid(&path.child("operator"), other, "not a valid selector operator"),
-    }
-    let key = text(&requirement["key"]);
-    causes.each(&path.child("key"), key, names::qualified(key));
-    for (i, value) in items(&requirement["values"]).iter().map(text).enumerate() {
-        causes.each(&values.index(i), value, names::label_value(value));
-    }
-}
-
-fn node_field(path: &Path<'_>, requirement: &Value, causes: &mut Causes) {
-    match text(&requirement["operator"]) {
-        "In" | "NotIn" if items(&requirement["values"]).len() == 1 => {}
-        "In" | "NotIn" => causes.required(
-            &path.child("values"),
-            "must be only one value when `operator` is 'In' or 'NotIn' for node field selector",
-        ),
-        other => causes.invalid(&path.child("operator"), other, "not a valid selector operator"),
-    }
-    if requirement["key"] != "metadata.name" {
-        let key = &requirement["key"];
-        causes.invalid(&path.child("key"), key, "not a valid field selector key");
-    }
+    scheduling::node_selector(&path, required, causes);
 }
 
 fn source(path: &Path<'_>, name: &str, spec: &Value, causes: &mut Causes) {

@@ -339,4 +339,7 @@ fn strict_create(event: &Value, causes: &mut Causes) {
     if !event["series"].is_null() && event["series"]["count"].as_i64().unwrap_or(0) < 2 {
         causes.invalid(&Path::root("series").child("count"), "", "should be at least 2");
     }
+    if !event["series"].is_null() && event["series"]["lastObservedTime"].is_null() {
+        causes.required(&Path::root("series").child("lastObservedTime"), "");
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::container::{self, Kind};
-use super::{meta, one_of, volume};
+use super::{meta, one_of, scheduling, supported, volume};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names::{self, range};
 use crate::schema::value::{entries, is_zero, items, text};
@@ -84,7 +84,10 @@ fn spec(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes) {
         causes.required(&path.child("terminationGracePeriodSeconds"), "");
     }
     let volumes = volume::volumes(&path.child("volumes"), &spec["volumes"], causes);
-    let context = container::Context { volumes, grace };
+    let claims = resource_claims(&path.child("resourceClaims"), &spec["resourceClaims"], causes);
+    // A negative grace period is as good as one second.
+    let grace = grace.map(|grace| if grace < 0 { 1 } else { grace });
+    let context = container::Context { volumes, claims, grace };
     containers(path, spec, &context, causes);
     host_network(path, spec, is_pod, causes);
     one_of(
@@ -100,6 +103,9 @@ fn spec(path: &Path<'_>, spec: &Value, is_pod: bool, causes: &mut Causes) {
         causes,
     );
     meta::labels(&path.child("nodeSelector"), &spec["nodeSelector"], causes);
+    scheduling::affinity(&path.child("affinity"), &spec["affinity"], causes);
+    let constraints = path.child("topologySpreadConstraints");
+    scheduling::topology_spread(&constraints, &spec["topologySpreadConstraints"], causes);
     security_context(&path.child("securityContext"), spec, causes);
     dns_config(&path.child("dnsConfig"), spec, causes);
     gates(path, spec, causes);
@@ -191,13 +197,14 @@ fn security_context(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         );
     }
     container::seccomp(&path.child("seccompProfile"), &context["seccompProfile"], causes);
-    if !context["fsGroupChangePolicy"].is_null() {
-        one_of(
-            &path.child("fsGroupChangePolicy"),
-            &context["fsGroupChangePolicy"],
-            &["OnRootMismatch", "Always"],
-            causes,
-        );
+    container::app_armor(&path.child("appArmorProfile"), &context["appArmorProfile"], causes);
+    for (field, values) in [
+        ("fsGroupChangePolicy", ["Always", "OnRootMismatch"]),
+        ("supplementalGroupsPolicy", ["Merge", "Strict"]),
+    ] {
+        if !context[field].is_null() {
+            supported(&path.child(field), &context[field], &values, causes);
+        }
     }
     let sysctls = path.child("sysctls");
     let mut seen = BTreeSet::new();
@@ -247,6 +254,48 @@ fn is_ipc_sysctl(name: &str) -> bool {
         || ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// The claims of devices that the pod has; their names.
+fn resource_claims<'a>(path: &Path<'_>, claims: &'a Value, causes: &mut Causes) -> Vec<&'a str> {
+    let mut seen = Vec::new();
+    for (i, claim) in items(claims).iter().enumerate() {
+        let path = path.index(i);
+        let name_path = path.child("name");
+        let name = text(&claim["name"]);
+        match name {
+            "" => causes.required(&name_path, ""),
+            name if seen.contains(&name) => causes.duplicate(&name_path, name, ""),
+            name => {
+                causes.each(&name_path, name, names::dns_label(name));
+                seen.push(name);
+            }
+        }
+        let sources = ["resourceClaimName", "resourceClaimTemplateName"];
+        let given = sources.iter().filter(|source| !claim[**source].is_null()).count();
+        let value = json!({
+            "Name": name,
+            "ResourceClaimName": claim[sources[0]],
+            "ResourceClaimTemplateName": claim[sources[1]],
+        });
+        match given {
+            0 => {
+                let why = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`";
+                causes.invalid(&path, &value, why);
+            }
+            1 => {}
+            _ => {
+                let why = "at most one of `resourceClaimName` or `resourceClaimTemplateName` may \
+                           be specified";
+                causes.invalid(&path, &value, why);
+            }
+        }
+        for source in sources.into_iter().filter(|source| !claim[*source].is_null()) {
+            let name = text(&claim[source]);
+            causes.each(&path.child(source), name, names::dns_subdomain(name));
+        }
+    }
+    seen
+}
+
 fn dns_config(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     let config = &spec["dnsConfig"];
     let servers = items(&config["nameservers"]);
@@ -278,6 +327,14 @@ fn dns_config(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
             searches,
             "must not have more than 32 search paths",
         );
+    }
+    for (i, search) in searches.iter().map(text).enumerate() {
+        // A final dot is that of the root, and the root alone is a search path.
+        let name = search.strip_suffix('.').unwrap_or(search);
+        if search != "." {
+            let list = path.child("searches");
+            causes.each(&list.index(i), name, names::dns_subdomain_with_underscores(name));
+        }
     }
     let length = searches.iter().map(|s| text(s).len() + 1).sum::<usize>();
     if length > 2049 {

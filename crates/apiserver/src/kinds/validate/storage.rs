@@ -44,6 +44,10 @@ pub(in crate::kinds) fn storage_class(class: &Value, old: Option<&Value>, causes
 
 fn topology(path: &Path<'_>, term: &Value, causes: &mut Causes) {
     let list = path.child("matchLabelExpressions");
+    if items(&term["matchLabelExpressions"]).is_empty() {
+        // As upstream has it, whose set of terms begins with the empty one.
+        causes.duplicate(&list, "", "");
+    }
     let mut keys = BTreeSet::new();
     for (i, expression) in items(&term["matchLabelExpressions"]).iter().enumerate() {
         let path = list.index(i);

@@ -97,6 +97,7 @@ fn source(path: &Path<'_>, volume: &Value, causes: &mut Causes) {
             "csi" => csi(&path, source, causes),
             "nfs" => nfs(&path, source, causes),
             "iscsi" => iscsi(&path, source, causes),
+            "image" => image(&path, source, causes),
             _ => {}
         }
     }
@@ -135,8 +136,8 @@ pub(in crate::kinds) fn path(path: &Path<'_>, given: &Value, causes: &mut Causes
 pub(in crate::kinds) fn nfs(path: &Path<'_>, source: &Value, causes: &mut Causes) {
     required(&path.child("server"), &source["server"], causes);
     required(&path.child("path"), &source["path"], causes);
-    if !text(&source["path"]).is_empty() && !text(&source["path"]).starts_with('/') {
-        causes.invalid(&path.child("path"), &source["path"], "must be an absolute path");
+    if !text(&source["path"]).starts_with('/') {
+        causes.invalid(&path.child("path"), text(&source["path"]), "must be an absolute path");
     }
 }
 
@@ -156,6 +157,14 @@ pub(in crate::kinds) fn iscsi(path: &Path<'_>, source: &Value, causes: &mut Caus
     let needs_secret = source["chapAuthDiscovery"] == true || source["chapAuthSession"] == true;
     if needs_secret && source["secretRef"].is_null() {
         causes.required(&path.child("secretRef"), "");
+    }
+}
+
+fn image(path: &Path<'_>, source: &Value, causes: &mut Causes) {
+    required(&path.child("reference"), &source["reference"], causes);
+    let policies = ["Always", "IfNotPresent", "Never"];
+    if !text(&source["pullPolicy"]).is_empty() {
+        one_of(&path.child("pullPolicy"), &source["pullPolicy"], &policies, causes);
     }
 }
 
@@ -280,6 +289,24 @@ fn no_backsteps(path: &Path<'_>, given: &str, causes: &mut Causes) {
     }
 }
 
+/// The fields of pods that a selector or a reference can name.
+const KNOWN_FIELDS: [&str; 14] = [
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.phase",
+    "status.podIP",
+    "status.podIPs",
+];
+
 /// A `fieldRef`; `supported` are the fields allowed here.
 pub(in crate::kinds) fn field_ref(
     path: &Path<'_>,
@@ -300,6 +327,10 @@ pub(in crate::kinds) fn field_ref(
         }
         Some(("metadata.labels", key)) => causes.each(path, key, names::qualified(key)),
         Some((other, _)) => causes.invalid(path, other, "does not support subscript"),
+        None if !KNOWN_FIELDS.contains(&field) => {
+            let why = format!("error converting fieldPath: field label not supported: {field}");
+            causes.invalid(&path.child("fieldPath"), field, why);
+        }
         None if !supported.contains(&field) => {
             causes.not_supported(&path.child("fieldPath"), field, supported)
         }
@@ -325,6 +356,29 @@ pub(in crate::kinds) fn resource_ref(
         causes.required(&path.child("resource"), "");
     } else if !RESOURCES.contains(&resource) && !huge {
         causes.not_supported(&path.child("resource"), resource, &RESOURCES);
+    } else {
+        divisor(path, resource, text(&reference["divisor"]), causes);
+    }
+}
+
+/// What a resource is counted in.
+fn divisor(path: &Path<'_>, resource: &str, given: &str, causes: &mut Causes) {
+    let (_, kind) = resource.split_once('.').unwrap_or_default();
+    let (supported, words): (&[&str], &str) = match kind {
+        "cpu" => (&["1m", "1"], "1m and 1"),
+        _ => (
+            &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"],
+            "1, 1k, 1M, 1G, 1T, 1P, 1E, 1Ki, 1Mi, 1Gi, 1Ti, 1Pi, 1Ei",
+        ),
+    };
+    if !matches!(given, "" | "0") && !supported.contains(&given) {
+        let kind = match kind {
+            "ephemeral-storage" => "local ephemeral storage",
+            kind if kind.starts_with("hugepages-") => "hugepages",
+            kind => kind,
+        };
+        let why = format!("only divisor's values {words} are supported with the {kind} resource");
+        causes.invalid(&path.child("divisor"), resource, why);
     }
 }
 
@@ -374,6 +428,42 @@ pub(in crate::kinds) fn mounts(
             );
         }
         propagation(&list.child("mountPropagation"), mount, container, causes);
+    }
+}
+
+/// A container's block devices name volumes that can be ones.
+pub(in crate::kinds) fn devices(
+    path: &Path<'_>,
+    container: &Value,
+    volumes: &BTreeMap<&str, &Value>,
+    causes: &mut Causes,
+) {
+    let list = path.child("volumeDevices");
+    let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
+    for (i, device) in items(&container["volumeDevices"]).iter().enumerate() {
+        let path = list.index(i);
+        let (name_path, device_path) = (path.child("name"), path.child("devicePath"));
+        let (name, target) = (text(&device["name"]), text(&device["devicePath"]));
+        required(&name_path, &device["name"], causes);
+        required(&device_path, &device["devicePath"], causes);
+        if !names.insert(name) {
+            causes.invalid(&name_path, name, "must be unique");
+        }
+        match volumes.get(name) {
+            None => causes.not_found(&name_path, name),
+            Some(volume)
+                if volume["persistentVolumeClaim"].is_null() && volume["ephemeral"].is_null() =>
+            {
+                let why = "can only use volume source type of PersistentVolumeClaim or Ephemeral \
+                           for block mode";
+                causes.invalid(&name_path, name, why);
+            }
+            Some(_) => {}
+        }
+        if !target.is_empty() && !paths.insert(target) {
+            causes.invalid(&device_path, target, "must be unique");
+        }
+        no_backsteps(&device_path, target, causes);
     }
 }
 
