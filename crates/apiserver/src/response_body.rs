@@ -15,6 +15,7 @@ use longshore_serving::{BoxError, Monitored};
 use parking_lot::Mutex;
 
 use crate::offload::LARGE;
+use crate::request_metrics::Record;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
 /// as ours, and not lost in the buffers of a connection whose client reads nothing.
@@ -42,6 +43,8 @@ pub(crate) struct Body {
     memory: Option<Arc<Memory>>,
     /// Released when the response is sent.
     _request: Option<RequestGuard>,
+    /// Counts the request when a stream ends.
+    record: Option<Record>,
 }
 
 impl Body {
@@ -69,6 +72,14 @@ impl Body {
         self.memory.as_ref()
     }
 
+    /// Its request is counted now, or when it ends if it is a stream.
+    pub(crate) fn count(&mut self, mut record: Record) {
+        match &self.content {
+            Content::Whole(text) => record.sent(text.len()),
+            Content::Stream(_) => self.record = Some(record),
+        }
+    }
+
     /// Holds the guard of its request.
     pub(crate) fn hold(&mut self, request: RequestGuard) {
         self._request = Some(request);
@@ -77,7 +88,7 @@ impl Body {
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _request: None }
+        Body { content, memory: None, _request: None, record: None }
     }
 }
 
@@ -106,6 +117,9 @@ impl hyper::body::Body for Body {
                 .poll_next(context)
                 .map(|next| next.map(|text| text.map(Frame::data))),
         };
+        if let (Some(record), Poll::Ready(Some(Ok(frame)))) = (&mut self.record, &next) {
+            record.sent(frame.data_ref().map_or(0, Bytes::len));
+        }
         if let Some(memory) = &self.memory {
             memory.note(next.is_ready());
         }

@@ -297,12 +297,8 @@ fn seed() -> RngSeed {
 /// Sequences that random ones have found.
 #[test]
 fn pod_life_with_known_faults() {
-    let running = || Setting {
-        restart_policy: "Always",
-        probed: false,
-        stops_in: 3_000,
-        exits: None,
-    };
+    let running =
+        || Setting { restart_policy: "Always", probed: false, stops_in: 3_000, exits: None };
     // A pod is created again before anything was written of the one before: it is another pod, which
     // the write that is still under way for the first does not concern.
     let replaced = vec![

@@ -43,8 +43,9 @@ impl Router {
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
-                let text =
-                    self.metrics.render() + &self.api.chain.metrics() + &aggregator.metrics();
+                let text = self.metrics.render(self.limits.in_flight())
+                    + &self.api.chain.metrics()
+                    + &aggregator.metrics();
                 Ok(respond::text(StatusCode::OK, text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
