@@ -315,7 +315,25 @@ fn pod_life_with_known_faults() {
         Event::Create,
         Event::Wait(0),
     ];
-    for (setting, events) in [(running(), replaced)] {
+    // A sandbox is made by a call that fails, and is found only after its pod is gone.
+    let found_late = vec![
+        Event::Create,
+        Event::Wait(1),
+        Event::Inject("RunPodSandbox", Fault::FailsAfter),
+        Event::Delete(5),
+        Event::Inject("ListPodSandbox", Fault::Hangs),
+        Event::Inject("RunPodSandbox", Fault::Hangs),
+        Event::Inject("ListPodSandbox", Fault::Hangs),
+        Event::Delete(0),
+        Event::Create,
+        Event::Wait(768),
+        Event::Evict(None),
+        Event::Wait(6_017),
+        Event::Evict(None),
+        Event::Wait(2_518),
+    ];
+    let never_stops = Setting { stops_in: 1_000_000, ..running() };
+    for (setting, events) in [(running(), replaced), (never_stops, found_late)] {
         for probed in [false, true] {
             let setting = Setting { probed, ..setting.clone() };
             assert_eq!(outcome(setting, events.clone()), Ok(()), "{events:?}");
