@@ -13,6 +13,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+
 use crate::cache::{Cache, Snapshot};
 use crate::events::ClusterEvent;
 use crate::framework::{
@@ -69,6 +71,8 @@ pub enum Action {
         claims: Vec<(ClaimKey, Box<str>)>,
         /// Claims for devices that are to be allocated, or reserved for the pod.
         devices: Vec<DeviceReservation>,
+        /// Whether the pod waits for devices to be prepared then.
+        waits: bool,
     },
     /// Take back what was reserved for a pod that was not bound.
     Unreserve {
@@ -185,8 +189,8 @@ struct Binding {
     claims: ClaimUse,
     /// Claims of which the selected node has been seen.
     seen: Vec<ClaimKey>,
-    /// Until when volumes may take to be bound, once they are asked for.
-    volumes_until: Option<Duration>,
+    /// Until when volumes may take to be bound and devices to be prepared, once they are asked for.
+    claims_until: Option<Duration>,
     started: Duration,
     /// Since when the current action is under way.
     since: Duration,
@@ -207,6 +211,8 @@ pub struct Settings {
     pub assumed_ttl: Option<Duration>,
     /// Whether extenders filter or score nodes.
     pub has_extenders: bool,
+    /// The time of the point that spans are since.
+    pub epoch: Timestamp,
 }
 
 impl Default for Settings {
@@ -217,6 +223,7 @@ impl Default for Settings {
             volumes_timeout: Duration::from_secs(600),
             assumed_ttl: None,
             has_extenders: false,
+            epoch: Timestamp::UNIX_EPOCH,
         }
     }
 }
@@ -278,14 +285,19 @@ impl Scheduler {
         if active > 0 {
             return Some(Duration::ZERO);
         }
-        let timeouts = self.bindings.values().filter_map(|own| own.volumes_until);
+        let timeouts = self.bindings.values().filter_map(|own| own.claims_until);
         let flush = (!self.queue.is_unschedulable_empty())
             .then(|| self.flushed.saturating_add(FLUSH_INTERVAL));
         timeouts.chain(self.queue.next_backoff()).chain(flush).min()
     }
 
+    fn set_clock(&mut self, now: Duration) {
+        self.objects.clock = self.settings.epoch.checked_add(now).unwrap_or(Timestamp::MAX);
+    }
+
     /// Does what is due by time.
     pub fn tick(&mut self, now: Duration) {
+        self.set_clock(now);
         self.queue.end_backoffs(now);
         if now.saturating_sub(self.flushed) >= FLUSH_INTERVAL {
             self.flushed = now;
@@ -587,7 +599,7 @@ impl Scheduler {
                 node,
                 claims,
                 seen: Vec::new(),
-                volumes_until: None,
+                claims_until: None,
                 started: attempt.started,
                 since: now,
                 attempts: attempt.queued.attempts,

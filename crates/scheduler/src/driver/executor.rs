@@ -199,14 +199,22 @@ impl Executor for ApiExecutor {
                 }
                 Err(error) => Some(Outcome::Failed(pod.uid.clone(), error)),
             },
-            Action::PreBind { pod, node, volumes, claims, devices } => {
+            Action::PreBind { pod, node, volumes, claims, devices, waits } => {
                 if let Err(error) = self.request_volumes(&node, &volumes, &claims).await {
                     return Some(Outcome::Failed(pod.uid.clone(), error.to_string()));
                 }
                 let mut done = Vec::new();
                 let uid = pod.uid.clone();
                 Some(match self.reserve_devices(&pod, &devices, &mut done).await {
-                    Ok(()) => Outcome::Prepared(uid, done),
+                    Ok(()) => {
+                        if waits {
+                            let reason = "BindingConditionsPending";
+                            let note =
+                                format!("waiting for binding conditions for device on node {node}");
+                            self.event(&pod, &pod, EventType::Normal, reason, &note);
+                        }
+                        Outcome::Prepared(uid, done)
+                    }
                     Err(error) => {
                         let plugin = "DynamicResources";
                         let error = format!("running PreBind plugin \"{plugin}\": {error}");

@@ -4,13 +4,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{NodeSelector as ApiNodeSelector, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, Device as ApiDevice, DeviceClaim, DeviceClass as ApiClass,
-    DeviceClassConfiguration, DeviceSelector, ResourceClaim as ApiClaim, ResourceSlice as ApiSlice,
+    DeviceClassConfiguration, DeviceRequestAllocationResult, DeviceSelector,
+    ResourceClaim as ApiClaim, ResourceClaimStatus, ResourceSlice as ApiSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::jiff::Timestamp;
 use longshore_quantity::Quantity;
 
 use super::{Atom, ClaimKey, Node, NodeSelector, Pod};
@@ -303,6 +306,62 @@ impl DeviceClass {
     }
 }
 
+/// Whether devices are prepared that have binding conditions, which a pod waits for before it is bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// All of them are, or none has conditions.
+    Ready,
+    /// One is not prepared yet, or there are no devices.
+    Pending,
+    /// One cannot be: reason and message.
+    Failed(Box<str>, Box<str>),
+}
+
+impl Readiness {
+    fn new(status: Option<&ResourceClaimStatus>) -> Self {
+        let allocation = status.and_then(|status| status.allocation.as_ref());
+        let Some(allocation) = allocation else { return Self::Pending };
+        let devices = status.and_then(|status| status.devices.as_ref());
+        for result in conditional(allocation) {
+            let device = devices.into_iter().flatten().find(|one| {
+                one.device == result.device
+                    && one.driver == result.driver
+                    && one.pool == result.pool
+            });
+            let Some(device) = device else { return Self::Pending };
+            let is_true = |type_: &String| {
+                let mut all = device.conditions.iter().flatten();
+                all.find(|one| one.type_ == *type_ && one.status == "True")
+            };
+            let failures = result.binding_failure_conditions.iter().flatten();
+            if let Some(failure) = failures.filter_map(is_true).next() {
+                let (reason, message) = (failure.reason.as_str(), failure.message.as_str());
+                return Self::Failed(reason.into(), message.into());
+            }
+            if !result.binding_conditions.iter().flatten().all(|own| is_true(own).is_some()) {
+                return Self::Pending;
+            }
+        }
+        Self::Ready
+    }
+}
+
+/// The devices of an allocation that have binding conditions.
+fn conditional(
+    allocation: &AllocationResult,
+) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
+    let has_any = |one: &&DeviceRequestAllocationResult| {
+        one.binding_conditions.as_ref().is_some_and(|own| !own.is_empty())
+    };
+    results.into_iter().flatten().filter(has_any)
+}
+
+/// Whether a pod waits for devices of an allocation before it is bound.
+pub(crate) fn is_conditional(allocation: &AllocationResult) -> bool {
+    conditional(allocation).next().is_some()
+}
+
 /// A claim for devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResourceClaim {
@@ -324,6 +383,10 @@ pub struct ResourceClaim {
     pub nodes: Option<NodeSelector>,
     /// Those that use it, by UID.
     pub consumers: Box<[Box<str>]>,
+    /// Whether its devices are prepared.
+    pub readiness: Readiness,
+    /// When it got its devices.
+    pub allocated: Option<Timestamp>,
 }
 
 impl ResourceClaim {
@@ -350,7 +413,36 @@ impl ResourceClaim {
             nodes: allocation.and_then(|own| own.node_selector.as_ref()).map(NodeSelector::new),
             allocation: allocation.map(|own| Arc::new(own.clone())),
             consumers: consumers.into_iter().flatten().map(|one| one.uid.as_str().into()).collect(),
+            readiness: Readiness::new(status),
+            allocated: allocation
+                .and_then(|own| own.allocation_timestamp.as_ref())
+                .map(|time| time.0),
         }
+    }
+
+    /// Whether its devices are prepared, at that time.
+    ///
+    /// # Errors
+    /// They cannot be, or not within `timeout` since it got them: in upstream's words.
+    pub fn is_ready(&self, now: Timestamp, timeout: Duration) -> Result<bool, String> {
+        let name = &self.key.name;
+        match &self.readiness {
+            Readiness::Ready => Ok(true),
+            Readiness::Failed(reason, message) => Err(format!(
+                "device binding failed: claim={name}, reason={reason}, message={message:?}"
+            )),
+            Readiness::Pending if self.deadline(timeout).is_some_and(|end| end < now) => {
+                Err(format!("device binding timeout: claim={name}"))
+            }
+            Readiness::Pending => Ok(false),
+        }
+    }
+
+    /// Until when its devices may take to be prepared; `None`: none of them has to be.
+    pub fn deadline(&self, timeout: Duration) -> Option<Timestamp> {
+        let allocation = self.allocation.as_deref()?;
+        let since = self.allocated.filter(|_| is_conditional(allocation))?;
+        Some(since.checked_add(timeout).unwrap_or(Timestamp::MAX))
     }
 
     /// Whether the pod is among those that use it.

@@ -11,10 +11,10 @@ pub mod resources;
 mod storage;
 
 pub use self::atom::Atom;
-pub(crate) use self::devices::{CLAIM_FINALIZER, amount};
+pub(crate) use self::devices::{CLAIM_FINALIZER, amount, is_conditional};
 pub use self::devices::{
     Device, DeviceClass, DeviceId, DeviceNodes, DeviceReservation, PodClaimRef, PodResourceClaim,
-    ResourceClaim, ResourceSlice, Taken, UsedDevices,
+    Readiness, ResourceClaim, ResourceSlice, Taken, UsedDevices,
 };
 pub use self::labels::{Labels, NodeSelector, NodeTerm, Requirement, Selector};
 pub use self::node::{Node, NodeInfo, Taint, TaintEffect};

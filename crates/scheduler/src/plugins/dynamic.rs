@@ -1,14 +1,19 @@
 //! Claims for devices (dynamic resource allocation): those that are allocated fit nodes that reach their
 //! devices; for the others devices of the node are found.
 //!
-//! Current limitations: extended resources are not served by devices, and devices whose driver has to
-//! prepare them before the pod is bound (binding conditions) are not allocated; see `devices`.
+//! Current limitations: extended resources are not served by devices.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::AllocationResult;
+use k8s_openapi::jiff::Timestamp;
+use longshore_duration::GoDuration;
+use serde::Deserialize;
+use serde_json::Value;
 
+use super::{PluginError, arguments, invalid};
 use crate::devices::{AllocationError, Allocator};
 use crate::events::ClusterEvent;
 use crate::framework::{
@@ -17,15 +22,45 @@ use crate::framework::{
 };
 use crate::model::{
     ClaimUse, DeviceReservation, Node, NodeInfo, Objects, Pod, PodClaimRef, ResourceClaim,
+    is_conditional,
 };
 
 const NAME: &str = "DynamicResources";
 /// The most alternatives of a request; the first of them scores that much.
 const MAX_ALTERNATIVES: i64 = 8;
 
+/// The arguments, as durations of Go.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Args {
+    filter_timeout: Option<GoDuration>,
+    binding_timeout: Option<GoDuration>,
+}
+
 /// Allocates devices.
 #[derive(Debug)]
-pub(super) struct DynamicResources;
+pub(super) struct DynamicResources {
+    /// How long devices may take to be prepared that have binding conditions.
+    binding_timeout: Duration,
+}
+
+impl DynamicResources {
+    pub(super) fn new(args: &Value) -> Result<Self, PluginError> {
+        let args: Args = arguments(NAME, args)?;
+        if args.filter_timeout.is_some_and(|own| own < GoDuration::ZERO) {
+            return Err(invalid(NAME, "filterTimeout: must be zero or positive"));
+        }
+        let binding = args.binding_timeout.unwrap_or(GoDuration::secs(600));
+        if binding < GoDuration::secs(1) {
+            return Err(invalid(NAME, "bindingTimeout: must be at least 1 second"));
+        }
+        Ok(Self { binding_timeout: binding.get() })
+    }
+
+    fn prepare<'a>(&self, pod: &Pod, objects: &'a Objects) -> Result<Option<Prepared<'a>>, Status> {
+        Prepared::new(pod, objects, self.binding_timeout)
+    }
+}
 
 /// The claims of a pod, or why it cannot have them.
 fn claims<'a>(pod: &Pod, objects: &'a Objects) -> Result<Vec<&'a ResourceClaim>, String> {
@@ -68,11 +103,17 @@ fn claims<'a>(pod: &Pod, objects: &'a Objects) -> Result<Vec<&'a ResourceClaim>,
 struct Prepared<'a> {
     claims: Vec<&'a ResourceClaim>,
     allocator: Allocator<'a>,
+    now: Timestamp,
+    binding_timeout: Duration,
 }
 
 impl<'a> Prepared<'a> {
     /// `None`: the pod has no claims.
-    fn new(pod: &Pod, objects: &'a Objects) -> Result<Option<Self>, Status> {
+    fn new(
+        pod: &Pod,
+        objects: &'a Objects,
+        binding_timeout: Duration,
+    ) -> Result<Option<Self>, Status> {
         let reject = |reason: String| Status::new(Code::Unresolvable, reason);
         let claims = claims(pod, objects).map_err(reject)?;
         if claims.is_empty() {
@@ -91,16 +132,18 @@ impl<'a> Prepared<'a> {
             &objects.device_classes,
             objects.used_devices(),
         );
-        Ok(Some(Self { claims, allocator }))
+        Ok(Some(Self { claims, allocator, now: objects.clock, binding_timeout }))
     }
 
     fn to_allocate(&self) -> Vec<&'a ResourceClaim> {
         self.claims.iter().copied().filter(|claim| claim.allocation.is_none()).collect()
     }
 
-    /// Whether devices of all claims that are allocated can be reached from a node.
-    fn reaches(&self, node: &Node) -> bool {
-        self.claims.iter().all(|claim| reaches(claim, node))
+    /// Whether the devices of a claim, if it has any, can be used on a node: it reaches them, and they are
+    /// or may still be prepared.
+    fn is_usable(&self, claim: &ResourceClaim, node: &Node) -> bool {
+        let is_lost = || claim.is_ready(self.now, self.binding_timeout).is_err();
+        reaches(claim, node) && !(claim.allocation.is_some() && is_lost())
     }
 
     /// What claims that are not allocated get on a node.
@@ -165,7 +208,7 @@ impl NodeFilter for Prepared<'_> {
         // As upstream: an error of a claim counts more than what the node does not reach.
         let allocated = self.allocate(node).map(|_| ());
         allocated?;
-        if self.reaches(node) {
+        if self.claims.iter().all(|claim| self.is_usable(claim, node)) {
             return Ok(());
         }
         Err(Status::unresolvable("resourceclaim not available on the node"))
@@ -231,7 +274,7 @@ impl Plugin for DynamicResources {
     }
 
     fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
-        match Prepared::new(cycle.pod, cycle.objects) {
+        match self.prepare(cycle.pod, cycle.objects) {
             Ok(None) => PreFilter::Skip,
             Ok(Some(prepared)) => PreFilter::Filter(Box::new(prepared)),
             Err(status) => PreFilter::Reject(status),
@@ -240,7 +283,7 @@ impl Plugin for DynamicResources {
 
     /// Takes away what a claim has where the pod cannot go, if nobody else uses it.
     fn post_filter(&self, cycle: Cycle<'_>, failed: &mut Failed<'_, '_>) -> PostFilter {
-        let Ok(Some(prepared)) = Prepared::new(cycle.pod, cycle.objects) else {
+        let Ok(Some(prepared)) = self.prepare(cycle.pod, cycle.objects) else {
             return PostFilter::Nothing(Cow::Borrowed("no new claims to deallocate"), false);
         };
         let rejected = failed.diagnosis.nodes.iter().filter(|(_, status)| status.plugin == NAME);
@@ -250,7 +293,7 @@ impl Plugin for DynamicResources {
         let unused = prepared.claims.iter().find(|claim| {
             claim.allocation.is_some()
                 && claim.consumers.iter().all(|uid| **uid == *cycle.pod.uid)
-                && nodes.iter().any(|node| !reaches(claim, node))
+                && nodes.iter().any(|node| !prepared.is_usable(claim, node))
         });
         match unused {
             Some(claim) => PostFilter::Deallocate(claim.key.clone(), claim.uid.clone()),
@@ -266,7 +309,7 @@ impl Plugin for DynamicResources {
         if cycle.pod.resource_claims.is_empty() {
             return None;
         }
-        let prepared = Prepared::new(cycle.pod, cycle.objects).ok()??;
+        let prepared = self.prepare(cycle.pod, cycle.objects).ok()??;
         let has_alternatives = prepared
             .claims
             .iter()
@@ -280,10 +323,13 @@ impl Plugin for DynamicResources {
 
     fn reserve(&self, cycle: Cycle<'_>, info: &NodeInfo) -> Result<ClaimUse, Status> {
         let Some(node) = &info.node else { return Ok(ClaimUse::default()) };
-        let Some(prepared) = Prepared::new(cycle.pod, cycle.objects)? else {
+        let Some(prepared) = self.prepare(cycle.pod, cycle.objects)? else {
             return Ok(ClaimUse::default());
         };
-        let mut found = prepared.allocate(node)?.into_iter();
+        let found = prepared.allocate(node)?;
+        let known = prepared.claims.iter().filter_map(|claim| claim.allocation.as_deref());
+        let waits = known.chain(&found).any(is_conditional);
+        let mut found = found.into_iter();
         let reservations = prepared.claims.iter().map(|claim| DeviceReservation {
             claim: claim.key.clone(),
             uid: claim.uid.clone(),
@@ -299,7 +345,11 @@ impl Plugin for DynamicResources {
                     .iter()
                     .any(|claim| claim.key == own.claim && claim.is_reserved_for(cycle.pod))
         };
-        Ok(ClaimUse { devices: reservations.filter(needed).collect(), ..ClaimUse::default() })
+        Ok(ClaimUse {
+            devices: reservations.filter(needed).collect(),
+            device_wait: waits.then_some(self.binding_timeout),
+            ..ClaimUse::default()
+        })
     }
 
     fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
@@ -308,7 +358,9 @@ impl Plugin for DynamicResources {
                 let was_freed = old.is_some_and(|old| old.allocation.is_some());
                 let is_freed = was_freed && new.allocation.is_none();
                 let is_same = old.is_some_and(|old| {
-                    old.allocation == new.allocation && old.consumers == new.consumers
+                    old.allocation == new.allocation
+                        && old.consumers == new.consumers
+                        && old.readiness == new.readiness
                 });
                 let mut own = pod.resource_claims.iter().filter_map(|own| own.claim.key());
                 is_freed || (!is_same && own.any(|key| *key == new.key))

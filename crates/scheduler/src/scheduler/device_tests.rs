@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::{DeviceClass, ResourceSlice};
+use crate::model::{DeviceClass, Readiness, ResourceSlice};
 use crate::testing::{World, atom, bound, merge, messages, node, pod};
 
 /// A claim for a device of class `gpu`.
@@ -159,6 +159,123 @@ fn devices_are_given_back_when_the_pod_is_not_bound() {
     world.0.add_pod(pod_with("p2", "c2"));
     let action = world.pre_bind();
     assert!(!world.prepare(&action).is_empty());
+}
+
+/// Nodes with one device each that has a binding condition, and the claim `c1` of pod `p1`, which is
+/// reserved; what follows of that.
+fn waiting(nodes: &[&str]) -> (Devices, ResourceClaim, Vec<Action>) {
+    let mut world = Devices::new(nodes);
+    for name in nodes {
+        let slice = json!({"metadata": {"name": name}, "spec": {
+            "driver": "gpu.example.com", "nodeName": name,
+            "devices": [{"name": "gpu-0", "bindsToNode": true, "bindingConditions": ["Attached"],
+                "bindingFailureConditions": ["Broken"]}],
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}});
+        let slice = ResourceSlice::new(&serde_json::from_value(slice).unwrap());
+        world.0.apply(Change::ResourceSlice(atom(name), Some(Box::new(slice))));
+    }
+    world.set(claim("c1", json!({})));
+    world.0.add_pod(pod_with("p1", "c1"));
+    let action = world.pre_bind();
+    let Action::PreBind { devices, waits, .. } = &action else { panic!("{action:?}") };
+    assert!(*waits);
+    let results = devices[0].allocation.as_ref().unwrap().devices.clone().unwrap().results.unwrap();
+    assert_eq!(results[0].binding_conditions, Some(vec!["Attached".to_owned()]));
+    assert_eq!(results[0].binding_failure_conditions, Some(vec!["Broken".to_owned()]));
+    let written = with_conditions(&results[0].pool, "11", json!([]));
+    let outcome = Outcome::Prepared("p1".into(), vec![written.clone()]);
+    world.0.scheduler.outcome(outcome, world.0.now);
+    let actions = world.0.scheduler.take_actions();
+    (world, written, actions)
+}
+
+/// The claim `c1` with a device of that pool, which has these conditions.
+fn with_conditions(pool: &str, version: &str, conditions: Value) -> ResourceClaim {
+    let id = json!({"driver": "gpu.example.com", "pool": pool, "device": "gpu-0"});
+    let mut result = json!({"request": "r", "bindingConditions": ["Attached"],
+        "bindingFailureConditions": ["Broken"]});
+    let mut device = json!({ "conditions": conditions });
+    merge(&mut result, id.clone());
+    merge(&mut device, id);
+    claim(
+        "c1",
+        json!({
+            "metadata": {"resourceVersion": version},
+            "status": {
+                "allocation": {"allocationTimestamp": "1970-01-01T00:00:01Z",
+                    "devices": {"results": [result]},
+                    "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                        {"key": "metadata.name", "operator": "In", "values": [pool]}]}]}},
+                "devices": [device],
+                "reservedFor": [{"resource": "pods", "name": "p1", "uid": "p1"}],
+            },
+        }),
+    )
+}
+
+fn condition(type_: &str, status: &str) -> Value {
+    json!({"type": type_, "status": status, "reason": "Because", "message": "it is so",
+        "lastTransitionTime": "1970-01-01T00:00:01Z"})
+}
+
+#[test]
+fn devices_with_binding_conditions_are_waited_for() {
+    let (mut world, written, actions) = waiting(&["n1"]);
+    assert_eq!(actions, [], "it waits");
+    assert_eq!(written.readiness, Readiness::Pending);
+    world.set(with_conditions("n1", "12", json!([condition("Attached", "False")])));
+    assert_eq!(world.0.scheduler.take_actions(), []);
+    world.0.now += Duration::from_secs(599);
+    world.0.scheduler.tick(world.0.now);
+    world.set(with_conditions("n1", "13", json!([condition("Attached", "True")])));
+    let actions = world.0.scheduler.take_actions();
+    assert_eq!(bound(&actions), [("p1".to_owned(), "n1".to_owned())]);
+}
+
+#[test]
+fn devices_that_are_not_prepared_are_given_back() {
+    let broken = json!([condition("Attached", "True"), condition("Broken", "True")]);
+    for (conditions, wait, expected) in [
+        (broken, 0, "device binding failed: claim=c1, reason=Because, message=\"it is so\""),
+        (json!([]), 602, "device binding timeout: claim=c1"),
+    ] {
+        let (mut world, ..) = waiting(&["n1"]);
+        world.0.now += Duration::from_secs(wait);
+        world.set(with_conditions("n1", "12", conditions));
+        world.0.scheduler.tick(world.0.now);
+        let actions = world.0.scheduler.take_actions();
+        let expected = format!("running PreBind plugin \"DynamicResources\": {expected}");
+        assert_eq!(messages(&actions), [expected]);
+        // The next attempt frees the claim, so that it may get other devices.
+        world.0.now += Duration::from_secs(20);
+        let actions = world.0.attempt();
+        let frees = actions.iter().any(|action| matches!(action, Action::Deallocate { .. }));
+        assert!(frees, "{actions:?}");
+        assert!(
+            messages(&actions)[0].starts_with(
+                "0/1 nodes are available: 1 resourceclaim not available on the node. deallocation of ResourceClaim completed"
+            ),
+            "{actions:?}"
+        );
+    }
+}
+
+#[test]
+fn devices_that_were_reserved_before_are_waited_for_no_longer_than_is_left() {
+    // Another scheduler goes on with the pod.
+    let mut other = Devices::new(&["n1"]);
+    other.0.now += Duration::from_secs(500);
+    other.set(with_conditions("n1", "12", json!([])));
+    other.0.add_pod(pod_with("p1", "c1"));
+    let action = other.pre_bind();
+    assert!(matches!(&action, Action::PreBind { devices, waits: true, .. } if devices.is_empty()));
+    assert_eq!(other.prepare(&action), []);
+    other.0.now += Duration::from_secs(98);
+    other.0.scheduler.tick(other.0.now);
+    assert_eq!(other.0.scheduler.take_actions(), []);
+    other.0.now += Duration::from_secs(5);
+    other.0.scheduler.tick(other.0.now);
+    assert_eq!(messages(&other.0.scheduler.take_actions()).len(), 1);
 }
 
 #[test]
