@@ -332,8 +332,23 @@ fn pod_life_with_known_faults() {
         Event::Evict(None),
         Event::Wait(2_518),
     ];
-    let never_stops = Setting { stops_in: 1_000_000, ..running() };
-    for (setting, events) in [(running(), replaced), (never_stops, found_late)] {
+    // The call that shortens a grace period reaches the runtime late.
+    let shortened_late = vec![
+        Event::Create,
+        Event::Wait(500),
+        Event::Evict(None),
+        Event::Wait(1),
+        Event::Delete(0),
+        Event::Wait(8_800),
+        Event::Inject("StopContainer", Fault::Late(Duration::from_millis(11_557))),
+        Event::Wait(4_644),
+        Event::Evict(Some(8)),
+        Event::Wait(1),
+    ];
+    let never_stops = || Setting { stops_in: 1_000_000, ..running() };
+    let table =
+        [(running(), replaced), (never_stops(), found_late), (never_stops(), shortened_late)];
+    for (setting, events) in table {
         for probed in [false, true] {
             let setting = Setting { probed, ..setting.clone() };
             assert_eq!(outcome(setting, events.clone()), Ok(()), "{events:?}");
