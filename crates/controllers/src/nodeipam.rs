@@ -65,7 +65,9 @@ impl Range {
         match common.subnets(self.mask) {
             Ok(parts) => parts.collect(),
             // It is smaller than a part.
-            Err(_) => IpNet::new(common.addr(), self.mask).map(|net| net.trunc()).into_iter().collect(),
+            Err(_) => {
+                IpNet::new(common.addr(), self.mask).map(|net| net.trunc()).into_iter().collect()
+            }
         }
     }
 

@@ -90,6 +90,13 @@ pub enum Action {
         /// Its UID.
         uid: Box<str>,
     },
+    /// Delete a claim that was made for a pod.
+    DeleteClaim {
+        /// The claim.
+        claim: ClaimKey,
+        /// Its UID.
+        uid: Box<str>,
+    },
     /// Report that a pod could not be scheduled.
     Report {
         /// The pod.
@@ -187,6 +194,8 @@ struct Binding {
     original: Arc<Pod>,
     node: Atom,
     claims: ClaimUse,
+    /// The claim that was made for the pod, and its UID.
+    made: Option<(ClaimKey, Box<str>)>,
     /// Claims of which the selected node has been seen.
     seen: Vec<ClaimKey>,
     /// Until when volumes may take to be bound and devices to be prepared, once they are asked for.
@@ -487,6 +496,11 @@ impl Scheduler {
                     self.actions.push(Action::Deallocate { pod, claim, uid });
                     reasons.push(Cow::Borrowed("deallocation of ResourceClaim completed"));
                 }
+                PostFilter::Delete(claims) => {
+                    let delete = |(claim, uid)| Action::DeleteClaim { claim, uid };
+                    self.actions.extend(claims.into_iter().map(delete));
+                    reasons.push(Cow::Borrowed("deletion of ResourceClaim completed"));
+                }
                 PostFilter::Nothing(reason, clears) => {
                     if clears {
                         attempt.nomination = Some(None);
@@ -598,6 +612,7 @@ impl Scheduler {
                 original: pod,
                 node,
                 claims,
+                made: None,
                 seen: Vec::new(),
                 claims_until: None,
                 started: attempt.started,

@@ -6,10 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{NodeSelector as ApiNodeSelector, Pod as ApiPod};
+use k8s_openapi::api::core::v1::{
+    ContainerExtendedResourceRequest, NodeSelector as ApiNodeSelector, Pod as ApiPod,
+};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, Device as ApiDevice, DeviceClaim, DeviceClass as ApiClass,
-    DeviceClassConfiguration, DeviceRequestAllocationResult, DeviceSelector,
+    DeviceClassConfiguration, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector,
     ResourceClaim as ApiClaim, ResourceClaimStatus, ResourceSlice as ApiSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -20,6 +22,11 @@ use super::{Atom, ClaimKey, Node, NodeSelector, Pod};
 
 /// Keeps a claim while it is allocated.
 pub(crate) const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// On claims that a scheduler has made for extended resources of a pod.
+pub(crate) const SPECIAL_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
+/// The name of such a claim before it is made; no claim has it.
+const UNNAMED: &str = "<extended-resources>";
 
 /// An amount in billionths; what is no quantity is none.
 pub(crate) fn amount(quantity: &ApiQuantity) -> i128 {
@@ -293,6 +300,10 @@ pub struct DeviceClass {
     pub selectors: Vec<DeviceSelector>,
     /// Configuration for the drivers of its devices.
     pub config: Vec<DeviceClassConfiguration>,
+    /// The extended resource that its devices serve.
+    pub extended: Option<Atom>,
+    /// When it was created.
+    pub created: Option<Timestamp>,
 }
 
 impl DeviceClass {
@@ -302,6 +313,8 @@ impl DeviceClass {
             name: Atom::new(api.metadata.name.as_deref().unwrap_or_default()),
             selectors: api.spec.selectors.clone().unwrap_or_default(),
             config: api.spec.config.clone().unwrap_or_default(),
+            extended: api.spec.extended_resource_name.as_ref().map(Atom::from),
+            created: api.metadata.creation_timestamp.as_ref().map(|time| time.0),
         }
     }
 }
@@ -375,6 +388,8 @@ pub struct ResourceClaim {
     pub owner: Option<Box<str>>,
     /// Whether it is being deleted.
     pub is_deleting: bool,
+    /// Whether it was made for extended resources of its owner.
+    pub is_special: bool,
     /// What it claims.
     pub devices: DeviceClaim,
     /// What it got.
@@ -409,6 +424,11 @@ impl ResourceClaim {
                 .find(|owner| owner.controller == Some(true))
                 .map(|owner| owner.uid.as_str().into()),
             is_deleting: meta.deletion_timestamp.is_some(),
+            is_special: meta
+                .annotations
+                .as_ref()
+                .and_then(|own| own.get(SPECIAL_CLAIM))
+                .is_some_and(|own| own == "true"),
             devices: api.spec.devices.clone().unwrap_or_default(),
             nodes: allocation.and_then(|own| own.node_selector.as_ref()).map(NodeSelector::new),
             allocation: allocation.map(|own| Arc::new(own.clone())),
@@ -417,6 +437,24 @@ impl ResourceClaim {
             allocated: allocation
                 .and_then(|own| own.allocation_timestamp.as_ref())
                 .map(|time| time.0),
+        }
+    }
+
+    /// One that is to be made for extended resources of a pod.
+    pub fn special(pod: &Pod, requests: Vec<DeviceRequest>) -> Self {
+        Self {
+            key: ClaimKey { namespace: pod.namespace.clone(), name: Atom::new(UNNAMED) },
+            uid: format!("{UNNAMED}{}", pod.uid).into(),
+            version: 0,
+            owner: Some((*pod.uid).into()),
+            is_deleting: false,
+            is_special: true,
+            devices: DeviceClaim { requests: Some(requests), ..DeviceClaim::default() },
+            allocation: None,
+            nodes: None,
+            consumers: Box::default(),
+            readiness: Readiness::Pending,
+            allocated: None,
         }
     }
 
@@ -521,4 +559,15 @@ pub struct DeviceReservation {
     pub uid: Box<str>,
     /// What it gets; `None`: it has it already.
     pub allocation: Option<Arc<AllocationResult>>,
+    /// What it is made with, if it is to be made.
+    pub special: Option<Arc<SpecialClaim>>,
+}
+
+/// A claim that is to be made for extended resources of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpecialClaim {
+    /// What it requests.
+    pub requests: Vec<DeviceRequest>,
+    /// Which container uses which request.
+    pub mappings: Vec<ContainerExtendedResourceRequest>,
 }

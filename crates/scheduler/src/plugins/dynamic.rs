@@ -1,7 +1,6 @@
 //! Claims for devices (dynamic resource allocation): those that are allocated fit nodes that reach their
-//! devices; for the others devices of the node are found.
-//!
-//! Current limitations: extended resources are not served by devices.
+//! devices; for the others devices of the node are found. Extended resources that a node does not have are
+//! served by devices too, if a class says so: a claim is made for them when the pod is bound.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,15 +13,15 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{PluginError, arguments, invalid};
-use crate::devices::{AllocationError, Allocator};
+use crate::devices::{AllocationError, Allocator, extended};
 use crate::events::ClusterEvent;
 use crate::framework::{
     Code, Cycle, FILTERS, Failed, NodeFilter, NodeScore, Plugin, Points, PostFilter, PreFilter,
     SCORES, Status, normalize,
 };
 use crate::model::{
-    ClaimUse, DeviceReservation, Node, NodeInfo, Objects, Pod, PodClaimRef, ResourceClaim,
-    is_conditional,
+    Atom, ClaimUse, DeviceReservation, Node, NodeInfo, Objects, Pod, PodClaimRef, ResourceClaim,
+    SpecialClaim, class_of, is_conditional, is_extended,
 };
 
 const NAME: &str = "DynamicResources";
@@ -57,7 +56,11 @@ impl DynamicResources {
         Ok(Self { binding_timeout: binding.get() })
     }
 
-    fn prepare<'a>(&self, pod: &Pod, objects: &'a Objects) -> Result<Option<Prepared<'a>>, Status> {
+    fn prepare<'a>(
+        &self,
+        pod: &'a Pod,
+        objects: &'a Objects,
+    ) -> Result<Option<Prepared<'a>>, Status> {
         Prepared::new(pod, objects, self.binding_timeout)
     }
 }
@@ -102,21 +105,85 @@ fn claims<'a>(pod: &Pod, objects: &'a Objects) -> Result<Vec<&'a ResourceClaim>,
 /// A pod with claims.
 struct Prepared<'a> {
     claims: Vec<&'a ResourceClaim>,
+    extended: Option<Extended<'a>>,
     allocator: Allocator<'a>,
     now: Timestamp,
     binding_timeout: Duration,
 }
 
+/// The extended resources of a pod of which classes of devices serve one at least.
+struct Extended<'a> {
+    pod: &'a Pod,
+    /// What an earlier attempt has left.
+    stale: Option<&'a ResourceClaim>,
+    /// The resources, by name, with their classes.
+    resources: Vec<(Atom, Option<Atom>)>,
+}
+
+impl<'a> Extended<'a> {
+    fn new(pod: &'a Pod, objects: &'a Objects) -> Option<Self> {
+        if pod.extended.is_empty() {
+            return None;
+        }
+        let requested = pod.requests.scalars.iter().filter(|(_, amount)| *amount > 0);
+        let class = |name: &Atom| class_of(&objects.device_classes, name);
+        let mut resources: Vec<_> = requested
+            .filter(|(name, _)| is_extended(name))
+            .map(|(name, _)| (name.clone(), class(name).map(|class| class.name.clone())))
+            .collect();
+        resources.sort_by(|left, right| left.0.as_str().cmp(right.0.as_str()));
+        if resources.iter().all(|(_, class)| class.is_none()) {
+            return None;
+        }
+        let is_own = |claim: &&ResourceClaim| {
+            claim.is_special && !claim.is_deleting && claim.owner.as_deref() == Some(&*pod.uid)
+        };
+        Some(Self { pod, stale: objects.resource_claims.values().find(is_own), resources })
+    }
+
+    /// The claim for what a node does not have by itself, if there is anything.
+    fn claim(&self, node: &Node) -> Result<Option<(ResourceClaim, SpecialClaim)>, Status> {
+        if self.stale.is_some() {
+            return Err(Status::unresolvable("cannot schedule extended resource claim"));
+        }
+        let mut wanted = Vec::new();
+        for (name, class) in &self.resources {
+            match class {
+                Some(class) if node.allocatable.scalar(name) <= 0 => {
+                    wanted.push((name.clone(), class.clone()));
+                }
+                None if node.allocatable.scalar(name) <= 0 => {
+                    return Err(Status::unresolvable("cannot fit resource"));
+                }
+                _ => {}
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let (requests, mappings) = extended::requests(&self.pod.extended, &wanted);
+        let claim = ResourceClaim::special(self.pod, requests.clone());
+        Ok(Some((claim, SpecialClaim { requests, mappings })))
+    }
+}
+
+/// What a pod gets on a node: devices for its claims that have none, and then for the one that is made.
+struct Allocated {
+    results: Vec<AllocationResult>,
+    special: Option<(ResourceClaim, SpecialClaim)>,
+}
+
 impl<'a> Prepared<'a> {
     /// `None`: the pod has no claims.
     fn new(
-        pod: &Pod,
+        pod: &'a Pod,
         objects: &'a Objects,
         binding_timeout: Duration,
     ) -> Result<Option<Self>, Status> {
         let reject = |reason: String| Status::new(Code::Unresolvable, reason);
         let claims = claims(pod, objects).map_err(reject)?;
-        if claims.is_empty() {
+        let extended = Extended::new(pod, objects);
+        if claims.is_empty() && extended.is_none() {
             return Ok(None);
         }
         for claim in claims.iter().filter(|claim| claim.allocation.is_none()) {
@@ -132,7 +199,7 @@ impl<'a> Prepared<'a> {
             &objects.device_classes,
             objects.used_devices(),
         );
-        Ok(Some(Self { claims, allocator, now: objects.clock, binding_timeout }))
+        Ok(Some(Self { claims, extended, allocator, now: objects.clock, binding_timeout }))
     }
 
     fn to_allocate(&self) -> Vec<&'a ResourceClaim> {
@@ -147,14 +214,16 @@ impl<'a> Prepared<'a> {
     }
 
     /// What claims that are not allocated get on a node.
-    fn allocate(&self, node: &Node) -> Result<Vec<AllocationResult>, Status> {
-        let claims = self.to_allocate();
+    fn allocate(&self, node: &Node) -> Result<Allocated, Status> {
+        let special = self.extended.as_ref().map(|own| own.claim(node)).transpose()?.flatten();
+        let mut claims: Vec<&ResourceClaim> = self.to_allocate();
+        claims.extend(special.as_ref().map(|(claim, _)| claim));
         if claims.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Allocated { results: Vec::new(), special });
         }
         let unresolvable = |reason: String| Status::new(Code::Unresolvable, reason);
         match self.allocator.allocate(node, &claims) {
-            Ok(Some(results)) => Ok(results),
+            Ok(Some(results)) => Ok(Allocated { results, special }),
             Ok(None) => Err(Status::unresolvable("cannot allocate all claims")),
             Err(AllocationError::OnNode(reason)) => Err(unresolvable(reason)),
             Err(AllocationError::Claim(reason)) => Err(Status::new(Code::Error, reason)),
@@ -219,7 +288,8 @@ impl NodeFilter for Prepared<'_> {
 impl NodeScore for Prepared<'_> {
     fn score(&self, info: &NodeInfo) -> i64 {
         let Some(node) = &info.node else { return 0 };
-        let mut found = self.allocate(node).unwrap_or_default().into_iter();
+        let found = self.allocate(node).map(|own| own.results).unwrap_or_default();
+        let mut found = found.into_iter();
         let scores = self.claims.iter().map(|claim| match &claim.allocation {
             Some(own) => preference(claim, own),
             None => found.next().map_or(0, |own| preference(claim, &own)),
@@ -290,6 +360,8 @@ impl Plugin for DynamicResources {
         let nodes: Vec<&Node> = rejected
             .filter_map(|(position, _)| cycle.snapshot.nodes().get(*position)?.node.as_deref())
             .collect();
+        let stale = prepared.extended.as_ref().and_then(|own| own.stale);
+        let stale = stale.map(|claim| (claim.key.clone(), claim.uid.clone()));
         let unused = prepared.claims.iter().find(|claim| {
             claim.allocation.is_some()
                 && claim.consumers.iter().all(|uid| **uid == *cycle.pod.uid)
@@ -297,6 +369,7 @@ impl Plugin for DynamicResources {
         });
         match unused {
             Some(claim) => PostFilter::Deallocate(claim.key.clone(), claim.uid.clone()),
+            None if stale.is_some() => PostFilter::Delete(stale.into_iter().collect()),
             None => PostFilter::Nothing(Cow::Borrowed("still not schedulable"), false),
         }
     }
@@ -326,7 +399,7 @@ impl Plugin for DynamicResources {
         let Some(prepared) = self.prepare(cycle.pod, cycle.objects)? else {
             return Ok(ClaimUse::default());
         };
-        let found = prepared.allocate(node)?;
+        let Allocated { results: found, special } = prepared.allocate(node)?;
         let known = prepared.claims.iter().filter_map(|claim| claim.allocation.as_deref());
         let waits = known.chain(&found).any(is_conditional);
         let mut found = found.into_iter();
@@ -337,6 +410,7 @@ impl Plugin for DynamicResources {
                 Some(_) => None,
                 None => found.next().map(Arc::new),
             },
+            special: None,
         });
         let needed = |own: &DeviceReservation| {
             own.allocation.is_some()
@@ -345,8 +419,15 @@ impl Plugin for DynamicResources {
                     .iter()
                     .any(|claim| claim.key == own.claim && claim.is_reserved_for(cycle.pod))
         };
+        let mut devices: Vec<DeviceReservation> = reservations.filter(needed).collect();
+        devices.extend(special.map(|(claim, special)| DeviceReservation {
+            claim: claim.key,
+            uid: claim.uid,
+            allocation: found.next().map(Arc::new),
+            special: Some(Arc::new(special)),
+        }));
         Ok(ClaimUse {
-            devices: reservations.filter(needed).collect(),
+            devices,
             device_wait: waits.then_some(self.binding_timeout),
             ..ClaimUse::default()
         })
@@ -363,7 +444,8 @@ impl Plugin for DynamicResources {
                         && old.readiness == new.readiness
                 });
                 let mut own = pod.resource_claims.iter().filter_map(|own| own.claim.key());
-                is_freed || (!is_same && own.any(|key| *key == new.key))
+                let is_own = new.is_special && new.owner.as_deref() == Some(&*pod.uid);
+                is_freed || (!is_same && (is_own || own.any(|key| *key == new.key)))
             }
             ClusterEvent::DeviceClass(_) | ClusterEvent::ResourceSlice(_) => true,
             ClusterEvent::UnscheduledPodUpdated(old, new) => {

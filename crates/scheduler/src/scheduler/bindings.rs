@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Action, BIND, Binding, Outcome, PRE_BIND, Scheduler, VolumeRequest};
 use crate::events::ClusterEvent;
-use crate::model::{Atom, ClaimKey, ClaimUse, Objects, Pod, ResourceClaim};
+use crate::model::{Atom, ClaimKey, ClaimUse, Objects, Pod, ResourceClaim, Uid};
 use crate::queue::Failure;
 
 /// The resolution of times in the API.
@@ -64,6 +64,7 @@ impl Scheduler {
                 );
             }
             Outcome::Prepared(uid, claims) => {
+                self.note_made(&uid, &claims);
                 self.set_written(claims, now);
                 if let Some(own) = self.bindings.get(&uid) {
                     let until = now.saturating_add(self.time_for_claims(own));
@@ -74,6 +75,7 @@ impl Scheduler {
                 self.check_claims(now);
             }
             Outcome::Unprepared(uid, error, claims) => {
+                self.note_made(&uid, &claims);
                 self.set_written(claims, now);
                 if let Some(own) = self.bindings.remove(&uid) {
                     self.give_up(own, error, now);
@@ -85,6 +87,14 @@ impl Scheduler {
                 }
             }
             Outcome::Preempted(uid) => self.queue.preempted(&uid, now),
+        }
+    }
+
+    /// Remembers the claim that was made for a pod.
+    fn note_made(&mut self, uid: &Uid, claims: &[ResourceClaim]) {
+        let made = claims.iter().find(|claim| claim.is_special);
+        if let (Some(own), Some(made)) = (self.bindings.get_mut(uid), made) {
+            own.made = Some((made.key.clone(), made.uid.clone()));
         }
     }
 
@@ -101,10 +111,13 @@ impl Scheduler {
 
     fn give_up(&mut self, own: Binding, error: String, now: Duration) {
         self.objects.release(&own.claims);
-        if !own.claims.devices.is_empty() {
-            let claims = own.claims.devices.iter();
-            let claims = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
+        let claims = own.claims.devices.iter().filter(|own| own.special.is_none());
+        let claims: Vec<_> = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
+        if !claims.is_empty() {
             self.actions.push(Action::Unreserve { pod: own.original.clone(), claims });
+        }
+        if let Some((claim, uid)) = own.made {
+            self.actions.push(Action::DeleteClaim { claim, uid });
         }
         // It is not assumed any more if the API shows it bound in spite of the error.
         if self.cache.forget(&own.assumed).is_ok() {
@@ -203,10 +216,20 @@ fn volumes(objects: &Objects, own: &mut Binding) -> Claims {
 
 /// The claims for devices of a pod.
 fn device_claims(own: &Binding) -> impl Iterator<Item = &ClaimKey> {
-    own.original.resource_claims.iter().filter_map(|own| own.claim.key())
+    let named = own.original.resource_claims.iter().filter_map(|own| own.claim.key());
+    named.chain(own.made.as_ref().map(|(key, _)| key))
 }
 
 fn devices(objects: &Objects, own: &Binding) -> Claims {
+    // The devices of a claim that was made are known as taken only when the claim is seen.
+    if let Some((key, uid)) = &own.made
+        && !objects
+            .resource_claims
+            .get(key)
+            .is_some_and(|claim| claim.uid == *uid && claim.allocation.is_some())
+    {
+        return Claims::Pending;
+    }
     let Some(wait) = own.claims.device_wait else { return Claims::Ready };
     for key in device_claims(own) {
         let ready = match objects.resource_claims.get(key) {

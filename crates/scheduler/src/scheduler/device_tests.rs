@@ -278,6 +278,105 @@ fn devices_that_were_reserved_before_are_waited_for_no_longer_than_is_left() {
     assert_eq!(messages(&other.0.scheduler.take_actions()).len(), 1);
 }
 
+/// The class `gpu` serves the extended resource `example.com/gpu`, of which the pod requests one.
+fn extended(nodes: &[&str]) -> Devices {
+    let mut world = Devices::new(nodes);
+    let class = json!({"metadata": {"name": "gpu"},
+        "spec": {"extendedResourceName": "example.com/gpu"}});
+    let class = DeviceClass::new(&serde_json::from_value(class).unwrap());
+    world.0.apply(Change::DeviceClass(atom("gpu"), Some(Box::new(class))));
+    world
+}
+
+fn extended_pod(name: &str, resource: &str) -> Arc<Pod> {
+    let containers = json!([{"name": "c", "resources": {"requests": {"cpu": "1", resource: "1"}}}]);
+    pod(name, "1", json!({"spec": {"containers": containers}}))
+}
+
+/// What the API makes of the special claim of an action.
+fn made(action: &Action, version: &str) -> ResourceClaim {
+    let Action::PreBind { pod, devices, .. } = action else { panic!("{action:?}") };
+    let special = devices[0].special.clone().unwrap();
+    let name = format!("{}-extended-resources-x", pod.name);
+    let made = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": version,
+            "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name,
+                "uid": &*pod.uid, "controller": true}]},
+        "spec": {"devices": {"requests": special.requests}},
+        "status": {"allocation": devices[0].allocation.as_deref(),
+            "reservedFor": [{"resource": "pods", "name": pod.name, "uid": &*pod.uid}]},
+    });
+    ResourceClaim::new(&serde_json::from_value(made).unwrap())
+}
+
+#[test]
+fn devices_serve_extended_resources() {
+    for resource in ["example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"] {
+        let mut world = extended(&["n1"]);
+        world.0.add_pod(extended_pod("p1", resource));
+        let action = world.pre_bind();
+        let Action::PreBind { devices, .. } = &action else { panic!("{action:?}") };
+        let special = devices[0].special.clone().unwrap();
+        assert_eq!(special.requests[0].name, "container-0-request-1");
+        assert_eq!(special.mappings[0].resource_name, resource);
+        // The pod is bound when the claim that was made is seen.
+        let claim = made(&action, "5");
+        let outcome = Outcome::Prepared("p1".into(), vec![claim.clone()]);
+        world.0.scheduler.outcome(outcome, world.0.now);
+        assert_eq!(world.0.scheduler.take_actions(), []);
+        world.set(claim);
+        let actions = world.0.scheduler.take_actions();
+        assert_eq!(bound(&actions), [("p1".to_owned(), "n1".to_owned())]);
+        world.0.scheduler.outcome(Outcome::Bound("p1".into()), world.0.now);
+        // The only device is taken.
+        world.0.add_pod(extended_pod("p2", resource));
+        let rejected = messages(&world.0.attempt());
+        assert!(rejected[0].contains("1 cannot allocate all claims"), "{rejected:?}");
+    }
+}
+
+#[test]
+fn devices_leave_extended_resources_to_nodes_that_have_them() {
+    let mut world = extended(&["n1"]);
+    let own = json!({"status": {"allocatable": {"example.com/gpu": "1"}}});
+    world.0.add_node(node("n1", 8, own));
+    world.0.add_pod(extended_pod("p1", "example.com/gpu"));
+    assert_eq!(bound(&world.0.attempt()), [("p1".to_owned(), "n1".to_owned())]);
+    world.0.scheduler.outcome(Outcome::Bound("p1".into()), world.0.now);
+    world.0.add_pod(extended_pod("p2", "example.com/gpu"));
+    let rejected = messages(&world.0.attempt());
+    assert!(rejected[0].contains("1 Insufficient example.com/gpu"), "{rejected:?}");
+    // Nobody serves this one.
+    world.0.add_pod(extended_pod("p3", "example.com/tpu"));
+    let rejected = messages(&world.0.attempt());
+    assert!(rejected[0].contains("1 Insufficient example.com/tpu"), "{rejected:?}");
+}
+
+#[test]
+fn devices_for_extended_resources_are_given_back_when_the_pod_is_not_bound() {
+    let mut world = extended(&["n1"]);
+    world.0.add_pod(extended_pod("p1", "example.com/gpu"));
+    let action = world.pre_bind();
+    let claim = made(&action, "5");
+    let outcome = Outcome::Unprepared("p1".into(), "no".to_owned(), vec![claim.clone()]);
+    world.0.scheduler.outcome(outcome, world.0.now);
+    let delete = Action::DeleteClaim { claim: claim.key.clone(), uid: claim.uid.clone() };
+    let actions = world.0.scheduler.take_actions();
+    assert!(actions.contains(&delete), "{actions:?}");
+    assert!(!actions.iter().any(|own| matches!(own, Action::Unreserve { .. })), "{actions:?}");
+    // One that is left all the same, as by a scheduler that was killed, is deleted by the next attempt.
+    world.set(claim);
+    world.0.now += Duration::from_secs(20);
+    let actions = world.0.attempt();
+    assert!(actions.contains(&delete), "{actions:?}");
+    let message = &messages(&actions)[0];
+    assert!(
+        message.starts_with("0/1 nodes are available: 1 cannot schedule extended resource claim. deletion of ResourceClaim completed"),
+        "{message}"
+    );
+}
+
 #[test]
 fn devices_gate_pods_until_their_claims_are_made() {
     let mut world = Devices::new(&["n1"]);
