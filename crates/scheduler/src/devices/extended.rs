@@ -90,6 +90,9 @@ mod tests {
     use super::*;
     use crate::testing::{atom, pod};
 
+    /// Init containers and containers; requests and mappings.
+    type Case<'a> = (&'a [(i64, bool)], &'a [i64], &'a [&'a str], &'a [&'a str]);
+
     /// Requests with their counts, and mappings, of containers that each request so many devices.
     fn lines(inits: &[(i64, bool)], containers: &[i64]) -> (Vec<String>, Vec<String>) {
         let container = |name: String, count: i64, more: Value| {
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn devices_for_extended_resources_are_shared_with_init_containers() {
-        let table: [(&[(i64, bool)], &[i64], &[&str], &[&str]); 6] = [
+        let table: [Case<'_>; 6] = [
             (&[], &[2], &["container-0-request-1 2"], &["c0 container-0-request-1"]),
             (
                 &[],

@@ -56,7 +56,6 @@ fn device(
         tolerations: request.tolerations.cloned(),
         binding_conditions: choice.candidate.device.api.binding_conditions.clone(),
         binding_failure_conditions: choice.candidate.device.api.binding_failure_conditions.clone(),
-        ..DeviceRequestAllocationResult::default()
     })
 }
 
