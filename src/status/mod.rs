@@ -37,6 +37,9 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// The latest status of one pod.
 #[derive(Debug)]
 struct Entry {
+    /// Distinguishes it from an earlier entry of the same UID, as that of a static pod that was
+    /// removed and added again.
+    id: u64,
     pod: Arc<Pod>,
     wanted: PodStatus,
     /// The status on the apiserver, as far as known, with UID and version of the object.
@@ -72,12 +75,14 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<String, Entry>,
+    next_id: u64,
     queue: VecDeque<String>,
 }
 
 /// One write.
 struct Job {
     uid: String,
+    entry: u64,
     pod: Arc<Pod>,
     wanted: PodStatus,
     written: PodStatus,
@@ -140,8 +145,10 @@ impl StatusWriter {
 
     fn put(&self, pod: &Arc<Pod>, status: PodStatus, finish: bool) {
         let uid = spec::uid(pod);
-        let mut state = self.state();
+        let mut guard = self.state();
+        let state = &mut *guard;
         let entry = state.entries.entry(uid.to_owned()).or_insert_with(|| Entry {
+            id: post_increment(&mut state.next_id),
             pod: pod.clone(),
             wanted: pod.status.clone().unwrap_or_default(),
             written: pod.status.clone().unwrap_or_default(),
@@ -165,7 +172,7 @@ impl StatusWriter {
         }
         entry.since.get_or_insert_with(Instant::now);
         state.enqueue(uid);
-        drop(state);
+        drop(guard);
         self.shared.work.notify_one();
     }
 
@@ -220,7 +227,8 @@ impl StatusWriter {
 
     fn handle_result(&self, job: Job, outcome: Outcome) {
         let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&job.uid) else { return };
+        let entry = state.entries.get_mut(&job.uid);
+        let Some(entry) = entry.filter(|entry| entry.id == job.entry) else { return };
         entry.writing = false;
         let again = std::mem::take(&mut entry.again);
         match outcome {
@@ -290,6 +298,7 @@ impl State {
             entry.writing = true;
             return Some(Job {
                 uid,
+                entry: entry.id,
                 pod: entry.pod.clone(),
                 wanted: entry.wanted.clone(),
                 written: entry.written.clone(),
@@ -322,6 +331,10 @@ impl Entry {
             self.written_version = version(object);
         }
     }
+}
+
+fn post_increment(next: &mut u64) -> u64 {
+    std::mem::replace(next, next.wrapping_add(1))
 }
 
 /// Resource versions of one object are ordered numbers.

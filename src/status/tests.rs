@@ -63,6 +63,22 @@ async fn status_overwritten_by_others_is_restored() {
 }
 
 #[tokio::test]
+async fn status_write_that_ends_late_is_not_that_of_a_pod_added_again() {
+    let writer = StatusWriter::default();
+    writer.set_status(&pod(1, "Pending"), status("Running"));
+    let late = next(&writer).unwrap();
+    writer.forget("u");
+    writer.set_status(&pod(2, ""), status("Pending"));
+    let job = next(&writer).unwrap();
+    writer.handle_result(late, Outcome::Taken { version: 7 });
+    writer.set_status(&pod(2, ""), status("Running"));
+    assert!(next(&writer).is_none(), "a write of it is under way");
+    writer.handle_result(job, Outcome::Taken { version: 3 });
+    let job = next(&writer).unwrap();
+    assert_eq!((phase(&job.written), phase(&job.wanted)), ("Pending", "Running"));
+}
+
+#[tokio::test]
 async fn status_of_deleted_pod_is_forgotten() {
     let writer = StatusWriter::default();
     writer.set_status(&pod(1, "Pending"), status("Running"));

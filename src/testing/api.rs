@@ -114,6 +114,12 @@ fn decoded(pod: &Value) -> Pod {
 }
 
 impl Objects {
+    /// A UID that no object has had.
+    pub(crate) fn new_uid(&mut self) -> String {
+        self.version += 1;
+        format!("uid{}", self.version)
+    }
+
     fn send(&self, update: Update) {
         if let Some(updates) = &self.updates {
             // A daemon that was ended does not listen.

@@ -1,9 +1,11 @@
 //! The steps that make a pod run, each as a future of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join;
 use k8s_openapi::api::core::v1::Pod;
+use longshore_base::retry::Delays;
 use longshore_client::objects::Changed;
 use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::plan::{Reset, Start};
@@ -11,6 +13,7 @@ use longshore_pod::spec::{self, describe};
 use longshore_runtime::{Error, Present, StartError};
 use longshore_volumes::PodMounts;
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -18,6 +21,10 @@ use super::WorkerContext;
 use super::startup_limiter::StartupSlot;
 use super::steps::{Failure, Outcome};
 use super::stop::{StopRequest, stop};
+
+/// Backoff of inspections after a failed call.
+const DISCOVER_BASE: Duration = Duration::from_millis(200);
+const DISCOVER_MAX: Duration = Duration::from_secs(10);
 
 /// Context of a step.
 #[derive(Clone)]
@@ -161,11 +168,8 @@ impl StepContext {
         if made.is_err() {
             slot.release();
         }
-        if made.is_err()
-            && let Err(error) = self.context.observer.discover(self.uid()).await
-        {
-            // The sandbox may exist though the call failed: the next relist finds it.
-            debug!(pod = describe(&self.pod), %error, "cannot inspect what a failed call has left");
+        if made.is_err() {
+            self.discover().await;
         }
         made.map_err(|error| match error {
             Error::Cgroup(error) => Failure::new(
@@ -181,6 +185,16 @@ impl StepContext {
                 format!("Failed to create pod sandbox: {error}"),
             ),
         })
+    }
+
+    /// A sandbox may exist though the call to make it failed. The pod is not known to have none, and so to
+    /// have ended, before the runtime has said so.
+    async fn discover(&self) {
+        let mut delays = Delays::doubling(DISCOVER_BASE, DISCOVER_MAX);
+        while let Err(error) = self.context.observer.discover(self.uid()).await {
+            debug!(pod = describe(&self.pod), %error, "cannot inspect what a failed call has left");
+            sleep(delays.next_delay()).await;
+        }
     }
 
     /// Removes a new sandbox whose volumes could not be mounted.

@@ -154,15 +154,20 @@ pub(super) async fn clean_up(mut task: Task) {
 }
 
 impl PodState {
-    /// Remove containers, sandboxes, files.
+    /// Remove containers, sandboxes, files. A sandbox that came up after the termination, by a call that
+    /// was given up, is stopped first.
     async fn remove(&mut self) -> Result<(), Error> {
         let observed = self.inputs.observed();
         let (context, pod) = (&self.context, &self.pod);
         context.runtime.remove_containers(&observed).await?;
+        let uid = spec::uid(pod);
         let sandboxes = observed.sandboxes.iter();
-        try_join_all(
-            sandboxes.map(|sandbox| context.runtime.remove_sandbox(spec::uid(pod), &sandbox.id)),
-        )
+        try_join_all(sandboxes.map(|sandbox| async {
+            if sandbox.ready {
+                context.runtime.stop_sandbox(uid, &sandbox.id).await?;
+            }
+            context.runtime.remove_sandbox(uid, &sandbox.id).await
+        }))
         .await?;
         context.runtime.remove_files(pod).await
     }

@@ -34,6 +34,7 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod request_metrics;
 mod response_body;
 mod routes;
 pub mod schema;

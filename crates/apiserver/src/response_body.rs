@@ -17,8 +17,9 @@ use longshore_base::connections::Unadmitted;
 use longshore_serving::{BoxError, Monitored};
 use parking_lot::Mutex;
 
-use crate::audit::Record;
+use crate::audit;
 use crate::offload::LARGE;
+use crate::request_metrics::Record;
 
 /// Text is handed on in parts of this size, which is that of a frame of HTTP/2: the rest is counted
 /// as ours, and not lost in the buffers of a connection whose client reads nothing.
@@ -84,7 +85,9 @@ pub(crate) struct Body {
     /// Released when the response is sent.
     _request: Option<RequestGuard>,
     /// Ends when the response is sent.
-    _audit: Option<Arc<Record>>,
+    _audit: Option<Arc<audit::Record>>,
+    /// Counts the request when a stream ends.
+    record: Option<Record>,
 }
 
 impl Body {
@@ -136,8 +139,16 @@ impl Body {
     }
 
     /// Keeps the audit of its request until it is sent.
-    pub(crate) fn keep(&mut self, audit: Arc<Record>) {
+    pub(crate) fn keep(&mut self, audit: Arc<audit::Record>) {
         self._audit = Some(audit);
+    }
+
+    /// Its request is counted now, or when it ends if it is a stream.
+    pub(crate) fn count(&mut self, mut record: Record) {
+        match &self.content {
+            Content::Whole(text) => record.sent(text.len()),
+            Content::Compressed(_) | Content::Stream(_) => self.record = Some(record),
+        }
     }
 
     /// Holds the guard of its request.
@@ -148,7 +159,7 @@ impl Body {
 
 impl From<Content> for Body {
     fn from(content: Content) -> Body {
-        Body { content, memory: None, _request: None, _audit: None }
+        Body { content, memory: None, _request: None, _audit: None, record: None }
     }
 }
 
@@ -185,6 +196,9 @@ impl hyper::body::Body for Body {
                 .poll_next(context)
                 .map(|next| next.map(|text| text.map(Frame::data))),
         };
+        if let (Some(record), Poll::Ready(Some(Ok(frame)))) = (&mut self.record, &next) {
+            record.sent(frame.data_ref().map_or(0, Bytes::len));
+        }
         if let Some(memory) = &self.memory {
             memory.note(next.is_ready());
         }

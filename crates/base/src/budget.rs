@@ -75,6 +75,13 @@ impl Budget {
         share.grow(amount).then_some(share)
     }
 
+    /// The amount of all shares.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        let used = self.used();
+        used.ordinary.saturating_add(used.system)
+    }
+
     fn used(&self) -> MutexGuard<'_, Used> {
         self.used.lock()
     }

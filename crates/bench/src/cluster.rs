@@ -195,9 +195,9 @@ mod tests {
     #[test]
     fn requests_are_counted_by_verb_and_resource() {
         let metrics = r#"# TYPE apiserver_request_total counter
-apiserver_request_total{verb="PATCH",group="",version="v1",resource="pods",subresource="status",code="200"} 7
-apiserver_request_total{verb="PATCH",group="x",version="v1",resource="pods",subresource="status",code="200"} 2
-apiserver_request_total{verb="POST",group="",version="v1",resource="pods",subresource="",code="201"} 5
+apiserver_request_total{code="200",dry_run="",group="",resource="pods",scope="resource",subresource="status",verb="PATCH",version="v1"} 7
+apiserver_request_total{code="200",dry_run="",group="x",resource="pods",scope="resource",subresource="status",verb="PATCH",version="v1"} 2
+apiserver_request_total{code="201",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="POST",version="v1"} 5
 other{verb="POST"} 3
 "#;
         let expected = [("PATCH pods/status 200", 9), ("POST pods 201", 5)];

@@ -55,19 +55,29 @@ impl Range {
         Ok(Self { net, mask, used: BTreeSet::new() })
     }
 
-    /// The part that has the address.
-    fn part(&self, text: &str) -> Option<IpNet> {
-        let address = parse(text)?.addr();
-        let part = IpNet::new(address, self.mask).ok()?.trunc();
-        self.net.contains(&address).then_some(part)
+    /// The parts that a range has something of: a node may have been given a larger or smaller one by
+    /// another configuration.
+    fn parts(&self, net: IpNet) -> Vec<IpNet> {
+        let common = if net.contains(&self.net) { self.net } else { net.trunc() };
+        if !self.net.contains(&common) {
+            return Vec::new();
+        }
+        match common.subnets(self.mask) {
+            Ok(parts) => parts.collect(),
+            // It is smaller than a part.
+            Err(_) => {
+                IpNet::new(common.addr(), self.mask).map(|net| net.trunc()).into_iter().collect()
+            }
+        }
     }
 
-    fn occupy(&mut self, text: &str) {
-        self.used.extend(self.part(text));
+    fn occupy(&mut self, net: IpNet) {
+        let parts = self.parts(net);
+        self.used.extend(parts);
     }
 
-    fn release(&mut self, text: &str) {
-        if let Some(part) = self.part(text) {
+    fn release(&mut self, net: IpNet) {
+        for part in self.parts(net) {
             self.used.remove(&part);
         }
     }
@@ -106,11 +116,15 @@ pub(crate) async fn run(context: Context) {
         .iter()
         .map(|text| Range::new(text.trim(), settings.node_mask_v4, settings.node_mask_v6))
         .collect();
-    let ranges = match ranges {
+    let mut ranges = match ranges {
         Ok(ranges) if !ranges.is_empty() => ranges,
         Ok(_) => return error!("--allocate-node-cidrs needs --cluster-cidr"),
         Err(error) => return error!("--cluster-cidr: {error}"),
     };
+    // Addresses of services are no pods'.
+    for services in &settings.service_ranges {
+        ranges.iter_mut().for_each(|range| range.occupy(*services));
+    }
     let queue: WorkQueue<String> = WorkQueue::new("node_ipam", &context.queues);
     let nodes = context.informers.get::<Node>();
     if !unless_stopped(&context, nodes.synced()).await {
@@ -161,15 +175,15 @@ impl Controller {
 
     fn occupy(&self, node: &Node) {
         let mut ranges = self.ranges();
-        for cidr in cidrs(node) {
-            ranges.iter_mut().for_each(|range| range.occupy(&cidr));
+        for net in cidrs(node).iter().filter_map(|cidr| parse(cidr)) {
+            ranges.iter_mut().for_each(|range| range.occupy(net));
         }
     }
 
     fn release(&self, cidrs: &[String]) {
         let mut ranges = self.ranges();
-        for cidr in cidrs {
-            ranges.iter_mut().for_each(|range| range.release(cidr));
+        for net in cidrs.iter().filter_map(|cidr| parse(cidr)) {
+            ranges.iter_mut().for_each(|range| range.release(net));
         }
     }
 
@@ -181,7 +195,7 @@ impl Controller {
                 Some(Ok(part)) => parts.push(part),
                 Some(Err(error)) => {
                     for (range, part) in ranges.iter_mut().zip(&parts) {
-                        range.release(part);
+                        parse(part).into_iter().for_each(|net| range.release(net));
                     }
                     return Err(error);
                 }
@@ -228,22 +242,43 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
-    use super::{CidrError, Range};
+    use super::{CidrError, Range, parse};
 
     #[test]
     fn node_ipam_gives_each_node_another_part() {
         let mut range = Range::new("10.1.7.9/22", 24, 64).unwrap();
-        range.occupy("10.1.5.0/24");
-        range.occupy("192.168.0.0/24");
+        range.occupy(parse("10.1.5.0/24").unwrap());
+        range.occupy(parse("192.168.0.0/24").unwrap());
         assert_eq!(range.allocate().unwrap(), "10.1.4.0/24");
         assert_eq!(range.allocate().unwrap(), "10.1.6.0/24");
         assert_eq!(range.allocate().unwrap(), "10.1.7.0/24");
         assert_eq!(range.allocate(), Err(CidrError::Exhausted));
-        range.release("10.1.6.0/24");
+        range.release(parse("10.1.6.0/24").unwrap());
         assert_eq!(range.allocate().unwrap(), "10.1.6.0/24");
         let mut v6 = Range::new("fd00:1::/56", 24, 64).unwrap();
         assert_eq!(v6.allocate().unwrap(), "fd00:1::/64");
         assert_eq!(v6.allocate().unwrap(), "fd00:1:0:1::/64");
+    }
+
+    #[test]
+    fn node_ipam_leaves_out_what_overlaps() {
+        for (occupied, expected) in [
+            // Ranges of services, inside, around and elsewhere.
+            ("10.1.4.0/23", "10.1.6.0/24"),
+            ("10.1.4.7/32", "10.1.5.0/24"),
+            ("10.1.9.0/24", "10.1.4.0/24"),
+            ("fd00::/64", "10.1.4.0/24"),
+        ] {
+            let mut range = Range::new("10.1.4.0/22", 24, 64).unwrap();
+            range.occupy(parse(occupied).unwrap());
+            assert_eq!(range.allocate().unwrap(), expected, "{occupied}");
+            range.release(parse(occupied).unwrap());
+            range.release(parse(expected).unwrap());
+            assert_eq!(range.allocate().unwrap(), "10.1.4.0/24", "{occupied}");
+        }
+        let mut range = Range::new("10.1.4.0/22", 24, 64).unwrap();
+        range.occupy(parse("10.0.0.0/8").unwrap());
+        assert_eq!(range.allocate(), Err(CidrError::Exhausted));
     }
 
     #[test]

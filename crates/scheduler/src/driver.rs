@@ -40,7 +40,10 @@ fn subject(action: &Action) -> Option<Outcome> {
     match action {
         Action::Bind { pod, .. } | Action::PreBind { pod, .. } => Some(failed(&pod.uid)),
         Action::Preempt { pod, .. } => Some(Outcome::Preempted(pod.uid.clone())),
-        Action::Report { .. } | Action::Unreserve { .. } | Action::Deallocate { .. } => None,
+        Action::Report { .. }
+        | Action::Unreserve { .. }
+        | Action::Deallocate { .. }
+        | Action::DeleteClaim { .. } => None,
     }
 }
 

@@ -236,6 +236,8 @@ pub enum PostFilter {
     Preempt(Vec<Candidate>),
     /// A claim, by key and UID, loses its devices, as the pod cannot go where they are.
     Deallocate(ClaimKey, Box<str>),
+    /// A claim, by key and UID, is deleted that an earlier attempt has made for the pod.
+    Delete(Vec<(ClaimKey, Box<str>)>),
     /// Nothing, and why. Whether the pod's nomination is to be cleared.
     Nothing(Cow<'static, str>, bool),
 }

@@ -13,6 +13,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+
 use crate::cache::{Cache, Snapshot};
 use crate::events::ClusterEvent;
 use crate::framework::{
@@ -69,6 +71,8 @@ pub enum Action {
         claims: Vec<(ClaimKey, Box<str>)>,
         /// Claims for devices that are to be allocated, or reserved for the pod.
         devices: Vec<DeviceReservation>,
+        /// Whether the pod waits for devices to be prepared then.
+        waits: bool,
     },
     /// Take back what was reserved for a pod that was not bound.
     Unreserve {
@@ -81,6 +85,13 @@ pub enum Action {
     Deallocate {
         /// The pod.
         pod: Arc<Pod>,
+        /// The claim.
+        claim: ClaimKey,
+        /// Its UID.
+        uid: Box<str>,
+    },
+    /// Delete a claim that was made for a pod.
+    DeleteClaim {
         /// The claim.
         claim: ClaimKey,
         /// Its UID.
@@ -183,10 +194,12 @@ struct Binding {
     original: Arc<Pod>,
     node: Atom,
     claims: ClaimUse,
+    /// The claim that was made for the pod, and its UID.
+    made: Option<(ClaimKey, Box<str>)>,
     /// Claims of which the selected node has been seen.
     seen: Vec<ClaimKey>,
-    /// Until when volumes may take to be bound, once they are asked for.
-    volumes_until: Option<Duration>,
+    /// Until when volumes may take to be bound and devices to be prepared, once they are asked for.
+    claims_until: Option<Duration>,
     started: Duration,
     /// Since when the current action is under way.
     since: Duration,
@@ -207,6 +220,8 @@ pub struct Settings {
     pub assumed_ttl: Option<Duration>,
     /// Whether extenders filter or score nodes.
     pub has_extenders: bool,
+    /// The time of the point that spans are since.
+    pub epoch: Timestamp,
 }
 
 impl Default for Settings {
@@ -217,6 +232,7 @@ impl Default for Settings {
             volumes_timeout: Duration::from_secs(600),
             assumed_ttl: None,
             has_extenders: false,
+            epoch: Timestamp::UNIX_EPOCH,
         }
     }
 }
@@ -278,14 +294,19 @@ impl Scheduler {
         if active > 0 {
             return Some(Duration::ZERO);
         }
-        let timeouts = self.bindings.values().filter_map(|own| own.volumes_until);
+        let timeouts = self.bindings.values().filter_map(|own| own.claims_until);
         let flush = (!self.queue.is_unschedulable_empty())
             .then(|| self.flushed.saturating_add(FLUSH_INTERVAL));
         timeouts.chain(self.queue.next_backoff()).chain(flush).min()
     }
 
+    fn set_clock(&mut self, now: Duration) {
+        self.objects.clock = self.settings.epoch.checked_add(now).unwrap_or(Timestamp::MAX);
+    }
+
     /// Does what is due by time.
     pub fn tick(&mut self, now: Duration) {
+        self.set_clock(now);
         self.queue.end_backoffs(now);
         if now.saturating_sub(self.flushed) >= FLUSH_INTERVAL {
             self.flushed = now;
@@ -475,6 +496,11 @@ impl Scheduler {
                     self.actions.push(Action::Deallocate { pod, claim, uid });
                     reasons.push(Cow::Borrowed("deallocation of ResourceClaim completed"));
                 }
+                PostFilter::Delete(claims) => {
+                    let delete = |(claim, uid)| Action::DeleteClaim { claim, uid };
+                    self.actions.extend(claims.into_iter().map(delete));
+                    reasons.push(Cow::Borrowed("deletion of ResourceClaim completed"));
+                }
                 PostFilter::Nothing(reason, clears) => {
                     if clears {
                         attempt.nomination = Some(None);
@@ -586,8 +612,9 @@ impl Scheduler {
                 original: pod,
                 node,
                 claims,
+                made: None,
                 seen: Vec::new(),
-                volumes_until: None,
+                claims_until: None,
                 started: attempt.started,
                 since: now,
                 attempts: attempt.queued.attempts,

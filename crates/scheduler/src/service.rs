@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use longshore_client::events::Recorder;
 use longshore_informer::Informers;
@@ -94,6 +95,7 @@ impl Service {
             volumes_timeout: self.configuration.volumes_timeout(),
             assumed_ttl: None,
             has_extenders: !extenders.is_empty(),
+            epoch: Timestamp::now(),
         };
         let scheduler = Scheduler::new(profiles, settings, self.metrics);
         all_sent.await;

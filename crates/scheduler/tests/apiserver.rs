@@ -405,3 +405,55 @@ async fn scheduler_allocates_devices_and_reserves_them_for_pods() {
     cluster.send("PUT", &format!("{claims}/c1/status"), "application/json", freed).await.unwrap();
     cluster.wait(&format!("{pods}/p2"), bound).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scheduler_serves_extended_resources_by_devices_that_it_waits_for() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "4").await;
+    let group = "/apis/resource.k8s.io/v1";
+    let class = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+        "metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}});
+    cluster.create(&format!("{group}/deviceclasses"), class).await;
+    let slice = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+        "metadata": {"name": "n1-gpu"},
+        "spec": {"driver": "gpu.example.com", "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "bindingConditions": ["example.com/attached"],
+                "bindingFailureConditions": ["example.com/broken"]}]}});
+    cluster.create(&format!("{group}/resourceslices"), slice).await;
+    let requests = json!({"cpu": "1", "example.com/gpu": "1"});
+    let container = json!({"name": "c", "image": "image",
+        "resources": {"requests": requests, "limits": requests}});
+    let pod = cluster.pod("p", "1", json!({"containers": [container]})).await;
+    let pending = cluster.wait_for_event("BindingConditionsPending", "p").await;
+    assert_eq!(pending["message"], "waiting for binding conditions for device on node n1");
+    let claims = format!("{group}/namespaces/default/resourceclaims");
+    let claim = cluster.get(&claims).await["items"][0].clone();
+    assert!(claim["metadata"]["name"].as_str().unwrap().starts_with("p-extended-resources-"));
+    assert_eq!(claim["metadata"]["ownerReferences"][0]["uid"], pod["metadata"]["uid"]);
+    assert_eq!(claim["status"]["reservedFor"][0]["uid"], pod["metadata"]["uid"]);
+    let requests = &claim["spec"]["devices"]["requests"];
+    assert_eq!(requests[0]["name"], "container-0-request-1");
+    assert_eq!(requests[0]["exactly"]["deviceClassName"], "gpu");
+    let waiting = cluster.get("/api/v1/namespaces/default/pods/p").await;
+    assert!(waiting["spec"]["nodeName"].is_null());
+    assert_eq!(
+        waiting["status"]["extendedResourceClaimStatus"],
+        json!({
+            "resourceClaimName": claim["metadata"]["name"],
+            "requestMappings": [{"containerName": "c", "resourceName": "example.com/gpu",
+                "requestName": "container-0-request-1"}],
+        })
+    );
+    // The driver has attached the device.
+    let path = format!("{claims}/{}", claim["metadata"]["name"].as_str().unwrap());
+    let mut ready = cluster.get(&path).await;
+    ready["status"]["devices"] = json!([{
+        "driver": "gpu.example.com", "pool": "n1", "device": "gpu-0",
+        "conditions": [{"type": "example.com/attached", "status": "True", "reason": "Attached",
+            "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}]);
+    cluster.send("PUT", &format!("{path}/status"), "application/json", ready).await.unwrap();
+    cluster.wait_for_pod("p", is_on("n1")).await;
+}

@@ -427,14 +427,15 @@ impl World {
     fn signal(&mut self, id: &str, asked: Instant, grace: Duration) -> Option<Duration> {
         let epoch = self.epoch;
         let run = self.runs.get_mut(id).filter(|run| run.is_running())?;
-        let (name, end) = (run.name.clone(), Instant::now() + grace);
+        // The node means a period from when it asks: a call that is late is not its fault.
+        let (name, end) = (run.name.clone(), asked + grace);
         // Grace periods are whole seconds in CRI, and two are left after any preStop hook.
         let allowed = Duration::from_secs(3);
         // A call that arrives late extends nothing: a later one may have shortened the period since.
         let of_epoch = run.deadline.filter(|(of, ..)| *of == epoch);
         let is_outdated = of_epoch.is_some_and(|(_, last, _)| asked < last);
         if let Some((.., before)) = of_epoch.filter(|_| !is_outdated)
-            && end > before.max(Instant::now()) + allowed
+            && end > before.max(asked) + allowed
         {
             let extended = end.duration_since(before);
             self.violations.push(format!("grace period of {name} extended by {extended:?}"));

@@ -172,8 +172,6 @@ async fn apply(node: &mut Node, setting: &Setting, event: Event) {
         Event::Wait(millis) => sleep(Duration::from_millis(millis)).await,
         Event::Create => {
             let absent = !node.api.objects().pods.contains_key("p");
-            // The UID is that of another pod then; a node is free to run both for a while.
-            let count = node.api.objects().phases.len();
             if absent {
                 let probe = json!({"exec": {"command": ["x"]}, "periodSeconds": 2});
                 let container = match setting.probed {
@@ -182,7 +180,8 @@ async fn apply(node: &mut Node, setting: &Setting, event: Event) {
                 };
                 let spec = json!({"restartPolicy": setting.restart_policy});
                 let mut made = pod("p", spec, container);
-                made["metadata"]["uid"] = json!(format!("uid{count}"));
+                // Another pod of that name: a node is free to run both for a while.
+                made["metadata"]["uid"] = json!(node.api.objects().new_uid());
                 node.api.put_pod(made);
             }
         }
@@ -292,6 +291,68 @@ fn seed() -> RngSeed {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => RngSeed::Random,
         None => RngSeed::Fixed(1),
+    }
+}
+
+/// Sequences that random ones have found.
+#[test]
+fn pod_life_with_known_faults() {
+    let running =
+        || Setting { restart_policy: "Always", probed: false, stops_in: 3_000, exits: None };
+    // A pod is created again before anything was written of the one before: it is another pod, which
+    // the write that is still under way for the first does not concern.
+    let replaced = vec![
+        Event::Create,
+        Event::Delete(0),
+        Event::Wait(0),
+        Event::DelayWrite(2_853),
+        Event::Inject("RunPodSandbox", Fault::Hangs),
+        Event::Delete(0),
+        Event::Create,
+        Event::Wait(1),
+        Event::Inject("RunPodSandbox", Fault::Fails),
+        Event::Delete(0),
+        Event::Create,
+        Event::Wait(0),
+    ];
+    // A sandbox is made by a call that fails, and is found only after its pod is gone.
+    let found_late = vec![
+        Event::Create,
+        Event::Wait(1),
+        Event::Inject("RunPodSandbox", Fault::FailsAfter),
+        Event::Delete(5),
+        Event::Inject("ListPodSandbox", Fault::Hangs),
+        Event::Inject("RunPodSandbox", Fault::Hangs),
+        Event::Inject("ListPodSandbox", Fault::Hangs),
+        Event::Delete(0),
+        Event::Create,
+        Event::Wait(768),
+        Event::Evict(None),
+        Event::Wait(6_017),
+        Event::Evict(None),
+        Event::Wait(2_518),
+    ];
+    // The call that shortens a grace period reaches the runtime late.
+    let shortened_late = vec![
+        Event::Create,
+        Event::Wait(500),
+        Event::Evict(None),
+        Event::Wait(1),
+        Event::Delete(0),
+        Event::Wait(8_800),
+        Event::Inject("StopContainer", Fault::Late(Duration::from_millis(11_557))),
+        Event::Wait(4_644),
+        Event::Evict(Some(8)),
+        Event::Wait(1),
+    ];
+    let never_stops = || Setting { stops_in: 1_000_000, ..running() };
+    let table =
+        [(running(), replaced), (never_stops(), found_late), (never_stops(), shortened_late)];
+    for (setting, events) in table {
+        for probed in [false, true] {
+            let setting = Setting { probed, ..setting.clone() };
+            assert_eq!(outcome(setting, events.clone()), Ok(()), "{events:?}");
+        }
     }
 }
 

@@ -89,6 +89,11 @@ impl Limits {
         budget.take(holder, 1).ok_or_else(too_many)
     }
 
+    /// How many requests are in flight that do not last, by upstream's names of their kinds.
+    pub(super) fn in_flight(&self) -> [(&'static str, u64); 2] {
+        [("readOnly", self.reading.taken()), ("mutating", self.mutating.taken())]
+    }
+
     /// Reserves memory for a response, of this many bytes so far.
     pub(super) fn memory(&self, holder: &Holder, bytes: usize) -> Result<Arc<Memory>> {
         self.answers.take(holder, bytes as u64).map(Memory::new).ok_or_else(too_many)

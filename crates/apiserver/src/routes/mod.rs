@@ -41,7 +41,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::body::drain;
 use self::limits::Limits;
-use self::metrics::Metrics;
 use self::pages::Pages;
 pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
@@ -58,6 +57,7 @@ use crate::gates::FeatureGates;
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
+use crate::request_metrics::RequestMetrics;
 use crate::response_body::{Body, RequestGuard};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
@@ -72,7 +72,7 @@ pub(crate) struct Router {
     pages: Pages,
     kubelet: KubeletClient,
     gates: FeatureGates,
-    metrics: Metrics,
+    metrics: RequestMetrics,
     request_timeout: Duration,
     stop: CancellationToken,
     limits: Limits,
@@ -134,7 +134,7 @@ impl Router {
             pages: Pages::new(pages),
             kubelet,
             gates,
-            metrics: Metrics::default(),
+            metrics: RequestMetrics::new(),
             request_timeout,
             stop,
             limits: Limits::new(requests),
@@ -348,14 +348,27 @@ impl Router {
                 audit::begin(request).await.and(Err(error.clone()))
             }
         };
+        let labels = line.as_ref().ok().and_then(|line| {
+            metrics::labels(&self.api.definitions.snapshot(), line, &method, &head.headers)
+        });
+        let mut record = None;
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
                 drop(unadmitted);
                 let Admitted { caller, share } = admitted;
+                // Aggregated servers count what they serve.
+                let own = labels.filter(|_| caller.remote.is_none());
+                let lasts = limits::is_long_running(line);
+                record = own.map(|labels| self.metrics.begin(labels, began, lasts));
                 let answer = contained(self.answer(caller, line, head, &mut body)).await;
                 (answer, RequestGuard::Admitted(share))
             }
-            Err(error) => (Err(error), RequestGuard::Refused(unadmitted)),
+            Err(error) => {
+                if let Some(labels) = labels.filter(|_| error.code == 429) {
+                    self.metrics.dropped(labels);
+                }
+                (Err(error), RequestGuard::Refused(unadmitted))
+            }
         };
         let mut answer = match answer {
             Ok(answer) => answer,
@@ -371,8 +384,9 @@ impl Router {
             let memory: Arc<dyn Monitored> = memory.clone();
             peer.monitor(Arc::downgrade(&memory));
         }
-        if let Ok(line) = &line {
-            self.metrics.count(&self.api.definitions.snapshot(), line, answer.status());
+        if let Some(mut record) = record {
+            record.answered(answer.status());
+            answer.body_mut().count(record);
         }
         tracing::debug!(%method, %uri, code = answer.status().as_u16(), took = ?began.elapsed(), "request");
         answer

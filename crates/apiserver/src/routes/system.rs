@@ -48,7 +48,7 @@ impl Router {
             "/metrics" => {
                 let encryption = self.encryption.as_ref().map(|known| known.metrics());
                 let text = [
-                    self.metrics.render(),
+                    self.metrics.render(self.limits.in_flight()),
                     self.audit.metrics(),
                     encryption.unwrap_or_default(),
                     self.api.chain.metrics(),

@@ -113,7 +113,7 @@ impl Controller {
             let (queue, claims) = (queue.clone(), self.claims.clone());
             move |event: &Event<Pod>| {
                 let pod = event.latest();
-                if references(pod).is_empty() {
+                if references(pod).is_empty() && plan::names(pod).next().is_none() {
                     return;
                 }
                 if matches!(event, Event::Deleted(_)) || plan::is_done(pod) {

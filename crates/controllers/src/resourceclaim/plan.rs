@@ -51,12 +51,15 @@ pub(super) fn reference<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Refere
     }
 }
 
-/// The names of the claims that the pod has.
+/// The names of the claims that the pod has, with the one for its extended resources.
 pub(super) fn names(pod: &Pod) -> impl Iterator<Item = &str> {
-    references(pod).iter().filter_map(|claim| match reference(pod, claim) {
+    let named = references(pod).iter().filter_map(|claim| match reference(pod, claim) {
         Reference::Named { name, .. } => Some(name),
         Reference::Wanted(_) | Reference::Unneeded => None,
-    })
+    });
+    let status = pod.status.as_ref();
+    let special = status.and_then(|status| status.extended_resource_claim_status.as_ref());
+    named.chain(special.map(|special| special.resource_claim_name.as_str()))
 }
 
 /// The pod that the claim was made for: its name and UID.
@@ -241,6 +244,11 @@ mod tests {
         });
         assert_eq!(of(&known, 1), "Named { name: \"p-made-x\", made: true }");
         assert_eq!(names(&known).collect::<Vec<_>>(), ["shared", "p-made-x"]);
+        let extended = pod(|pod| {
+            pod["status"]["extendedResourceClaimStatus"] =
+                json!({"resourceClaimName": "p-extended-resources-x", "requestMappings": []});
+        });
+        assert_eq!(names(&extended).collect::<Vec<_>>(), ["shared", "p-extended-resources-x"]);
         let unneeded =
             pod(|pod| pod["status"]["resourceClaimStatuses"] = json!([{"name": "made"}]));
         assert_eq!(of(&unneeded, 1), "Unneeded");

@@ -5,11 +5,11 @@
 //! takes the first solution. What a candidate conflicts with is computed from what the search has chosen so
 //! far, so that going back is dropping the last choice.
 //!
-//! Current limitations: devices with binding conditions are left out; attributes that are lists are not
-//! compared; extended resources are not allocated as devices.
+//! Current limitations: attributes that are lists are not compared.
 
 mod capacity;
 mod constraint;
+pub(crate) mod extended;
 mod pool;
 mod request;
 mod result;

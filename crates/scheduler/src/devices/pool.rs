@@ -35,6 +35,13 @@ pub(super) enum PoolState {
     Invalid,
 }
 
+impl Pool<'_> {
+    fn has_binding_conditions(&self) -> bool {
+        let mut devices = self.slices.iter().flat_map(|slice| &slice.devices);
+        devices.any(|device| device.api.binding_conditions.is_some())
+    }
+}
+
 impl<'a> Slices<'a> {
     pub(super) fn new(all: impl Iterator<Item = &'a ResourceSlice>) -> Self {
         let mut own = Self { by_node: HashMap::new(), shared: Vec::new(), by_pool: HashMap::new() };
@@ -63,7 +70,10 @@ impl<'a> Slices<'a> {
                 None | Some(std::cmp::Ordering::Equal) => pool.push(slice),
             }
         }
-        found.into_values().filter_map(|slices| self.pool(slices)).collect()
+        let mut pools: Vec<_> =
+            found.into_values().filter_map(|slices| self.pool(slices)).collect();
+        pools.sort_by_key(Pool::has_binding_conditions);
+        pools
     }
 
     /// `None`: the driver replaces the generation that the node has devices of.

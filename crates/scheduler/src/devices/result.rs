@@ -54,7 +54,8 @@ fn device(
         request: request.name.full(),
         share_id: choice.share.as_ref().map(|_| share_id(&plan.claim.uid, index)),
         tolerations: request.tolerations.cloned(),
-        ..DeviceRequestAllocationResult::default()
+        binding_conditions: choice.candidate.device.api.binding_conditions.clone(),
+        binding_failure_conditions: choice.candidate.device.api.binding_failure_conditions.clone(),
     })
 }
 

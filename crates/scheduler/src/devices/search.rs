@@ -303,9 +303,7 @@ impl<'a> Search<'a> {
         let Some(plan) = self.plans.get(place.claim) else { return Ok(false) };
         let Some(request) = plan.request(place) else { return Ok(false) };
         let device = candidate.device;
-        if device.api.binding_conditions.as_ref().is_some_and(|own| !own.is_empty())
-            || device.nodes.as_ref().is_some_and(|nodes| !nodes.have(self.node))
-        {
+        if device.nodes.as_ref().is_some_and(|nodes| !nodes.have(self.node)) {
             return Ok(false);
         }
         let of_class = || format!("class {}", request.class.name);

@@ -127,6 +127,24 @@ fn devices_are_allocated_by_count_and_once() {
 }
 
 #[test]
+fn devices_of_pools_with_binding_conditions_are_taken_last() {
+    let pool = |name: &str, device: Value| {
+        slice(
+            name,
+            json!({"spec": {"devices": [device],
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}),
+        )
+    };
+    let world = World::new(vec![
+        pool("p1", device("a", json!({"bindingConditions": ["Attached"]}))),
+        pool("p2", device("b", json!({}))),
+    ]);
+    let one = claim("one", json!({"requests": [request("r", json!({}))]}));
+    assert_eq!(world.devices("n1", &[&one]), "r=b");
+    assert_eq!(world.devices("n1", &[&one, &one]), "r=b, r=a");
+}
+
+#[test]
 fn devices_are_all_allocated_or_none() {
     let all = claim(
         "all",

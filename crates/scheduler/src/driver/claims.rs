@@ -6,7 +6,9 @@ use k8s_openapi::api::resource::v1::ResourceClaim as ApiClaim;
 use serde_json::{Value, json};
 
 use super::executor::{ApiExecutor, is_gone, now};
-use crate::model::{CLAIM_FINALIZER, ClaimKey, DeviceReservation, Pod, ResourceClaim};
+use crate::model::{
+    CLAIM_FINALIZER, ClaimKey, DeviceReservation, Pod, ResourceClaim, SPECIAL_CLAIM, SpecialClaim,
+};
 
 /// How often a write is tried that another one comes before.
 const MAX_ATTEMPTS: u32 = 5;
@@ -19,6 +21,12 @@ fn path(key: &ClaimKey) -> String {
 
 fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
+}
+
+fn read(claim: Value) -> Result<ResourceClaim, String> {
+    let api: ApiClaim = serde_json::from_value(claim)
+        .map_err(|error| format!("a claim cannot be read: {error}"))?;
+    Ok(ResourceClaim::new(&api))
 }
 
 /// How one attempt to write failed.
@@ -45,10 +53,17 @@ impl ApiExecutor {
         done: &mut Vec<ResourceClaim>,
     ) -> Result<(), String> {
         for own in devices {
+            let mut own = own.clone();
+            if let Some(special) = own.special.clone() {
+                let made = self.make_claim(pod, &special).await?;
+                (own.claim, own.uid) = (made.key.clone(), made.uid.clone());
+                // If what follows fails it is deleted.
+                done.push(made);
+            }
             let mut pause = PAUSE;
             let mut attempt = 1;
             let claim = loop {
-                match self.reserve(pod, own).await {
+                match self.reserve(pod, &own).await {
                     Ok(claim) => break claim,
                     Err(Failure::Conflict(_)) if attempt < MAX_ATTEMPTS => {
                         tokio::time::sleep(pause).await;
@@ -58,11 +73,79 @@ impl ApiExecutor {
                     Err(Failure::Conflict(error) | Failure::Failed(error)) => return Err(error),
                 }
             };
-            let api: ApiClaim = serde_json::from_value(claim)
-                .map_err(|error| format!("claim {}: {error}", own.claim))?;
-            done.push(ResourceClaim::new(&api));
+            done.retain(|made| made.key != own.claim);
+            done.push(read(claim)?);
+            if let Some(special) = &own.special {
+                self.report_claim(pod, special, &own.claim).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Makes the claim for extended resources of a pod.
+    async fn make_claim(&self, pod: &Pod, special: &SpecialClaim) -> Result<ResourceClaim, String> {
+        let body = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {
+                "namespace": &*pod.namespace,
+                "generateName": format!("{}-extended-resources-", pod.name),
+                "annotations": {SPECIAL_CLAIM: "true"},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name,
+                    "uid": &*pod.uid, "controller": true}],
+            },
+            "spec": {"devices": {"requests": special.requests}},
+        });
+        let path = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims", pod.namespace);
+        let made = self.post(&path, &body).await;
+        read(made.map_err(|error| {
+            format!("create claim for extended resources {}: {error}", pod.key())
+        })?)
+    }
+
+    /// Writes into a pod's status which claim serves its extended resources.
+    async fn report_claim(
+        &self,
+        pod: &Pod,
+        special: &SpecialClaim,
+        claim: &ClaimKey,
+    ) -> Result<(), String> {
+        let path = format!("/api/v1/namespaces/{}/pods/{}/status", pod.namespace, pod.name);
+        let body = json!({
+            "metadata": {"uid": &*pod.uid},
+            "status": {"extendedResourceClaimStatus": {
+                "resourceClaimName": &*claim.name,
+                "requestMappings": special.mappings,
+            }},
+        });
+        self.patch_strategic(&path, &body).await.map_err(|error| {
+            format!("update pod {} ExtendedResourceClaimStatus: {error}", pod.key())
+        })
+    }
+
+    /// Deletes a claim that was made for extended resources of a pod.
+    pub(super) async fn delete_claim(&self, key: &ClaimKey, uid: &str) {
+        let path = path(key);
+        let deleted = async {
+            let mut claim = self.get(&path).await?;
+            if claim["metadata"]["uid"] != *uid {
+                return Ok(());
+            }
+            if let Value::Array(all) = &mut claim["metadata"]["finalizers"] {
+                let before = all.len();
+                all.retain(|own| own != CLAIM_FINALIZER);
+                if all.len() < before {
+                    self.put(&path, &claim).await?;
+                }
+            }
+            self.delete(&path, uid).await
+        };
+        match deleted.await {
+            Err(error) if !is_gone(&error) => {
+                tracing::warn!(claim = %key, "cannot delete: {error}");
+            }
+            _ => {}
+        }
     }
 
     async fn reserve(&self, pod: &Pod, own: &DeviceReservation) -> Result<Value, Failure> {

@@ -62,6 +62,19 @@ impl ApiExecutor {
         serde_json::from_str(&text).map_err(kube::Error::SerdeError)
     }
 
+    /// Creates an object; what it is then.
+    pub(super) async fn post(&self, path: &str, object: &Value) -> kube::Result<Value> {
+        let text = self.send("POST", path, "application/json", object).await?;
+        serde_json::from_str(&text).map_err(kube::Error::SerdeError)
+    }
+
+    /// Deletes the object with that UID.
+    pub(super) async fn delete(&self, path: &str, uid: &str) -> kube::Result<()> {
+        let body = json!({"apiVersion": "v1", "kind": "DeleteOptions",
+            "preconditions": {"uid": uid}});
+        self.send("DELETE", path, "application/json", &body).await.map(|_| ())
+    }
+
     /// Replaces an object; what it is then.
     pub(super) async fn put(&self, path: &str, object: &Value) -> kube::Result<Value> {
         let text = self.send("PUT", path, "application/json", object).await?;
@@ -199,14 +212,22 @@ impl Executor for ApiExecutor {
                 }
                 Err(error) => Some(Outcome::Failed(pod.uid.clone(), error)),
             },
-            Action::PreBind { pod, node, volumes, claims, devices } => {
+            Action::PreBind { pod, node, volumes, claims, devices, waits } => {
                 if let Err(error) = self.request_volumes(&node, &volumes, &claims).await {
                     return Some(Outcome::Failed(pod.uid.clone(), error.to_string()));
                 }
                 let mut done = Vec::new();
                 let uid = pod.uid.clone();
                 Some(match self.reserve_devices(&pod, &devices, &mut done).await {
-                    Ok(()) => Outcome::Prepared(uid, done),
+                    Ok(()) => {
+                        if waits {
+                            let reason = "BindingConditionsPending";
+                            let note =
+                                format!("waiting for binding conditions for device on node {node}");
+                            self.event(&pod, &pod, EventType::Normal, reason, &note);
+                        }
+                        Outcome::Prepared(uid, done)
+                    }
                     Err(error) => {
                         let plugin = "DynamicResources";
                         let error = format!("running PreBind plugin \"{plugin}\": {error}");
@@ -216,6 +237,10 @@ impl Executor for ApiExecutor {
             }
             Action::Unreserve { pod, claims } => {
                 self.unreserve(&pod, &claims).await;
+                None
+            }
+            Action::DeleteClaim { claim, uid } => {
+                self.delete_claim(&claim, &uid).await;
                 None
             }
             Action::Deallocate { pod, claim, uid } => {

@@ -48,7 +48,10 @@ impl Executor for Api {
                 }
                 Some(Outcome::Preempted(pod.uid.clone()))
             }
-            Action::PreBind { .. } | Action::Unreserve { .. } | Action::Deallocate { .. } => None,
+            Action::PreBind { .. }
+            | Action::Unreserve { .. }
+            | Action::Deallocate { .. }
+            | Action::DeleteClaim { .. } => None,
         }
     }
 }

@@ -4,19 +4,29 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{NodeSelector as ApiNodeSelector, Pod as ApiPod};
+use k8s_openapi::api::core::v1::{
+    ContainerExtendedResourceRequest, NodeSelector as ApiNodeSelector, Pod as ApiPod,
+};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, Device as ApiDevice, DeviceClaim, DeviceClass as ApiClass,
-    DeviceClassConfiguration, DeviceSelector, ResourceClaim as ApiClaim, ResourceSlice as ApiSlice,
+    DeviceClassConfiguration, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector,
+    ResourceClaim as ApiClaim, ResourceClaimStatus, ResourceSlice as ApiSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::jiff::Timestamp;
 use longshore_quantity::Quantity;
 
 use super::{Atom, ClaimKey, Node, NodeSelector, Pod};
 
 /// Keeps a claim while it is allocated.
 pub(crate) const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// On claims that a scheduler has made for extended resources of a pod.
+pub(crate) const SPECIAL_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
+/// The name of such a claim before it is made; no claim has it.
+const UNNAMED: &str = "<extended-resources>";
 
 /// An amount in billionths; what is no quantity is none.
 pub(crate) fn amount(quantity: &ApiQuantity) -> i128 {
@@ -290,6 +300,10 @@ pub struct DeviceClass {
     pub selectors: Vec<DeviceSelector>,
     /// Configuration for the drivers of its devices.
     pub config: Vec<DeviceClassConfiguration>,
+    /// The extended resource that its devices serve.
+    pub extended: Option<Atom>,
+    /// When it was created.
+    pub created: Option<Timestamp>,
 }
 
 impl DeviceClass {
@@ -299,8 +313,66 @@ impl DeviceClass {
             name: Atom::new(api.metadata.name.as_deref().unwrap_or_default()),
             selectors: api.spec.selectors.clone().unwrap_or_default(),
             config: api.spec.config.clone().unwrap_or_default(),
+            extended: api.spec.extended_resource_name.as_ref().map(Atom::from),
+            created: api.metadata.creation_timestamp.as_ref().map(|time| time.0),
         }
     }
+}
+
+/// Whether devices are prepared that have binding conditions, which a pod waits for before it is bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// All of them are, or none has conditions.
+    Ready,
+    /// One is not prepared yet, or there are no devices.
+    Pending,
+    /// One cannot be: reason and message.
+    Failed(Box<str>, Box<str>),
+}
+
+impl Readiness {
+    fn new(status: Option<&ResourceClaimStatus>) -> Self {
+        let allocation = status.and_then(|status| status.allocation.as_ref());
+        let Some(allocation) = allocation else { return Self::Pending };
+        let devices = status.and_then(|status| status.devices.as_ref());
+        for result in conditional(allocation) {
+            let device = devices.into_iter().flatten().find(|one| {
+                one.device == result.device
+                    && one.driver == result.driver
+                    && one.pool == result.pool
+            });
+            let Some(device) = device else { return Self::Pending };
+            let is_true = |type_: &String| {
+                let mut all = device.conditions.iter().flatten();
+                all.find(|one| one.type_ == *type_ && one.status == "True")
+            };
+            let failures = result.binding_failure_conditions.iter().flatten();
+            if let Some(failure) = failures.filter_map(is_true).next() {
+                let (reason, message) = (failure.reason.as_str(), failure.message.as_str());
+                return Self::Failed(reason.into(), message.into());
+            }
+            if !result.binding_conditions.iter().flatten().all(|own| is_true(own).is_some()) {
+                return Self::Pending;
+            }
+        }
+        Self::Ready
+    }
+}
+
+/// The devices of an allocation that have binding conditions.
+fn conditional(
+    allocation: &AllocationResult,
+) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
+    let has_any = |one: &&DeviceRequestAllocationResult| {
+        one.binding_conditions.as_ref().is_some_and(|own| !own.is_empty())
+    };
+    results.into_iter().flatten().filter(has_any)
+}
+
+/// Whether a pod waits for devices of an allocation before it is bound.
+pub(crate) fn is_conditional(allocation: &AllocationResult) -> bool {
+    conditional(allocation).next().is_some()
 }
 
 /// A claim for devices.
@@ -316,6 +388,8 @@ pub struct ResourceClaim {
     pub owner: Option<Box<str>>,
     /// Whether it is being deleted.
     pub is_deleting: bool,
+    /// Whether it was made for extended resources of its owner.
+    pub is_special: bool,
     /// What it claims.
     pub devices: DeviceClaim,
     /// What it got.
@@ -324,6 +398,10 @@ pub struct ResourceClaim {
     pub nodes: Option<NodeSelector>,
     /// Those that use it, by UID.
     pub consumers: Box<[Box<str>]>,
+    /// Whether its devices are prepared.
+    pub readiness: Readiness,
+    /// When it got its devices.
+    pub allocated: Option<Timestamp>,
 }
 
 impl ResourceClaim {
@@ -346,11 +424,63 @@ impl ResourceClaim {
                 .find(|owner| owner.controller == Some(true))
                 .map(|owner| owner.uid.as_str().into()),
             is_deleting: meta.deletion_timestamp.is_some(),
+            is_special: meta
+                .annotations
+                .as_ref()
+                .and_then(|own| own.get(SPECIAL_CLAIM))
+                .is_some_and(|own| own == "true"),
             devices: api.spec.devices.clone().unwrap_or_default(),
             nodes: allocation.and_then(|own| own.node_selector.as_ref()).map(NodeSelector::new),
             allocation: allocation.map(|own| Arc::new(own.clone())),
             consumers: consumers.into_iter().flatten().map(|one| one.uid.as_str().into()).collect(),
+            readiness: Readiness::new(status),
+            allocated: allocation
+                .and_then(|own| own.allocation_timestamp.as_ref())
+                .map(|time| time.0),
         }
+    }
+
+    /// One that is to be made for extended resources of a pod.
+    pub fn special(pod: &Pod, requests: Vec<DeviceRequest>) -> Self {
+        Self {
+            key: ClaimKey { namespace: pod.namespace.clone(), name: Atom::new(UNNAMED) },
+            uid: format!("{UNNAMED}{}", pod.uid).into(),
+            version: 0,
+            owner: Some((*pod.uid).into()),
+            is_deleting: false,
+            is_special: true,
+            devices: DeviceClaim { requests: Some(requests), ..DeviceClaim::default() },
+            allocation: None,
+            nodes: None,
+            consumers: Box::default(),
+            readiness: Readiness::Pending,
+            allocated: None,
+        }
+    }
+
+    /// Whether its devices are prepared, at that time.
+    ///
+    /// # Errors
+    /// They cannot be, or not within `timeout` since it got them: in upstream's words.
+    pub fn is_ready(&self, now: Timestamp, timeout: Duration) -> Result<bool, String> {
+        let name = &self.key.name;
+        match &self.readiness {
+            Readiness::Ready => Ok(true),
+            Readiness::Failed(reason, message) => Err(format!(
+                "device binding failed: claim={name}, reason={reason}, message={message:?}"
+            )),
+            Readiness::Pending if self.deadline(timeout).is_some_and(|end| end < now) => {
+                Err(format!("device binding timeout: claim={name}"))
+            }
+            Readiness::Pending => Ok(false),
+        }
+    }
+
+    /// Until when its devices may take to be prepared; `None`: none of them has to be.
+    pub fn deadline(&self, timeout: Duration) -> Option<Timestamp> {
+        let allocation = self.allocation.as_deref()?;
+        let since = self.allocated.filter(|_| is_conditional(allocation))?;
+        Some(since.checked_add(timeout).unwrap_or(Timestamp::MAX))
     }
 
     /// Whether the pod is among those that use it.
@@ -429,4 +559,15 @@ pub struct DeviceReservation {
     pub uid: Box<str>,
     /// What it gets; `None`: it has it already.
     pub allocation: Option<Arc<AllocationResult>>,
+    /// What it is made with, if it is to be made.
+    pub special: Option<Arc<SpecialClaim>>,
+}
+
+/// A claim that is to be made for extended resources of a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpecialClaim {
+    /// What it requests.
+    pub requests: Vec<DeviceRequest>,
+    /// Which container uses which request.
+    pub mappings: Vec<ContainerExtendedResourceRequest>,
 }

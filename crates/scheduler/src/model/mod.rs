@@ -3,6 +3,7 @@
 
 mod atom;
 mod devices;
+mod extended;
 mod labels;
 mod node;
 mod objects;
@@ -11,11 +12,12 @@ pub mod resources;
 mod storage;
 
 pub use self::atom::Atom;
-pub(crate) use self::devices::{CLAIM_FINALIZER, amount};
+pub(crate) use self::devices::{CLAIM_FINALIZER, SPECIAL_CLAIM, amount, is_conditional};
 pub use self::devices::{
     Device, DeviceClass, DeviceId, DeviceNodes, DeviceReservation, PodClaimRef, PodResourceClaim,
-    ResourceClaim, ResourceSlice, Taken, UsedDevices,
+    Readiness, ResourceClaim, ResourceSlice, SpecialClaim, Taken, UsedDevices,
 };
+pub use self::extended::{ContainerRequests, class_of, is_extended};
 pub use self::labels::{Labels, NodeSelector, NodeTerm, Requirement, Selector};
 pub use self::node::{Node, NodeInfo, Taint, TaintEffect};
 pub use self::objects::{Budget, ClaimUse, Objects, Workload, WorkloadKind};

@@ -2,8 +2,10 @@
 //! controllers, services, budgets and labels of namespaces.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     Atom, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, DeviceClass, DeviceReservation, Labels,
@@ -92,12 +94,17 @@ pub struct ClaimUse {
     pub node: Option<Atom>,
     /// Claims for devices that are to be allocated, or reserved for the pod.
     pub devices: Vec<DeviceReservation>,
+    /// How long devices of the pod may take to be prepared; `None`: none has to be.
+    pub device_wait: Option<Duration>,
 }
 
 impl ClaimUse {
     /// Whether nothing is to be bound.
     pub fn is_empty(&self) -> bool {
-        self.volumes.is_empty() && self.provisions.is_empty() && self.devices.is_empty()
+        self.volumes.is_empty()
+            && self.provisions.is_empty()
+            && self.devices.is_empty()
+            && self.device_wait.is_none()
     }
 
     /// Adds what another plugin reserves.
@@ -106,6 +113,7 @@ impl ClaimUse {
         self.provisions.extend(other.provisions);
         self.devices.extend(other.devices);
         self.node = other.node.or(self.node.take());
+        self.device_wait = self.device_wait.max(other.device_wait);
     }
 }
 
@@ -148,6 +156,8 @@ pub struct Objects {
     used_devices: UsedDevices,
     /// UIDs of claims that are being allocated for pods that are being bound.
     in_flight: HashSet<Box<str>>,
+    /// The time, as the last change was taken in.
+    pub clock: Timestamp,
     no_labels: Labels,
 }
 

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    Atom, ClaimKey, Labels, NodeSelector, NodeTerm, PodResourceClaim, Requirement, Resources,
-    Selector, Taint, TaintEffect, devices, resources,
+    Atom, ClaimKey, ContainerRequests, Labels, NodeSelector, NodeTerm, PodResourceClaim,
+    Requirement, Resources, Selector, Taint, TaintEffect, devices, extended, resources,
 };
 
 /// The UID of a pod.
@@ -79,6 +79,8 @@ pub struct Pod {
     pub owner: Option<Owner>,
     /// Claims for devices.
     pub resource_claims: Box<[PodResourceClaim]>,
+    /// Requests of its containers for extended resources; none if there are none.
+    pub extended: Box<[ContainerRequests]>,
     /// The condition `PodScheduled`: reason and message, if it is false.
     pub unscheduled: Option<Box<(String, String)>>,
     /// A selector that cannot be parsed, which fails scheduling.
@@ -420,6 +422,7 @@ impl Pod {
             spread: spread(spec, &labels, &mut error),
             volumes: volumes(api, spec, &namespace),
             images: images(spec),
+            extended: extended::of_pod(spec),
             containers: spec
                 .containers
                 .len()

@@ -1,31 +1,69 @@
 //! Claims for devices (dynamic resource allocation): those that are allocated fit nodes that reach their
-//! devices; for the others devices of the node are found.
-//!
-//! Current limitations: extended resources are not served by devices, and devices whose driver has to
-//! prepare them before the pod is bound (binding conditions) are not allocated; see `devices`.
+//! devices; for the others devices of the node are found. Extended resources that a node does not have are
+//! served by devices too, if a class says so: a claim is made for them when the pod is bound.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::AllocationResult;
+use k8s_openapi::jiff::Timestamp;
+use longshore_duration::GoDuration;
+use serde::Deserialize;
+use serde_json::Value;
 
-use crate::devices::{AllocationError, Allocator};
+use super::{PluginError, arguments, invalid};
+use crate::devices::{AllocationError, Allocator, extended};
 use crate::events::ClusterEvent;
 use crate::framework::{
     Code, Cycle, FILTERS, Failed, NodeFilter, NodeScore, Plugin, Points, PostFilter, PreFilter,
     SCORES, Status, normalize,
 };
 use crate::model::{
-    ClaimUse, DeviceReservation, Node, NodeInfo, Objects, Pod, PodClaimRef, ResourceClaim,
+    Atom, ClaimUse, DeviceReservation, Node, NodeInfo, Objects, Pod, PodClaimRef, ResourceClaim,
+    SpecialClaim, class_of, is_conditional, is_extended,
 };
 
 const NAME: &str = "DynamicResources";
 /// The most alternatives of a request; the first of them scores that much.
 const MAX_ALTERNATIVES: i64 = 8;
 
+/// The arguments, as durations of Go.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Args {
+    filter_timeout: Option<GoDuration>,
+    binding_timeout: Option<GoDuration>,
+}
+
 /// Allocates devices.
 #[derive(Debug)]
-pub(super) struct DynamicResources;
+pub(super) struct DynamicResources {
+    /// How long devices may take to be prepared that have binding conditions.
+    binding_timeout: Duration,
+}
+
+impl DynamicResources {
+    pub(super) fn new(args: &Value) -> Result<Self, PluginError> {
+        let args: Args = arguments(NAME, args)?;
+        if args.filter_timeout.is_some_and(|own| own < GoDuration::ZERO) {
+            return Err(invalid(NAME, "filterTimeout: must be zero or positive"));
+        }
+        let binding = args.binding_timeout.unwrap_or(GoDuration::secs(600));
+        if binding < GoDuration::secs(1) {
+            return Err(invalid(NAME, "bindingTimeout: must be at least 1 second"));
+        }
+        Ok(Self { binding_timeout: binding.get() })
+    }
+
+    fn prepare<'a>(
+        &self,
+        pod: &'a Pod,
+        objects: &'a Objects,
+    ) -> Result<Option<Prepared<'a>>, Status> {
+        Prepared::new(pod, objects, self.binding_timeout)
+    }
+}
 
 /// The claims of a pod, or why it cannot have them.
 fn claims<'a>(pod: &Pod, objects: &'a Objects) -> Result<Vec<&'a ResourceClaim>, String> {
@@ -67,15 +105,85 @@ fn claims<'a>(pod: &Pod, objects: &'a Objects) -> Result<Vec<&'a ResourceClaim>,
 /// A pod with claims.
 struct Prepared<'a> {
     claims: Vec<&'a ResourceClaim>,
+    extended: Option<Extended<'a>>,
     allocator: Allocator<'a>,
+    now: Timestamp,
+    binding_timeout: Duration,
+}
+
+/// The extended resources of a pod of which classes of devices serve one at least.
+struct Extended<'a> {
+    pod: &'a Pod,
+    /// What an earlier attempt has left.
+    stale: Option<&'a ResourceClaim>,
+    /// The resources, by name, with their classes.
+    resources: Vec<(Atom, Option<Atom>)>,
+}
+
+impl<'a> Extended<'a> {
+    fn new(pod: &'a Pod, objects: &'a Objects) -> Option<Self> {
+        if pod.extended.is_empty() {
+            return None;
+        }
+        let requested = pod.requests.scalars.iter().filter(|(_, amount)| *amount > 0);
+        let class = |name: &Atom| class_of(&objects.device_classes, name);
+        let mut resources: Vec<_> = requested
+            .filter(|(name, _)| is_extended(name))
+            .map(|(name, _)| (name.clone(), class(name).map(|class| class.name.clone())))
+            .collect();
+        resources.sort_by(|left, right| left.0.as_str().cmp(right.0.as_str()));
+        if resources.iter().all(|(_, class)| class.is_none()) {
+            return None;
+        }
+        let is_own = |claim: &&ResourceClaim| {
+            claim.is_special && !claim.is_deleting && claim.owner.as_deref() == Some(&*pod.uid)
+        };
+        Some(Self { pod, stale: objects.resource_claims.values().find(is_own), resources })
+    }
+
+    /// The claim for what a node does not have by itself, if there is anything.
+    fn claim(&self, node: &Node) -> Result<Option<(ResourceClaim, SpecialClaim)>, Status> {
+        if self.stale.is_some() {
+            return Err(Status::unresolvable("cannot schedule extended resource claim"));
+        }
+        let mut wanted = Vec::new();
+        for (name, class) in &self.resources {
+            match class {
+                Some(class) if node.allocatable.scalar(name) <= 0 => {
+                    wanted.push((name.clone(), class.clone()));
+                }
+                None if node.allocatable.scalar(name) <= 0 => {
+                    return Err(Status::unresolvable("cannot fit resource"));
+                }
+                _ => {}
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let (requests, mappings) = extended::requests(&self.pod.extended, &wanted);
+        let claim = ResourceClaim::special(self.pod, requests.clone());
+        Ok(Some((claim, SpecialClaim { requests, mappings })))
+    }
+}
+
+/// What a pod gets on a node: devices for its claims that have none, and then for the one that is made.
+struct Allocated {
+    results: Vec<AllocationResult>,
+    special: Option<(ResourceClaim, SpecialClaim)>,
 }
 
 impl<'a> Prepared<'a> {
     /// `None`: the pod has no claims.
-    fn new(pod: &Pod, objects: &'a Objects) -> Result<Option<Self>, Status> {
+    fn new(
+        pod: &'a Pod,
+        objects: &'a Objects,
+        binding_timeout: Duration,
+    ) -> Result<Option<Self>, Status> {
         let reject = |reason: String| Status::new(Code::Unresolvable, reason);
         let claims = claims(pod, objects).map_err(reject)?;
-        if claims.is_empty() {
+        let extended = Extended::new(pod, objects);
+        if claims.is_empty() && extended.is_none() {
             return Ok(None);
         }
         for claim in claims.iter().filter(|claim| claim.allocation.is_none()) {
@@ -91,27 +199,31 @@ impl<'a> Prepared<'a> {
             &objects.device_classes,
             objects.used_devices(),
         );
-        Ok(Some(Self { claims, allocator }))
+        Ok(Some(Self { claims, extended, allocator, now: objects.clock, binding_timeout }))
     }
 
     fn to_allocate(&self) -> Vec<&'a ResourceClaim> {
         self.claims.iter().copied().filter(|claim| claim.allocation.is_none()).collect()
     }
 
-    /// Whether devices of all claims that are allocated can be reached from a node.
-    fn reaches(&self, node: &Node) -> bool {
-        self.claims.iter().all(|claim| reaches(claim, node))
+    /// Whether the devices of a claim, if it has any, can be used on a node: it reaches them, and they are
+    /// or may still be prepared.
+    fn is_usable(&self, claim: &ResourceClaim, node: &Node) -> bool {
+        let is_lost = || claim.is_ready(self.now, self.binding_timeout).is_err();
+        reaches(claim, node) && !(claim.allocation.is_some() && is_lost())
     }
 
     /// What claims that are not allocated get on a node.
-    fn allocate(&self, node: &Node) -> Result<Vec<AllocationResult>, Status> {
-        let claims = self.to_allocate();
+    fn allocate(&self, node: &Node) -> Result<Allocated, Status> {
+        let special = self.extended.as_ref().map(|own| own.claim(node)).transpose()?.flatten();
+        let mut claims: Vec<&ResourceClaim> = self.to_allocate();
+        claims.extend(special.as_ref().map(|(claim, _)| claim));
         if claims.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Allocated { results: Vec::new(), special });
         }
         let unresolvable = |reason: String| Status::new(Code::Unresolvable, reason);
         match self.allocator.allocate(node, &claims) {
-            Ok(Some(results)) => Ok(results),
+            Ok(Some(results)) => Ok(Allocated { results, special }),
             Ok(None) => Err(Status::unresolvable("cannot allocate all claims")),
             Err(AllocationError::OnNode(reason)) => Err(unresolvable(reason)),
             Err(AllocationError::Claim(reason)) => Err(Status::new(Code::Error, reason)),
@@ -165,7 +277,7 @@ impl NodeFilter for Prepared<'_> {
         // As upstream: an error of a claim counts more than what the node does not reach.
         let allocated = self.allocate(node).map(|_| ());
         allocated?;
-        if self.reaches(node) {
+        if self.claims.iter().all(|claim| self.is_usable(claim, node)) {
             return Ok(());
         }
         Err(Status::unresolvable("resourceclaim not available on the node"))
@@ -176,7 +288,8 @@ impl NodeFilter for Prepared<'_> {
 impl NodeScore for Prepared<'_> {
     fn score(&self, info: &NodeInfo) -> i64 {
         let Some(node) = &info.node else { return 0 };
-        let mut found = self.allocate(node).unwrap_or_default().into_iter();
+        let found = self.allocate(node).map(|own| own.results).unwrap_or_default();
+        let mut found = found.into_iter();
         let scores = self.claims.iter().map(|claim| match &claim.allocation {
             Some(own) => preference(claim, own),
             None => found.next().map_or(0, |own| preference(claim, &own)),
@@ -231,7 +344,7 @@ impl Plugin for DynamicResources {
     }
 
     fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
-        match Prepared::new(cycle.pod, cycle.objects) {
+        match self.prepare(cycle.pod, cycle.objects) {
             Ok(None) => PreFilter::Skip,
             Ok(Some(prepared)) => PreFilter::Filter(Box::new(prepared)),
             Err(status) => PreFilter::Reject(status),
@@ -240,20 +353,23 @@ impl Plugin for DynamicResources {
 
     /// Takes away what a claim has where the pod cannot go, if nobody else uses it.
     fn post_filter(&self, cycle: Cycle<'_>, failed: &mut Failed<'_, '_>) -> PostFilter {
-        let Ok(Some(prepared)) = Prepared::new(cycle.pod, cycle.objects) else {
+        let Ok(Some(prepared)) = self.prepare(cycle.pod, cycle.objects) else {
             return PostFilter::Nothing(Cow::Borrowed("no new claims to deallocate"), false);
         };
         let rejected = failed.diagnosis.nodes.iter().filter(|(_, status)| status.plugin == NAME);
         let nodes: Vec<&Node> = rejected
             .filter_map(|(position, _)| cycle.snapshot.nodes().get(*position)?.node.as_deref())
             .collect();
+        let stale = prepared.extended.as_ref().and_then(|own| own.stale);
+        let stale = stale.map(|claim| (claim.key.clone(), claim.uid.clone()));
         let unused = prepared.claims.iter().find(|claim| {
             claim.allocation.is_some()
                 && claim.consumers.iter().all(|uid| **uid == *cycle.pod.uid)
-                && nodes.iter().any(|node| !reaches(claim, node))
+                && nodes.iter().any(|node| !prepared.is_usable(claim, node))
         });
         match unused {
             Some(claim) => PostFilter::Deallocate(claim.key.clone(), claim.uid.clone()),
+            None if stale.is_some() => PostFilter::Delete(stale.into_iter().collect()),
             None => PostFilter::Nothing(Cow::Borrowed("still not schedulable"), false),
         }
     }
@@ -266,7 +382,7 @@ impl Plugin for DynamicResources {
         if cycle.pod.resource_claims.is_empty() {
             return None;
         }
-        let prepared = Prepared::new(cycle.pod, cycle.objects).ok()??;
+        let prepared = self.prepare(cycle.pod, cycle.objects).ok()??;
         let has_alternatives = prepared
             .claims
             .iter()
@@ -280,10 +396,13 @@ impl Plugin for DynamicResources {
 
     fn reserve(&self, cycle: Cycle<'_>, info: &NodeInfo) -> Result<ClaimUse, Status> {
         let Some(node) = &info.node else { return Ok(ClaimUse::default()) };
-        let Some(prepared) = Prepared::new(cycle.pod, cycle.objects)? else {
+        let Some(prepared) = self.prepare(cycle.pod, cycle.objects)? else {
             return Ok(ClaimUse::default());
         };
-        let mut found = prepared.allocate(node)?.into_iter();
+        let Allocated { results: found, special } = prepared.allocate(node)?;
+        let known = prepared.claims.iter().filter_map(|claim| claim.allocation.as_deref());
+        let waits = known.chain(&found).any(is_conditional);
+        let mut found = found.into_iter();
         let reservations = prepared.claims.iter().map(|claim| DeviceReservation {
             claim: claim.key.clone(),
             uid: claim.uid.clone(),
@@ -291,6 +410,7 @@ impl Plugin for DynamicResources {
                 Some(_) => None,
                 None => found.next().map(Arc::new),
             },
+            special: None,
         });
         let needed = |own: &DeviceReservation| {
             own.allocation.is_some()
@@ -299,7 +419,18 @@ impl Plugin for DynamicResources {
                     .iter()
                     .any(|claim| claim.key == own.claim && claim.is_reserved_for(cycle.pod))
         };
-        Ok(ClaimUse { devices: reservations.filter(needed).collect(), ..ClaimUse::default() })
+        let mut devices: Vec<DeviceReservation> = reservations.filter(needed).collect();
+        devices.extend(special.map(|(claim, special)| DeviceReservation {
+            claim: claim.key,
+            uid: claim.uid,
+            allocation: found.next().map(Arc::new),
+            special: Some(Arc::new(special)),
+        }));
+        Ok(ClaimUse {
+            devices,
+            device_wait: waits.then_some(self.binding_timeout),
+            ..ClaimUse::default()
+        })
     }
 
     fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
@@ -308,10 +439,13 @@ impl Plugin for DynamicResources {
                 let was_freed = old.is_some_and(|old| old.allocation.is_some());
                 let is_freed = was_freed && new.allocation.is_none();
                 let is_same = old.is_some_and(|old| {
-                    old.allocation == new.allocation && old.consumers == new.consumers
+                    old.allocation == new.allocation
+                        && old.consumers == new.consumers
+                        && old.readiness == new.readiness
                 });
                 let mut own = pod.resource_claims.iter().filter_map(|own| own.claim.key());
-                is_freed || (!is_same && own.any(|key| *key == new.key))
+                let is_own = new.is_special && new.owner.as_deref() == Some(&*pod.uid);
+                is_freed || (!is_same && (is_own || own.any(|key| *key == new.key)))
             }
             ClusterEvent::DeviceClass(_) | ClusterEvent::ResourceSlice(_) => true,
             ClusterEvent::UnscheduledPodUpdated(old, new) => {

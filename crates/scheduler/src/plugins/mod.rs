@@ -46,7 +46,7 @@ impl Default for Registry {
             ("NodeUnschedulable", |_| Ok(Arc::new(basic::NodeUnschedulable::default()))),
             ("NodeName", |_| Ok(Arc::new(basic::NodeName))),
             ("NodePorts", |_| Ok(Arc::new(basic::NodePorts))),
-            ("DynamicResources", |_| Ok(Arc::new(dynamic::DynamicResources))),
+            ("DynamicResources", |args| Ok(Arc::new(dynamic::DynamicResources::new(args)?))),
             ("NodeDeclaredFeatures", |_| Ok(Arc::new(basic::NodeDeclaredFeatures))),
             ("TaintToleration", |_| Ok(Arc::new(taints::TaintToleration))),
             ("NodeAffinity", |args| Ok(Arc::new(node_affinity::NodeAffinity::new(args)?))),

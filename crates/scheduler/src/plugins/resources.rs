@@ -11,7 +11,7 @@ use crate::framework::{
     Code, Cycle, FILTERS, MAX_SCORE, NodeFilter, NodeScore, Plugin, Points, PreFilter, Reasons,
     SCORES, Status,
 };
-use crate::model::{Atom, Node, NodeInfo, Pod, Resources};
+use crate::model::{Atom, Node, NodeInfo, Pod, Resources, class_of, is_extended};
 
 const FIT: &str = "NodeResourcesFit";
 const BALANCED: &str = "NodeResourcesBalancedAllocation";
@@ -291,7 +291,16 @@ impl Fit {
     }
 }
 
-struct Room<'a>(&'a Fit, &'a Pod);
+/// A pod, and the extended resources that devices serve on nodes that do not have them.
+struct Room<'a>(&'a Fit, &'a Pod, Vec<&'a Atom>);
+
+impl<'a> Room<'a> {
+    /// For a change that may help, where classes of devices are not looked up.
+    fn any(fit: &'a Fit, pod: &'a Pod) -> Self {
+        let names = pod.requests.scalars.iter().map(|(name, _)| name);
+        Self(fit, pod, names.filter(|name| is_extended(name)).collect())
+    }
+}
 
 impl Room<'_> {
     fn insufficient(&self, info: &NodeInfo, node: &Node) -> (Vec<Cow<'static, str>>, bool) {
@@ -317,7 +326,8 @@ impl Room<'_> {
             "Insufficient ephemeral-storage".into()
         });
         for (name, amount) in &wanted.scalars {
-            if !self.0.ignores(name) {
+            let is_delegated = self.2.contains(&name) && allocatable.scalar(name) <= 0;
+            if !self.0.ignores(name) && !is_delegated {
                 check(*amount, allocatable.scalar(name), used.scalar(name), &|| {
                     format!("Insufficient {name}").into()
                 });
@@ -349,7 +359,11 @@ impl Plugin for Fit {
     }
 
     fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
-        PreFilter::Filter(Box::new(Room(self, cycle.pod)))
+        let names = cycle.pod.requests.scalars.iter().map(|(name, _)| name);
+        let classes = &cycle.objects.device_classes;
+        let served =
+            names.filter(|name| is_extended(name) && class_of(classes, name).is_some()).collect();
+        PreFilter::Filter(Box::new(Room(self, cycle.pod, served)))
     }
 
     fn pre_score<'a>(
@@ -367,7 +381,8 @@ impl Plugin for Fit {
             ClusterEvent::UnscheduledPodUpdated(old, new) => {
                 new.uid == pod.uid && new.requests.is_below(&old.requests)
             }
-            ClusterEvent::NodeAdded(node) => Room(self, pod)
+            ClusterEvent::DeviceClass(_) => !pod.extended.is_empty(),
+            ClusterEvent::NodeAdded(node) => Room::any(self, pod)
                 .insufficient(&NodeInfo::new(node.name.clone(), None), node)
                 .0
                 .is_empty(),
@@ -375,7 +390,7 @@ impl Plugin for Fit {
                 let (old, own) = (&old.allocatable, &new.allocatable);
                 let grows = own.pods > old.pods || old.is_below(own);
                 grows
-                    && Room(self, pod)
+                    && Room::any(self, pod)
                         .insufficient(&NodeInfo::new(new.name.clone(), None), new)
                         .0
                         .is_empty()

@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use super::{Action, BIND, Binding, Outcome, PRE_BIND, Scheduler, VolumeRequest};
 use crate::events::ClusterEvent;
-use crate::model::{Atom, ClaimUse, Objects, Pod, ResourceClaim};
+use crate::model::{Atom, ClaimKey, ClaimUse, Objects, Pod, ResourceClaim, Uid};
 use crate::queue::Failure;
 
-/// Whether volumes of a pod are bound.
-enum Volumes {
-    Bound,
+/// The resolution of times in the API.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Whether volumes of a pod are bound, and its devices prepared.
+enum Claims {
+    Ready,
     Pending,
     Failed(String),
 }
@@ -38,11 +41,13 @@ impl Scheduler {
             volumes: claims.volumes.iter().filter_map(volume).collect(),
             claims: claims.provisions.iter().filter_map(claim).collect(),
             devices: claims.devices.clone(),
+            waits: claims.device_wait.is_some(),
         }
     }
 
     /// Takes in how an action ended.
     pub fn outcome(&mut self, outcome: Outcome, now: Duration) {
+        self.set_clock(now);
         match outcome {
             Outcome::Bound(uid) => {
                 let Some(own) = self.bindings.remove(&uid) else { return };
@@ -59,14 +64,18 @@ impl Scheduler {
                 );
             }
             Outcome::Prepared(uid, claims) => {
+                self.note_made(&uid, &claims);
                 self.set_written(claims, now);
-                let until = now.saturating_add(self.settings.volumes_timeout);
-                if let Some(own) = self.bindings.get_mut(&uid) {
-                    own.volumes_until = Some(until);
+                if let Some(own) = self.bindings.get(&uid) {
+                    let until = now.saturating_add(self.time_for_claims(own));
+                    if let Some(own) = self.bindings.get_mut(&uid) {
+                        own.claims_until = Some(until);
+                    }
                 }
-                self.check_volumes(now);
+                self.check_claims(now);
             }
             Outcome::Unprepared(uid, error, claims) => {
+                self.note_made(&uid, &claims);
                 self.set_written(claims, now);
                 if let Some(own) = self.bindings.remove(&uid) {
                     self.give_up(own, error, now);
@@ -78,6 +87,14 @@ impl Scheduler {
                 }
             }
             Outcome::Preempted(uid) => self.queue.preempted(&uid, now),
+        }
+    }
+
+    /// Remembers the claim that was made for a pod.
+    fn note_made(&mut self, uid: &Uid, claims: &[ResourceClaim]) {
+        let made = claims.iter().find(|claim| claim.is_special);
+        if let (Some(own), Some(made)) = (self.bindings.get_mut(uid), made) {
+            own.made = Some((made.key.clone(), made.uid.clone()));
         }
     }
 
@@ -94,10 +111,13 @@ impl Scheduler {
 
     fn give_up(&mut self, own: Binding, error: String, now: Duration) {
         self.objects.release(&own.claims);
-        if !own.claims.devices.is_empty() {
-            let claims = own.claims.devices.iter();
-            let claims = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
+        let claims = own.claims.devices.iter().filter(|own| own.special.is_none());
+        let claims: Vec<_> = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
+        if !claims.is_empty() {
             self.actions.push(Action::Unreserve { pod: own.original.clone(), claims });
+        }
+        if let Some((claim, uid)) = own.made {
+            self.actions.push(Action::DeleteClaim { claim, uid });
         }
         // It is not assumed any more if the API shows it bound in spite of the error.
         if self.cache.forget(&own.assumed).is_ok() {
@@ -107,22 +127,38 @@ impl Scheduler {
         self.put_back(&own.original, Failure::Error, error, Some(None), took, now);
     }
 
-    /// Goes on with pods whose volumes are bound.
-    pub(super) fn check_volumes(&mut self, now: Duration) {
+    /// How long volumes and devices of a pod may take from now on.
+    fn time_for_claims(&self, own: &Binding) -> Duration {
+        let Some(wait) = own.claims.device_wait else { return self.settings.volumes_timeout };
+        // Devices that were allocated before have less time left.
+        let clock = self.objects.clock;
+        let left = device_claims(own)
+            .filter_map(|key| self.objects.resource_claims.get(key)?.deadline(wait))
+            .map(|end| Duration::try_from(end.duration_since(clock)).unwrap_or_default())
+            .min();
+        // Times of the API are whole seconds.
+        let devices = left.map_or(wait, |left| wait.min(left.saturating_add(SECOND)));
+        let has_volumes = !own.claims.volumes.is_empty() || !own.claims.provisions.is_empty();
+        if has_volumes { devices.max(self.settings.volumes_timeout) } else { devices }
+    }
+
+    /// Goes on with pods whose volumes are bound and devices prepared.
+    pub(super) fn check_claims(&mut self, now: Duration) {
         let (mut ready, mut failed) = (Vec::new(), Vec::new());
         for (uid, own) in &mut self.bindings {
-            if own.volumes_until.is_none() {
+            if own.claims_until.is_none() {
                 continue;
             }
-            match volumes(&self.objects, own) {
-                Volumes::Pending => {}
-                Volumes::Bound => ready.push(uid.clone()),
-                Volumes::Failed(error) => failed.push((uid.clone(), error)),
+            match (volumes(&self.objects, own), devices(&self.objects, own)) {
+                (Claims::Failed(error), _) => failed.push((uid.clone(), error)),
+                (_, Claims::Failed(error)) => failed.push((uid.clone(), error)),
+                (Claims::Ready, Claims::Ready) => ready.push(uid.clone()),
+                (Claims::Pending, _) | (_, Claims::Pending) => {}
             }
         }
         for uid in ready {
             if let Some(own) = self.bindings.get_mut(&uid) {
-                own.volumes_until = None;
+                own.claims_until = None;
                 let took = now.saturating_sub(own.since);
                 self.metrics.point(PRE_BIND, &own.original.scheduler, took);
                 own.since = now;
@@ -135,29 +171,34 @@ impl Scheduler {
         }
     }
 
-    /// Gives up pods whose volumes took too long.
+    /// Gives up pods whose volumes or devices took too long.
     pub(super) fn end_bindings(&mut self, now: Duration) {
-        let late = |own: &Binding| own.volumes_until.is_some_and(|until| until <= now);
+        let late = |own: &Binding| own.claims_until.is_some_and(|until| until <= now);
         let late: Vec<_> =
             self.bindings.iter().filter(|(_, own)| late(own)).map(|(uid, _)| uid.clone()).collect();
         for uid in late {
-            let error = "binding volumes: context deadline exceeded".to_owned();
+            let Some(own) = self.bindings.get_mut(&uid) else { continue };
+            let error = match (volumes(&self.objects, own), devices(&self.objects, own)) {
+                (Claims::Pending, _) => "binding volumes: context deadline exceeded".to_owned(),
+                (_, Claims::Failed(error)) => error,
+                _ => in_devices("device binding timeout: context deadline exceeded"),
+            };
             self.outcome(Outcome::Failed(uid, error), now);
         }
     }
 }
 
-fn volumes(objects: &Objects, own: &mut Binding) -> Volumes {
+fn volumes(objects: &Objects, own: &mut Binding) -> Claims {
     let mut is_pending = false;
     for (_, key) in &own.claims.volumes {
         match objects.claims.get(key) {
-            None => return Volumes::Failed(format!("failed to check binding: {key} not found")),
+            None => return Claims::Failed(format!("failed to check binding: {key} not found")),
             Some(claim) => is_pending |= !claim.is_bound,
         }
     }
     for key in &own.claims.provisions {
         let Some(claim) = objects.claims.get(key) else {
-            return Volumes::Failed(format!("failed to check provisioning pvc: {key} not found"));
+            return Claims::Failed(format!("failed to check provisioning pvc: {key} not found"));
         };
         // A provisioner that cannot serve the node takes its name away.
         let is_selected = claim.selected_node.as_ref() == Some(&own.node);
@@ -166,9 +207,44 @@ fn volumes(objects: &Objects, own: &mut Binding) -> Volumes {
         }
         if !is_selected && own.seen.contains(key) {
             let name = &key.name;
-            return Volumes::Failed(format!("provisioning failed for PVC \"{name}\""));
+            return Claims::Failed(format!("provisioning failed for PVC \"{name}\""));
         }
         is_pending |= !claim.is_bound;
     }
-    if is_pending { Volumes::Pending } else { Volumes::Bound }
+    if is_pending { Claims::Pending } else { Claims::Ready }
+}
+
+/// The claims for devices of a pod.
+fn device_claims(own: &Binding) -> impl Iterator<Item = &ClaimKey> {
+    let named = own.original.resource_claims.iter().filter_map(|own| own.claim.key());
+    named.chain(own.made.as_ref().map(|(key, _)| key))
+}
+
+fn devices(objects: &Objects, own: &Binding) -> Claims {
+    // The devices of a claim that was made are known as taken only when the claim is seen.
+    if let Some((key, uid)) = &own.made
+        && !objects
+            .resource_claims
+            .get(key)
+            .is_some_and(|claim| claim.uid == *uid && claim.allocation.is_some())
+    {
+        return Claims::Pending;
+    }
+    let Some(wait) = own.claims.device_wait else { return Claims::Ready };
+    for key in device_claims(own) {
+        let ready = match objects.resource_claims.get(key) {
+            Some(claim) => claim.is_ready(objects.clock, wait),
+            None => Err(format!("resourceclaim.resource.k8s.io \"{}\" not found", key.name)),
+        };
+        match ready {
+            Ok(true) => {}
+            Ok(false) => return Claims::Pending,
+            Err(error) => return Claims::Failed(in_devices(&error)),
+        }
+    }
+    Claims::Ready
+}
+
+fn in_devices(error: &str) -> String {
+    format!("running PreBind plugin \"DynamicResources\": {error}")
 }

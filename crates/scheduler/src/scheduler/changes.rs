@@ -67,6 +67,7 @@ fn store<K: Hash + Eq, V: PartialEq + Clone>(
 impl Scheduler {
     /// Takes in a change.
     pub fn apply(&mut self, change: Change, now: Duration) {
+        self.set_clock(now);
         match change {
             Change::Pod(uid, None) => self.remove_pod(&uid, now),
             Change::Pod(_, Some(pod)) if pod.node.is_some() => self.set_bound(pod, now),
@@ -78,7 +79,7 @@ impl Scheduler {
                 if let Some(new) = new.filter(|_| is_change) {
                     self.requeue(ClusterEvent::Claim(old.as_ref(), &new), now);
                 }
-                self.check_volumes(now);
+                self.check_claims(now);
             }
             Change::Volume(name, new) => {
                 let new = new.map(|new| *new);
@@ -113,6 +114,7 @@ impl Scheduler {
             }
             Change::ResourceClaim(key, new) => {
                 self.set_resource_claim(key, new.map(|new| *new), now);
+                self.check_claims(now);
             }
             Change::DeviceClass(name, new) => {
                 let new = new.map(|new| *new);
