@@ -31,6 +31,7 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod remote;
 mod response_body;
 mod routes;
 pub mod schema;
@@ -61,8 +62,11 @@ use tokio_util::sync::CancellationToken;
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
 pub use aggregator::AggregationConfig;
-pub use auth::{AuthenticationConfig, FrontProxyConfig};
-pub use authz::Mode;
+pub use auth::{
+    Anonymous, AnonymousCondition, AuthenticationConfig, FrontProxyConfig, JwtConfig,
+    TokenWebhookConfig,
+};
+pub use authz::{AuthorizationConfig, Mode};
 pub use cidr::{Cidr, CidrError};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
@@ -119,8 +123,8 @@ pub struct Config {
     pub node_names: Vec<String>,
     /// The authentication methods besides certificates.
     pub authentication: AuthenticationConfig,
-    /// The authorization modes, in order; without any, everything is denied.
-    pub authorization: Vec<Mode>,
+    /// The authorizers, in order; without any, everything is denied.
+    pub authorization: AuthorizationConfig,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -179,6 +183,9 @@ pub enum Error {
     /// The serving certificate or the CA of clients cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The authorizers cannot be used.
+    #[error("authorization: {0}")]
+    Authorization(String),
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
@@ -244,7 +251,9 @@ impl Server {
         )?;
         let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
-        let authorizer = Arc::new(Authorizer::new(config.authorization)?);
+        let authorizer = Authorizer::new(config.authorization)
+            .map_err(|error| Error::Authorization(error.message))?;
+        let authorizer = Arc::new(authorizer);
         let policies = Policies::new(authorizer.clone())?;
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
@@ -324,11 +333,12 @@ impl Server {
             serve(
                 self.listener,
                 Some(self.tls),
-                self.router,
+                self.router.clone(),
                 Options { limits: self.connections, ..CONNECTIONS },
                 parts.clone(),
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
+            self.router.authenticator().run(parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),

@@ -7,7 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::tokens::{SELF_REVIEWS, self_review};
 use common::*;
-use longshore_apiserver::{AuthenticationConfig, FrontProxyConfig, TokenConfig};
+use longshore_apiserver::{Anonymous, AuthenticationConfig, FrontProxyConfig, TokenConfig};
+use longshore_serving::FrontProxyHeaders;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,10 +81,11 @@ async fn token_file_authentication_without_anonymous() {
         std::fs::write(&file, "open-sesame,ali,7,\"system:masters,forty\"\n").unwrap();
         config.authentication = AuthenticationConfig {
             front_proxy: None,
-            anonymous: false,
+            anonymous: Anonymous::default(),
             bootstrap_tokens: false,
             token_file: Some(file),
             tokens: TokenConfig { audiences: vec!["api".into()], ..TokenConfig::default() },
+            ..AuthenticationConfig::default()
         };
     })
     .await;
@@ -180,11 +182,13 @@ async fn front_proxy_headers_name_the_user() {
         let list = |name: &str| vec![name.to_owned()];
         config.authentication.front_proxy = Some(FrontProxyConfig {
             ca_file: config.cert_dir.join("ca.crt"),
-            allowed_names: list("system:node:n1"),
-            username_headers: list("X-Remote-User"),
-            uid_headers: list("X-Remote-Uid"),
-            group_headers: list("X-Remote-Group"),
-            extra_prefixes: list("X-Remote-Extra-"),
+            headers: FrontProxyHeaders {
+                allowed_names: list("system:node:n1"),
+                username_headers: list("X-Remote-User"),
+                uid_headers: list("X-Remote-Uid"),
+                group_headers: list("X-Remote-Group"),
+                extra_prefixes: list("X-Remote-Extra-"),
+            },
         });
     })
     .await;

@@ -48,7 +48,7 @@ impl Cluster {
             compaction_interval: Duration::from_secs(300),
             node_names: Vec::new(),
             authentication: AuthenticationConfig::default(),
-            authorization: vec![Mode::Rbac],
+            authorization: vec![Mode::Rbac].into(),
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             request_timeout: Duration::from_secs(60),

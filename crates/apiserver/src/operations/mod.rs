@@ -59,7 +59,7 @@ impl Api {
         &self,
         access: &Access<'_>,
     ) -> Result<Result<(), String>, StatusError> {
-        Ok(self.authorizer.check(&self.registry, access).await)
+        self.authorizer.check(&self.registry, access).await
     }
 
     /// Waits until the authorizer has the newest rules, where a write requires more than its own verb.

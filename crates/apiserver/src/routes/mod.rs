@@ -158,10 +158,16 @@ impl Router {
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
+    /// Who authenticates.
+    pub(crate) fn authenticator(&self) -> &Authenticator {
+        &self.authenticator
+    }
+
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
-        let caller = self.authenticator.caller(peer.user(), verify, &mut head.headers).await;
+        let path = head.uri.path().to_owned();
+        let caller = self.authenticator.caller(peer.user(), verify, &path, &mut head.headers).await;
         if caller.as_ref().map_or_else(|error| error.code == 401, User::is_anonymous) {
             // as upstream does since CVE-2023-44487
             if peer.is_http2() {

@@ -10,7 +10,7 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::pki::{Identity, load, provider};
 
@@ -29,6 +29,16 @@ pub(crate) fn client(
     insecure: bool,
     identity: Option<&Identity>,
 ) -> Result<ClientConfig, String> {
+    let shown = identity.map(load).transpose().map_err(|error| error.to_string())?;
+    client_with(ca_bundle, insecure, shown)
+}
+
+/// The same, with a certificate chain and its key.
+pub(crate) fn client_with(
+    ca_bundle: Option<&[u8]>,
+    insecure: bool,
+    identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> Result<ClientConfig, String> {
     let verifier: Arc<dyn ServerCertVerifier> = match insecure {
         true => Arc::new(NoVerifier(provider())),
         false => Arc::new(verifier(ca_bundle)?),
@@ -38,8 +48,7 @@ pub(crate) fn client(
         .map_err(|error| error.to_string())?
         .dangerous()
         .with_custom_certificate_verifier(verifier);
-    let Some(identity) = identity else { return Ok(builder.with_no_client_auth()) };
-    let (chain, key) = load(identity).map_err(|error| error.to_string())?;
+    let Some((chain, key)) = identity else { return Ok(builder.with_no_client_auth()) };
     builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())
 }
 

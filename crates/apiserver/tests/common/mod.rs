@@ -77,7 +77,7 @@ impl Cluster {
             compaction_interval: Duration::from_secs(300),
             node_names: vec!["n1".into()],
             authentication: AuthenticationConfig::default(),
-            authorization: vec![Mode::Node, Mode::Rbac],
+            authorization: vec![Mode::Node, Mode::Rbac].into(),
             gates: FeatureGates::default(),
             requests: RequestLimits::default(),
             request_timeout: Duration::from_secs(60),
