@@ -54,11 +54,12 @@ use longshore_base::connections;
 use longshore_serving::tls::{
     ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
 };
-use longshore_serving::{Options, serve};
+use longshore_serving::{FrontProxyHeaders, Options, serve};
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use admission::config::{AdmissionConfig, ConfigError};
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
 pub use aggregator::AggregationConfig;
@@ -135,6 +136,8 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+    /// What admission plugins are configured with.
+    pub admission: AdmissionConfig,
     /// How webhooks and aggregated servers are called.
     pub aggregation: AggregationConfig,
 }
@@ -232,7 +235,17 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let front_proxy = config.authentication.front_proxy.clone();
+        let (mut authentication, mut aggregation) = (config.authentication, config.aggregation);
+        // nobody says how servers behind this one know it: by what is made here
+        if config.client_ca.is_none()
+            && authentication.front_proxy.is_none()
+            && aggregation.proxy_client.is_none()
+        {
+            let (proxy, identity) = own_front_proxy(&pki)?;
+            authentication.front_proxy = Some(proxy);
+            aggregation.proxy_client = Some(identity);
+        }
+        let front_proxy = authentication.front_proxy.clone();
         let front_proxy_ca = front_proxy.iter().map(|known| known.ca_file.clone()).collect();
         let tls = Arc::new(tls(&serving, &config.tls, client_ca.clone(), front_proxy_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
@@ -244,12 +257,9 @@ impl Server {
                 .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
         }
 
-        let tokens = Tokens::new(
-            &config.authentication.tokens,
-            pki.signing_key_file(),
-            &advertised.to_string(),
-        )?;
-        let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
+        let tokens =
+            Tokens::new(&authentication.tokens, pki.signing_key_file(), &advertised.to_string())?;
+        let resolver = ServiceResolver { endpoints_only: aggregation.endpoints_only };
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
         let authorizer = Authorizer::new(config.authorization)
             .map_err(|error| Error::Authorization(error.message))?;
@@ -257,7 +267,7 @@ impl Server {
         let policies = Policies::new(authorizer.clone())?;
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
-            aggregator: Aggregator::new(&config.aggregation)?,
+            aggregator: Aggregator::new(&aggregation)?,
             registry: Registry::new(config.store),
             definitions: Definitions::default(),
             authorizer,
@@ -267,6 +277,7 @@ impl Server {
                 config.plugins,
             ),
             event_ttl: config.event_ttl,
+            pod_security: config.admission.pod_security,
             advertised,
             tokens,
             authentication_data: tasks::bootstrap::authentication_data(
@@ -289,7 +300,7 @@ impl Server {
             advertised,
             config.kubelet_address_types,
         )?;
-        let authenticator = Authenticator::new(&config.authentication, api.clone())?;
+        let authenticator = Authenticator::new(&authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
             authenticator,
@@ -371,6 +382,21 @@ fn tls(
         versions: versions(&options.min_version),
     };
     Tls::with_further_clients(settings, front_proxy_ca)
+}
+
+/// This server as the front proxy of servers that it aggregates, with headers as kubeadm names them.
+fn own_front_proxy(pki: &Pki) -> pki::Result<(FrontProxyConfig, Identity)> {
+    const NAME: &str = "front-proxy-client";
+    let (ca_file, identity) = pki.front_proxy(NAME)?;
+    let list = |name: &str| vec![name.to_owned()];
+    let headers = FrontProxyHeaders {
+        allowed_names: list(NAME),
+        username_headers: list("X-Remote-User"),
+        uid_headers: list("X-Remote-Uid"),
+        group_headers: list("X-Remote-Group"),
+        extra_prefixes: list("X-Remote-Extra-"),
+    };
+    Ok((FrontProxyConfig { ca_file, headers }, identity))
 }
 
 /// The kubeconfig of a user in a group.

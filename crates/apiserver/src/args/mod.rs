@@ -195,6 +195,9 @@ pub struct ServeArgs {
     /// Admission plugins not to have; those that are always on cannot be named
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// An AdmissionConfiguration with configurations of plugins
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Feature gates: PodLogsQuerySplitStreams=true
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true)]
     pub feature_gates: FeatureGates,
@@ -307,6 +310,17 @@ impl ServeArgs {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
+        let admission = match &self.admission_control_config_file {
+            Some(file) => {
+                let (admission, warnings) = crate::AdmissionConfig::load(file)
+                    .context("--admission-control-config-file")?;
+                for warning in warnings {
+                    tracing::warn!("--admission-control-config-file: {warning}");
+                }
+                admission
+            }
+            None => crate::AdmissionConfig::default(),
+        };
         let authorization = self.authorization.config()?;
         let mut authentication = self.authentication.config()?;
         if authorization.local().contains(&Mode::AlwaysAllow) && authentication.anonymous.enabled {
@@ -363,6 +377,7 @@ impl ServeArgs {
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
             plugins,
+            admission,
             aggregation: self.aggregation.config(),
         })
     }
@@ -519,7 +534,6 @@ mod tests {
             ("--audit-policy-file=/a", "--audit-policy-file"),
             ("--encryption-provider-config=/a", "--encryption-provider-config"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
-            ("--admission-control-config-file=/a", "--admission-control-config-file"),
             ("--requestheader-client-ca-file=/a", "--requestheader-username-headers"),
             ("--tls-min-version=VersionTLS14", "--tls-min-version"),
             ("--service-node-port-range=32767-30000", "--service-node-port-range"),
@@ -551,6 +565,7 @@ mod tests {
     fn flags_are_all_applied() {
         use clap::CommandFactory;
         const HONOURED: &[&str] = &[
+            "admission-control-config-file",
             "advertise-address",
             "allow-privileged",
             "anonymous-auth",

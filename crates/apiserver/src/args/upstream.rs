@@ -48,12 +48,6 @@ const FLAGS: &[Flag] = &[
         &[""],
         Refused("use --enable-admission-plugins and --disable-admission-plugins"),
     ),
-    (
-        "admission-control-config-file",
-        Text,
-        &[""],
-        Refused("plugins of admission cannot be configured"),
-    ),
     ("aggregator-reject-forwarding-redirect", Switch, &["true"], AGGREGATION),
     ("allow-metric-labels", Text, &[""], METRICS),
     ("allow-metric-labels-manifest", Text, &[""], METRICS),

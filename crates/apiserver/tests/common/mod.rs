@@ -83,6 +83,7 @@ impl Cluster {
             request_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::DEFAULT,
             plugins: longshore_apiserver::Plugins::default(),
+            admission: longshore_apiserver::AdmissionConfig::default(),
             aggregation: longshore_apiserver::AggregationConfig::default(),
         };
         adapt(&mut config);

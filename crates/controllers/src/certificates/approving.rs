@@ -35,6 +35,8 @@ const OF_APISERVER: [&str; 2] = ["localhost", "kubernetes"];
 
 struct Approver {
     client: Client,
+    /// With the credentials of the program.
+    program: Client,
     requests: Informer<CertificateSigningRequest>,
     /// Those of serving certificates.
     nodes: Option<Informer<Node>>,
@@ -59,6 +61,7 @@ pub(crate) async fn run(context: Context) {
     let settings = &context.settings.cluster;
     let approver = Approver {
         client: context.client.clone(),
+        program: context.informers.client().clone(),
         requests: requests(&context, &queue),
         nodes: settings.approve_kubelet_serving.then(|| context.informers.get::<Node>()),
         apiserver: settings.apiserver_host.clone(),
@@ -100,7 +103,12 @@ impl Approver {
         match self.decide(signer, &request, &wanted).await? {
             Decision::Approve(why) => {
                 let status = with_condition(&request, APPROVED, "AutoApproved", why);
-                let api = Api::all(self.client.clone());
+                // the controller's role does not let it approve what upstream leaves to people
+                let client = match signer {
+                    Signer::KubeletServing => &self.program,
+                    _ => &self.client,
+                };
+                let api = Api::all(client.clone());
                 amend(&api, &request, "approval", status).await?;
                 info!(name, user = wanted.common_name, "approved a certificate signing request");
                 Ok(false)
