@@ -14,6 +14,7 @@ mod auth;
 mod authz;
 mod cache;
 mod cidr;
+mod counters;
 #[cfg(test)]
 mod cpu_time;
 mod csr;

@@ -243,7 +243,8 @@ impl Exemptions {
             true => Err("username must not be empty".to_owned()),
             false => Ok(()),
         };
-        let lists: [(&str, &[String], &dyn Fn(&str) -> Result<(), String>); 3] = [
+        type Check<'a> = &'a dyn Fn(&str) -> Result<(), String>;
+        let lists: [(&str, &[String], Check<'_>); 3] = [
             ("namespaces", &self.namespaces, &named),
             ("runtimeClasses", &self.runtime_classes, &named),
             ("usernames", &self.usernames, &not_empty),

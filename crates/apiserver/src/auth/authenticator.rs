@@ -18,6 +18,7 @@ use super::jwt::config::Anonymous;
 use super::jwt::{JwtAuthenticators, JwtConfig};
 use super::token_file::TokenFile;
 use super::webhook::{TokenWebhook, TokenWebhookConfig};
+use crate::counters::Counters;
 use crate::kinds::core;
 use crate::operations::Api;
 use crate::pki;
@@ -100,6 +101,7 @@ pub(crate) struct Authenticator {
     file: TokenFile,
     jwt: JwtAuthenticators,
     webhook: Option<TokenWebhook>,
+    attempts: Counters,
     front_proxy: Option<FrontProxies>,
 }
 
@@ -113,6 +115,7 @@ impl Authenticator {
         Ok(Authenticator {
             jwt: JwtAuthenticators::new(config.jwt.clone(), issuers).map_err(invalid)?,
             webhook: config.webhook.as_ref().map(TokenWebhook::load).transpose()?,
+            attempts: Counters::default(),
             api,
             anonymous: config.anonymous.clone(),
             bootstrap_tokens: config.bootstrap_tokens,
@@ -138,9 +141,27 @@ impl Authenticator {
         }
     }
 
-    /// Authenticates a request of that path; `certified` is the user of its client's certificate. Removes bearer tokens
-    /// from the headers, so that they are not passed on.
+    /// In Prometheus' text format.
+    pub(crate) fn metrics(&self) -> String {
+        self.attempts.render("authentication_attempts", "Counter of authenticated attempts.")
+    }
+
+    /// Authenticates a request of that path; `certified` is the user of its client's certificate. Removes
+    /// bearer tokens from the headers, so that they are not passed on.
     pub(crate) async fn caller(
+        &self,
+        certified: Result<Option<longshore_tls::User>, String>,
+        verify: impl FnOnce(&ClientCa) -> Verdict + Send,
+        path: &str,
+        headers: &mut HeaderMap,
+    ) -> Result<User, StatusError> {
+        let caller = self.authenticate(certified, verify, path, headers).await;
+        let result = if caller.is_ok() { "success" } else { "error" };
+        self.attempts.increment(&[("result", result)]);
+        caller
+    }
+
+    async fn authenticate(
         &self,
         certified: Result<Option<longshore_tls::User>, String>,
         verify: impl FnOnce(&ClientCa) -> Verdict + Send,

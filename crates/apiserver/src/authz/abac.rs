@@ -143,7 +143,7 @@ impl Policy {
                     && is(&self.api_group, target.group)
             }
             Target::Path(path) => {
-                is(&self.path, *path)
+                is(&self.path, path)
                     || (self.path.ends_with('*')
                         && path.starts_with(self.path.trim_end_matches('*')))
             }

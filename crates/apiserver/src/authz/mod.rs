@@ -42,6 +42,7 @@ use self::rbac::Rbac;
 pub(crate) use self::rule::Rule;
 use self::webhook::{Opinion, Verdict, Webhook};
 use crate::api_types::Resource;
+use crate::counters::Counters;
 use crate::offload;
 use crate::registry::Registry;
 use crate::status::StatusError;
@@ -63,6 +64,19 @@ pub enum Mode {
     Node,
     /// Roles and bindings decide.
     Rbac,
+}
+
+impl Mode {
+    /// The type, and the name that configurations give it.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Mode::Abac => ("ABAC", "abac"),
+            Mode::AlwaysAllow => ("AlwaysAllow", "alwaysallow"),
+            Mode::AlwaysDeny => ("AlwaysDeny", "alwaysdeny"),
+            Mode::Node => ("Node", "node"),
+            Mode::Rbac => ("RBAC", "rbac"),
+        }
+    }
 }
 
 impl std::str::FromStr for Mode {
@@ -191,7 +205,7 @@ pub(crate) struct Rules {
 enum Step {
     /// Those that follow each other and are no webhooks.
     Local(Vec<Mode>),
-    Webhook(Webhook),
+    Webhook(Box<Webhook>),
 }
 
 /// Decides.
@@ -205,6 +219,8 @@ pub(crate) struct Authorizer {
     file: Option<PathBuf>,
     /// The file as it was looked at last, and will not be looked at again.
     text: Mutex<Option<String>>,
+    attempts: Counters,
+    decisions: Counters,
 }
 
 impl Authorizer {
@@ -226,6 +242,8 @@ impl Authorizer {
             nodes: NodeAuthorizer::new()?,
             file,
             text: Mutex::new(text),
+            attempts: Counters::default(),
+            decisions: Counters::default(),
         })
     }
 
@@ -309,7 +327,15 @@ impl Authorizer {
         registry: &Registry,
         access: &Access<'_>,
     ) -> Result<Result<(), String>, StatusError> {
-        match self.authorize(registry, access).await {
+        let decision = self.authorize(registry, access).await;
+        let result = match &decision {
+            Decision::Allow(_) => "allowed",
+            Decision::Deny(_) => "no-opinion",
+            Decision::Veto(_) => "denied",
+            Decision::Failed { .. } => "error",
+        };
+        self.attempts.increment(&[("result", result)]);
+        match decision {
             Decision::Allow(_) => Ok(Ok(())),
             Decision::Deny(reason) | Decision::Veto(reason) => Ok(Err(reason)),
             Decision::Failed { error, .. } => {
@@ -355,6 +381,16 @@ impl Authorizer {
                 }
                 Step::Webhook(webhook) => {
                     let Opinion { verdict, reason, error } = webhook.opinion(access).await;
+                    let final_one = match verdict {
+                        Verdict::Allow => Some("allowed"),
+                        Verdict::Deny => Some("denied"),
+                        Verdict::NoOpinion => None,
+                    };
+                    if let Some(decision) = final_one {
+                        let labels =
+                            [("type", "Webhook"), ("name", webhook.name()), ("decision", decision)];
+                        self.decisions.increment(&labels);
+                    }
                     match (verdict, error) {
                         (Verdict::Allow, _) => return Decision::Allow(reason),
                         (Verdict::Deny, None) => return Decision::Veto(reason),
@@ -410,10 +446,36 @@ impl Authorizer {
             match decision {
                 Decision::Deny(reason) if reason.is_empty() => {}
                 Decision::Deny(reason) => reasons.push(reason),
-                decision => return decision,
+                decision => {
+                    let (kind, name) = mode.names();
+                    let labels = [("type", kind), ("name", name), ("decision", "allowed")];
+                    self.decisions.increment(&labels);
+                    return decision;
+                }
             }
         }
         Decision::Deny(reasons.join("\n"))
+    }
+
+    /// In Prometheus' text format.
+    pub(crate) fn metrics(&self) -> String {
+        const ATTEMPTS: &str = "Counter of authorization attempts broken down by result. It can be either \
+            'allowed', 'denied', 'no-opinion' or 'error'.";
+        const DECISIONS: &str = "Total number of terminal decisions made by an authorizer split by \
+            authorizer type, name, and decision.";
+        const EVALUATIONS: &str = "Round-trips to authorization webhooks.";
+        let chain = self.chain.read().clone();
+        let webhooks = chain.iter().filter_map(|step| match step {
+            Step::Webhook(webhook) => Some(webhook.evaluations()),
+            Step::Local(_) => None,
+        });
+        self.attempts.render("authorization_attempts_total", ATTEMPTS)
+            + &self.decisions.render("apiserver_authorization_decisions_total", DECISIONS)
+            + &Counters::render_all(
+                webhooks,
+                "apiserver_authorization_webhook_evaluations_total",
+                EVALUATIONS,
+            )
     }
 
     /// What a user may do in a namespace.
@@ -448,7 +510,7 @@ fn chain(authorizers: &[AuthorizerConfig]) -> Result<Vec<Step>, String> {
             (AuthorizerConfig::Webhook(config), _) => {
                 let webhook = Webhook::new(config)
                     .map_err(|why| format!("authorization webhook {}: {why}", config.name))?;
-                chain.push(Step::Webhook(webhook));
+                chain.push(Step::Webhook(Box::new(webhook)));
             }
             (AuthorizerConfig::Local(mode), Some(Step::Local(modes))) => modes.push(*mode),
             (AuthorizerConfig::Local(mode), _) => chain.push(Step::Local(vec![*mode])),

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use super::conditions::{Condition, all_hold};
 use super::config::{Connection, WebhookConfig};
 use super::{Access, Target};
+use crate::counters::Counters;
 use crate::remote::Remote;
 
 /// The most answers that are cached.
@@ -54,6 +55,7 @@ pub(super) struct Webhook {
     conditions: Vec<Condition>,
     /// By SHA-256 of the spec.
     cache: TtlCache<[u8; 32], Status>,
+    evaluations: Counters,
 }
 
 #[derive(Deserialize)]
@@ -94,7 +96,18 @@ impl Webhook {
             denies_on_failure: config.denies_on_failure,
             conditions: conditions.collect::<Result<_, _>>()?,
             cache: TtlCache::new(MAX_CACHED),
+            evaluations: Counters::default(),
         })
+    }
+
+    /// What the configuration calls it.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How often it was called, by result.
+    pub(super) fn evaluations(&self) -> &Counters {
+        &self.evaluations
     }
 
     pub(super) async fn opinion(&self, access: &Access<'_>) -> Opinion {
@@ -115,7 +128,10 @@ impl Webhook {
         let status = match self.cache.get(&key) {
             Some(known) => known,
             None => {
-                let status = match self.review(spec).await {
+                let answer = self.review(spec).await;
+                let result = if answer.is_ok() { "success" } else { "error" };
+                self.evaluations.increment(&[("name", &self.name), ("result", result)]);
+                let status = match answer {
                     Ok(status) => status,
                     Err(error) => {
                         tracing::error!(webhook = self.name, %error, "Failed to make webhook authorizer request");

@@ -97,6 +97,13 @@ async fn authorization_webhook_is_asked_in_its_turn_and_cached() {
     assert!(matches!(both, Decision::Failed { is_veto: true, .. }), "{both:?}");
     let first = authorizer(vec![AuthorizerConfig::Local(Mode::AlwaysAllow), hook.clone()]);
     assert!(decide(&first, &user("eve"), "a").await.is_allowed(), "it is not asked");
+    let page = own.metrics();
+    for line in [
+        "apiserver_authorization_decisions_total{type=\"Webhook\",name=\"w\",decision=\"denied\"} 2",
+        "apiserver_authorization_webhook_evaluations_total{name=\"w\",result=\"success\"} 4",
+    ] {
+        assert!(page.contains(line), "{page}");
+    }
     let admin = User::authenticated("eve".to_owned(), vec![MASTERS.to_owned()]);
     assert!(decide(&own, &admin, "a").await.is_allowed(), "masters pass by it");
 }

@@ -43,8 +43,11 @@ impl Router {
             }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
-                let text =
-                    self.metrics.render() + &self.api.chain.metrics() + &aggregator.metrics();
+                let text = self.metrics.render()
+                    + &self.api.chain.metrics()
+                    + &aggregator.metrics()
+                    + &self.authenticator.metrics()
+                    + &self.api.authorizer.metrics();
                 Ok(respond::text(StatusCode::OK, text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),

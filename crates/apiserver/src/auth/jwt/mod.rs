@@ -190,8 +190,7 @@ impl JwtAuthenticators {
     pub(super) async fn run(&self, stop: CancellationToken) {
         loop {
             let round = async {
-                let all = self.current.read().clone();
-                fetch_due(&all).await;
+                self.fetch_due().await;
                 tokio::time::sleep(INTERVAL).await;
                 self.reload().await;
             };
@@ -200,6 +199,12 @@ impl JwtAuthenticators {
                 () = round => {}
             }
         }
+    }
+
+    /// Fetches the keys that are missing or old.
+    async fn fetch_due(&self) {
+        let all = self.current.read().clone();
+        fetch_due(&all).await;
     }
 
     /// Takes the file in if it has changed, is valid, and all its issuers have keys.

@@ -61,7 +61,7 @@ impl Provider {
 
     async fn authenticators(&self) -> JwtAuthenticators {
         let own = JwtAuthenticators::new(self.config(""), Vec::new()).unwrap();
-        fetch_due(&own.current.read().clone()).await;
+        own.fetch_due().await;
         own
     }
 
@@ -143,7 +143,7 @@ async fn jwt_issuers_that_are_not_who_they_say_have_no_keys() {
     for path in ["/elsewhere", "/plain", "/missing"] {
         let config = provider.config(&format!("    discoveryURL: {}{path}", provider.url));
         let own = JwtAuthenticators::new(config, Vec::new()).unwrap();
-        fetch_due(&own.current.read().clone()).await;
+        own.fetch_due().await;
         let error = refusal(&own, &signer.sign(&provider.claims())).await;
         assert_eq!(error, "oidc: authenticator not initialized", "{path}");
     }
@@ -169,7 +169,7 @@ async fn jwt_config_is_reloaded_when_it_is_valid() {
     let (config, anonymous) = JwtConfig::of_file(file.path()).unwrap();
     assert_eq!(anonymous, None);
     let own = JwtAuthenticators::new(config, Vec::new()).unwrap();
-    fetch_due(&own.current.read().clone()).await;
+    own.fetch_due().await;
     let token = signer.sign(&provider.claims());
     for (text, expected) in [
         (with("a:"), "a:ann"),
