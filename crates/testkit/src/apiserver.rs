@@ -11,6 +11,7 @@ use crate::daemon::Daemon;
 use crate::error::{AtPath, Result};
 use crate::host::Host;
 use crate::kubectl::Kubectl;
+use crate::request::get;
 use crate::wait::poll_until;
 
 const START: Duration = Duration::from_secs(30);
@@ -106,12 +107,14 @@ impl Apiserver {
         command.arg("--leader-elect=false").arg("--kubeconfig").arg(self.admin_kubeconfig());
         command.args(self.signing_flags());
         let mut daemon = host.spawn("longshore-controllers", command)?;
-        let kubectl = self.kubectl();
+        let kubeconfig = self.admin_kubeconfig();
         poll_until(START, "the objects of the namespace default", || {
             daemon.check_running()?;
-            let wanted = ["serviceaccount/default", "configmap/kube-root-ca.crt"];
-            let found = kubectl.run(["get", "-o", "name"].into_iter().chain(wanted));
-            Ok(found.map(drop).map_err(|error| error.to_string()))
+            let wanted = [
+                "/api/v1/namespaces/default/serviceaccounts/default",
+                "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
+            ];
+            Ok(wanted.iter().try_for_each(|path| get(&kubeconfig, path)))
         })?;
         self.controllers = Some(daemon);
         Ok(())

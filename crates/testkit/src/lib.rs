@@ -32,6 +32,7 @@ mod net;
 mod node;
 mod proxy;
 mod registry;
+mod request;
 mod resolver;
 pub mod scripted;
 mod slot;
