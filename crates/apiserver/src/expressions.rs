@@ -202,17 +202,21 @@ pub(crate) static NAMESPACE_DECL: LazyLock<Arc<Decl>> = LazyLock::new(|| {
     )
 });
 
-/// The request.
-pub(crate) static REQUEST_DECL: LazyLock<Arc<Decl>> = LazyLock::new(|| {
+/// A user.
+pub(crate) static USER_DECL: LazyLock<Arc<Decl>> = LazyLock::new(|| {
     let strings = || Decl::list(Decl::string());
-    let kind = object("kubernetes.GroupVersionKind", &["group", "version", "kind"], &[]);
-    let resource =
-        object("kubernetes.GroupVersionResource", &["group", "version", "resource"], &[]);
-    let user = object(
+    object(
         "kubernetes.UserInfo",
         &["username", "uid"],
         &[("groups", strings()), ("extra", Decl::map(strings()))],
-    );
+    )
+});
+
+/// The request.
+pub(crate) static REQUEST_DECL: LazyLock<Arc<Decl>> = LazyLock::new(|| {
+    let kind = object("kubernetes.GroupVersionKind", &["group", "version", "kind"], &[]);
+    let resource =
+        object("kubernetes.GroupVersionResource", &["group", "version", "resource"], &[]);
     object(
         "kubernetes.AdmissionRequest",
         &["subResource", "requestSubResource", "name", "namespace", "operation"],
@@ -221,7 +225,7 @@ pub(crate) static REQUEST_DECL: LazyLock<Arc<Decl>> = LazyLock::new(|| {
             ("resource", resource.clone()),
             ("requestKind", kind),
             ("requestResource", resource),
-            ("userInfo", user),
+            ("userInfo", USER_DECL.clone()),
             ("dryRun", Decl::simple(DeclKind::Bool)),
             ("options", Decl::simple(DeclKind::Dyn)),
         ],

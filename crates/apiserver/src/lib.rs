@@ -16,6 +16,7 @@ mod authz;
 mod cache;
 mod cidr;
 mod conversion;
+mod counters;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
@@ -34,6 +35,7 @@ mod operations;
 pub mod patch;
 pub mod pki;
 mod registry;
+mod remote;
 mod request_metrics;
 mod response_body;
 mod routes;
@@ -57,11 +59,12 @@ use longshore_base::connections;
 use longshore_serving::tls::{
     ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
 };
-use longshore_serving::{Options, serve};
+use longshore_serving::{FrontProxyHeaders, Options, serve};
 use longshore_store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use admission::config::{AdmissionConfig, ConfigError};
 pub use admission::plugins::{PluginError, Plugins};
 pub use admission::services::NodePorts;
 pub use aggregator::AggregationConfig;
@@ -70,8 +73,11 @@ pub use audit::{
     LogFormat as AuditLogFormat, Mode as AuditMode, Rotation as AuditRotation,
     TruncateConfig as AuditTruncateConfig, WebhookConfig as AuditWebhookConfig,
 };
-pub use auth::{AuthenticationConfig, FrontProxyConfig};
-pub use authz::Mode;
+pub use auth::{
+    Anonymous, AnonymousCondition, AuthenticationConfig, FrontProxyConfig, JwtConfig,
+    TokenWebhookConfig,
+};
+pub use authz::{AuthorizationConfig, Mode};
 pub use cidr::{Cidr, CidrError};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use gates::FeatureGates;
@@ -132,8 +138,8 @@ pub struct Config {
     pub node_names: Vec<String>,
     /// The authentication methods besides certificates.
     pub authentication: AuthenticationConfig,
-    /// The authorization modes, in order; without any, everything is denied.
-    pub authorization: Vec<Mode>,
+    /// The authorizers, in order; without any, everything is denied.
+    pub authorization: AuthorizationConfig,
     /// Feature gates.
     pub gates: FeatureGates,
     /// The limits of requests in flight.
@@ -144,6 +150,8 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// The admission plugins that can be chosen.
     pub plugins: Plugins,
+    /// What admission plugins are configured with.
+    pub admission: AdmissionConfig,
     /// How webhooks and aggregated servers are called.
     pub aggregation: AggregationConfig,
     /// What is recorded of requests.
@@ -198,6 +206,9 @@ pub enum Error {
     /// The serving certificate or the CA of clients cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The authorizers cannot be used.
+    #[error("authorization: {0}")]
+    Authorization(String),
     /// What a cluster starts with could not be written.
     #[error("prepare the store: {0}")]
     Store(#[from] status::StatusError),
@@ -250,7 +261,17 @@ impl Server {
             None => pki.client("apiserver-kubelet-client", user::KUBELET_CLIENT, None)?,
         };
         let client_ca = config.client_ca.clone().unwrap_or_else(|| pki.ca_file());
-        let front_proxy = config.authentication.front_proxy.clone();
+        let (mut authentication, mut aggregation) = (config.authentication, config.aggregation);
+        // nobody says how servers behind this one know it: by what is made here
+        if config.client_ca.is_none()
+            && authentication.front_proxy.is_none()
+            && aggregation.proxy_client.is_none()
+        {
+            let (proxy, identity) = own_front_proxy(&pki)?;
+            authentication.front_proxy = Some(proxy);
+            aggregation.proxy_client = Some(identity);
+        }
+        let front_proxy = authentication.front_proxy.clone();
         let front_proxy_ca = front_proxy.iter().map(|known| known.ca_file.clone()).collect();
         let tls = Arc::new(tls(&serving, &config.tls, client_ca.clone(), front_proxy_ca)?);
         let admin_kubeconfig = config.cert_dir.join("admin.conf");
@@ -262,20 +283,19 @@ impl Server {
                 .write(&config.cert_dir.join(format!("kubelet-{node}.conf")))?;
         }
 
-        let tokens = Tokens::new(
-            &config.authentication.tokens,
-            pki.signing_key_file(),
-            &advertised.to_string(),
-        )?;
-        let resolver = ServiceResolver { endpoints_only: config.aggregation.endpoints_only };
+        let tokens =
+            Tokens::new(&authentication.tokens, pki.signing_key_file(), &advertised.to_string())?;
+        let resolver = ServiceResolver { endpoints_only: aggregation.endpoints_only };
         let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
         let converter = Arc::new(WebhookConverter::new(WebhookClient::new(resolver)));
-        let authorizer = Arc::new(Authorizer::new(config.authorization)?);
+        let authorizer = Authorizer::new(config.authorization)
+            .map_err(|error| Error::Authorization(error.message))?;
+        let authorizer = Arc::new(authorizer);
         let definitions = Arc::new(Definitions::default());
         let policies = Policies::new(authorizer.clone(), definitions.clone())?;
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
-            aggregator: Aggregator::new(&config.aggregation)?,
+            aggregator: Aggregator::new(&aggregation)?,
             registry: Arc::new(Registry::with_converter(config.store, converter.clone())),
             converter,
             definitions,
@@ -286,6 +306,7 @@ impl Server {
                 config.plugins,
             ),
             event_ttl: config.event_ttl,
+            pod_security: config.admission.pod_security,
             advertised,
             tokens,
             authentication_data: tasks::bootstrap::authentication_data(
@@ -308,7 +329,7 @@ impl Server {
             advertised,
             config.kubelet_address_types,
         )?;
-        let authenticator = Authenticator::new(&config.authentication, api.clone())?;
+        let authenticator = Authenticator::new(&authentication, api.clone())?;
         let router = Arc::new(Router::new(
             api.clone(),
             authenticator,
@@ -357,11 +378,12 @@ impl Server {
             serve(
                 self.listener,
                 Some(self.tls),
-                self.router,
+                self.router.clone(),
                 Options { limits: self.connections, ..CONNECTIONS },
                 parts.clone(),
             ),
             self.api.authorizer.run(&self.api.registry, parts.clone()),
+            self.router.authenticator().run(parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
             async {
                 if let Some(encryption) = &self.encryption {
@@ -401,6 +423,21 @@ fn tls(
         versions: versions(&options.min_version),
     };
     Tls::with_further_clients(settings, front_proxy_ca)
+}
+
+/// This server as the front proxy of servers that it aggregates, with headers as kubeadm names them.
+fn own_front_proxy(pki: &Pki) -> pki::Result<(FrontProxyConfig, Identity)> {
+    const NAME: &str = "front-proxy-client";
+    let (ca_file, identity) = pki.front_proxy(NAME)?;
+    let list = |name: &str| vec![name.to_owned()];
+    let headers = FrontProxyHeaders {
+        allowed_names: list(NAME),
+        username_headers: list("X-Remote-User"),
+        uid_headers: list("X-Remote-Uid"),
+        group_headers: list("X-Remote-Group"),
+        extra_prefixes: list("X-Remote-Extra-"),
+    };
+    Ok((FrontProxyConfig { ca_file, headers }, identity))
 }
 
 /// The kubeconfig of a user in a group.

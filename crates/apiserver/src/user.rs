@@ -8,7 +8,8 @@ pub(crate) const MASTERS: &str = "system:masters";
 pub(crate) const NODES: &str = "system:nodes";
 /// The user under which this apiserver calls a node's port 10250.
 pub(crate) const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-const AUTHENTICATED: &str = "system:authenticated";
+/// The group of callers with credentials.
+pub(crate) const AUTHENTICATED: &str = "system:authenticated";
 const SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const ANONYMOUS: &str = "system:anonymous";

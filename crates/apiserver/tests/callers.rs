@@ -7,7 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::tokens::{SELF_REVIEWS, self_review};
 use common::*;
-use longshore_apiserver::{AuthenticationConfig, FrontProxyConfig, TokenConfig};
+use longshore_apiserver::{Anonymous, AuthenticationConfig, FrontProxyConfig, TokenConfig};
+use longshore_serving::FrontProxyHeaders;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,10 +81,11 @@ async fn token_file_authentication_without_anonymous() {
         std::fs::write(&file, "open-sesame,ali,7,\"system:masters,forty\"\n").unwrap();
         config.authentication = AuthenticationConfig {
             front_proxy: None,
-            anonymous: false,
+            anonymous: Anonymous::default(),
             bootstrap_tokens: false,
             token_file: Some(file),
             tokens: TokenConfig { audiences: vec!["api".into()], ..TokenConfig::default() },
+            ..AuthenticationConfig::default()
         };
     })
     .await;
@@ -173,6 +175,35 @@ async fn hostile_tokens_get_401() {
     assert_eq!(cluster.who(&good).0, 201);
 }
 
+/// A server with certificates of its own is a front proxy of its own, as which it calls aggregated servers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn front_proxy_of_its_own_is_made_with_the_certificates() {
+    let cluster = Cluster::start().await;
+    let map = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let (_, map) = cluster.admin.get(map).await;
+    let authority = std::fs::read_to_string(cluster.pki().join("front-proxy-ca.crt")).unwrap();
+    assert_eq!(map["data"]["requestheader-client-ca-file"], authority);
+    assert_ne!(map["data"]["client-ca-file"], authority);
+    assert_eq!(map["data"]["requestheader-allowed-names"], "[\"front-proxy-client\"]");
+    let body = self_review();
+    let who = |stem: &str, headers: &[&str]| {
+        let file = |end: &str| cluster.pki().join(format!("{stem}.{end}")).display().to_string();
+        let (certificate, key) = (file("crt"), file("key"));
+        let mut arguments = vec!["--cert", &certificate, "--key", &key, "-d", &body];
+        arguments.extend(["-H", "content-type: application/json"]);
+        arguments.extend(headers.iter().flat_map(|header| ["-H", header]));
+        let (code, text) = cluster.curl(SELF_REVIEWS, &arguments);
+        let review: Value = serde_json::from_str(&text).unwrap_or_default();
+        (code, review["status"]["userInfo"]["username"].clone())
+    };
+    let (ann, masters) = ("x-remote-user: ann", "x-remote-group: system:masters");
+    assert_eq!(who("front-proxy-client", &[ann]), (201, json!("ann")));
+    // it is no user of the cluster itself, and nobody else names users
+    assert_eq!(who("front-proxy-client", &[]).0, 401);
+    let node = who("client-system_node_n1", &[ann, masters]);
+    assert_eq!(node, (201, json!("system:node:n1")));
+}
+
 /// A front proxy names users in headers: with its certificate they count, without it they do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn front_proxy_headers_name_the_user() {
@@ -180,11 +211,13 @@ async fn front_proxy_headers_name_the_user() {
         let list = |name: &str| vec![name.to_owned()];
         config.authentication.front_proxy = Some(FrontProxyConfig {
             ca_file: config.cert_dir.join("ca.crt"),
-            allowed_names: list("system:node:n1"),
-            username_headers: list("X-Remote-User"),
-            uid_headers: list("X-Remote-Uid"),
-            group_headers: list("X-Remote-Group"),
-            extra_prefixes: list("X-Remote-Extra-"),
+            headers: FrontProxyHeaders {
+                allowed_names: list("system:node:n1"),
+                username_headers: list("X-Remote-User"),
+                uid_headers: list("X-Remote-Uid"),
+                group_headers: list("X-Remote-Group"),
+                extra_prefixes: list("X-Remote-Extra-"),
+            },
         });
     })
     .await;

@@ -2,7 +2,8 @@
 //! cannot overflow ([`time`]), the wall clock ([`clock`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
 //! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
 //! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
-//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), and the
+//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), decisions that are
+//! cached ([`ttl_cache`]), and the
 //! release of Kubernetes ([`version`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
@@ -20,4 +21,5 @@ pub mod rate;
 pub mod retry;
 pub mod time;
 pub mod trees;
+pub mod ttl_cache;
 pub mod version;

@@ -82,6 +82,37 @@ impl Expr {
         }
     }
 
+    /// Whether `variable.field`, or `variable.?field`, is in it.
+    pub(crate) fn selects(&self, variable: &str, field: &str) -> bool {
+        let is_variable =
+            |expr: &Self| matches!(&expr.kind, Kind::Ident(name) if &**name == variable);
+        let inside = |expr: &Self| expr.selects(variable, field);
+        match &self.kind {
+            Kind::Literal(_) | Kind::Ident(_) => false,
+            Kind::Select { operand, field: own, .. } => {
+                (is_variable(operand) && &**own == field) || inside(operand)
+            }
+            Kind::Call { target, args, .. } => {
+                let is_optional = match (target, args.as_slice()) {
+                    (None, [operand, own]) => is_variable(operand) && own.text() == Some(field),
+                    _ => false,
+                };
+                is_optional
+                    || target.as_ref().is_some_and(|target| inside(target))
+                    || args.iter().any(inside)
+            }
+            Kind::List(items) => items.iter().any(|(item, _)| inside(item)),
+            Kind::Map(entries) => {
+                entries.iter().any(|(key, value, _)| inside(key) || inside(value))
+            }
+            Kind::Struct { fields, .. } => fields.iter().any(|(_, value, _)| inside(value)),
+            Kind::Comprehension(own) => {
+                let Comprehension { range, init, condition, step, result, .. } = &**own;
+                [range, init, condition, step, result].into_iter().any(inside)
+            }
+        }
+    }
+
     /// The text of a literal.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.kind {

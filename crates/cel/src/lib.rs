@@ -176,6 +176,12 @@ pub struct Program {
     uses: Vec<usize>,
 }
 
+/// Whether an expression selects this field of this variable, as in `claims.email`; not whether it reads
+/// it in another way. An expression that does not parse selects nothing.
+pub fn selects(source: &str, variable: &str, field: &str) -> bool {
+    parser::parse(source).is_ok_and(|(expr, _)| expr.selects(variable, field))
+}
+
 /// Compiles an expression: parses, checks types, and estimates the cost.
 pub fn compile(source: &str, declarations: &Declarations) -> Result<Program, Issues> {
     let failed = |issue| Issues::new(source, vec![issue]);

@@ -56,6 +56,9 @@ pub(super) async fn endpoints(
     if let (Some(identity), CredentialState::Certificate(_)) = (&credentials.identity, state) {
         show(&mut kubeconfig, &identity.path).map_err(invalid)?;
     }
+    if credentials.anonymous {
+        kubeconfig.auth_infos.iter_mut().for_each(|user| user.auth_info = None);
+    }
     read_tokens(&mut kubeconfig).map_err(invalid)?;
     let servers = servers(&current_cluster(&kubeconfig).map_err(invalid)?).map_err(invalid)?;
     let several = servers.len() > 1;

@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
+mod accounts;
 pub mod certificates;
 mod config_source;
 mod connection_pool;
@@ -33,6 +34,7 @@ use kube::config::KubeconfigError;
 use longshore_metrics::RestClient;
 use tokio::sync::watch;
 
+pub use self::accounts::AccountClients;
 pub use self::config_source::ConfigSource;
 pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
@@ -91,6 +93,8 @@ pub struct Credentials {
     pub config_source: ConfigSource,
     /// A certificate that the daemon rotates.
     pub identity: Option<Identity>,
+    /// Whether the cluster alone is used, and nothing that its user could show.
+    pub anonymous: bool,
 }
 
 impl Credentials {
@@ -108,7 +112,7 @@ impl Credentials {
 impl From<ConfigSource> for Credentials {
     /// The credentials in the source itself.
     fn from(config_source: ConfigSource) -> Self {
-        Self { config_source, identity: None }
+        Self { config_source, identity: None, anonymous: false }
     }
 }
 

@@ -128,7 +128,11 @@ impl Shared {
                 tokio::time::sleep(wait).await;
             }
         }
-        request.headers_mut().insert(USER_AGENT, user_agent(self.limits.component));
+        let agent = match request.extensions().get::<UserAgent>() {
+            Some(agent) => agent.clone(),
+            None => UserAgent::new(self.limits.component),
+        };
+        request.headers_mut().insert(USER_AGENT, agent.0);
         self.await_credential().await?;
         let mut servers = self.servers().await;
         // those that are down come last, in case all are
@@ -331,13 +335,28 @@ fn is_watch(request: &Request<Body>) -> bool {
     query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1"))
 }
 
-fn user_agent(component: &'static str) -> HeaderValue {
-    let text = format!(
-        "{component}/{KUBERNETES_VERSION} (linux/{}) longshore/{}",
-        go_arch(),
-        env!("CARGO_PKG_VERSION")
-    );
-    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(component))
+/// The header `User-Agent`, as an extension of a request that has one of its own.
+#[derive(Clone)]
+pub(super) struct UserAgent(HeaderValue);
+
+impl UserAgent {
+    fn new(component: &'static str) -> Self {
+        Self::with(component, "")
+    }
+
+    /// That of a component which acts as that user.
+    pub(super) fn of(component: &'static str, user: &str) -> Self {
+        Self::with(component, &format!("/{user}"))
+    }
+
+    fn with(component: &'static str, end: &str) -> Self {
+        let text = format!(
+            "{component}/{KUBERNETES_VERSION} (linux/{}) longshore/{}{end}",
+            go_arch(),
+            env!("CARGO_PKG_VERSION")
+        );
+        Self(HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(component)))
+    }
 }
 
 impl Service<Request<Body>> for Transport {

@@ -13,8 +13,10 @@ use longshore_client::reviews::DecisionTtls;
 use longshore_csr::Signer;
 use longshore_duration::GoDuration;
 use longshore_informer::LeaderConfig;
+use longshore_serving::FrontProxyHeaders;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
+use crate::delegated::DelegatedOptions;
 use crate::serving::PortOptions;
 use crate::signer_files::SignerError;
 use crate::{ClusterSettings, Controller, Settings, SignerFiles, all};
@@ -103,9 +105,33 @@ macro_rules! flags {
             /// Its key.
             #[arg(long)]
             pub(crate) tls_private_key_file: Option<PathBuf>,
-            /// The CA of client certificates.
+            /// The CA of client certificates [default: that of the apiserver's ConfigMap].
             #[arg(long)]
             client_ca_file: Option<PathBuf>,
+            /// The kubeconfig of token reviews [default: --kubeconfig].
+            #[arg(long)]
+            pub(crate) authentication_kubeconfig: Option<PathBuf>,
+            /// The kubeconfig of access reviews [default: --kubeconfig].
+            #[arg(long)]
+            pub(crate) authorization_kubeconfig: Option<PathBuf>,
+            /// The CA of front proxies [default: that of the apiserver's ConfigMap, with its headers].
+            #[arg(long)]
+            requestheader_client_ca_file: Option<PathBuf>,
+            /// Common names of front proxies; empty: any.
+            #[arg(long, value_delimiter = ',')]
+            requestheader_allowed_names: Vec<String>,
+            /// Headers with names of users.
+            #[arg(long, value_delimiter = ',', default_value = "x-remote-user")]
+            requestheader_username_headers: Vec<String>,
+            /// Headers with UIDs of users.
+            #[arg(long, value_delimiter = ',')]
+            requestheader_uid_headers: Vec<String>,
+            /// Headers with groups of users.
+            #[arg(long, value_delimiter = ',', default_value = "x-remote-group")]
+            requestheader_group_headers: Vec<String>,
+            /// How headers with extra fields of users begin.
+            #[arg(long, value_delimiter = ',', default_value = "x-remote-extra-")]
+            requestheader_extra_headers_prefix: Vec<String>,
             /// The minimum version of TLS.
             #[arg(long, default_value = "", value_parser = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"])]
             tls_min_version: String,
@@ -323,12 +349,13 @@ flags! {
         enable_dynamic_provisioning = "true";
         /// Whether volumes stay attached to unhealthy nodes however long they have them mounted.
         disable_force_detach_on_timeout = "false";
-        /// Accepted: all controllers use the credentials of the program.
+        /// Whether the apiserver's ConfigMap with the CAs of clients is not read.
+        authentication_skip_lookup = "false";
+        /// Whether each controller acts as its service account in kube-system, with the rights of that alone.
         use_service_account_credentials = "false";
     }
     accepted {
         allow_metric_labels allow_metric_labels_manifest attach_detach_reconcile_sync_period
-        authentication_kubeconfig authorization_kubeconfig
         cert_dir cidr_allocator_type cloud_config cloud_provider cluster_name
         concurrent_device_taint_eviction_syncs
         concurrent_service_syncs
@@ -341,15 +368,13 @@ flags! {
         min_compatibility_version min_resync_period mirroring_endpointslice_updates_batch_period
         mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
         node_sync_period pvclaimbinder_sync_period
-        requestheader_allowed_names requestheader_client_ca_file
-        requestheader_extra_headers_prefix requestheader_group_headers requestheader_uid_headers
-        requestheader_username_headers route_reconciliation_period
+        route_reconciliation_period
         service_account_private_key_file
         show_hidden_metrics_for_version tls_sni_cert_key vmodule
         volume_host_cidr_denylist
     }
     accepted_switches {
-        authentication_skip_lookup authentication_tolerate_lookup_failure configure_cloud_routes
+        authentication_tolerate_lookup_failure configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
         disable_http2_serving enable_garbage_collector
         enable_leader_migration log_json_split_stream log_text_split_stream
@@ -590,7 +615,18 @@ impl Flags {
         (self.secure_port != 0).then(|| PortOptions {
             address: SocketAddr::new(self.bind_address, self.secure_port),
             certificate: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
-            client_ca: self.client_ca_file.clone(),
+            delegated: DelegatedOptions {
+                client_ca: self.client_ca_file.clone(),
+                front_proxy_ca: self.requestheader_client_ca_file.clone(),
+                headers: FrontProxyHeaders {
+                    allowed_names: self.requestheader_allowed_names.clone(),
+                    username_headers: self.requestheader_username_headers.clone(),
+                    uid_headers: self.requestheader_uid_headers.clone(),
+                    group_headers: self.requestheader_group_headers.clone(),
+                    extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
+                },
+                skip_lookup: self.authentication_skip_lookup,
+            },
             tls_min_version: self.tls_min_version.clone(),
             cipher_suites: self.tls_cipher_suites.clone(),
             always_allow_paths: self.authorization_always_allow_paths.clone(),
@@ -729,8 +765,11 @@ mod tests {
         flags.selected().unwrap();
         flags.settings().unwrap();
         let ignored = flags.without_effect();
-        assert!(ignored.contains(&"authentication-kubeconfig".to_owned()), "{ignored:?}");
-        assert!(!ignored.contains(&"cluster-cidr".to_owned()), "{ignored:?}");
+        assert_eq!(ignored, ["cluster-name", "service-account-private-key-file"]);
+        assert!(flags.use_service_account_credentials);
+        let delegated = flags.port().unwrap().delegated;
+        assert!(delegated.front_proxy_ca.is_some() && delegated.headers.allowed_names.is_empty());
+        assert_eq!(delegated.headers.username_headers, ["x-remote-user"]);
     }
 
     fn selected(list: &str) -> Result<Vec<&'static str>, String> {

@@ -39,7 +39,7 @@ pub(crate) async fn run(context: Context) {
         WorkQueue::new("ca_cert_publisher_cluster_trust_bundles", &context.queues);
     let fields = Some(format!("spec.signerName={SIGNER}"));
     let bundles: Informer<ClusterTrustBundle> =
-        Informer::start(&context.client, Options { fields, ..Options::default() });
+        Informer::start(context.informers.client(), Options { fields, ..Options::default() });
     bundles.subscribe({
         let queue = queue.clone();
         move |_: &Event<ClusterTrustBundle>| queue.add(SIGNER.to_owned())

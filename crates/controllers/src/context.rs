@@ -1,7 +1,10 @@
 //! What every controller is given.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use kube::Client;
+use longshore_client::AccountClients;
 use longshore_client::events::Recorder;
 use longshore_informer::{Informers, QueueMetrics};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +16,9 @@ use crate::ClusterSettings;
 pub struct Context {
     /// The client for writes and reads that bypass the informers.
     pub client: Client,
-    /// One informer for each kind.
+    /// Clients with which each controller acts as its service account; `None`: all use [`Self::client`].
+    pub accounts: Option<Arc<AccountClients>>,
+    /// One informer for each kind, with the credentials of the program.
     pub informers: Informers,
     /// The metrics of work queues.
     pub queues: QueueMetrics,
@@ -29,9 +34,19 @@ impl Context {
         Self {
             informers: Informers::new(client.clone()),
             client,
+            accounts: None,
             queues: QueueMetrics::unregistered(),
             settings,
             stop: CancellationToken::new(),
+        }
+    }
+
+    /// The context of one controller: with its own client, where it has a service account.
+    pub fn of(&self, controller: &Controller) -> Self {
+        let accounts = self.accounts.as_ref().filter(|_| !controller.account.is_empty());
+        match accounts {
+            Some(accounts) => Self { client: accounts.client(controller.account), ..self.clone() },
+            None => self.clone(),
         }
     }
 
@@ -84,6 +99,9 @@ pub struct Controller {
     pub name: &'static str,
     /// Its older name, such as `deployment`, which the flag takes too.
     pub alias: &'static str,
+    /// Its service account in `kube-system`, as upstream has it; empty: it uses the credentials of the
+    /// program in any case.
+    pub account: &'static str,
     /// Whether `*` includes it.
     pub by_default: bool,
     /// Runs it until `stop` of the context.

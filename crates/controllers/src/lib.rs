@@ -25,6 +25,7 @@ mod context;
 mod cronjob;
 mod csrcleaner;
 mod daemonset;
+mod delegated;
 mod deployment;
 mod devicetainteviction;
 mod discovery;

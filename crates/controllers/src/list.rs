@@ -4,13 +4,14 @@ use crate::Controller;
 
 /// An entry: names, and the module's `run`.
 macro_rules! controllers {
-    ($($name:literal $alias:literal $by_default:literal $run:path;)*) => {
-        /// All controllers. Each line is one: its name, its older name, whether it runs by default,
-        /// and `async fn run(context: Context)` of its module.
+    ($($name:literal $alias:literal $account:literal $by_default:literal $run:path;)*) => {
+        /// All controllers. Each line is one: its name, its older name, its service account, whether it
+        /// runs by default, and `async fn run(context: Context)` of its module.
         pub fn all() -> Vec<Controller> {
             vec![$(Controller {
                 name: $name,
                 alias: $alias,
+                account: $account,
                 by_default: $by_default,
                 run: |context| Box::pin($run(context)),
             },)*]
@@ -19,47 +20,47 @@ macro_rules! controllers {
 }
 
 controllers! {
-    "replicationcontroller-controller" "replicationcontroller" true crate::replicaset::run_replication_controllers;
-    "replicaset-controller" "replicaset" true crate::replicaset::run;
-    "deployment-controller" "deployment" true crate::deployment::run;
-    "daemonset-controller" "daemonset" true crate::daemonset::run;
-    "statefulset-controller" "statefulset" true crate::statefulset::run;
-    "cronjob-controller" "cronjob" true crate::cronjob::run;
-    "job-controller" "job" true crate::job::run;
-    "serviceaccount-controller" "serviceaccount" true crate::serviceaccounts::default_account::run;
-    "serviceaccount-token-controller" "serviceaccount-token" true crate::serviceaccounts::tokens::run;
-    "root-ca-certificate-publisher-controller" "root-ca-cert-publisher" true crate::serviceaccounts::root_ca::run;
-    "endpointslice-controller" "endpointslice" true crate::endpointslice::run;
-    "endpoints-controller" "endpoint" true crate::endpoints::run;
-    "endpointslice-mirroring-controller" "endpointslicemirroring" true crate::endpointslicemirroring::run;
-    "namespace-controller" "namespace" true crate::namespace::run;
-    "garbage-collector-controller" "garbagecollector" true crate::garbagecollector::run;
-    "node-ipam-controller" "nodeipam" true crate::nodeipam::run;
-    "node-lifecycle-controller" "nodelifecycle" true crate::nodelifecycle::run;
-    "taint-eviction-controller" "taint-eviction-controller" true crate::tainteviction::run;
-    "pod-garbage-collector-controller" "podgc" true crate::podgc::run;
-    "ttl-controller" "ttl" true crate::ttl::run;
-    "ttl-after-finished-controller" "ttl-after-finished" true crate::ttlafterfinished::run;
-    "resourcequota-controller" "resourcequota" true crate::resourcequota::run;
-    "disruption-controller" "disruption" true crate::disruption::run;
-    "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" true crate::podautoscaler::run;
-    "certificatesigningrequest-signing-controller" "csrsigning" true crate::certificates::signing::run;
-    "certificatesigningrequest-approving-controller" "csrapproving" true crate::certificates::approving::run;
-    "certificatesigningrequest-cleaner-controller" "csrcleaner" true crate::csrcleaner::run;
-    "bootstrap-signer-controller" "bootstrapsigner" false crate::bootstrap::signer::run;
-    "token-cleaner-controller" "tokencleaner" false crate::bootstrap::token_cleaner::run;
-    "clusterrole-aggregation-controller" "clusterrole-aggregation" true crate::clusterroleaggregation::run;
-    "legacy-serviceaccount-token-cleaner-controller" "legacy-service-account-token-cleaner" true crate::serviceaccounts::legacy_tokens::run;
-    "kube-apiserver-serving-clustertrustbundle-publisher-controller" "kube-apiserver-serving-clustertrustbundle-publisher-controller" true crate::clustertrustbundle::run;
-    "persistentvolume-binder-controller" "persistentvolume-binder" true crate::volumes::run_binder;
-    "persistentvolume-attach-detach-controller" "attachdetach" true crate::volumes::run_attach_detach;
-    "persistentvolume-expander-controller" "persistentvolume-expander" true crate::volumes::run_expander;
-    "persistentvolumeclaim-protection-controller" "pvc-protection" true crate::volumes::run_claim_protection;
-    "persistentvolume-protection-controller" "pv-protection" true crate::volumes::run_volume_protection;
-    "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
-    "ephemeral-volume-controller" "ephemeral-volume" true crate::volumes::run_ephemeral;
-    "resourceclaim-controller" "resourceclaim-controller" true crate::resourceclaim::run;
-    "device-taint-eviction-controller" "device-taint-eviction-controller" true crate::devicetainteviction::run;
-    "service-cidr-controller" "service-cidr-controller" true crate::servicecidrs::run;
-    "hostpath-provisioner" "hostpath-provisioner" true crate::hostpathprovisioner::run;
+    "replicationcontroller-controller" "replicationcontroller" "replication-controller" true crate::replicaset::run_replication_controllers;
+    "replicaset-controller" "replicaset" "replicaset-controller" true crate::replicaset::run;
+    "deployment-controller" "deployment" "deployment-controller" true crate::deployment::run;
+    "daemonset-controller" "daemonset" "daemon-set-controller" true crate::daemonset::run;
+    "statefulset-controller" "statefulset" "statefulset-controller" true crate::statefulset::run;
+    "cronjob-controller" "cronjob" "cronjob-controller" true crate::cronjob::run;
+    "job-controller" "job" "job-controller" true crate::job::run;
+    "serviceaccount-controller" "serviceaccount" "service-account-controller" true crate::serviceaccounts::default_account::run;
+    "serviceaccount-token-controller" "serviceaccount-token" "" true crate::serviceaccounts::tokens::run;
+    "root-ca-certificate-publisher-controller" "root-ca-cert-publisher" "root-ca-cert-publisher" true crate::serviceaccounts::root_ca::run;
+    "endpointslice-controller" "endpointslice" "endpointslice-controller" true crate::endpointslice::run;
+    "endpoints-controller" "endpoint" "endpoint-controller" true crate::endpoints::run;
+    "endpointslice-mirroring-controller" "endpointslicemirroring" "endpointslicemirroring-controller" true crate::endpointslicemirroring::run;
+    "namespace-controller" "namespace" "namespace-controller" true crate::namespace::run;
+    "garbage-collector-controller" "garbagecollector" "generic-garbage-collector" true crate::garbagecollector::run;
+    "node-ipam-controller" "nodeipam" "node-controller" true crate::nodeipam::run;
+    "node-lifecycle-controller" "nodelifecycle" "node-controller" true crate::nodelifecycle::run;
+    "taint-eviction-controller" "taint-eviction-controller" "node-controller" true crate::tainteviction::run;
+    "pod-garbage-collector-controller" "podgc" "pod-garbage-collector" true crate::podgc::run;
+    "ttl-controller" "ttl" "ttl-controller" true crate::ttl::run;
+    "ttl-after-finished-controller" "ttl-after-finished" "ttl-after-finished-controller" true crate::ttlafterfinished::run;
+    "resourcequota-controller" "resourcequota" "resourcequota-controller" true crate::resourcequota::run;
+    "disruption-controller" "disruption" "disruption-controller" true crate::disruption::run;
+    "horizontal-pod-autoscaler-controller" "horizontalpodautoscaling" "horizontal-pod-autoscaler" true crate::podautoscaler::run;
+    "certificatesigningrequest-signing-controller" "csrsigning" "certificate-controller" true crate::certificates::signing::run;
+    "certificatesigningrequest-approving-controller" "csrapproving" "certificate-controller" true crate::certificates::approving::run;
+    "certificatesigningrequest-cleaner-controller" "csrcleaner" "certificate-controller" true crate::csrcleaner::run;
+    "bootstrap-signer-controller" "bootstrapsigner" "bootstrap-signer" false crate::bootstrap::signer::run;
+    "token-cleaner-controller" "tokencleaner" "token-cleaner" false crate::bootstrap::token_cleaner::run;
+    "clusterrole-aggregation-controller" "clusterrole-aggregation" "clusterrole-aggregation-controller" true crate::clusterroleaggregation::run;
+    "legacy-serviceaccount-token-cleaner-controller" "legacy-service-account-token-cleaner" "legacy-service-account-token-cleaner" true crate::serviceaccounts::legacy_tokens::run;
+    "kube-apiserver-serving-clustertrustbundle-publisher-controller" "kube-apiserver-serving-clustertrustbundle-publisher-controller" "kube-apiserver-serving-clustertrustbundle-publisher" true crate::clustertrustbundle::run;
+    "persistentvolume-binder-controller" "persistentvolume-binder" "persistent-volume-binder" true crate::volumes::run_binder;
+    "persistentvolume-attach-detach-controller" "attachdetach" "attachdetach-controller" true crate::volumes::run_attach_detach;
+    "persistentvolume-expander-controller" "persistentvolume-expander" "expand-controller" true crate::volumes::run_expander;
+    "persistentvolumeclaim-protection-controller" "pvc-protection" "pvc-protection-controller" true crate::volumes::run_claim_protection;
+    "persistentvolume-protection-controller" "pv-protection" "pv-protection-controller" true crate::volumes::run_volume_protection;
+    "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
+    "ephemeral-volume-controller" "ephemeral-volume" "ephemeral-volume-controller" true crate::volumes::run_ephemeral;
+    "resourceclaim-controller" "resourceclaim-controller" "resource-claim-controller" true crate::resourceclaim::run;
+    "device-taint-eviction-controller" "device-taint-eviction-controller" "device-taint-eviction-controller" true crate::devicetainteviction::run;
+    "service-cidr-controller" "service-cidr-controller" "service-cidrs-controller" true crate::servicecidrs::run;
+    "hostpath-provisioner" "hostpath-provisioner" "persistent-volume-binder" true crate::hostpathprovisioner::run;
 }

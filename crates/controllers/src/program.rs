@@ -1,27 +1,33 @@
 //! The programs: connect, serve, wait for the lease, and run controllers, scheduler or both.
 
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{join, join_all};
 use kube::Client;
 use longshore_base::panics;
 use longshore_client::reviews::DecisionTtls;
-use longshore_client::{ClientError, Credentials, Limits, connect};
+use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect};
 use longshore_informer::{ElectionError, Informers, LeaderElector, LeaseApi, QueueMetrics};
 use longshore_metrics::{Registry, RestClient, register_process_metrics};
 use longshore_scheduler::program as scheduler;
 use longshore_scheduler::service::Service;
+use longshore_serving::FrontProxyHeaders;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::args::{FlagError, Flags};
-use crate::serving::{Endpoints, Health, PortOptions, Serving, ServingError};
+use crate::delegated::DelegatedOptions;
+use crate::serving::{Endpoints, Health, PortOptions, Reviewers, Serving, ServingError};
 use crate::{Context, Controller};
 
 /// How long the apiserver may take to begin its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The namespace of the controllers' service accounts.
+const NAMESPACE: &str = "kube-system";
 /// How long after its end a part starts again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
@@ -78,6 +84,23 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         timeout: REQUEST_TIMEOUT,
     };
     let client = connect(&credentials, limits, requests.clone()).await?;
+    let of_accounts = requests.clone();
+    let reviewers = Reviewers {
+        authentication: reviewer(
+            &client,
+            flags.authentication_kubeconfig.as_deref(),
+            limits,
+            &requests,
+        )
+        .await?,
+        authorization: reviewer(
+            &client,
+            flags.authorization_kubeconfig.as_deref(),
+            limits,
+            &requests,
+        )
+        .await?,
+    };
     let scheduler = match role {
         Role::Controllers => None,
         Role::ControllersAndScheduler => {
@@ -96,14 +119,23 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     let health = Health::default();
     if let Some(port) = flags.port() {
         let endpoints = Endpoints {
-            client: client.clone(),
+            reviewers,
             registry: registry.clone(),
             configz: flags.configz(),
             health: health.clone(),
         };
         tokio::spawn(Serving::open(port, endpoints)?.run());
     }
+    let accounts = match flags.use_service_account_credentials {
+        false => None,
+        true => {
+            let (root, source) = (client.clone(), flags.config_source());
+            let accounts = AccountClients::connect(root, source, NAMESPACE, limits, of_accounts);
+            Some(Arc::new(accounts.await?))
+        }
+    };
     let context = Context {
+        accounts,
         informers: Informers::new(client.clone()),
         client: client.clone(),
         queues: QueueMetrics::new(&registry),
@@ -134,6 +166,19 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     Ok(())
 }
 
+/// The client of reviews: that of the kubeconfig, or the program's own.
+async fn reviewer(
+    own: &Client,
+    kubeconfig: Option<&Path>,
+    limits: Limits,
+    requests: &RestClient,
+) -> Result<Client, ClientError> {
+    match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
+        None => Ok(own.clone()),
+        Some(path) => connect(&Credentials::of(path), limits, requests.clone()).await,
+    }
+}
+
 /// Runs a scheduler by itself, as kube-scheduler, until `stop` or until the lease is lost.
 ///
 /// # Errors
@@ -148,13 +193,25 @@ pub async fn run_kube_scheduler(
         tracing::warn!(flags = ?options.without_effect, "these flags have no effect");
     }
     let configuration = scheduler::configuration(&options)?;
-    let client = scheduler::connect(&configuration, &options, RestClient::new(&registry)).await?;
+    let requests = RestClient::new(&registry);
+    let client = scheduler::connect(&configuration, &options, requests.clone()).await?;
     let running = scheduler::Running::default();
     if options.secure_port != 0 {
         let port = PortOptions {
             address: SocketAddr::new(options.bind_address, options.secure_port),
             certificate: options.tls_cert_file.clone().zip(options.tls_private_key_file.clone()),
-            client_ca: options.client_ca_file.clone(),
+            delegated: DelegatedOptions {
+                client_ca: options.client_ca_file.clone(),
+                front_proxy_ca: options.front_proxy_ca_file.clone(),
+                headers: FrontProxyHeaders {
+                    allowed_names: options.front_proxy_names.clone(),
+                    username_headers: options.username_headers.clone(),
+                    uid_headers: options.uid_headers.clone(),
+                    group_headers: options.group_headers.clone(),
+                    extra_prefixes: options.extra_headers_prefix.clone(),
+                },
+                skip_lookup: options.skip_lookup,
+            },
             tls_min_version: options.tls_min_version.clone(),
             cipher_suites: options.tls_cipher_suites.clone(),
             always_allow_paths: options.always_allow_paths.clone(),
@@ -165,8 +222,16 @@ pub async fn run_kube_scheduler(
             },
         };
         let ready = running.clone();
+        let limits =
+            Limits { component: "kube-scheduler", qps: 50, burst: 100, timeout: REQUEST_TIMEOUT };
+        let (authentication, authorization) =
+            (&options.authentication_kubeconfig, &options.authorization_kubeconfig);
+        let reviewers = Reviewers {
+            authentication: reviewer(&client, authentication.as_deref(), limits, &requests).await?,
+            authorization: reviewer(&client, authorization.as_deref(), limits, &requests).await?,
+        };
         let endpoints = Endpoints {
-            client: client.clone(),
+            reviewers,
             registry: registry.clone(),
             configz: configuration.configz().to_string(),
             health: Health::with_readiness(move || ready.is_ready()),
@@ -202,7 +267,7 @@ async fn run_scheduler(context: &Context, service: Service, client: Client) {
 /// to do with these settings.
 pub async fn run_all(context: Context, controllers: Vec<Controller>) {
     let run = |controller: Controller| {
-        let context = context.clone();
+        let context = context.of(&controller);
         async move {
             while !context.stop.is_cancelled() {
                 info!(controller = controller.name, "starting");

@@ -1,9 +1,5 @@
 //! The HTTPS port of the programs: health to everyone, metrics and configuration to those whom the
 //! apiserver knows and allows to read them.
-//!
-//! Current limitations: without `--client-ca-file` no client certificates are accepted, as the
-//! ConfigMap `extension-apiserver-authentication` is not read; users are not taken from headers of a
-//! front proxy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -36,6 +32,8 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::delegated::{DelegatedAuthentication, DelegatedOptions};
+
 /// Why the port cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
@@ -59,8 +57,8 @@ pub(crate) struct PortOptions {
     pub(crate) address: SocketAddr,
     /// Certificate and key; `None`: a self-signed certificate, made at each start.
     pub(crate) certificate: Option<(PathBuf, PathBuf)>,
-    /// The CA of client certificates; `None`: they are not used.
-    pub(crate) client_ca: Option<PathBuf>,
+    /// Where the CAs of client certificates and of front proxies come from.
+    pub(crate) delegated: DelegatedOptions,
     pub(crate) tls_min_version: String,
     pub(crate) cipher_suites: Vec<String>,
     /// Paths that need no credentials; those that end with `*` are prefixes.
@@ -72,14 +70,22 @@ pub(crate) struct PortOptions {
 
 /// What is served.
 pub(crate) struct Endpoints {
-    /// Reviews tokens and access.
-    pub(crate) client: Client,
+    /// Who reviews tokens and access.
+    pub(crate) reviewers: Reviewers,
     /// The page `/metrics`.
     pub(crate) registry: Registry,
     /// The page `/configz`, as JSON.
     pub(crate) configz: String,
     /// Whether the program works as it should.
     pub(crate) health: Health,
+}
+
+/// Clients of the apiserver that authenticates and authorizes.
+pub(crate) struct Reviewers {
+    /// Reviews tokens, and reads the ConfigMap with the CAs of clients.
+    pub(crate) authentication: Client,
+    /// Reviews access.
+    pub(crate) authorization: Client,
 }
 
 /// The health of the program, as its parts report it. Clones are the same.
@@ -138,23 +144,31 @@ impl Serving {
             }
             None => ServingCertificate::Fixed(self_signed(&provider)?),
         };
-        let tls = Tls::new(TlsSettings {
+        let tls = Arc::new(Tls::new(TlsSettings {
             certificate,
-            client_ca: options.client_ca.map(|path| ClientCaFile { path, reload: true }),
-            provider,
+            client_ca: options
+                .delegated
+                .client_ca
+                .clone()
+                .map(|path| ClientCaFile { path, reload: true }),
+            provider: provider.clone(),
             versions: versions(&options.tls_min_version),
-        })?;
+        })?);
+        let certificates = DelegatedAuthentication::new(options.delegated, tls.clone(), provider)?;
         let listener = listen(options.address)
             .map_err(|error| ServingError::Listen(options.address, error))?;
         let metrics = ReviewMetrics::new(&endpoints.registry);
-        let (client, limits) = (endpoints.client.clone(), ReviewLimits::DEFAULT);
+        let limits = ReviewLimits::DEFAULT;
+        let Reviewers { authentication, authorization } = &endpoints.reviewers;
+        let (ttl, ttls) = (options.token_ttl, options.decision_ttls);
         let handler = Port {
-            tokens: TokenReviews::new(client.clone(), options.token_ttl, limits, metrics.clone()),
-            access: AccessReviews::new(client, options.decision_ttls, limits, metrics),
+            certificates,
+            tokens: TokenReviews::new(authentication.clone(), ttl, limits, metrics.clone()),
+            access: AccessReviews::new(authorization.clone(), ttls, limits, metrics),
             always_allow_paths: options.always_allow_paths,
             endpoints,
         };
-        Ok(Self { listener, tls: Arc::new(tls), handler: Arc::new(handler) })
+        Ok(Self { listener, tls, handler: Arc::new(handler) })
     }
 
     /// The address that it listens on.
@@ -166,7 +180,12 @@ impl Serving {
     /// Serves for ever.
     pub(crate) async fn run(self) {
         let never = CancellationToken::new();
-        serve(self.listener, Some(self.tls), self.handler, Options::DEFAULT, never).await;
+        let handler = self.handler.clone();
+        let client = handler.endpoints.reviewers.authentication.clone();
+        tokio::join!(
+            serve(self.listener, Some(self.tls), self.handler, Options::DEFAULT, never),
+            handler.certificates.run(client),
+        );
     }
 }
 
@@ -184,6 +203,7 @@ type Answer = Response<Full<Bytes>>;
 /// Answers requests.
 struct Port {
     endpoints: Endpoints,
+    certificates: DelegatedAuthentication,
     tokens: TokenReviews,
     access: AccessReviews,
     always_allow_paths: Vec<String>,
@@ -198,9 +218,9 @@ impl Handler for Port {
         request: Request<Incoming>,
         unadmitted: Unadmitted,
     ) -> Response<Self::Body> {
-        let (head, _) = request.into_parts();
+        let (mut head, _) = request.into_parts();
         let answer =
-            async { self.answer(&peer, &head.method, head.uri.path(), &head.headers).await };
+            async { self.answer(&peer, &head.method, head.uri.path(), &mut head.headers).await };
         let answer = panics::contained(answer, || {
             text(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
         })
@@ -220,7 +240,7 @@ impl Port {
         peer: &Peer,
         method: &Method,
         path: &str,
-        headers: &HeaderMap,
+        headers: &mut HeaderMap,
     ) -> Answer {
         let verb = match *method {
             Method::GET => "get",
@@ -267,7 +287,7 @@ impl Port {
         peer: &Peer,
         verb: &'static str,
         path: &str,
-        headers: &HeaderMap,
+        headers: &mut HeaderMap,
     ) -> Result<(), Box<Answer>> {
         let user = self.user(peer, headers).await.map_err(|refused| {
             debug!(%refused, "request refused");
@@ -301,8 +321,16 @@ impl Port {
         }
     }
 
-    /// The user of a client certificate or of a token. Invalid credentials are not treated as anonymous.
-    async fn user(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, AuthenticationError> {
+    /// The user that a front proxy names, or of a client certificate, or of a token. Invalid credentials
+    /// are not treated as anonymous.
+    async fn user(
+        &self,
+        peer: &Peer,
+        headers: &mut HeaderMap,
+    ) -> Result<User, AuthenticationError> {
+        if let Some(user) = self.certificates.vouched_for(peer, headers) {
+            return Ok(user);
+        }
         let certified = peer.user();
         if let Ok(Some(user)) = &certified {
             return Ok(User::from(user));

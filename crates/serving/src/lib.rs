@@ -6,6 +6,7 @@
 
 mod body;
 mod connection;
+mod front_proxy;
 mod peer;
 mod routes;
 pub mod tls;
@@ -23,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 pub use self::body::Guarded;
+pub use self::front_proxy::FrontProxyHeaders;
 pub use self::peer::{Monitored, Peer};
 pub use self::routes::Routes;
 use self::tls::Tls;

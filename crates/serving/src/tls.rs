@@ -10,7 +10,7 @@ use rustls::crypto::{CryptoProvider, SupportedKxGroup, ring};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ServerConfig, SupportedProtocolVersion};
+use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 use tracing::{info, warn};
 
 /// How often the files are checked for changes.
@@ -30,6 +30,9 @@ pub enum TlsError {
     /// A name is of no cipher suite.
     #[error("cipher suite {0} not supported or doesn't exist")]
     CipherSuite(String),
+    /// CAs that are not in a file cannot be used.
+    #[error("the CAs of clients: {0}")]
+    Authorities(String),
     /// No key exchange is left.
     #[error("curve preferences: none of {0:?} is supported")]
     Curves(Vec<i32>),
@@ -71,6 +74,15 @@ pub struct TlsSettings {
     pub provider: Arc<CryptoProvider>,
     /// Protocol versions; see [`versions`].
     pub versions: &'static [&'static SupportedProtocolVersion],
+}
+
+/// CAs of clients that are not in files, but are found while the port is open.
+#[derive(Clone, Debug, Default)]
+pub struct Authorities {
+    /// The CAs of users' certificates, where the settings name no file.
+    pub clients: Option<RootCertStore>,
+    /// Further CAs that are named in the handshake: see [`Tls::with_further_clients`].
+    pub further: Option<RootCertStore>,
 }
 
 /// The protocol versions for a minimum, such as `VersionTLS13`; nothing older than TLS 1.2 is supported.
@@ -139,6 +151,7 @@ struct Clients {
 
 struct Current {
     built: Built,
+    authorities: Authorities,
     changed: Vec<Option<SystemTime>>,
     last_checked: Instant,
 }
@@ -162,9 +175,22 @@ impl Tls {
         further_clients: Vec<PathBuf>,
     ) -> Result<Self, TlsError> {
         let changed = settings.changed();
-        let built = settings.build(0, &further_clients)?;
-        let current = Current { built, changed, last_checked: Instant::now() };
+        let authorities = Authorities::default();
+        let built = settings.build(0, &further_clients, &authorities)?;
+        let current = Current { built, authorities, changed, last_checked: Instant::now() };
         Ok(Self { settings, further_clients, current: Mutex::new(current) })
+    }
+
+    /// Takes these CAs in place of those given before; connections that are open are held to them too.
+    ///
+    /// # Errors
+    /// They cannot be used, and those before stay in use.
+    pub fn set_authorities(&self, authorities: Authorities) -> Result<(), TlsError> {
+        let mut current = self.current.lock();
+        let generation = current.built.clients.generation.saturating_add(1);
+        current.built = self.settings.build(generation, &self.further_clients, &authorities)?;
+        current.authorities = authorities;
+        Ok(())
     }
 
     /// The configuration for a new connection.
@@ -187,7 +213,9 @@ impl Tls {
             let changed = self.settings.changed();
             if changed != current.changed {
                 let generation = current.built.clients.generation.saturating_add(1);
-                match self.settings.build(generation, &self.further_clients) {
+                let built =
+                    self.settings.build(generation, &self.further_clients, &current.authorities);
+                match built {
                     Ok(built) => {
                         info!("serving certificates reloaded");
                         current.built = built;
@@ -218,26 +246,31 @@ impl TlsSettings {
         self.files().map(|path| path.metadata().and_then(|file| file.modified()).ok()).collect()
     }
 
-    fn build(&self, generation: u64, further_clients: &[PathBuf]) -> Result<Built, TlsError> {
+    fn build(
+        &self,
+        generation: u64,
+        further_clients: &[PathBuf],
+        given: &Authorities,
+    ) -> Result<Built, TlsError> {
         let certified_key = self.certified()?;
-        let load = |ca: &ClientCaFile| ClientCa::load(&ca.path, &self.provider);
-        let authority = self.client_ca.as_ref().map(load).transpose()?;
+        let clients = match &self.client_ca {
+            Some(ca) => Some(longshore_tls::roots(&ca.path)?),
+            None => given.clients.clone(),
+        };
+        // the handshake names all of them
+        let mut all: RootCertStore = clients.clone().unwrap_or_else(RootCertStore::empty);
+        for path in further_clients {
+            all.extend(longshore_tls::roots(path)?.roots);
+        }
+        all.extend(given.further.iter().flat_map(|roots| roots.roots.iter().cloned()));
+        let authority = |roots| ClientCa::of(roots, &self.provider).map_err(TlsError::Authorities);
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(self.versions)?;
-        let named: Vec<&Path> = self
-            .client_ca
-            .iter()
-            .map(|ca| ca.path.as_path())
-            .chain(further_clients.iter().map(PathBuf::as_path))
-            .collect();
-        let builder = match &authority {
-            Some(_) if !further_clients.is_empty() => {
-                let all = ClientCa::load_all(&named, &self.provider)?;
-                builder.with_client_cert_verifier(all.handshake_verifier())
-            }
-            Some(authority) => builder.with_client_cert_verifier(authority.handshake_verifier()),
-            None => builder.with_no_client_auth(),
+        let builder = match all.is_empty() {
+            true => builder.with_no_client_auth(),
+            false => builder.with_client_cert_verifier(authority(all)?.handshake_verifier()),
         };
+        let authority = clients.map(authority).transpose()?;
         let certified = certified_key.is_some();
         let mut config = builder.with_cert_resolver(Arc::new(ServingCertResolver(certified_key)));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

@@ -81,22 +81,19 @@ pub struct ClientCa(Arc<dyn ClientCertVerifier>);
 impl ClientCa {
     /// The authority whose certificates are in a PEM file.
     pub fn load(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Self, Error> {
-        Self::load_all(&[path], provider)
+        Self::of(roots(path)?, provider).map_err(|error| at(path, error))
     }
 
-    /// The authorities of several files, for a handshake that names all of them.
-    pub fn load_all(paths: &[&Path], provider: &Arc<CryptoProvider>) -> Result<Self, Error> {
-        let mut all = RootCertStore::empty();
-        for path in paths {
-            all.extend(roots(path)?.roots);
-        }
-        let failed = |error| at(paths.first().copied().unwrap_or(Path::new("")), error);
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(all), Arc::clone(provider))
-                .allow_unauthenticated()
-                .build()
-                .map_err(failed)?;
-        Ok(Self(verifier))
+    /// The authority that has these roots.
+    ///
+    /// # Errors
+    /// There is no root.
+    pub fn of(roots: RootCertStore, provider: &Arc<CryptoProvider>) -> Result<Self, String> {
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+            .allow_unauthenticated()
+            .build()
+            .map(Self)
+            .map_err(|error| error.to_string())
     }
 
     /// The verifier for the handshake: requests a certificate, and verifies the possession of its key.

@@ -52,9 +52,27 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
 
 /// The certificates of a PEM file as roots of trust.
 pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
+    roots_of_all(certificates(path)?).map_err(|error| at(path, error))
+}
+
+/// The certificates of a PEM text as roots of trust, at least one.
+///
+/// # Errors
+/// The text has no certificate, or one that cannot be a root.
+pub fn roots_of(pem: &str) -> Result<RootCertStore, String> {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())?;
+    match found.is_empty() {
+        true => Err("there is no certificate in it".to_owned()),
+        false => roots_of_all(found),
+    }
+}
+
+fn roots_of_all(certificates: Vec<CertificateDer<'static>>) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| at(path, error))?;
+    for certificate in certificates {
+        roots.add(certificate).map_err(|error| error.to_string())?;
     }
     Ok(roots)
 }

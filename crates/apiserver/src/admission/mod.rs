@@ -6,6 +6,7 @@
 pub(crate) mod attributes;
 pub(crate) mod certificates;
 pub(crate) mod chain;
+pub(crate) mod config;
 mod ingresses;
 pub(crate) mod limits;
 pub(crate) mod namespaces;
@@ -26,6 +27,7 @@ pub(crate) mod webhooks;
 
 use serde_json::Value;
 
+use self::pod_security::{PodSecurity, Policies};
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::object;
@@ -60,10 +62,12 @@ pub(crate) async fn mutate_create(
 /// The plugins that look at a new object once it is complete. Returns warnings for the client.
 pub(crate) async fn validate_create(
     registry: &Registry,
+    pod_security: &PodSecurity,
+    user: &User,
     resource: &Resource,
     object: &Value,
 ) -> Result<Vec<String>, StatusError> {
-    let warning = pod_security::admit_create(registry, resource, object).await?;
+    let warning = pod_security.admit_create(registry, user, resource, object).await?;
     Ok(warning.into_iter().collect())
 }
 
@@ -73,8 +77,8 @@ pub(crate) struct UpdateContext {
     account: Option<Value>,
     /// The class of the claim, if it allows expansion.
     expandable_class: Option<String>,
-    /// The namespace whose policies hold.
-    namespace: Option<Value>,
+    /// What holds for its pods.
+    policies: Option<Policies>,
     /// The LimitRanges of the namespace.
     ranges: Vec<Value>,
 }
@@ -83,6 +87,8 @@ impl UpdateContext {
     /// Reads it for an update of an object, or of one of its subresources.
     pub(crate) async fn read(
         registry: &Registry,
+        pod_security: &PodSecurity,
+        user: &User,
         resource: &Resource,
         subresource: &str,
         key: (&str, &str),
@@ -93,7 +99,9 @@ impl UpdateContext {
                 .await?,
             expandable_class: storage::expandable_class(registry, resource, subresource, key)
                 .await?,
-            namespace: pod_security::namespace_for_update(registry, subresource, namespace).await?,
+            policies: pod_security
+                .policies_for_update(registry, user, subresource, namespace)
+                .await?,
             ranges: limits::ranges_for_update(registry, resource, subresource, namespace).await?,
         })
     }
@@ -114,6 +122,6 @@ impl UpdateContext {
         if !object::is_deleting(old) {
             limits::check(resource, &self.ranges, new)?;
         }
-        pod_security::admit_update(resource, subresource, self.namespace.as_ref(), new, old)
+        pod_security::admit_update(resource, subresource, self.policies.as_ref(), new, old)
     }
 }

@@ -346,8 +346,8 @@ pub(crate) async fn admit_token_request(
         ..ResourceTarget::default()
     };
     let access = Access { user, verb, target: Target::Resource(target) };
-    match authorizer.check(registry, &access).await {
-        Ok(()) => Ok(()),
+    match authorizer.check(registry, &access).await? {
+        Ok(_) => Ok(()),
         Err(_) => refuse(&format!(
             "audience {audience:?} not found in pod spec volume, {} is not authorized to request \
              tokens for this audience",

@@ -118,6 +118,11 @@ impl Plugins {
     }
 }
 
+/// Whether this plugin does something here.
+pub(super) fn is_in_force(name: &str) -> bool {
+    PLUGINS.iter().any(|(known, support)| *known == name && matches!(support, Always | Optional))
+}
+
 fn support(flag: &'static str, name: &str) -> Result<Support, PluginError> {
     let plugin = PLUGINS.iter().find(|(known, _)| *known == name);
     plugin.map(|(_, support)| *support).ok_or_else(|| PluginError::Unknown(flag, name.to_owned()))

@@ -1,11 +1,11 @@
 //! The PodSecurity admission plugin: the Pod Security Standards, at the level that the labels of a
 //! namespace set. Upstream's rules and messages are in `pod-security-admission/policy`.
 //!
-//! Current limitations: no exemptions and no defaults from a configuration file, and a namespace whose
-//! level rises gets no warning about its existing pods.
+//! Current limitations: a namespace whose level rises gets no warning about its existing pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api_types::Resource;
@@ -13,22 +13,25 @@ use crate::audit;
 use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
+use crate::schema::names;
 use crate::schema::value::{entries, items, text};
 use crate::status::{Cause, StatusError};
+use crate::user::User;
 
 const PREFIX: &str = "pod-security.kubernetes.io/";
 /// The newest version whose rules differ from those of the one before.
 const NEWEST: u32 = 35;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
+    #[default]
     Privileged,
     Baseline,
     Restricted,
 }
 
 /// A level, and the minor version of its rules; `None` is the newest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Policy {
     level: Level,
     version: Option<u32>,
@@ -70,80 +73,219 @@ fn parse_version(value: &str) -> Result<Option<u32>, &'static str> {
     minor.parse().map(Some).map_err(|_| WRONG)
 }
 
-/// What a namespace enforces and warns about. A label that cannot be read enforces the strictest.
-fn policies(namespace: &Value) -> (Policy, Policy) {
-    let labels = &namespace["metadata"]["labels"];
-    let label = |name: &str| labels[format!("{PREFIX}{name}")].as_str();
-    let version = |name: &str| label(name).and_then(|value| parse_version(value).ok()).flatten();
-    let level = |name: &str| label(name).map(parse_level);
-    let enforce = Policy {
-        level: level("enforce")
-            .map_or(Level::Privileged, |level| level.unwrap_or(Level::Restricted)),
-        version: version("enforce-version"),
-    };
-    let mut warn = Policy {
-        level: level("warn").map_or(Level::Privileged, |level| level.unwrap_or(Level::Privileged)),
-        version: version("warn-version"),
-    };
-    let is_valid = level("enforce").is_some_and(|level| level.is_ok());
-    if level("warn").is_none() && is_valid && enforce.level > warn.level {
-        warn.level = enforce.level;
-        if label("warn-version").is_none() {
-            warn.version = enforce.version;
+/// What holds where a namespace says nothing, and for whom nothing holds (a PodSecurityConfiguration).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodSecurity {
+    enforce: Policy,
+    audit: Policy,
+    warn: Policy,
+    exempt: Exemptions,
+}
+
+/// For whom nothing holds.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Exemptions {
+    usernames: Vec<String>,
+    namespaces: Vec<String>,
+    runtime_classes: Vec<String>,
+}
+
+/// What holds for the pods of an update.
+#[derive(Debug)]
+pub(crate) struct Policies {
+    enforce: Policy,
+    audit: Policy,
+    warn: Policy,
+    exempt_classes: Vec<String>,
+}
+
+impl PodSecurity {
+    /// Reads a PodSecurityConfiguration.
+    pub(super) fn read(configuration: &Value) -> Result<PodSecurity, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        struct Configuration {
+            api_version: String,
+            kind: String,
+            #[serde(default)]
+            defaults: BTreeMap<String, String>,
+            #[serde(default)]
+            exemptions: Exemptions,
+        }
+        const MODES: [&str; 3] = ["enforce", "audit", "warn"];
+        let read = Configuration::deserialize(configuration)
+            .map_err(|error| format!("no PodSecurityConfiguration: {error}"))?;
+        let version = read.api_version.strip_prefix("pod-security.admission.config.k8s.io/");
+        let is_known = version.is_some_and(|v| ["v1", "v1beta1", "v1alpha1"].contains(&v));
+        if !is_known || read.kind != "PodSecurityConfiguration" {
+            let (version, kind) = (read.api_version, read.kind);
+            return Err(format!("{version}, {kind} is no PodSecurityConfiguration"));
+        }
+        let mut policies = [Policy::default(); MODES.len()];
+        for (field, value) in read.defaults.iter().filter(|(_, value)| !value.is_empty()) {
+            let (mode, is_version) = match field.strip_suffix("-version") {
+                Some(mode) => (mode, true),
+                None => (field.as_str(), false),
+            };
+            let policy = MODES.iter().zip(&mut policies).find(|(known, _)| **known == mode);
+            let Some((_, policy)) = policy else {
+                return Err(format!("defaults.{field}: unknown field"));
+            };
+            let at = |why| format!("defaults.{field}: Invalid value: {value:?}: {why}");
+            match is_version {
+                true => policy.version = parse_version(value).map_err(at)?,
+                false => policy.level = parse_level(value).map_err(at)?,
+            }
+        }
+        let [enforce, audit, warn] = policies;
+        let exempt = read.exemptions;
+        exempt.check()?;
+        Ok(PodSecurity { enforce, audit, warn, exempt })
+    }
+
+    /// Whether nothing holds for what the user does in the namespace.
+    fn exempts(&self, user: &User, namespace: &str) -> bool {
+        self.exempt.usernames.contains(&user.name)
+            || self.exempt.namespaces.iter().any(|exempt| exempt == namespace)
+    }
+
+    /// What a namespace enforces and warns about. A label that cannot be read enforces the strictest.
+    fn policies(&self, namespace: &Value) -> Policies {
+        let labels = &namespace["metadata"]["labels"];
+        let label = |name: &str| labels[format!("{PREFIX}{name}")].as_str();
+        let version = |name: &str, default: Policy| match label(name) {
+            Some(value) => parse_version(value).unwrap_or(None),
+            None => default.version,
+        };
+        let level = |name: &str| label(name).map(parse_level);
+        let enforce = Policy {
+            level: level("enforce")
+                .map_or(self.enforce.level, |level| level.unwrap_or(Level::Restricted)),
+            version: version("enforce-version", self.enforce),
+        };
+        let audit = Policy {
+            level: level("audit").map_or(self.audit.level, |level| level.unwrap_or_default()),
+            version: version("audit-version", self.audit),
+        };
+        let mut warn = Policy {
+            level: level("warn").map_or(self.warn.level, |level| level.unwrap_or_default()),
+            version: version("warn-version", self.warn),
+        };
+        let is_valid = level("enforce").is_some_and(|level| level.is_ok());
+        if level("warn").is_none() && is_valid && enforce.level > warn.level {
+            warn.level = enforce.level;
+            if label("warn-version").is_none() {
+                warn.version = enforce.version;
+            }
+        }
+        Policies { enforce, audit, warn, exempt_classes: self.exempt.runtime_classes.clone() }
+    }
+
+    /// Admits a new object. Returns a warning for the client.
+    pub(crate) async fn admit_create(
+        &self,
+        registry: &Registry,
+        user: &User,
+        resource: &Resource,
+        object: &Value,
+    ) -> Result<Option<String>, StatusError> {
+        let is_exempt = || self.exempts(user, object::namespace(object));
+        match resource.kind {
+            "Namespace" => check_namespace(resource, object, None).map(|()| None),
+            _ if !resource.namespaced || is_exempt() => Ok(None),
+            "Pod" => {
+                let namespace = namespace_of(registry, object::namespace(object)).await?;
+                self.policies(&namespace).check(resource, object)
+            }
+            _ => self.warn_template(registry, object).await,
         }
     }
-    (enforce, warn)
-}
 
-/// What a namespace has recorded of pods that violate it.
-fn audited(namespace: &Value) -> Policy {
-    let labels = &namespace["metadata"]["labels"];
-    let label = |name: &str| labels[format!("{PREFIX}{name}")].as_str();
-    let level = label("audit").and_then(|value| parse_level(value).ok());
-    let version = label("audit-version").and_then(|value| parse_version(value).ok());
-    Policy { level: level.unwrap_or(Level::Privileged), version: version.flatten() }
-}
+    /// What holds for an update of a subresource, if anything does.
+    pub(crate) async fn policies_for_update(
+        &self,
+        registry: &Registry,
+        user: &User,
+        subresource: &str,
+        namespace: &str,
+    ) -> Result<Option<Policies>, StatusError> {
+        if subresource != "ephemeralcontainers" || self.exempts(user, namespace) {
+            return Ok(None);
+        }
+        namespace_of(registry, namespace).await.map(|namespace| Some(self.policies(&namespace)))
+    }
 
-/// Admits a new object. Returns a warning for the client.
-pub(crate) async fn admit_create(
-    registry: &Registry,
-    resource: &Resource,
-    object: &Value,
-) -> Result<Option<String>, StatusError> {
-    match resource.kind {
-        "Namespace" => check_namespace(resource, object, None).map(|()| None),
-        "Pod" => admit_pod(registry, resource, object).await,
-        _ if resource.namespaced => warn_template(registry, object).await,
-        _ => Ok(None),
+    /// A warning about a template whose pods would violate the level that the namespace warns about.
+    async fn warn_template(
+        &self,
+        registry: &Registry,
+        owner: &Value,
+    ) -> Result<Option<String>, StatusError> {
+        let template = match () {
+            () if owner["template"].is_object() => &owner["template"],
+            () if owner["spec"]["jobTemplate"].is_object() => {
+                &owner["spec"]["jobTemplate"]["spec"]["template"]
+            }
+            () => &owner["spec"]["template"],
+        };
+        if !template["spec"]["containers"].is_array() {
+            return Ok(None);
+        }
+        let namespace = registry.find(core("namespaces")?, "", object::namespace(owner)).await?;
+        let Some(namespace) = namespace else { return Ok(None) };
+        let policies = self.policies(&namespace);
+        Ok(policies.warning(&template["metadata"], &template["spec"]))
     }
 }
 
-/// The namespace whose policies hold for an update, if any do.
-pub(crate) async fn namespace_for_update(
-    registry: &Registry,
-    subresource: &str,
-    namespace: &str,
-) -> Result<Option<Value>, StatusError> {
-    match subresource {
-        "ephemeralcontainers" => namespace_of(registry, namespace).await.map(Some),
-        _ => Ok(None),
+impl Exemptions {
+    fn check(&self) -> Result<(), String> {
+        let named = |text: &str| match names::is_dns_subdomain(text) {
+            true => Ok(()),
+            false => Err("it is not a name".to_owned()),
+        };
+        let not_empty = |text: &str| match text.is_empty() {
+            true => Err("username must not be empty".to_owned()),
+            false => Ok(()),
+        };
+        type Check<'a> = &'a dyn Fn(&str) -> Result<(), String>;
+        let lists: [(&str, &[String], Check<'_>); 3] = [
+            ("namespaces", &self.namespaces, &named),
+            ("runtimeClasses", &self.runtime_classes, &named),
+            ("usernames", &self.usernames, &not_empty),
+        ];
+        for (list, texts, check) in lists {
+            for (i, text) in texts.iter().enumerate() {
+                let at = format!("exemptions.{list}[{i}]");
+                check(text).map_err(|why| format!("{at}: Invalid value: {text:?}: {why}"))?;
+                if texts.iter().take(i).any(|other| other == text) {
+                    return Err(format!("{at}: Duplicate value: {text:?}"));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-/// Admits an update. Takes what [`namespace_for_update`] found, and the stored object. Returns a warning
-/// for the client.
+/// Admits an update. Takes what [`PodSecurity::policies_for_update`] found, and the stored object. Returns a
+/// warning for the client.
 pub(crate) fn admit_update(
     resource: &Resource,
     subresource: &str,
-    namespace: Option<&Value>,
+    policies: Option<&Policies>,
     object: &Value,
     old: &Value,
 ) -> Result<Option<String>, StatusError> {
-    match (namespace, resource.kind, subresource) {
-        (Some(namespace), ..) => check_pod(resource, namespace, object),
+    match (policies, resource.kind, subresource) {
+        (Some(policies), ..) => policies.check(resource, object),
         (None, "Namespace", "") => check_namespace(resource, object, Some(old)).map(|()| None),
         _ => Ok(None),
     }
+}
+
+async fn namespace_of(registry: &Registry, namespace: &str) -> Result<Value, StatusError> {
+    registry.get(core("namespaces")?, "", namespace).await
 }
 
 /// Refuses a namespace whose labels cannot be read; those that were so before may stay.
@@ -180,65 +322,38 @@ fn label_faults(namespace: &Value) -> Vec<Cause> {
     causes
 }
 
-/// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
-async fn admit_pod(
-    registry: &Registry,
-    resource: &Resource,
-    pod: &Value,
-) -> Result<Option<String>, StatusError> {
-    let namespace = namespace_of(registry, object::namespace(pod)).await?;
-    check_pod(resource, &namespace, pod)
-}
-
-/// The namespace of a pod whose containers change: what it enforces holds for these too.
-async fn namespace_of(registry: &Registry, namespace: &str) -> Result<Value, StatusError> {
-    registry.get(core("namespaces")?, "", namespace).await
-}
-
-/// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
-fn check_pod(
-    resource: &Resource,
-    namespace: &Value,
-    pod: &Value,
-) -> Result<Option<String>, StatusError> {
-    let (enforce, warn) = policies(namespace);
-    audit::annotate(format!("{PREFIX}enforce-policy"), enforce.to_text());
-    annotate_violations(namespace, &pod["metadata"], &pod["spec"]);
-    if let Some(faults) = violations(enforce, &pod["metadata"], &pod["spec"]) {
-        let why = format!("violates PodSecurity {:?}: {faults}", enforce.to_text());
-        return Err(StatusError::forbidden(resource, object::name(pod), &why));
-    }
-    Ok(warning(warn, &pod["metadata"], &pod["spec"]))
-}
-
-/// A warning about a template whose pods would violate the level that the namespace warns about.
-async fn warn_template(registry: &Registry, owner: &Value) -> Result<Option<String>, StatusError> {
-    let template = match () {
-        () if owner["template"].is_object() => &owner["template"],
-        () if owner["spec"]["jobTemplate"].is_object() => {
-            &owner["spec"]["jobTemplate"]["spec"]["template"]
+impl Policies {
+    /// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
+    fn check(&self, resource: &Resource, pod: &Value) -> Result<Option<String>, StatusError> {
+        let class = text(&pod["spec"]["runtimeClassName"]);
+        if self.exempt_classes.iter().any(|exempt| exempt == class) {
+            return Ok(None);
         }
-        () => &owner["spec"]["template"],
-    };
-    if !template["spec"]["containers"].is_array() {
-        return Ok(None);
+        let enforce = self.enforce;
+        audit::annotate(format!("{PREFIX}enforce-policy"), enforce.to_text());
+        let warning = self.warning(&pod["metadata"], &pod["spec"]);
+        if let Some(faults) = violations(enforce, &pod["metadata"], &pod["spec"]) {
+            let why = format!("violates PodSecurity {:?}: {faults}", enforce.to_text());
+            return Err(StatusError::forbidden(resource, object::name(pod), &why));
+        }
+        Ok(warning)
     }
-    let namespace = registry.find(core("namespaces")?, "", object::namespace(owner)).await?;
-    let Some(namespace) = namespace else { return Ok(None) };
-    annotate_violations(&namespace, &template["metadata"], &template["spec"]);
-    Ok(warning(policies(&namespace).1, &template["metadata"], &template["spec"]))
-}
 
-/// Records what violates the level that the namespace audits.
-fn annotate_violations(namespace: &Value, metadata: &Value, spec: &Value) {
-    if let Some(violations) = warning(audited(namespace), metadata, spec) {
-        audit::annotate(format!("{PREFIX}audit-violations"), violations);
+    /// A warning about what it would rather not take. What violates the audited level is recorded.
+    fn warning(&self, metadata: &Value, spec: &Value) -> Option<String> {
+        let class = text(&spec["runtimeClassName"]);
+        if self.exempt_classes.iter().any(|exempt| exempt == class) {
+            return None;
+        }
+        let would_violate = |policy: Policy| {
+            let faults = violations(policy, metadata, spec)?;
+            Some(format!("would violate PodSecurity {:?}: {faults}", policy.to_text()))
+        };
+        if let Some(violations) = would_violate(self.audit) {
+            audit::annotate(format!("{PREFIX}audit-violations"), violations);
+        }
+        would_violate(self.warn)
     }
-}
-
-fn warning(warn: Policy, metadata: &Value, spec: &Value) -> Option<String> {
-    let faults = violations(warn, metadata, spec)?;
-    Some(format!("would violate PodSecurity {:?}: {faults}", warn.to_text()))
 }
 
 /// What is wrong by these rules, as one text.
@@ -829,8 +944,78 @@ mod tests {
         );
     }
 
+    fn configured(rest: &Value) -> Result<PodSecurity, String> {
+        let mut configuration = json!({"kind": "PodSecurityConfiguration",
+            "apiVersion": "pod-security.admission.config.k8s.io/v1"});
+        for (field, value) in rest.as_object().unwrap() {
+            configuration[field] = value.clone();
+        }
+        PodSecurity::read(&configuration)
+    }
+
+    #[test]
+    fn pod_security_defaults_hold_where_a_namespace_says_nothing() {
+        let own =
+            configured(&json!({"defaults": {"enforce": "baseline", "enforce-version": "v1.30",
+            "warn": "restricted", "audit": "restricted", "warn-version": ""}}))
+            .unwrap();
+        let of = |labels: Value| {
+            let found = own.policies(&namespace(labels));
+            (found.enforce.to_text(), found.warn.to_text())
+        };
+        let texts = |enforce: &str, warn: &str| (enforce.to_owned(), warn.to_owned());
+        assert_eq!(of(json!({})), texts("baseline:v1.30", "restricted:latest"));
+        let open = json!({"enforce": "privileged", "warn": "privileged"});
+        assert_eq!(of(open), texts("privileged:v1.30", "privileged:latest"));
+        let versions = json!({"enforce-version": "odd", "warn-version": "v1.29"});
+        assert_eq!(of(versions), texts("baseline:latest", "restricted:v1.29"));
+    }
+
+    #[test]
+    fn pod_security_exemptions() {
+        let own = configured(&json!({
+            "defaults": {"enforce": "restricted"},
+            "exemptions": {"usernames": ["ann"], "namespaces": ["free"], "runtimeClasses": ["vm"]},
+        }))
+        .unwrap();
+        let user = |name: &str| User::authenticated(name.to_owned(), Vec::new());
+        assert!(own.exempts(&user("ann"), "n") && own.exempts(&user("bob"), "free"));
+        assert!(!own.exempts(&user("bob"), "n") && !own.exempts(&user(""), ""));
+        let pods = core("pods").unwrap();
+        let policies = own.policies(&namespace(json!({})));
+        let pod = |class: Value| {
+            json!({"metadata": {"name": "p"}, "spec": {"hostNetwork": true, "runtimeClassName": class,
+                "containers": [{"name": "c"}]}})
+        };
+        assert!(policies.check(pods, &pod(json!("vm"))).unwrap().is_none());
+        for class in [json!("other"), json!(null), json!("")] {
+            assert!(policies.check(pods, &pod(class)).is_err());
+        }
+    }
+
+    #[test]
+    fn pod_security_configurations_that_are_invalid() {
+        for (rest, why) in [
+            (json!({"defaults": {"enforce": "odd"}}), "defaults.enforce: Invalid value"),
+            (json!({"defaults": {"warn-version": "1.2"}}), "defaults.warn-version"),
+            (json!({"defaults": {"enforced": "baseline"}}), "unknown field"),
+            (json!({"exemptions": {"usernames": [""]}}), "username must not be empty"),
+            (json!({"exemptions": {"namespaces": ["A"]}}), "exemptions.namespaces[0]"),
+            (json!({"exemptions": {"namespaces": ["a", "a"]}}), "Duplicate"),
+            (json!({"exemptions": {"users": []}}), "users"),
+            (json!({"kind": "Pod"}), "Pod is no PodSecurityConfiguration"),
+        ] {
+            let error = configured(&rest).unwrap_err();
+            assert!(error.contains(why), "{rest}: {error}");
+        }
+    }
+
     #[test]
     fn pod_security_labels() {
+        let policies = |namespace: &Value| {
+            let found = PodSecurity::default().policies(namespace);
+            (found.enforce, found.warn)
+        };
         let namespaces = core("namespaces").unwrap();
         let (enforce, warn) =
             policies(&namespace(json!({"enforce": "restricted", "enforce-version": "v1.30"})));

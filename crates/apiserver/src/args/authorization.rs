@@ -1,94 +1,152 @@
-//! `--authorization-config`: the modes as a file, of apiserver.config.k8s.io.
+//! Flags of authorization.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Duration;
 
-use serde::Deserialize;
+use anyhow::Context;
+use clap::Args;
 
-use crate::Mode;
+use super::cache_ttl;
+use crate::AuthorizationConfig;
+use crate::authz::{AuthorizerConfig, Connection, WebhookConfig};
 
-/// Why the file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    #[error("read {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{}: {reason}", path.display())]
-    Invalid { path: PathBuf, reason: String },
+/// How long a webhook of flags may take.
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Flags of authorization.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Authorization")]
+pub struct AuthorizationArgs {
+    /// An AuthorizationConfiguration with the authorizers, instead of --authorization-mode
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["authorization_mode",
+        "authorization_webhook_config_file", "authorization_webhook_version",
+        "authorization_webhook_cache_authorized_ttl", "authorization_webhook_cache_unauthorized_ttl"])]
+    pub authorization_config: Option<PathBuf>,
+    /// Authorization modes, tried in order: Node, RBAC, Webhook, ABAC, AlwaysAllow, AlwaysDeny
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
+    pub authorization_mode: Vec<String>,
+    /// The policies of the mode ABAC, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub authorization_policy_file: Option<PathBuf>,
+    /// The kubeconfig with the server of the mode Webhook
+    #[arg(long, value_name = "FILE")]
+    pub authorization_webhook_config_file: Option<PathBuf>,
+    /// The version of its SubjectAccessReviews
+    #[arg(long, value_name = "VERSION", default_value = "v1beta1", value_parser = ["v1", "v1beta1"])]
+    pub authorization_webhook_version: String,
+    /// How long it is cached that it allows something; 0 is not at all
+    #[arg(long, value_name = "DURATION", default_value = "5m0s", value_parser = cache_ttl)]
+    pub authorization_webhook_cache_authorized_ttl: Duration,
+    /// How long it is cached that it does not
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = cache_ttl)]
+    pub authorization_webhook_cache_unauthorized_ttl: Duration,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct File {
-    api_version: String,
-    kind: String,
-    #[serde(default)]
-    authorizers: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-struct Entry {
-    r#type: String,
-    #[serde(default)]
-    name: String,
-}
-
-/// The modes that the file names, in order. Webhooks are refused.
-pub(super) fn modes(path: &Path) -> Result<Vec<Mode>, Error> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse(&text).map_err(|reason| Error::Invalid { path: path.to_owned(), reason })
-}
-
-fn parse(text: &str) -> Result<Vec<Mode>, String> {
-    const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
-    let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    let version = file.api_version.strip_prefix("apiserver.config.k8s.io/");
-    if file.kind != "AuthorizationConfiguration" || !version.is_some_and(|v| VERSIONS.contains(&v))
-    {
-        return Err(format!(
-            "{}, {} is not an AuthorizationConfiguration",
-            file.api_version, file.kind
-        ));
+impl AuthorizationArgs {
+    pub(super) fn config(&self) -> anyhow::Result<AuthorizationConfig> {
+        let policy_file = self.authorization_policy_file.clone();
+        let mut config = match &self.authorization_config {
+            Some(file) => AuthorizationConfig::of_file(file).map_err(|why| {
+                anyhow::anyhow!("--authorization-config: {}: {why}", file.display())
+            })?,
+            None => self.of_modes()?,
+        };
+        let has_abac = config.local().contains(&crate::Mode::Abac);
+        anyhow::ensure!(
+            !has_abac || policy_file.is_some(),
+            "authorization-mode ABAC's authorization policy file not passed"
+        );
+        anyhow::ensure!(
+            has_abac || policy_file.is_none(),
+            "cannot specify --authorization-policy-file without mode ABAC"
+        );
+        config.policy_file = policy_file;
+        Ok(config)
     }
-    if file.authorizers.is_empty() {
-        return Err("authorizers: at least one authorization mode must be defined".into());
-    }
-    let mut modes = Vec::new();
-    for (i, Entry { r#type, name }) in file.authorizers.iter().enumerate() {
-        let mode = r#type.parse::<Mode>();
-        let mode = mode.map_err(|why| format!("authorizers[{i}] {name:?}: type: {why}"))?;
-        if modes.contains(&mode) {
-            return Err(format!("authorizers[{i}]: type: {type:?} is given twice", type = r#type));
+
+    fn of_modes(&self) -> anyhow::Result<AuthorizationConfig> {
+        let modes = &self.authorization_mode;
+        for (i, mode) in modes.iter().enumerate() {
+            anyhow::ensure!(
+                !modes.iter().take(i).any(|other| other == mode),
+                "authorization-mode {modes:?} has mode specified more than once"
+            );
         }
-        modes.push(mode);
+        let mut file = self.authorization_webhook_config_file.clone();
+        let mut authorizers = Vec::new();
+        for mode in modes {
+            if mode != "Webhook" {
+                let mode = mode
+                    .parse()
+                    .map_err(anyhow::Error::msg)
+                    .with_context(|| format!("authorization-mode {mode:?} is not a valid mode"))?;
+                authorizers.push(AuthorizerConfig::Local(mode));
+                continue;
+            }
+            let Some(file) = file.take() else {
+                anyhow::bail!("authorization-mode Webhook's authorization config file not passed");
+            };
+            authorizers.push(AuthorizerConfig::Webhook(WebhookConfig {
+                name: "default".to_owned(),
+                authorized_ttl: self.authorization_webhook_cache_authorized_ttl,
+                unauthorized_ttl: self.authorization_webhook_cache_unauthorized_ttl,
+                timeout: WEBHOOK_TIMEOUT,
+                version: self.authorization_webhook_version.clone(),
+                denies_on_failure: false,
+                connection: Connection::Kubeconfig(file),
+                conditions: Vec::new(),
+            }));
+        }
+        anyhow::ensure!(
+            file.is_none(),
+            "cannot specify --authorization-webhook-config-file without mode Webhook"
+        );
+        Ok(AuthorizationConfig { authorizers, ..AuthorizationConfig::default() })
     }
-    Ok(modes)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::Mode;
+    use crate::args::Cli;
+
+    fn config(line: &str) -> Result<AuthorizationConfig, String> {
+        let cli = Cli::try_parse_from(std::iter::once("x").chain(line.split_whitespace()))
+            .map_err(|error| error.to_string())?;
+        cli.serve.authorization.config().map_err(|error| format!("{error:#}"))
+    }
 
     #[test]
-    fn authorization_config_names_the_modes() {
-        let head = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n";
-        let with = |rest: &str| parse(&format!("{head}{rest}"));
-        let both = "authorizers: [{type: Node, name: node}, {type: RBAC, name: rbac}]";
-        assert_eq!(with(both).unwrap(), [Mode::Node, Mode::Rbac]);
-        for (rest, expected) in [
-            (
-                "authorizers: [{type: Webhook, name: w, webhook: {timeout: 3s}}]",
-                "authorizers[0] \"w\"",
-            ),
-            ("authorizers: [{type: RBAC, name: a}, {type: RBAC, name: b}]", "twice"),
-            ("authorizers: []", "at least one"),
-            ("", "at least one"),
-            ("modes: []", "modes"),
+    fn authorization_flags_name_the_authorizers() {
+        assert_eq!(config("").unwrap().local(), [Mode::Node, Mode::Rbac]);
+        let both = "--authorization-mode=Webhook,ABAC --authorization-policy-file=p \
+            --authorization-webhook-config-file=w --authorization-webhook-cache-unauthorized-ttl=0";
+        let found = config(both).unwrap();
+        let [AuthorizerConfig::Webhook(webhook), AuthorizerConfig::Local(Mode::Abac)] =
+            found.authorizers.as_slice()
+        else {
+            panic!("{found:?}")
+        };
+        assert_eq!(webhook.connection, Connection::Kubeconfig("w".into()));
+        assert!(webhook.unauthorized_ttl.is_zero() && !webhook.denies_on_failure);
+        assert_eq!(webhook.version, "v1beta1");
+        for (line, why) in [
+            ("--authorization-mode=Magic", "\"Magic\" is not a valid mode"),
+            ("--authorization-mode=RBAC,RBAC", "specified more than once"),
+            ("--authorization-mode=ABAC", "policy file not passed"),
+            ("--authorization-mode=Webhook", "config file not passed"),
+            ("--authorization-policy-file=p", "without mode ABAC"),
+            ("--authorization-webhook-config-file=w", "without mode Webhook"),
+            ("--authorization-config=/none/a", "/none/a"),
+            ("--authorization-config=f --authorization-mode=RBAC", "cannot be used with"),
+            ("--authorization-webhook-version=v2", "v2"),
         ] {
-            let error = with(rest).unwrap_err();
-            assert!(error.contains(expected), "{rest}: {error}");
+            let error = config(line).unwrap_err();
+            assert!(error.contains(why), "{line}: {error}");
         }
-        assert!(parse("apiVersion: v1\nkind: Pod").unwrap_err().contains("v1, Pod"));
-        assert!(modes(Path::new("/nowhere/at/all")).unwrap_err().to_string().contains("/nowhere"));
     }
 }

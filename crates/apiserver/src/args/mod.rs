@@ -19,6 +19,7 @@ use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
 pub use aggregation::AggregationArgs;
 pub use audit::AuditArgs;
 pub use authentication::AuthenticationArgs;
+pub use authorization::AuthorizationArgs;
 pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
@@ -208,18 +209,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_privileged: bool,
-    /// An AuthorizationConfiguration with the modes, instead of --authorization-mode
-    #[arg(long, value_name = "FILE", conflicts_with = "authorization_mode")]
-    pub authorization_config: Option<PathBuf>,
-    /// Authorization modes, tried in order: Node, RBAC, AlwaysAllow, AlwaysDeny
-    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "Node,RBAC")]
-    pub authorization_mode: Vec<Mode>,
     /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
     /// Admission plugins not to have; those that are always on cannot be named
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// An AdmissionConfiguration with configurations of plugins
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Feature gates: PodLogsQuerySplitStreams=true
     #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true)]
     pub feature_gates: FeatureGates,
@@ -238,6 +236,9 @@ pub struct ServeArgs {
     /// Write a kubeconfig kubelet-NAME.conf for this node into --cert-dir; may be repeated
     #[arg(long, value_name = "NAME")]
     pub node_name: Vec<String>,
+    /// Who decides what callers may do.
+    #[command(flatten)]
+    pub authorization: AuthorizationArgs,
     /// How callers prove who they are.
     #[command(flatten)]
     pub authentication: AuthenticationArgs,
@@ -365,10 +366,26 @@ impl ServeArgs {
         for warning in warnings {
             tracing::warn!("{warning}");
         }
-        let authorization = match &self.authorization_config {
-            Some(file) => authorization::modes(file).context("--authorization-config")?,
-            None => self.authorization_mode.clone(),
+        let admission = match &self.admission_control_config_file {
+            Some(file) => {
+                let (admission, warnings) = crate::AdmissionConfig::load(file)
+                    .context("--admission-control-config-file")?;
+                for warning in warnings {
+                    tracing::warn!("--admission-control-config-file: {warning}");
+                }
+                admission
+            }
+            None => crate::AdmissionConfig::default(),
         };
+        let authorization = self.authorization.config()?;
+        let mut authentication = self.authentication.config()?;
+        if authorization.local().contains(&Mode::AlwaysAllow) && authentication.anonymous.enabled {
+            tracing::warn!(
+                "AnonymousAuth is not allowed with the AlwaysAllow authorizer. Resetting \
+                 AnonymousAuth to false. You should use a different authorizer"
+            );
+            authentication.anonymous.enabled = false;
+        }
         let Some((service_range, others)) = self.service_cluster_ip_range.split_first() else {
             anyhow::bail!("--service-cluster-ip-range: there is no range");
         };
@@ -408,7 +425,7 @@ impl ServeArgs {
             event_ttl: self.event_ttl,
             compaction_interval: self.etcd_compaction_interval,
             node_names: self.node_name.clone(),
-            authentication: self.authentication.config(),
+            authentication,
             authorization,
             gates: self.feature_gates,
             requests: RequestLimits {
@@ -418,6 +435,7 @@ impl ServeArgs {
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
             plugins,
+            admission,
             aggregation: self.aggregation.config(),
             audit,
             encryption,
@@ -469,6 +487,14 @@ fn default_route_address() -> Option<IpAddr> {
 /// A hundred years: an unlimited duration that can still be added to any time.
 const MAX_DURATION: Duration = Duration::from_secs(100 * 8766 * 3600);
 
+/// How long something is cached; 0: not at all.
+fn cache_ttl(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" | "0s" => Ok(Duration::ZERO),
+        text => duration(text),
+    }
+}
+
 /// The same, or 0: never.
 fn interval(text: &str) -> Result<Duration, String> {
     match text {
@@ -508,18 +534,22 @@ mod tests {
         assert_eq!(cli.serve.store(), StoreLocation::Etcd(members.into()));
         assert_eq!(cli.serve.event_ttl, Duration::from_secs(5400));
         assert_eq!(cli.serve.node_name, ["a", "b"]);
-        assert_eq!(cli.serve.authorization_mode, [Mode::Node, Mode::Rbac]);
+        let modes = cli.serve.authorization.config().unwrap().local();
+        assert_eq!(modes, [Mode::Node, Mode::Rbac]);
         assert_eq!(cli.serve.advertise().to_string(), "127.0.0.1");
         let cli = parse(
             "--anonymous-auth=false --service-account-issuer=https://a --service-account-issuer=b --api-audiences=x,y \
              --service-account-max-token-expiration=2h0m0s --service-account-key-file=k1 --service-account-key-file=k2",
         );
-        let config = cli.unwrap().serve.authentication.config();
-        assert!(!config.anonymous && config.bootstrap_tokens && config.tokens.extend_expiration);
+        let config = cli.unwrap().serve.authentication.config().unwrap();
+        assert!(
+            !config.anonymous.enabled && config.bootstrap_tokens && config.tokens.extend_expiration
+        );
         assert_eq!(config.tokens.issuers, ["https://a", "b"]);
         assert_eq!(config.tokens.audiences, ["x", "y"]);
         assert_eq!((config.tokens.key_files.len(), config.tokens.max_expiration), (2, Some(7200)));
-        assert!(parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth);
+        let given = parse("--anonymous-auth").unwrap().serve.authentication.anonymous_auth;
+        assert_eq!(given, Some(true));
         assert_eq!(
             parse("--v=2 --data-dir=d").unwrap().serve.store(),
             StoreLocation::File("d/longshore.db".into())
@@ -564,15 +594,13 @@ mod tests {
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
             ("--feature-gates=AllowServiceExternalIPs=false", "DenyServiceExternalIPs"),
-            ("--authentication-config=/a", "--authentication-config"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
-            ("--admission-control-config-file=/a", "--admission-control-config-file"),
-            ("--oidc-issuer-url=https://a", "--oidc-issuer-url"),
             ("--requestheader-client-ca-file=/a", "--requestheader-username-headers"),
             ("--tls-min-version=VersionTLS14", "--tls-min-version"),
             ("--service-node-port-range=32767-30000", "--service-node-port-range"),
             ("--service-node-port-range=0-70000", "--service-node-port-range"),
-            ("--authorization-mode=Node,Webhook", "--authorization-mode"),
+            ("--oidc-required-claim=a", "--oidc-required-claim"),
+            ("--authentication-token-webhook-version=v2", "--authentication-token-webhook-version"),
             ("--event-ttl=-1h", "--event-ttl"),
             ("--tls-cert-file=a", "--tls-private-key-file"),
             ("--kubelet-client-key=a", "--kubelet-client-certificate"),
@@ -598,6 +626,7 @@ mod tests {
     fn flags_are_all_applied() {
         use clap::CommandFactory;
         const HONOURED: &[&str] = &[
+            "admission-control-config-file",
             "advertise-address",
             "allow-privileged",
             "anonymous-auth",
@@ -633,8 +662,17 @@ mod tests {
             "audit-webhook-truncate-max-batch-size",
             "audit-webhook-truncate-max-event-size",
             "audit-webhook-version",
+            "authentication-config",
+            "authentication-token-webhook-cache-ttl",
+            "authentication-token-webhook-config-file",
+            "authentication-token-webhook-version",
             "authorization-config",
             "authorization-mode",
+            "authorization-policy-file",
+            "authorization-webhook-cache-authorized-ttl",
+            "authorization-webhook-cache-unauthorized-ttl",
+            "authorization-webhook-config-file",
+            "authorization-webhook-version",
             "bind-address",
             "cert-dir",
             "client-ca-file",
@@ -661,6 +699,15 @@ mod tests {
             "max-mutating-requests-inflight",
             "max-requests-inflight",
             "node-name",
+            "oidc-ca-file",
+            "oidc-client-id",
+            "oidc-groups-claim",
+            "oidc-groups-prefix",
+            "oidc-issuer-url",
+            "oidc-required-claim",
+            "oidc-signing-algs",
+            "oidc-username-claim",
+            "oidc-username-prefix",
             "proxy-client-cert-file",
             "proxy-client-key-file",
             "request-timeout",

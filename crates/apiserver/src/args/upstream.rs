@@ -36,12 +36,6 @@ const METRICS: Treatment = Ignored("the metrics are what they are");
 const LOGGING: Treatment = Ignored("the log is text on the standard error, unbuffered");
 const VERSIONS: Treatment = Ignored("the server serves one version");
 const AGGREGATION: Treatment = Ignored("redirects of aggregated servers are never followed");
-const NO_OIDC: Treatment =
-    Refused("OpenID Connect is not implemented, and its tokens would be rejected");
-const NO_TOKEN_WEBHOOK: Treatment =
-    Refused("webhooks of authentication are not implemented, and their users would be rejected");
-const NO_ACCESS_WEBHOOK: Treatment =
-    Refused("webhooks of authorization are not implemented, and would not be called");
 
 /// All of them, by name.
 const FLAGS: &[Flag] = &[
@@ -51,24 +45,9 @@ const FLAGS: &[Flag] = &[
         &[""],
         Refused("use --enable-admission-plugins and --disable-admission-plugins"),
     ),
-    (
-        "admission-control-config-file",
-        Text,
-        &[""],
-        Refused("plugins of admission cannot be configured"),
-    ),
     ("aggregator-reject-forwarding-redirect", Switch, &["true"], AGGREGATION),
     ("allow-metric-labels", Text, &[""], METRICS),
     ("allow-metric-labels-manifest", Text, &[""], METRICS),
-    ("authentication-config", Text, &[""], Refused("authenticators are configured by flags alone")),
-    ("authentication-token-webhook-cache-ttl", Text, &[], TUNING),
-    ("authentication-token-webhook-config-file", Text, &[""], NO_TOKEN_WEBHOOK),
-    ("authentication-token-webhook-version", Text, &[], TUNING),
-    ("authorization-policy-file", Text, &[""], Refused("the mode ABAC is not implemented")),
-    ("authorization-webhook-cache-authorized-ttl", Text, &[], TUNING),
-    ("authorization-webhook-cache-unauthorized-ttl", Text, &[], TUNING),
-    ("authorization-webhook-config-file", Text, &[""], NO_ACCESS_WEBHOOK),
-    ("authorization-webhook-version", Text, &[], TUNING),
     ("contention-profiling", Switch, &["false"], Ignored("there is no profiling")),
     ("coordinated-leadership-lease-duration", Text, &[], TUNING),
     ("coordinated-leadership-renew-deadline", Text, &[], TUNING),
@@ -117,15 +96,6 @@ const FLAGS: &[Flag] = &[
     ("max-connection-bytes-per-sec", Text, &["0"], Ignored("connections are not slowed down")),
     ("min-compatibility-version", Text, &[""], VERSIONS),
     ("min-request-timeout", Text, &["1800"], Ignored("watches last for 30 to 60 minutes")),
-    ("oidc-ca-file", Text, &[""], NO_OIDC),
-    ("oidc-client-id", Text, &[""], NO_OIDC),
-    ("oidc-groups-claim", Text, &[""], NO_OIDC),
-    ("oidc-groups-prefix", Text, &[""], NO_OIDC),
-    ("oidc-issuer-url", Text, &[""], NO_OIDC),
-    ("oidc-required-claim", Text, &[""], NO_OIDC),
-    ("oidc-signing-algs", Text, &["", "RS256"], NO_OIDC),
-    ("oidc-username-claim", Text, &["", "sub"], NO_OIDC),
-    ("oidc-username-prefix", Text, &[""], NO_OIDC),
     ("peer-advertise-ip", Text, &[""], Ignored("requests are not passed on to other servers")),
     ("peer-advertise-port", Text, &[""], Ignored("requests are not passed on to other servers")),
     ("peer-ca-file", Text, &[""], Ignored("requests are not passed on to other servers")),
@@ -299,7 +269,7 @@ mod tests {
         }
         assert!(parse("--profiling=perhaps").is_err());
         assert_eq!(parse("--profiling").unwrap().ignored.len(), 1);
-        let repeated = "--oidc-required-claim= --oidc-required-claim=a=b";
+        let repeated = "--tls-sni-cert-key= --tls-sni-cert-key=a,b";
         assert!(parse(repeated).is_err());
     }
 

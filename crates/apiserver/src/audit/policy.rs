@@ -298,6 +298,7 @@ mod tests {
         let (group, resource, subresource) = (next(), next(), next());
         let (namespace, name) = key.split_once('/').unwrap();
         Target::Resource(ResourceTarget {
+            version: "",
             group,
             resource,
             subresource,

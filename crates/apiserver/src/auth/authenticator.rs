@@ -10,10 +10,15 @@ use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
 use longshore_tls::{ClientCa, Verdict};
+use tokio_util::sync::CancellationToken;
 
 use super::bootstrap::{self, BootstrapToken};
 use super::front_proxy::{FrontProxies, FrontProxyConfig};
+use super::jwt::config::Anonymous;
+use super::jwt::{JwtAuthenticators, JwtConfig};
 use super::token_file::TokenFile;
+use super::webhook::{TokenWebhook, TokenWebhookConfig};
+use crate::counters::Counters;
 use crate::kinds::core;
 use crate::operations::Api;
 use crate::pki;
@@ -27,8 +32,8 @@ const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// The authentication methods besides certificates.
 #[derive(Clone, Debug)]
 pub struct AuthenticationConfig {
-    /// Whether requests without credentials are served as `system:anonymous`.
-    pub anonymous: bool,
+    /// Whether, and where, requests without credentials are served as `system:anonymous`.
+    pub anonymous: Anonymous,
     /// Whether bootstrap tokens are accepted.
     pub bootstrap_tokens: bool,
     /// Tokens of a file, with lines of `token,user,uid,"group,group"`.
@@ -37,16 +42,22 @@ pub struct AuthenticationConfig {
     pub front_proxy: Option<FrontProxyConfig>,
     /// Tokens of service accounts.
     pub tokens: TokenConfig,
+    /// Tokens of other issuers.
+    pub jwt: JwtConfig,
+    /// A webhook that knows the users of tokens.
+    pub webhook: Option<TokenWebhookConfig>,
 }
 
 impl Default for AuthenticationConfig {
     fn default() -> Self {
         AuthenticationConfig {
-            anonymous: true,
+            anonymous: Anonymous { enabled: true, conditions: Vec::new() },
             bootstrap_tokens: true,
             token_file: None,
             front_proxy: None,
             tokens: TokenConfig::default(),
+            jwt: JwtConfig::default(),
+            webhook: None,
         }
     }
 }
@@ -63,6 +74,9 @@ pub(crate) enum Error {
     Invalidated(String),
     #[error("bootstrap token: {0}")]
     Bootstrap(&'static str),
+    /// An issuer's token, or a webhook.
+    #[error("{0}")]
+    Elsewhere(String),
     #[error("token audiences {has:?} is invalid for the target audiences {wanted:?}")]
     Audience { has: Vec<String>, wanted: Vec<String> },
     /// The store failed.
@@ -71,7 +85,7 @@ pub(crate) enum Error {
 }
 
 /// The user of a valid token.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AuthenticatedToken {
     /// The user.
     pub(crate) user: User,
@@ -82,17 +96,28 @@ pub(crate) struct AuthenticatedToken {
 /// Authenticates requests.
 pub(crate) struct Authenticator {
     api: Arc<Api>,
-    anonymous: bool,
+    anonymous: Anonymous,
     bootstrap_tokens: bool,
     file: TokenFile,
+    jwt: JwtAuthenticators,
+    webhook: Option<TokenWebhook>,
+    attempts: Counters,
     front_proxy: Option<FrontProxies>,
 }
 
 impl Authenticator {
     pub(crate) fn new(config: &AuthenticationConfig, api: Arc<Api>) -> pki::Result<Authenticator> {
+        let issuers = api.tokens.issuers().to_vec();
+        let invalid = |reason| {
+            let path = config.jwt.path.as_ref().map(|(path, _)| path.clone());
+            pki::Error::Invalid { path: path.unwrap_or_default(), reason }
+        };
         Ok(Authenticator {
+            jwt: JwtAuthenticators::new(config.jwt.clone(), issuers).map_err(invalid)?,
+            webhook: config.webhook.as_ref().map(TokenWebhook::load).transpose()?,
+            attempts: Counters::default(),
             api,
-            anonymous: config.anonymous,
+            anonymous: config.anonymous.clone(),
             bootstrap_tokens: config.bootstrap_tokens,
             file: config
                 .token_file
@@ -104,6 +129,11 @@ impl Authenticator {
         })
     }
 
+    /// Keeps what is known of issuers up to date until `stop`.
+    pub(crate) async fn run(&self, stop: CancellationToken) {
+        self.jwt.run(stop).await;
+    }
+
     /// Removes the headers in which front proxies name users, whoever has sent them.
     pub(crate) fn drop_proxy_headers(&self, headers: &mut HeaderMap) {
         if let Some(front_proxy) = &self.front_proxy {
@@ -111,12 +141,31 @@ impl Authenticator {
         }
     }
 
-    /// Authenticates a request; `certified` is the user of its client's certificate. Removes bearer tokens
-    /// from the headers, so that they are not passed on.
+    /// In Prometheus' text format.
+    pub(crate) fn metrics(&self) -> String {
+        self.attempts.render("authentication_attempts", "Counter of authenticated attempts.")
+    }
+
+    /// Authenticates a request of that path; `certified` is the user of its client's certificate. Removes
+    /// bearer tokens from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
         certified: Result<Option<longshore_tls::User>, String>,
         verify: impl FnOnce(&ClientCa) -> Verdict + Send,
+        path: &str,
+        headers: &mut HeaderMap,
+    ) -> Result<User, StatusError> {
+        let caller = self.authenticate(certified, verify, path, headers).await;
+        let result = if caller.is_ok() { "success" } else { "error" };
+        self.attempts.increment(&[("result", result)]);
+        caller
+    }
+
+    async fn authenticate(
+        &self,
+        certified: Result<Option<longshore_tls::User>, String>,
+        verify: impl FnOnce(&ClientCa) -> Verdict + Send,
+        path: &str,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
         let certified = certified.map(|user| user.as_ref().map(User::from));
@@ -140,7 +189,7 @@ impl Authenticator {
             };
         }
         match certified {
-            Ok(_) if self.anonymous => Ok(User::anonymous()),
+            Ok(_) if self.anonymous.allows(path) => Ok(User::anonymous()),
             Ok(_) => Err(StatusError::unauthorized()),
             Err(why) => Err(refused(&why)),
         }
@@ -156,13 +205,52 @@ impl Authenticator {
         if let Some(user) = self.file.find(token) {
             return self.for_all(user.clone(), wanted);
         }
-        if let Some(token) = BootstrapToken::parse(token).filter(|_| self.bootstrap_tokens) {
-            let (namespace, name) = (bootstrap::NAMESPACE, token.secret_name());
-            let secret = self.api.registry.find(core("secrets")?, namespace, &name).await?;
-            let user = token.validate(&secret.ok_or(Error::Unknown)?, now);
-            return self.for_all(user.map_err(Error::Bootstrap)?, wanted);
+        // those of this cluster first, as others have to be asked for theirs
+        let own = match BootstrapToken::parse(token).filter(|_| self.bootstrap_tokens) {
+            Some(token) => self.bootstrapper(&token, wanted, now).await,
+            None => self.service_account(token, wanted, now.as_second()).await,
+        };
+        let unknown = match own {
+            Err(Error::Store(error)) => return Err(Error::Store(error)),
+            Err(error) => error,
+            known => return known,
+        };
+        let elsewhere = match self.jwt.user(token).await {
+            Some(Ok(user)) => return self.for_all(user, wanted),
+            Some(Err(why)) => Some(Error::Elsewhere(why)),
+            None => None,
+        };
+        let answer = match &self.webhook {
+            Some(webhook) => webhook.user(token, wanted, self.api.tokens.audiences()).await,
+            None => Ok(None),
+        };
+        match answer {
+            Ok(Some(token)) => Ok(token),
+            Ok(None) => Err(elsewhere.unwrap_or(unknown)),
+            Err(why) => Err(Error::Elsewhere(why)),
         }
-        let now = now.as_second();
+    }
+
+    /// The user of a bootstrap token.
+    async fn bootstrapper(
+        &self,
+        token: &BootstrapToken<'_>,
+        wanted: &[String],
+        now: Timestamp,
+    ) -> Result<AuthenticatedToken, Error> {
+        let (namespace, name) = (bootstrap::NAMESPACE, token.secret_name());
+        let secret = self.api.registry.find(core("secrets")?, namespace, &name).await?;
+        let user = token.validate(&secret.ok_or(Error::Unknown)?, now);
+        self.for_all(user.map_err(Error::Bootstrap)?, wanted)
+    }
+
+    /// The user of a token of a service account.
+    async fn service_account(
+        &self,
+        token: &str,
+        wanted: &[String],
+        now: i64,
+    ) -> Result<AuthenticatedToken, Error> {
         let (claims, audiences) = match self.api.tokens.verify(token, wanted, now) {
             Err(tokens::Error::NotAToken) => return Err(Error::Unknown),
             verified => verified?,

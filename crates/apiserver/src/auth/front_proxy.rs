@@ -1,30 +1,21 @@
-//! Users that a front proxy vouches for: with its own client certificate it sends their names in headers
-//! (`--requestheader-*`). The headers count from nobody else.
+//! Front proxies that are trusted to name users in headers (`--requestheader-*`).
 
 use std::path::PathBuf;
 
 use hyper::HeaderMap;
+use longshore_serving::FrontProxyHeaders;
 use longshore_tls::{ClientCa, Verdict};
-use percent_encoding::percent_decode_str;
 
 use crate::pki;
-use crate::user::{Extra, User};
+use crate::user::User;
 
 /// The front proxies that are trusted, and where they name the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrontProxyConfig {
     /// The CAs of their certificates (PEM).
     pub ca_file: PathBuf,
-    /// Their common names; empty: any.
-    pub allowed_names: Vec<String>,
-    /// Headers with the name: the first that is there counts.
-    pub username_headers: Vec<String>,
-    /// Headers with the UID: the first that is there counts.
-    pub uid_headers: Vec<String>,
-    /// Headers with groups.
-    pub group_headers: Vec<String>,
-    /// How headers with extra fields begin; what follows is the field's name.
-    pub extra_prefixes: Vec<String>,
+    /// Their names, and the headers.
+    pub headers: FrontProxyHeaders,
 }
 
 /// The front proxies, with the CA that knows them.
@@ -41,159 +32,23 @@ impl FrontProxies {
 
     /// Removes the headers that name users.
     pub(super) fn clear(&self, headers: &mut HeaderMap) {
-        self.config.clear(headers);
+        self.config.headers.clear(headers);
     }
 
-    /// The user that a front proxy names in the headers, which are removed: nobody else may read
-    /// them. `None` where the peer is no front proxy, or names nobody. `verify` verifies the peer's
-    /// certificate, which costs time: it is not called for requests without such a header.
+    /// The user that a front proxy names in the headers, which are removed then. `None` where the peer is
+    /// no front proxy, or names nobody. `verify` verifies the peer's certificate, which costs time: it is
+    /// not called for requests without such a header.
     pub(super) fn user(
         &self,
         verify: impl FnOnce(&ClientCa) -> Verdict,
         headers: &mut HeaderMap,
     ) -> Option<User> {
-        let mut names = self.config.username_headers.iter();
-        let names_somebody = names.any(|name| headers.contains_key(name.as_str()));
-        names_somebody.then(|| self.config.user(&verify(&self.authority), headers))?
-    }
-}
-
-impl FrontProxyConfig {
-    /// The user, where the peer's certificate is a front proxy's.
-    fn user(&self, peer: &Verdict, headers: &mut HeaderMap) -> Option<User> {
-        let proxy = match peer.user() {
-            Ok(proxy) => proxy?,
-            Err(_) => return None,
-        };
-        if !self.allowed_names.is_empty() && !self.allowed_names.contains(&proxy.name) {
-            tracing::info!(name = ?proxy.name, "the front proxy is not in the list of allowed names");
+        let known = &self.config.headers;
+        if !known.names_somebody(headers) {
             return None;
         }
-        let first = |names: &[String]| {
-            let mut values = names.iter().map(|name| all(headers, name));
-            values.find_map(|values| values.into_iter().next().filter(|value| !value.is_empty()))
-        };
-        let name = first(&self.username_headers)?;
-        let uid = first(&self.uid_headers).unwrap_or_default();
-        let groups = self.group_headers.iter().flat_map(|name| all(headers, name)).collect();
-        let mut extra = Extra::new();
-        for prefix in &self.extra_prefixes {
-            let prefix = prefix.to_ascii_lowercase();
-            for header in headers.keys() {
-                let Some(key) = header.as_str().strip_prefix(&prefix) else { continue };
-                let decoded = percent_decode_str(key).decode_utf8();
-                let key = decoded.map_or_else(|_| key.to_owned(), |key| key.to_lowercase());
-                extra.entry(key).or_default().extend(all(headers, header.as_str()));
-            }
-        }
-        self.clear(headers);
+        let longshore_tls::User { name, uid, groups, extra } =
+            known.user(&verify(&self.authority), headers)?;
         Some(User::vouched_for(User { name, uid, groups, extra }))
-    }
-
-    fn clear(&self, headers: &mut HeaderMap) {
-        for name in self.username_headers.iter().chain(&self.uid_headers).chain(&self.group_headers)
-        {
-            headers.remove(name.as_str());
-        }
-        let prefixes: Vec<String> =
-            self.extra_prefixes.iter().map(|prefix| prefix.to_ascii_lowercase()).collect();
-        let is_extra = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        let extra: Vec<_> =
-            headers.keys().filter(|name| is_extra(name.as_str())).cloned().collect();
-        for name in extra {
-            headers.remove(name);
-        }
-    }
-}
-
-fn all(headers: &HeaderMap, name: &str) -> Vec<String> {
-    let values = headers.get_all(name).iter();
-    values.filter_map(|value| String::from_utf8(value.as_bytes().to_vec()).ok()).collect()
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use hyper::header::{HeaderName, HeaderValue};
-    use rustls_pki_types::UnixTime;
-
-    use super::*;
-
-    fn peer(name: &str) -> Verdict {
-        let user = longshore_tls::User {
-            name: name.into(),
-            uid: String::new(),
-            groups: Vec::new(),
-            extra: Extra::new(),
-        };
-        let until = UnixTime::since_unix_epoch(std::time::Duration::from_secs(u64::from(u32::MAX)));
-        Verdict::User { user, until }
-    }
-
-    fn config() -> FrontProxyConfig {
-        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        FrontProxyConfig {
-            ca_file: PathBuf::new(),
-            allowed_names: list(&["proxy"]),
-            username_headers: list(&["X-Remote-User", "X-User"]),
-            uid_headers: list(&["X-Remote-Uid"]),
-            group_headers: list(&["X-Remote-Group"]),
-            extra_prefixes: list(&["X-Remote-Extra-"]),
-        }
-    }
-
-    fn headers() -> HeaderMap {
-        let lines = [
-            ("x-remote-user", "ann"),
-            ("x-user", "bob"),
-            ("x-remote-uid", "7"),
-            ("x-remote-group", "dev"),
-            ("x-remote-group", "ops"),
-            ("x-remote-extra-scopes", "a"),
-            ("x-remote-extra-scopes", "b"),
-            ("x-remote-extra-example.com%2fkey", "c"),
-            ("accept", "any"),
-        ];
-        let line = |(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
-        lines
-            .into_iter()
-            .filter(|(name, _)| !name.contains('%'))
-            .map(line)
-            .chain([(
-                HeaderName::from_bytes(b"x-remote-extra-example.com%2fkey").unwrap(),
-                HeaderValue::from_static("c"),
-            )])
-            .fold(HeaderMap::new(), |mut map, (name, value)| {
-                map.append(name, value);
-                map
-            })
-    }
-
-    #[test]
-    fn authentication_front_proxy_names_the_user() {
-        let mut headers = headers();
-        let user = config().user(&peer("proxy"), &mut headers).unwrap();
-        assert_eq!((user.name.as_str(), user.uid.as_str()), ("ann", "7"));
-        assert_eq!(user.groups, ["dev", "ops", "system:authenticated"]);
-        assert_eq!(user.extra["scopes"], ["a", "b"]);
-        assert_eq!(user.extra["example.com/key"], ["c"]);
-        let left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
-        assert_eq!(left, ["accept"]);
-    }
-
-    #[test]
-    fn authentication_headers_of_others_name_nobody() {
-        for peer in [
-            peer("other"),
-            Verdict::Nothing,
-            Verdict::Untrusted("by a CA that is not known".into()),
-        ] {
-            let mut headers = headers();
-            assert_eq!(config().user(&peer, &mut headers), None, "{peer:?}");
-            assert!(headers.contains_key("x-remote-user"));
-        }
-        assert_eq!(config().user(&peer("proxy"), &mut HeaderMap::new()), None);
-        let any = FrontProxyConfig { allowed_names: Vec::new(), ..config() };
-        assert_eq!(any.user(&peer("other"), &mut headers()).unwrap().name, "ann");
     }
 }

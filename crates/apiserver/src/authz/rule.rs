@@ -62,6 +62,19 @@ impl Rule {
         }
     }
 
+    /// These verbs on a resource.
+    pub(crate) fn of_resource(verbs: &[&str], group: &str, resource: &str) -> Rule {
+        let verbs = verbs.iter().map(|verb| Box::from(*verb)).collect();
+        let (groups, resources) = ([group.into()].into(), [resource.into()].into());
+        Rule { verbs, groups, resources, ..Rule::default() }
+    }
+
+    /// These verbs on a path.
+    pub(crate) fn of_path(verbs: &[&str], path: &str) -> Rule {
+        let verbs = verbs.iter().map(|verb| Box::from(*verb)).collect();
+        Rule { verbs, urls: [path.into()].into(), ..Rule::default() }
+    }
+
     /// The two rules that allow everything.
     pub(crate) fn everything() -> [Rule; 2] {
         let all = || Names::from([ALL.into()]);

@@ -80,7 +80,9 @@ impl Api {
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;
-        let mut warnings = admission::validate_create(&self.registry, resource, &object).await?;
+        let mut warnings =
+            admission::validate_create(&self.registry, &self.pod_security, user, resource, &object)
+                .await?;
         warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         warnings.append(&mut said);
         self.chain

@@ -20,6 +20,7 @@ pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::attributes::{Attributes, Operation};
 use crate::admission::chain::Chain;
+use crate::admission::pod_security::PodSecurity;
 use crate::admission::services::ServiceAllocator;
 use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
@@ -51,6 +52,8 @@ pub(crate) struct Api {
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
     pub(crate) advertised: SocketAddr,
+    /// What pods may be, where their namespace does not say.
+    pub(crate) pod_security: PodSecurity,
     /// Issues and verifies tokens of service accounts.
     pub(crate) tokens: Tokens,
     /// Data of the config map with which other servers verify clients as this one does.
@@ -63,7 +66,7 @@ impl Api {
         &self,
         access: &Access<'_>,
     ) -> Result<Result<(), String>, StatusError> {
-        Ok(self.authorizer.check(&self.registry, access).await)
+        self.authorizer.check(&self.registry, access).await.map(|answer| answer.map(drop))
     }
 
     /// Waits until the authorizer has the newest rules, where a write requires more than its own verb.

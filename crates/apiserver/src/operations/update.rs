@@ -77,7 +77,10 @@ impl Api {
     ) -> Result<(Value, Vec<String>), StatusError> {
         let (resource, subresource) = (request.resource, request.subresource);
         let key = (request.namespace, request.name);
-        let context = UpdateContext::read(&self.registry, resource, subresource, key).await?;
+        let (registry, security) = (&self.registry, &self.pod_security);
+        let context =
+            UpdateContext::read(registry, security, request.user, resource, subresource, key)
+                .await?;
         let field_of = |field: &str| request.change.about(field);
         let name = request.name;
         pods::admit_priority_class(&self.registry, resource, subresource, name, field_of).await?;

@@ -63,6 +63,7 @@ pub enum Error {
 }
 
 const KUBELET_SERVING_CA: &str = "kubelet-serving-ca";
+const FRONT_PROXY_CA: &str = "front-proxy-ca";
 
 /// The result of a call to this module.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -124,6 +125,19 @@ impl Authority {
             .map_err(|source| Error::Make { name: name.into(), source })?;
         Ok(Authority { certificate: ca, issuer })
     }
+
+    /// Whether an identity can be used as it is.
+    fn is_usable(&self, identity: &Identity, profile: &Profile<'_>) -> Result<bool> {
+        let (Some(certificate), Some(key)) =
+            (Certificate::load(&identity.certificate)?, files::load_key(&identity.key)?)
+        else {
+            return Ok(false);
+        };
+        Ok(certificate.is_current()
+            && certificate.belongs_to(&key)
+            && certificate.is_signed_by(&self.certificate)
+            && certificate.fits(profile))
+    }
 }
 
 /// A directory of certificates and the CAs that sign them.
@@ -171,33 +185,41 @@ impl Pki {
         self.identity(stem, &Profile::client(user, group))
     }
 
+    /// The CA of front proxies (`front-proxy-ca.crt`, made with its key when it is absent or expired), and the
+    /// client identity of this server as one of them (`front-proxy-client.crt`).
+    pub fn front_proxy(&self, name: &str) -> Result<(PathBuf, Identity)> {
+        let authority = {
+            let _guard = lock(&self.dir)?;
+            Authority::open(&self.dir, FRONT_PROXY_CA, "front-proxy-ca")?
+        };
+        let identity = self.identity_of(&authority, name, &Profile::client(name, None))?;
+        Ok((self.dir.join(format!("{FRONT_PROXY_CA}.crt")), identity))
+    }
+
     fn identity(&self, stem: &str, profile: &Profile<'_>) -> Result<Identity> {
+        self.identity_of(&self.cluster, stem, profile)
+    }
+
+    fn identity_of(
+        &self,
+        authority: &Authority,
+        stem: &str,
+        profile: &Profile<'_>,
+    ) -> Result<Identity> {
         let _guard = lock(&self.dir)?;
         let identity = Identity {
             certificate: self.dir.join(format!("{stem}.crt")),
             key: self.dir.join(format!("{stem}.key")),
         };
-        if self.is_usable(&identity, profile)? {
+        if authority.is_usable(&identity, profile)? {
             return Ok(identity);
         }
         let key = generate(profile.user)?;
-        let pem = certificate::signed(profile, &key, &self.cluster.issuer)?;
+        let pem = certificate::signed(profile, &key, &authority.issuer)?;
         files::write_atomically(&identity.key, key.serialize_pem().as_bytes(), 0o600)?;
         files::write_atomically(&identity.certificate, pem.as_bytes(), 0o644)?;
         tracing::info!(path = %identity.certificate.display(), user = profile.user, "made a certificate");
         Ok(identity)
-    }
-
-    fn is_usable(&self, identity: &Identity, profile: &Profile<'_>) -> Result<bool> {
-        let (Some(certificate), Some(key)) =
-            (Certificate::load(&identity.certificate)?, files::load_key(&identity.key)?)
-        else {
-            return Ok(false);
-        };
-        Ok(certificate.is_current()
-            && certificate.belongs_to(&key)
-            && certificate.is_signed_by(&self.cluster.certificate)
-            && certificate.fits(profile))
     }
 
     /// The key that signs tokens of service accounts.

@@ -51,7 +51,7 @@ use crate::aggregator::ApiService;
 use crate::api_types::{Resource, Subresource};
 use crate::audit::{self, Audit, Received};
 use crate::auth::Authenticator;
-use crate::authz::{self, Access, Decision, Target};
+use crate::authz::{self, Access, Target};
 use crate::encryption::Encryption;
 use crate::gates::FeatureGates;
 use crate::kinds::{self, Created, custom};
@@ -173,11 +173,17 @@ impl Router {
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
     }
 
+    /// Who authenticates.
+    pub(crate) fn authenticator(&self) -> &Authenticator {
+        &self.authenticator
+    }
+
     /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
         let authorization = head.headers.get(header::AUTHORIZATION).cloned();
-        let caller = self.authenticator.caller(peer.user(), verify, &mut head.headers).await;
+        let path = head.uri.path().to_owned();
+        let caller = self.authenticator.caller(peer.user(), verify, &path, &mut head.headers).await;
         let request = received(line, caller.as_ref().ok());
         match &caller {
             Ok(_) => audit::begin(request).await?,
@@ -211,12 +217,16 @@ impl Router {
     async fn authorize(&self, user: &User, verb: &str, line: &RequestLine) -> Result<()> {
         let target = line.target();
         let access = Access { user, verb, target };
-        let reason = match self.api.authorizer.authorize(&self.api.registry, &access).await {
-            Decision::Allow(reason) => {
+        let reason = match self.api.authorizer.check(&self.api.registry, &access).await {
+            Ok(Ok(reason)) => {
                 annotate_decision("allow", reason);
                 return Ok(());
             }
-            Decision::Deny(reason) => reason,
+            Ok(Err(reason)) => reason,
+            Err(error) => {
+                audit::annotate("authorization.k8s.io/reason", error.message.clone());
+                return Err(error);
+            }
         };
         annotate_decision("forbid", &reason);
         tracing::info!(

@@ -147,6 +147,7 @@ impl RequestLine {
         };
         Target::Resource(ResourceTarget {
             group: &path.group,
+            version: &path.version,
             resource: &path.resource,
             subresource: &path.subresource,
             namespace: &path.namespace,

@@ -54,14 +54,19 @@ impl Router {
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
-        let (allowed, reason) = match self.verdict(user, spec).await? {
-            Decision::Allow(reason) => (true, reason),
-            Decision::Deny(reason) => (false, reason),
-        };
-        Ok(match reason.as_str() {
-            "" => json!({"allowed": allowed}),
-            reason => json!({"allowed": allowed, "reason": reason}),
-        })
+        let decision = self.verdict(user, spec).await?;
+        let mut status = json!({"allowed": decision.is_allowed()});
+        if matches!(decision, Decision::Veto(_) | Decision::Failed { is_veto: true, .. }) {
+            status["denied"] = true.into();
+        }
+        let (reason, error) = decision.into_texts();
+        if !reason.is_empty() {
+            status["reason"] = reason.into();
+        }
+        if let Some(error) = error {
+            status["evaluationError"] = error.into();
+        }
+        Ok(status)
     }
 
     async fn verdict(&self, user: &User, spec: &Value) -> Result<Decision> {
@@ -79,6 +84,7 @@ impl Router {
         let fields = required_fields(resource);
         let target = Target::Resource(ResourceTarget {
             group: text(resource, "group"),
+            version: text(resource, "version"),
             resource: text(resource, "resource"),
             subresource: text(resource, "subresource"),
             namespace: text(resource, "namespace"),

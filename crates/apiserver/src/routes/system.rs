@@ -54,6 +54,8 @@ impl Router {
                     self.api.chain.metrics(),
                     self.api.converter.metrics(),
                     aggregator.metrics(),
+                    self.authenticator.metrics(),
+                    self.api.authorizer.metrics(),
                 ];
                 let text = text.concat();
                 Ok(respond::text(StatusCode::OK, text))

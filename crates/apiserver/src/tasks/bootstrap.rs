@@ -171,11 +171,11 @@ pub(crate) fn authentication_data(
     if let Some(known) = front_proxy {
         put("requestheader-client-ca-file", pki::read_authority(&known.ca_file)?);
         for (key, list) in [
-            ("requestheader-allowed-names", &known.allowed_names),
-            ("requestheader-username-headers", &known.username_headers),
-            ("requestheader-uid-headers", &known.uid_headers),
-            ("requestheader-group-headers", &known.group_headers),
-            ("requestheader-extra-headers-prefix", &known.extra_prefixes),
+            ("requestheader-allowed-names", &known.headers.allowed_names),
+            ("requestheader-username-headers", &known.headers.username_headers),
+            ("requestheader-uid-headers", &known.headers.uid_headers),
+            ("requestheader-group-headers", &known.headers.group_headers),
+            ("requestheader-extra-headers-prefix", &known.headers.extra_prefixes),
         ] {
             put(key, json!(list).to_string());
         }

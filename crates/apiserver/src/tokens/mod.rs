@@ -138,6 +138,11 @@ impl Tokens {
         &self.issuers[0]
     }
 
+    /// The issuers whose tokens this server verifies with its own keys.
+    pub(crate) fn issuers(&self) -> &[String] {
+        &self.issuers
+    }
+
     /// The audiences that this server accepts.
     pub(crate) fn audiences(&self) -> &[String] {
         &self.audiences

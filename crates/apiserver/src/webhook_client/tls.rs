@@ -34,7 +34,7 @@ pub(crate) fn client(
 }
 
 /// The same with an identity that is read.
-pub(super) fn client_with(
+pub(crate) fn client_with(
     ca_bundle: Option<&[u8]>,
     insecure: bool,
     identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,

@@ -1,7 +1,6 @@
 //! Authentication and authorization that a port delegates to the apiserver: TokenReviews and
 //! SubjectAccessReviews, cached, and limited in number.
 
-mod cache;
 mod metrics;
 
 use std::collections::BTreeMap;
@@ -17,11 +16,11 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use longshore_base::budget::{Budget, Holder, Priority};
+use longshore_base::ttl_cache::TtlCache;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Semaphore;
 use tracing::warn;
 
-use self::cache::Cache;
 pub use self::metrics::ReviewMetrics;
 
 /// Maximum number of concurrent reviews of each kind.
@@ -118,9 +117,9 @@ type Digest = [u8; 32];
 pub struct TokenReviews {
     client: Client,
     /// By digest, as tokens are secret and may be long.
-    valid: Cache<Digest, User>,
+    valid: TtlCache<Digest, User>,
     /// Invalid tokens, in a separate cache, so that forged tokens cannot evict valid ones.
-    invalid: Cache<Digest, ()>,
+    invalid: TtlCache<Digest, ()>,
     ttl: Duration,
     /// Limits concurrent reviews, which unauthenticated clients can cause.
     permits: Semaphore,
@@ -140,8 +139,8 @@ impl TokenReviews {
     ) -> Self {
         Self {
             client,
-            valid: Cache::new(limits.cached),
-            invalid: Cache::new(limits.cached),
+            valid: TtlCache::new(limits.cached),
+            invalid: TtlCache::new(limits.cached),
             ttl,
             permits: Semaphore::new(MAX_REVIEWS),
             waiting: Budget::new(limits.waiting, 0),
@@ -265,7 +264,7 @@ pub struct DecisionTtls {
 /// Authorizes users.
 pub struct AccessReviews {
     client: Client,
-    cache: Cache<(User, Attributes), bool>,
+    cache: TtlCache<(User, Attributes), bool>,
     ttls: DecisionTtls,
     permits: Semaphore,
     metrics: ReviewMetrics,
@@ -280,7 +279,7 @@ impl AccessReviews {
         limits: ReviewLimits,
         metrics: ReviewMetrics,
     ) -> Self {
-        let cache = Cache::new(limits.cached);
+        let cache = TtlCache::new(limits.cached);
         Self { client, cache, ttls, permits: Semaphore::new(MAX_REVIEWS), metrics }
     }
 

@@ -20,7 +20,7 @@ const ID_LENGTH: usize = 6;
 /// The secrets of tokens, and no others.
 fn tokens(context: &Context) -> Informer<Secret> {
     let fields = Some(format!("metadata.namespace={NAMESPACE},type={TYPE}"));
-    Informer::start(&context.client, Options { fields, ..Options::default() })
+    Informer::start(context.informers.client(), Options { fields, ..Options::default() })
 }
 
 /// A text of the secret's data; empty when it is absent.

@@ -71,7 +71,7 @@ pub(crate) async fn run(context: Context) {
     let queue: WorkQueue<String> = WorkQueue::new("bootstrap_signer_queue", &context.queues);
     let fields = Some(format!("metadata.namespace={NAMESPACE},metadata.name={NAME}"));
     let maps: Informer<ConfigMap> =
-        Informer::start(&context.client, Options { fields, ..Options::default() });
+        Informer::start(context.informers.client(), Options { fields, ..Options::default() });
     let secrets = tokens(&context);
     // there is but one map to be signed, whatever changes
     maps.subscribe({

@@ -35,6 +35,8 @@ const OF_APISERVER: [&str; 2] = ["localhost", "kubernetes"];
 
 struct Approver {
     client: Client,
+    /// With the credentials of the program, for what upstream leaves to people: serving certificates.
+    program: Client,
     requests: Informer<CertificateSigningRequest>,
     /// Those of serving certificates.
     nodes: Option<Informer<Node>>,
@@ -59,6 +61,7 @@ pub(crate) async fn run(context: Context) {
     let settings = &context.settings.cluster;
     let approver = Approver {
         client: context.client.clone(),
+        program: context.informers.client().clone(),
         requests: requests(&context, &queue),
         nodes: settings.approve_kubelet_serving.then(|| context.informers.get::<Node>()),
         apiserver: settings.apiserver_host.clone(),
@@ -100,7 +103,12 @@ impl Approver {
         match self.decide(signer, &request, &wanted).await? {
             Decision::Approve(why) => {
                 let status = with_condition(&request, APPROVED, "AutoApproved", why);
-                let api = Api::all(self.client.clone());
+                // the controller's role does not let it approve what upstream leaves to people
+                let client = match signer {
+                    Signer::KubeletServing => &self.program,
+                    _ => &self.client,
+                };
+                let api = Api::all(client.clone());
                 amend(&api, &request, "approval", status).await?;
                 info!(name, user = wanted.common_name, "approved a certificate signing request");
                 Ok(false)
@@ -199,7 +207,7 @@ impl Approver {
         wanted: &Request,
     ) -> Result<bool, kube::Error> {
         // As it is now: the node has perhaps just reported its addresses.
-        let own: Api<Node> = Api::all(self.client.clone());
+        let own: Api<Node> = Api::all(self.program.clone());
         let Some(own) = own.get_opt(name).await? else { return Ok(false) };
         let reserved = self.reserved().await?;
         if reserved.services.is_empty() {
@@ -219,14 +227,14 @@ impl Approver {
     /// What is the cluster's: by flags, and as the API has it.
     async fn reserved(&self) -> Result<Reserved, kube::Error> {
         let label = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
-        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), "default");
+        let slices: Api<EndpointSlice> = Api::namespaced(self.program.clone(), "default");
         let slices = slices.list(&label).await?.items;
         let addresses = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
         let addresses =
             addresses.flat_map(|endpoint| endpoint.addresses.iter().map(String::as_str));
         let apiserver = addresses.chain(OF_APISERVER).chain(self.apiserver.as_deref()).collect();
         let mut services = self.service_ranges.clone();
-        let ranges: Api<ServiceCIDR> = Api::all(self.client.clone());
+        let ranges: Api<ServiceCIDR> = Api::all(self.program.clone());
         match ranges.list(&ListParams::default()).await {
             Ok(ranges) => {
                 let ranges = ranges.items.into_iter().filter_map(|range| range.spec?.cidrs);

@@ -11,7 +11,7 @@ use k8s_openapi::api::certificates::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::PostParams;
 use longshore_csr::{Request, Signer};
 use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of};
 use serde_json::{Value, json};
@@ -106,15 +106,15 @@ async fn amend(
     subresource: &str,
     status: Value,
 ) -> Result<(), Error> {
-    let metadata = &request.metadata;
-    let patch = json!({
-        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
-        "status": status,
-    });
-    let name = metadata.name.as_deref().unwrap_or_default();
-    let params = PatchParams::default();
-    match api.patch_subresource(subresource, name, &params, &Patch::Merge(patch)).await {
+    let mut new = json!(request);
+    for (field, value) in status.as_object().into_iter().flatten() {
+        new["status"][field] = value.clone();
+    }
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let params = PostParams::default();
+    // replaced, not patched: that is what the controller's role lets it
+    match api.replace_subresource(subresource, name, &params, &new).await {
         Err(error) if is_conflict(&error) => Ok(()),
-        patched => Ok(unless_gone(patched).map(drop)?),
+        written => Ok(unless_gone(written).map(drop)?),
     }
 }

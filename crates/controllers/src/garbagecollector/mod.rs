@@ -149,7 +149,8 @@ pub(crate) async fn run(context: Context) {
     let cluster = ApiCluster { client: context.client.clone(), kinds: RwLock::default() };
     let collector: Shared = Arc::new(Collector::new(cluster));
     let (synced, mut is_synced) = watch::channel(false);
-    let monitors = follow_resources(collector.clone(), queue.clone(), synced);
+    let client = context.informers.client().clone();
+    let monitors = follow_resources(client, collector.clone(), queue.clone(), synced);
     let worker = async {
         let ready = async {
             if is_synced.wait_for(|synced| *synced).await.is_err() {
@@ -189,8 +190,12 @@ pub(crate) async fn run(context: Context) {
 }
 
 /// Keeps one watch for each resource that can be deleted; never returns.
-async fn follow_resources(collector: Shared, queue: WorkQueue<Work>, synced: watch::Sender<bool>) {
-    let client = collector.cluster.client.clone();
+async fn follow_resources(
+    client: Client,
+    collector: Shared,
+    queue: WorkQueue<Work>,
+    synced: watch::Sender<bool>,
+) {
     let mut monitors: HashMap<ApiResource, Monitor> = HashMap::new();
     loop {
         let discovery = match discover(&client).await {
@@ -238,7 +243,8 @@ async fn follow_resources(collector: Shared, queue: WorkQueue<Work>, synced: wat
         for resource in wanted {
             monitors.entry(resource.clone()).or_insert_with(|| {
                 let (synced, is_synced) = watch::channel(false);
-                let task = monitor(collector.clone(), queue.clone(), resource, synced);
+                let task =
+                    monitor(client.clone(), collector.clone(), queue.clone(), resource, synced);
                 Monitor { synced: is_synced, _task: AbortOnDropHandle::new(tokio::spawn(task)) }
             });
         }
@@ -258,12 +264,12 @@ async fn follow_resources(collector: Shared, queue: WorkQueue<Work>, synced: wat
 }
 
 async fn monitor(
+    client: Client,
     collector: Shared,
     queue: WorkQueue<Work>,
     resource: ApiResource,
     synced: watch::Sender<bool>,
 ) {
-    let client = collector.cluster.client.clone();
     let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client, &resource);
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     let mut listed: HashSet<String> = HashSet::new();

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of, run_workers};
-use serde_json::json;
 
 use self::plan::{Outcome, conditions, grace};
 use crate::Context;
@@ -91,10 +90,10 @@ impl Controller {
         let Some(deleted) = namespace.metadata.deletion_timestamp.clone() else { return Ok(()) };
         let phase = namespace.status.as_ref().and_then(|status| status.phase.as_deref());
         if phase != Some("Terminating") {
-            let patch = Patch::Merge(json!({"status": {"phase": "Terminating"}}));
-            let patched = api.patch_status(&name, &PatchParams::default(), &patch).await;
-            let Some(patched) = unless_gone(patched)? else { return Ok(()) };
-            namespace = patched;
+            namespace.status.get_or_insert_default().phase = Some("Terminating".to_owned());
+            let written = api.replace_status(&name, &PostParams::default(), &namespace).await;
+            let Some(written) = unless_gone(written)? else { return Ok(()) };
+            namespace = written;
         }
         let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_ref());
         if finalizers.is_none_or(Vec::is_empty) {
@@ -106,10 +105,10 @@ impl Controller {
         if let Some(conditions) =
             conditions(&before.unwrap_or_default(), &outcome, Timestamp::now())
         {
-            let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
-            let patched = api.patch_status(&name, &PatchParams::default(), &patch).await;
-            let Some(patched) = unless_gone(patched)? else { return Ok(()) };
-            namespace = patched;
+            namespace.status.get_or_insert_default().conditions = Some(conditions);
+            let written = api.replace_status(&name, &PostParams::default(), &namespace).await;
+            let Some(written) = unless_gone(written)? else { return Ok(()) };
+            namespace = written;
         }
         if !outcome.failures.is_empty() || outcome.discovery.is_some() {
             let failures = outcome.discovery.into_iter().chain(outcome.failures);

@@ -18,7 +18,7 @@ use k8s_openapi::api::autoscaling::v2::{
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, Request, Selector, SelectorExt};
 use kube::{Api, Client};
 use longshore_client::events::{EventType, Recorder};
@@ -27,7 +27,7 @@ use longshore_pod::quantity::milli;
 use longshore_pod::resources::format as quantity;
 use parking_lot::Mutex;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use self::custom::{Source, pods_status};
@@ -408,14 +408,17 @@ impl Controller {
     ) -> Result<(), Error> {
         let api: Api<DynamicObject> =
             Api::namespaced_with(self.client.clone(), namespace, &scale.resource);
-        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let name = &spec.scale_target_ref.name;
         let mut attempts = 0_usize;
         loop {
             attempts += 1;
-            match api.patch_subresource("scale", name, &PatchParams::default(), &patch).await {
+            // replaced, not patched: that is what the controller's role lets it
+            let mut scale = api.get_subresource("scale", name).await?;
+            scale.data["spec"]["replicas"] = replicas.into();
+            let params = PostParams::default();
+            match api.replace_subresource("scale", name, &params, &scale).await {
                 Err(error) if is_conflict(&error) && attempts < 5 => {}
-                patched => return Ok(patched.map(drop)?),
+                written => return Ok(written.map(drop)?),
             }
         }
     }

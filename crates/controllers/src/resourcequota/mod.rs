@@ -116,7 +116,7 @@ pub(crate) async fn run(context: Context) {
         pods,
         services,
         claims,
-        counts: Counts::new(context.client.clone(), changed),
+        counts: Counts::new(context.informers.client().clone(), changed),
         queue: queue.clone(),
         period: settings.resource_quota_period,
     };

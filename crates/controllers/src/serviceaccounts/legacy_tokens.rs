@@ -109,7 +109,10 @@ pub(crate) async fn run(context: Context) {
     let fields = Some(format!("type={TYPE}"));
     let cleaner = Cleaner {
         client: context.client.clone(),
-        secrets: Informer::start(&context.client, Options { fields, ..Options::default() }),
+        secrets: Informer::start(
+            context.informers.client(),
+            Options { fields, ..Options::default() },
+        ),
         accounts: context.informers.get(),
         pods: context.informers.get(),
         period: context.settings.cluster.legacy_token_period,

@@ -47,7 +47,7 @@ fn plan(namespace: &str, existing: Option<&ConfigMap>, ca: &str) -> Option<Confi
 /// name alone.
 fn maps(context: &Context) -> Informer<ConfigMap> {
     let fields = Some(format!("metadata.name={NAME}"));
-    Informer::start(&context.client, Options { fields, ..Options::default() })
+    Informer::start(context.informers.client(), Options { fields, ..Options::default() })
 }
 
 /// Runs until the context's stop.

@@ -82,7 +82,7 @@ pub(crate) async fn run(context: Context) {
     // Not the secrets of other types.
     let fields = Some(format!("type={TYPE}"));
     let secrets: Informer<Secret> =
-        Informer::start(&context.client, Options { fields, ..Options::default() });
+        Informer::start(context.informers.client(), Options { fields, ..Options::default() });
     let accounts = context.informers.get::<ServiceAccount>();
     secrets.subscribe({
         let queue = queue.clone();

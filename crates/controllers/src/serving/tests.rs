@@ -3,6 +3,7 @@ use std::path::Path;
 use axum::http::Uri;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::TokioIo;
+use longshore_serving::FrontProxyHeaders;
 use longshore_tls::testing::Authority;
 use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -12,8 +13,21 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-/// An apiserver that knows the token `good` of `ann`, and lets `ann` and `cert` read `/metrics`.
-async fn apiserver() -> Client {
+/// An apiserver that knows the token `good` of `ann`, and lets `ann` and `cert` read `/metrics`. Its
+/// ConfigMap for other servers has this data.
+async fn apiserver(data: Value) -> Client {
+    let metadata = json!({"name": "extension-apiserver-authentication",
+        "namespace": "kube-system", "uid": "u", "resourceVersion": "1"});
+    let maps = json!({"kind": "ConfigMapList", "apiVersion": "v1",
+        "metadata": {"resourceVersion": "1"}, "items": [{"metadata": metadata, "data": data}]});
+    let list = async move |uri: Uri| {
+        let query = uri.query().unwrap_or_default();
+        assert!(query.contains("extension-apiserver-authentication"), "{query}");
+        if query.contains("watch=") {
+            std::future::pending::<()>().await;
+        }
+        ([(CONTENT_TYPE, "application/json")], maps.to_string())
+    };
     let review = async |uri: Uri, body: Bytes| {
         let mut review: Value = serde_json::from_slice(&body).unwrap();
         let spec = review["spec"].clone();
@@ -30,7 +44,8 @@ async fn apiserver() -> Client {
         };
         ([(CONTENT_TYPE, "application/json")], review.to_string())
     };
-    let router = axum::Router::new().fallback(review);
+    let path = "/api/v1/namespaces/kube-system/configmaps";
+    let router = axum::Router::new().route(path, axum::routing::get(list)).fallback(review);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -38,10 +53,28 @@ async fn apiserver() -> Client {
 }
 
 async fn port(client_ca: Option<&Path>) -> SocketAddr {
+    let delegated = DelegatedOptions {
+        client_ca: client_ca.map(Path::to_owned),
+        ..DelegatedOptions::default()
+    };
+    port_with(delegated, json!({})).await
+}
+
+async fn endpoints(data: Value) -> Endpoints {
+    let client = apiserver(data).await;
+    Endpoints {
+        reviewers: Reviewers { authentication: client.clone(), authorization: client },
+        registry: Registry::default(),
+        configz: "{}".to_owned(),
+        health: Health::default(),
+    }
+}
+
+async fn port_with(delegated: DelegatedOptions, data: Value) -> SocketAddr {
     let options = PortOptions {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         certificate: None,
-        client_ca: client_ca.map(Path::to_owned),
+        delegated,
         tls_min_version: "VersionTLS13".to_owned(),
         cipher_suites: Vec::new(),
         always_allow_paths: vec!["/healthz".into(), "/read*".into()],
@@ -51,13 +84,7 @@ async fn port(client_ca: Option<&Path>) -> SocketAddr {
             denied: Duration::from_secs(10),
         },
     };
-    let endpoints = Endpoints {
-        client: apiserver().await,
-        registry: Registry::default(),
-        configz: "{}".to_owned(),
-        health: Health::default(),
-    };
-    let serving = Serving::open(options, endpoints).unwrap();
+    let serving = Serving::open(options, endpoints(data).await).unwrap();
     let address = serving.address();
     tokio::spawn(serving.run());
     address
@@ -68,6 +95,17 @@ async fn get(
     address: SocketAddr,
     path: &str,
     token: Option<&str>,
+    identity: Option<&(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> (u16, String) {
+    let token = token.map(|token| format!("Bearer {token}"));
+    let headers: Vec<_> = token.iter().map(|token| ("authorization", token.as_str())).collect();
+    get_with(address, path, &headers, identity).await
+}
+
+async fn get_with(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
     identity: Option<&(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> (u16, String) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -89,8 +127,8 @@ async fn get(
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get(path).header("host", "localhost");
-    if let Some(token) = token {
-        request = request.header("authorization", format!("Bearer {token}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
     }
     let response = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
     let status = response.status().as_u16();
@@ -130,27 +168,86 @@ async fn port_authenticates_client_certificates() {
     assert_eq!(get(port, "/healthz", None, Some(&foreign)).await.0, 200);
 }
 
+/// What the apiserver's ConfigMap says for these CAs.
+fn map_of(users: &Authority, proxies: &Authority) -> Value {
+    let pem = |authority: &Authority| std::fs::read_to_string(authority.path()).unwrap();
+    json!({
+        "client-ca-file": pem(users),
+        "requestheader-client-ca-file": pem(proxies),
+        "requestheader-allowed-names": "[\"proxy\"]",
+        "requestheader-username-headers": "[\"X-Remote-User\"]",
+        "requestheader-group-headers": "[\"X-Remote-Group\"]",
+        "requestheader-extra-headers-prefix": "[\"X-Remote-Extra-\"]",
+    })
+}
+
+#[tokio::test]
+async fn port_takes_the_cas_of_the_apiservers_config_map() {
+    let (users, proxies) = (Authority::default(), Authority::default());
+    let port = port_with(DelegatedOptions::default(), map_of(&users, &proxies)).await;
+    let admin = users.client("admin", "system:masters");
+    // it is read in the background
+    for _ in 0..200 {
+        if get(port, "/configz", None, Some(&admin)).await.0 == 200 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(get(port, "/configz", None, Some(&admin)).await.0, 200);
+    let (proxy, other) = (proxies.client("proxy", "x"), proxies.client("other", "x"));
+    let ann = [("x-remote-user", "ann")];
+    let masters = [("x-remote-user", "bob"), ("x-remote-group", "system:masters")];
+    assert_eq!(get_with(port, "/metrics", &ann, Some(&proxy)).await.0, 200);
+    assert_eq!(get_with(port, "/configz", &ann, Some(&proxy)).await.0, 403);
+    assert_eq!(get_with(port, "/configz", &masters, Some(&proxy)).await.0, 200);
+    // the headers count from nobody else: users of the cluster, proxies of other names, no certificate
+    let user = users.client("proxy", "x");
+    assert_eq!(get_with(port, "/configz", &masters, Some(&user)).await.0, 403);
+    assert_eq!(get_with(port, "/configz", &masters, Some(&other)).await.0, 401);
+    assert_eq!(get_with(port, "/configz", &masters, None).await.0, 403);
+    // a proxy that names nobody is nobody
+    assert_eq!(get_with(port, "/metrics", &[], Some(&proxy)).await.0, 401);
+}
+
+#[tokio::test]
+async fn port_takes_the_front_proxies_of_the_flags() {
+    let (users, proxies) = (Authority::default(), Authority::default());
+    let headers = FrontProxyHeaders {
+        username_headers: vec!["x-remote-user".to_owned()],
+        ..FrontProxyHeaders::default()
+    };
+    let options = DelegatedOptions {
+        client_ca: Some(users.path()),
+        front_proxy_ca: Some(proxies.path()),
+        headers,
+        skip_lookup: true,
+    };
+    // what the map says is not used
+    let port = port_with(options, map_of(&proxies, &users)).await;
+    let masters = [("x-remote-user", "ann"), ("x-remote-group", "system:masters")];
+    let proxy = proxies.client("any", "x");
+    assert_eq!(get_with(port, "/metrics", &masters, Some(&proxy)).await.0, 200);
+    assert_eq!(get_with(port, "/configz", &masters, Some(&proxy)).await.0, 403, "no such header");
+    let user = users.client("cert", "x");
+    assert_eq!(get_with(port, "/metrics", &masters, Some(&user)).await.0, 200);
+}
+
 #[tokio::test]
 async fn port_options_that_cannot_be_used_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("empty.crt");
     std::fs::write(&file, "").unwrap();
-    let endpoints = Endpoints {
-        client: apiserver().await,
-        registry: Registry::default(),
-        configz: String::new(),
-        health: Health::default(),
-    };
     let options = PortOptions {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         certificate: None,
-        client_ca: Some(file),
+        delegated: DelegatedOptions { client_ca: Some(file), ..DelegatedOptions::default() },
         tls_min_version: String::new(),
         cipher_suites: Vec::new(),
         always_allow_paths: Vec::new(),
         token_ttl: Duration::ZERO,
         decision_ttls: DecisionTtls { allowed: Duration::ZERO, denied: Duration::ZERO },
     };
+    let endpoints = endpoints(json!({})).await;
     let error = Serving::open(options, endpoints).err().unwrap().to_string();
     assert!(error.contains("empty.crt"), "{error}");
 }

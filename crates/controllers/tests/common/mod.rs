@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -17,7 +18,9 @@ use kube::{Api, Client};
 use longshore_apiserver::Server;
 use longshore_apiserver::args::Cli;
 use longshore_apiserver::pki::Pki;
+use longshore_client::{AccountClients, ConfigSource, Limits};
 use longshore_controllers::{Context, Settings};
+use longshore_metrics::{Registry, RestClient};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -33,12 +36,19 @@ pub struct Cluster {
     pub stop: CancellationToken,
     pub dir: TempDir,
     tasks: Vec<JoinHandle<()>>,
+    /// Counts what controllers request with their accounts.
+    requests: Registry,
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.stop.cancel();
         self.tasks.iter().for_each(JoinHandle::abort);
+        if !std::thread::panicking() {
+            let page = self.requests.text();
+            let forbidden = page.lines().find(|line| line.contains("code=\"403\""));
+            assert_eq!(forbidden, None, "a controller lacks a right");
+        }
     }
 }
 
@@ -68,6 +78,13 @@ impl Cluster {
         let options = KubeConfigOptions::default();
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
         let client = Client::try_from(config).unwrap();
+        let source = ConfigSource::Kubeconfig(server.admin_kubeconfig().to_owned());
+        let requests = Registry::default();
+        let limits = Limits { component: "test", qps: 0, burst: 0, timeout: PATIENCE };
+        let metrics = RestClient::new(&requests);
+        let account_clients =
+            AccountClients::connect(client.clone(), source, "kube-system", limits, metrics);
+        let account_clients = account_clients.await.unwrap();
         let stop = CancellationToken::new();
         let mut tasks = vec![tokio::spawn(server.run(stop.clone()))];
         // what pods of tests without the controller have
@@ -81,13 +98,15 @@ impl Cluster {
         adapt(&mut settings, dir.path());
         let mut context = Context::new(client.clone(), settings);
         context.stop = stop.clone();
+        // each with no rights but its own
+        context.accounts = Some(Arc::new(account_clients));
         for name in controllers {
             let all = longshore_controllers::all();
             let controller = all.iter().find(|controller| controller.name == *name);
             let controller = controller.unwrap_or_else(|| panic!("no controller {name}"));
-            tasks.push(tokio::spawn((controller.run)(context.clone())));
+            tasks.push(tokio::spawn((controller.run)(context.of(controller))));
         }
-        Self { client, stop, dir, tasks }
+        Self { client, stop, dir, tasks, requests }
     }
 
     /// A node whose kubelet reports pods as ready, and ends those that are deleted.

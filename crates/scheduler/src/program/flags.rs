@@ -106,6 +106,20 @@ pub struct Options {
     pub tls_private_key_file: Option<PathBuf>,
     /// `--client-ca-file`
     pub client_ca_file: Option<PathBuf>,
+    /// `--requestheader-client-ca-file`
+    pub front_proxy_ca_file: Option<PathBuf>,
+    /// `--requestheader-allowed-names`
+    pub front_proxy_names: Vec<String>,
+    /// `--requestheader-username-headers`
+    pub username_headers: Vec<String>,
+    /// `--requestheader-uid-headers`
+    pub uid_headers: Vec<String>,
+    /// `--requestheader-group-headers`
+    pub group_headers: Vec<String>,
+    /// `--requestheader-extra-headers-prefix`
+    pub extra_headers_prefix: Vec<String>,
+    /// `--authentication-skip-lookup`
+    pub skip_lookup: bool,
     /// `--tls-min-version`
     pub tls_min_version: String,
     /// `--tls-cipher-suites`
@@ -145,6 +159,13 @@ impl Default for Options {
             tls_cert_file: None,
             tls_private_key_file: None,
             client_ca_file: None,
+            front_proxy_ca_file: None,
+            front_proxy_names: Vec::new(),
+            username_headers: vec!["x-remote-user".to_owned()],
+            uid_headers: Vec::new(),
+            group_headers: vec!["x-remote-group".to_owned()],
+            extra_headers_prefix: vec!["x-remote-extra-".to_owned()],
+            skip_lookup: false,
             tls_min_version: String::new(),
             tls_cipher_suites: Vec::new(),
             token_ttl: CACHE_TTL,
@@ -166,10 +187,9 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 33] = [
+const IGNORED: [(&str, bool); 26] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
-    ("authentication-skip-lookup", true),
     ("authentication-tolerate-lookup-failure", true),
     ("contention-profiling", true),
     ("disable-http2-serving", true),
@@ -190,19 +210,13 @@ const IGNORED: [(&str, bool); 33] = [
     ("permit-port-sharing", true),
     ("pod-max-in-unschedulable-pods-duration", false),
     ("profiling", true),
-    ("requestheader-allowed-names", false),
-    ("requestheader-client-ca-file", false),
-    ("requestheader-extra-headers-prefix", false),
-    ("requestheader-group-headers", false),
-    ("requestheader-uid-headers", false),
-    ("requestheader-username-headers", false),
     ("show-hidden-metrics-for-version", false),
     ("tls-sni-cert-key", false),
     ("unsupported-kube-api-over-localhost", true),
     ("vmodule", false),
 ];
 /// Booleans that have an effect.
-const BOOLEANS: [&str; 3] = ["leader-elect", "help", "version"];
+const BOOLEANS: [&str; 4] = ["authentication-skip-lookup", "leader-elect", "help", "version"];
 
 fn is_boolean(name: &str) -> bool {
     BOOLEANS.contains(&name) || IGNORED.contains(&(name, true))
@@ -269,6 +283,7 @@ impl Options {
 
     /// Whether there is such a flag.
     fn set(&mut self, name: &str, text: &str) -> Result<bool, FlagError> {
+        let names = || text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         let path = || Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
         match name {
             "config" => self.config = path(),
@@ -295,6 +310,13 @@ impl Options {
             "client-ca-file" => self.client_ca_file = path(),
             "authentication-kubeconfig" => self.authentication_kubeconfig = path(),
             "authorization-kubeconfig" => self.authorization_kubeconfig = path(),
+            "authentication-skip-lookup" => self.skip_lookup = value(name, text)?,
+            "requestheader-client-ca-file" => self.front_proxy_ca_file = path(),
+            "requestheader-allowed-names" => self.front_proxy_names = names(),
+            "requestheader-username-headers" => self.username_headers = names(),
+            "requestheader-uid-headers" => self.uid_headers = names(),
+            "requestheader-group-headers" => self.group_headers = names(),
+            "requestheader-extra-headers-prefix" => self.extra_headers_prefix = names(),
             "authorization-always-allow-paths" => {
                 self.always_allow_paths = text.split(',').map(str::to_owned).collect();
             }
@@ -325,8 +347,7 @@ impl Options {
                 });
             }
             "tls-cipher-suites" => {
-                let names = text.split(',').filter(|name| !name.is_empty());
-                self.tls_cipher_suites = names.map(str::to_owned).collect();
+                self.tls_cipher_suites = names();
             }
             _ => {
                 let Some((own, is_boolean)) = IGNORED.iter().find(|(own, _)| *own == name) else {

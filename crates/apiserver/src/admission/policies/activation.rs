@@ -159,6 +159,7 @@ impl CelAuthorizer for Caller {
             Some(path) => Target::Path(path),
             None => Target::Resource(ResourceTarget {
                 group: &asked.group,
+                version: "",
                 resource: &asked.resource,
                 subresource: &asked.subresource,
                 namespace: &asked.namespace,
@@ -169,8 +170,7 @@ impl CelAuthorizer for Caller {
         let user = account.as_ref().unwrap_or(&self.user);
         let decision = self.authorizer.decide(&Access { user, verb: &asked.verb, target });
         let allowed = decision.is_allowed();
-        let (crate::authz::Decision::Allow(reason) | crate::authz::Decision::Deny(reason)) =
-            decision;
-        Decision { allowed, reason, error: None }
+        let (reason, error) = decision.into_texts();
+        Decision { allowed, reason, error }
     }
 }

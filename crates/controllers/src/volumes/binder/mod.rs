@@ -66,6 +66,8 @@ impl Display for Key {
 
 struct Controller {
     client: Client,
+    /// With the credentials of the program.
+    reader: Client,
     volumes: Informer<PersistentVolume>,
     claims: Informer<PersistentVolumeClaim>,
     classes: Informer<StorageClass>,
@@ -85,6 +87,7 @@ pub(crate) async fn run(context: Context) {
     let settings = &context.settings.cluster;
     let controller = Controller {
         client: context.client.clone(),
+        reader: context.informers.client().clone(),
         volumes: context.informers.get(),
         claims: context.informers.get(),
         classes: context.informers.get(),

@@ -204,7 +204,8 @@ impl Controller {
 
     /// Records what was said of a recycler pod at its volume.
     async fn copy_events(&self, pod: &Pod, volume: &PersistentVolume) -> Result<(), Error> {
-        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace_of(pod));
+        // the controller's role lets it watch events alone
+        let api: Api<Event> = Api::namespaced(self.reader.clone(), namespace_of(pod));
         let of_pod = format!("involvedObject.uid={}", uid_of(pod));
         for event in api.list(&ListParams::default().fields(&of_pod)).await?.items {
             let message = format!("Recycler pod: {}", event.message.unwrap_or_default());

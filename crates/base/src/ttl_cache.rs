@@ -1,4 +1,4 @@
-//! A bounded cache with TTL for decisions of the apiserver.
+//! A bounded cache with TTL, for decisions of others: who a token's user is, what a user may do.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -8,17 +8,19 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 /// A bounded map whose entries expire.
-pub(super) struct Cache<K, V> {
+pub struct TtlCache<K, V> {
     entries: Mutex<HashMap<K, (Instant, V)>>,
     capacity: usize,
 }
 
-impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
-    pub(super) fn new(capacity: usize) -> Self {
+impl<K: Eq + Hash + Clone, V: Clone> TtlCache<K, V> {
+    /// An empty cache of so many entries at most.
+    pub fn new(capacity: usize) -> Self {
         Self { entries: Mutex::default(), capacity }
     }
 
-    pub(super) fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
+    /// The value, if it is there and has not expired.
+    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
     {
@@ -27,7 +29,8 @@ impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
         (Instant::now() < *ends).then(|| value.clone())
     }
 
-    pub(super) fn insert(&self, key: K, value: V, ttl: Duration) {
+    /// Puts a value in for a time. Of a full cache, what expires first is dropped.
+    pub fn insert(&self, key: K, value: V, ttl: Duration) {
         let now = Instant::now();
         let mut entries = self.entries();
         if entries.len() >= self.capacity {
@@ -52,8 +55,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auth_cache_expires_and_is_bounded() {
-        let cache: Cache<String, u32> = Cache::new(3);
+    fn ttl_cache_expires_and_is_bounded() {
+        let cache: TtlCache<String, u32> = TtlCache::new(3);
         cache.insert("gone".into(), 0, Duration::ZERO);
         assert_eq!(cache.get("gone"), None);
         for n in 1..=5u32 {

@@ -1,0 +1,176 @@
+//! `--admission-control-config-file`: configurations of plugins, as a file of apiserver.config.k8s.io. One
+//! of a plugin that is in force and cannot be configured is an error; of another it has no effect.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::plugins::is_in_force;
+use super::pod_security::PodSecurity;
+
+const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file is not a configuration.
+    #[error("{}: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// What plugins are configured with.
+#[derive(Clone, Debug, Default)]
+pub struct AdmissionConfig {
+    pub(crate) pod_security: PodSecurity,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    plugins: Vec<Plugin>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Plugin {
+    name: String,
+    #[serde(default)]
+    path: String,
+    #[serde(default)]
+    configuration: Option<Value>,
+}
+
+impl AdmissionConfig {
+    /// Reads a file and those that it names. Also what has no effect of it, in words for the log.
+    ///
+    /// # Errors
+    /// A file cannot be read, or says what cannot be done.
+    pub fn load(path: &Path) -> Result<(AdmissionConfig, Vec<String>), ConfigError> {
+        let invalid = |reason| ConfigError::Invalid { path: path.to_owned(), reason };
+        let file: File = parse(&read(path)?).map_err(invalid)?;
+        if file.kind != "AdmissionConfiguration" || !VERSIONS.contains(&file.api_version.as_str()) {
+            let (version, kind) = (file.api_version, file.kind);
+            return Err(invalid(format!("{version}, {kind} is not an AdmissionConfiguration")));
+        }
+        let (mut config, mut warnings) = (AdmissionConfig::default(), Vec::new());
+        for (i, plugin) in file.plugins.iter().enumerate() {
+            let name = plugin.name.as_str();
+            if file.plugins.iter().take(i).any(|other| other.name == name) {
+                return Err(invalid(format!("plugins[{i}]: {name} is configured twice")));
+            }
+            if !is_in_force(name) {
+                warnings.push(format!("the admission plugin {name} is not enabled"));
+                continue;
+            }
+            let Some(configuration) = plugin.configuration(path)? else { continue };
+            match name {
+                "PodSecurity" => {
+                    let read = PodSecurity::read(&configuration);
+                    let at = |why| invalid(format!("plugins[{i}], {name}: {why}"));
+                    config.pod_security = read.map_err(at)?;
+                }
+                _ => {
+                    return Err(invalid(format!(
+                        "plugins[{i}]: the admission plugin {name} cannot be configured"
+                    )));
+                }
+            }
+        }
+        Ok((config, warnings))
+    }
+}
+
+impl Plugin {
+    /// What it is configured with: beside its name, or in a file of its own.
+    fn configuration(&self, file: &Path) -> Result<Option<Value>, ConfigError> {
+        if let Some(configuration) = &self.configuration {
+            return Ok(Some(configuration.clone()).filter(|own| !own.is_null()));
+        }
+        if self.path.is_empty() {
+            return Ok(None);
+        }
+        let path = file.parent().unwrap_or(Path::new("")).join(&self.path);
+        parse(&read(&path)?).map(Some).map_err(|reason| ConfigError::Invalid { path, reason })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\n";
+    const SECURITY: &str =
+        "apiVersion: pod-security.admission.config.k8s.io/v1\nkind: PodSecurityConfiguration\n";
+
+    fn load(text: &str, other: &str) -> Result<(AdmissionConfig, Vec<String>), String> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("other.yaml"), other).unwrap();
+        let path = dir.path().join("config.yaml");
+        std::fs::write(&path, text).unwrap();
+        AdmissionConfig::load(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn admission_config_configures_pod_security() {
+        let by_path = format!("{HEAD}plugins: [{{name: PodSecurity, path: other.yaml}}]\n");
+        let other = format!("{SECURITY}defaults: {{enforce: baseline}}\n");
+        let (config, warnings) = load(&by_path, &other).unwrap();
+        assert_ne!(config.pod_security, PodSecurity::default());
+        assert!(warnings.is_empty());
+        let inside = format!(
+            "{HEAD}plugins:\n- name: PodSecurity\n  configuration:\n    {}",
+            other.replace('\n', "\n    ")
+        );
+        assert_eq!(load(&inside, "").unwrap().0.pod_security, config.pod_security);
+        assert_eq!(load(HEAD, "").unwrap().0.pod_security, PodSecurity::default());
+    }
+
+    #[test]
+    fn admission_config_that_cannot_be_done_is_an_error() {
+        let (_, warnings) =
+            load(&format!("{HEAD}plugins: [{{name: EventRateLimit, path: none}}]"), "").unwrap();
+        assert_eq!(warnings, ["the admission plugin EventRateLimit is not enabled"]);
+        for (plugins, why) in [
+            (
+                "[{name: ResourceQuota, configuration: {limitedResources: []}}]",
+                "cannot be configured",
+            ),
+            ("[{name: PodSecurity, path: none.yaml}]", "none.yaml"),
+            ("[{name: PodSecurity}, {name: PodSecurity}]", "configured twice"),
+            ("[{name: PodSecurity, configuration: {}}]", "PodSecurityConfiguration"),
+            ("[{name: PodSecurity, file: x}]", "file"),
+        ] {
+            let error = load(&format!("{HEAD}plugins: {plugins}"), "").unwrap_err();
+            assert!(error.contains(why), "{plugins}: {error}");
+        }
+        assert!(load("apiVersion: v1\nkind: Pod", "").unwrap_err().contains("v1, Pod"));
+    }
+}

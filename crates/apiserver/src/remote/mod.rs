@@ -1,0 +1,333 @@
+//! Calls of servers that the configuration of this one names: webhooks of authentication and
+//! authorization by kubeconfigs, and issuers of tokens by URLs.
+//!
+//! What a server does is bounded: the time until its answer is read, the size of the answer, and how many
+//! calls there are at once. Redirects are not followed.
+
+mod kubeconfig;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod testing;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT,
+};
+use hyper::{Request, Response, Uri};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+
+pub(crate) use self::kubeconfig::Error as KubeconfigError;
+
+/// The most calls of one server at once.
+const MAX_CALLS: usize = 64;
+/// Idle connections that are kept of one server.
+const MAX_IDLE: usize = 16;
+/// The largest answer.
+const MAX_ANSWER: usize = 1 << 20;
+/// The pauses between tries, as upstream's back-off has them.
+const RETRIES: [Duration; 4] = [
+    Duration::from_millis(500),
+    Duration::from_millis(750),
+    Duration::from_millis(1125),
+    Duration::from_millis(1688),
+];
+const AGENT: &str = "kube-apiserver";
+
+type Sender = SendRequest<Full<Bytes>>;
+
+/// How certificates are verified, and what is shown.
+pub(crate) type Tls = Arc<rustls::ClientConfig>;
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Origin {
+    is_tls: bool,
+    /// Host and port as they are written.
+    authority: String,
+    host: String,
+    port: u16,
+}
+
+impl Origin {
+    /// The origin of a URL, and its path with the query.
+    fn of(url: &str) -> Result<(Origin, String), String> {
+        let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not a URL: {error}"))?;
+        let is_tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(format!("{url:?} is no URL of http or https")),
+        };
+        let authority = uri.authority().ok_or_else(|| format!("{url:?} has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(format!("{url:?} has a user"));
+        }
+        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let origin = Origin {
+            is_tls,
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
+            authority: authority.to_string(),
+        };
+        Ok((origin, path))
+    }
+
+    async fn connect(&self, tls: &Tls, server_name: &str) -> Result<Sender, String> {
+        let Origin { host, port, .. } = self;
+        let failed = |error: std::io::Error| format!("dial tcp {host}:{port}: {error}");
+        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        if !self.is_tls {
+            return speak(stream).await;
+        }
+        let name = ServerName::try_from(server_name.to_owned()).map_err(|e| e.to_string())?;
+        let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
+        speak(stream.map_err(|error| format!("tls: failed to verify certificate: {error}"))?).await
+    }
+}
+
+async fn speak(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<Sender, String> {
+    let (sender, connection) =
+        handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    // ends when the sender is dropped, or the server closes it
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(sender)
+}
+
+/// An answer, whatever its status is.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    /// The status.
+    pub(crate) code: u16,
+    /// The body.
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    async fn read(response: Response<Incoming>) -> Result<Answer, String> {
+        let too_large = || format!("the answer exceeds the limit of {MAX_ANSWER} bytes");
+        let code = response.status().as_u16();
+        let mut body = response.into_body();
+        if body.size_hint().lower() > MAX_ANSWER as u64 {
+            return Err(too_large());
+        }
+        let mut text = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let data = frame.map_err(|error| error.to_string())?.into_data().unwrap_or_default();
+            if text.len().saturating_add(data.len()) > MAX_ANSWER {
+                return Err(too_large());
+            }
+            text.extend_from_slice(&data);
+        }
+        Ok(Answer { code, body: text.freeze() })
+    }
+}
+
+/// GETs a URL once. `limit` is for all of it, until the last byte of the answer.
+pub(crate) async fn get(url: &str, tls: &Tls, limit: Duration) -> Result<Answer, String> {
+    let (origin, path) = Origin::of(url)?;
+    let once = async {
+        let mut sender = origin.connect(tls, &origin.host).await?;
+        let request = Request::get(path)
+            .header(HOST, origin.authority.as_str())
+            .header(ACCEPT, "application/json")
+            .header(CACHE_CONTROL, "no-cache")
+            .header(USER_AGENT, AGENT)
+            .body(Full::default())
+            .map_err(|error| error.to_string())?;
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        Answer::read(response).await
+    };
+    let answer = timeout(limit, once).await.unwrap_or_else(|_| Err("timeout".to_owned()));
+    answer.map_err(|reason| format!("Get {url:?}: {reason}"))
+}
+
+/// How a server knows this one, besides a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Authorization {
+    Nothing,
+    /// A header that does not change.
+    Header(HeaderValue),
+    /// A token in a file, which is read for each call.
+    TokenFile(PathBuf),
+}
+
+/// A server that JSON is posted to.
+pub(crate) struct Remote {
+    url: String,
+    origin: Origin,
+    path: String,
+    server_name: String,
+    tls: Tls,
+    authorization: Authorization,
+    calls: Semaphore,
+    idle: Mutex<Vec<Sender>>,
+}
+
+impl Remote {
+    fn new(
+        url: &str,
+        server_name: Option<String>,
+        tls: Tls,
+        authorization: Authorization,
+    ) -> Result<Remote, String> {
+        let (origin, path) = Origin::of(url)?;
+        Ok(Remote {
+            url: url.to_owned(),
+            server_name: server_name.unwrap_or_else(|| origin.host.clone()),
+            origin,
+            path,
+            tls,
+            authorization,
+            calls: Semaphore::new(MAX_CALLS),
+            idle: Mutex::default(),
+        })
+    }
+
+    /// POSTs a JSON document. `limit` is for all of it, from the wait for a slot to the last byte.
+    pub(crate) async fn post(&self, body: Bytes, limit: Duration) -> Result<Answer, String> {
+        let whole = async {
+            let _slot = self.calls.acquire().await;
+            let authorization = self.authorization().await?;
+            let (response, sender) = self.exchange(body, authorization.as_ref()).await?;
+            let answer = Answer::read(response).await?;
+            let mut idle = self.idle.lock();
+            if idle.len() < MAX_IDLE && !sender.is_closed() {
+                idle.push(sender);
+            }
+            Ok(answer)
+        };
+        let answer = timeout(limit, whole).await;
+        let answer = answer.unwrap_or_else(|_| Err("context deadline exceeded".to_owned()));
+        answer.map_err(|reason: String| format!("Post {:?}: {reason}", self.url))
+    }
+
+    /// POSTs a JSON document until the answer is one of success, a few times if an error may pass. `limit`
+    /// is for all of it.
+    pub(crate) async fn post_patiently(
+        &self,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Bytes, String> {
+        let tries = async {
+            let mut pauses = RETRIES.into_iter();
+            loop {
+                let failure = match self.post(body.clone(), limit).await {
+                    Ok(Answer { code: 200..=299, body }) => return Ok(body),
+                    Ok(Answer { code, .. }) => {
+                        let why = format!("Post {:?}: status {code}", self.url);
+                        if !matches!(code, 429 | 500 | 504) {
+                            return Err(why);
+                        }
+                        why
+                    }
+                    Err(why) => why,
+                };
+                match pauses.next() {
+                    Some(pause) => sleep(pause).await,
+                    None => return Err(failure),
+                }
+            }
+        };
+        timeout(limit, tries)
+            .await
+            .unwrap_or_else(|_| Err(format!("Post {:?}: context deadline exceeded", self.url)))
+    }
+
+    async fn authorization(&self) -> Result<Option<HeaderValue>, String> {
+        match &self.authorization {
+            Authorization::Nothing => Ok(None),
+            Authorization::Header(value) => Ok(Some(value.clone())),
+            Authorization::TokenFile(path) => {
+                let token = tokio::fs::read_to_string(path).await;
+                let token = token.map_err(|error| format!("{}: {error}", path.display()))?;
+                bearer(token.trim()).map(Some)
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        body: Bytes,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<(Response<Incoming>, Sender), String> {
+        loop {
+            let Some(mut sender) = self.idle.lock().pop() else { break };
+            if sender.ready().await.is_err() {
+                continue;
+            }
+            match sender.try_send_request(self.request(body.clone(), authorization)?).await {
+                Ok(response) => return Ok((response, sender)),
+                // it was closed before anything of the request was sent
+                Err(error) if error.message().is_some() => {}
+                Err(error) => return Err(error.error().to_string()),
+            }
+        }
+        let mut sender = self.origin.connect(&self.tls, &self.server_name).await?;
+        let request = self.request(body, authorization)?;
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        Ok((response, sender))
+    }
+
+    fn request(
+        &self,
+        body: Bytes,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Request<Full<Bytes>>, String> {
+        let mut request = Request::post(&self.path)
+            .header(HOST, self.origin.authority.as_str())
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, */*")
+            .header(USER_AGENT, AGENT);
+        if let Some(value) = authorization {
+            request = request.header(AUTHORIZATION, value);
+        }
+        request.body(Full::new(body)).map_err(|error| error.to_string())
+    }
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token is not valid in a header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_urls_become_origins() {
+        for (url, is_tls, host, port, path) in [
+            ("https://a.example", true, "a.example", 443, "/"),
+            ("https://[::1]:6443/hook?x=1", true, "::1", 6443, "/hook?x=1"),
+            ("http://127.0.0.1/a", false, "127.0.0.1", 80, "/a"),
+        ] {
+            let (origin, found) = Origin::of(url).unwrap();
+            assert_eq!((origin.is_tls, origin.host.as_str(), origin.port), (is_tls, host, port));
+            assert_eq!(found, path);
+        }
+        for url in ["", "/a", "ftp://a", "https://u:p@a/", "a.example"] {
+            assert!(Origin::of(url).is_err(), "{url}");
+        }
+    }
+}
