@@ -270,7 +270,7 @@ async fn request_limit_body_memory_per_user() {
         codes.push(head(&mut stream).await.get(9..12).unwrap_or("429").to_owned());
     }
     assert!(codes.contains(&"429".to_owned()), "{codes:?}");
-    assert!(codes.iter().any(|code| code == "400" || code == "201"), "{codes:?}");
+    assert!(codes.iter().any(|code| code == "422" || code == "201"), "{codes:?}");
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
                         "spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}});
     cluster.user("other", "").await.create(REVIEWS, review).await;

@@ -66,6 +66,7 @@ impl Found {
             group_headers: list("requestheader-group-headers")?,
             extra_prefixes: list("requestheader-extra-headers-prefix")?,
         };
+        let headers = headers.trimmed().map_err(|why| format!("requestheader-{why}"))?;
         let front_proxy = text("requestheader-client-ca-file").map(|ca| (ca, headers));
         Ok(Self { client_ca: text("client-ca-file"), front_proxy })
     }
@@ -195,11 +196,11 @@ impl DelegatedAuthentication {
     /// With the front proxies of the flags, where these name any.
     fn with_file(&self, found: Found) -> Result<Found, TlsError> {
         let Some(path) = &self.options.front_proxy_ca else { return Ok(found) };
-        let pem = std::fs::read_to_string(path).map_err(|error| longshore_tls::Error {
-            path: path.clone(),
-            reason: error.to_string(),
-        })?;
-        Ok(Found { front_proxy: Some((pem, self.options.headers.clone())), ..found })
+        let unusable = |reason: String| longshore_tls::Error { path: path.clone(), reason };
+        let pem = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+        let headers = self.options.headers.clone().trimmed();
+        let headers = headers.map_err(|why| unusable(format!("--requestheader-{why}")))?;
+        Ok(Found { front_proxy: Some((pem, headers)), ..found })
     }
 
     /// Either all of it is taken, or nothing.

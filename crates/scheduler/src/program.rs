@@ -1,7 +1,7 @@
 //! The command line of kube-scheduler, and the program behind it.
 //!
-//! Current limitations: the secure port is served by the program that embeds this ([`Running`] says
-//! what is healthy); flags of TLS and of delegated authentication are read for it.
+//! The secure port is served by the program that embeds this ([`Running`] says what is healthy); flags of
+//! TLS and of delegated authentication are read for it.
 
 mod flags;
 

@@ -23,6 +23,27 @@ pub struct FrontProxyHeaders {
 }
 
 impl FrontProxyHeaders {
+    /// Without the space around names.
+    ///
+    /// # Errors
+    /// A name is empty: it would be that of no header, or of all.
+    pub fn trimmed(mut self) -> Result<Self, String> {
+        for (flag, names) in [
+            ("username-headers", &mut self.username_headers),
+            ("uid-headers", &mut self.uid_headers),
+            ("group-headers", &mut self.group_headers),
+            ("extra-headers-prefix", &mut self.extra_prefixes),
+        ] {
+            for name in names {
+                *name = name.trim().to_owned();
+                if name.is_empty() {
+                    return Err(format!("{flag}: empty header \"\""));
+                }
+            }
+        }
+        Ok(self)
+    }
+
     /// Whether a header names a user. The certificate of a peer that sends none need not be verified.
     #[must_use]
     pub fn names_somebody(&self, headers: &HeaderMap) -> bool {
@@ -99,6 +120,17 @@ mod tests {
         };
         let until = UnixTime::since_unix_epoch(std::time::Duration::from_secs(u64::from(u32::MAX)));
         Verdict::User { user, until }
+    }
+
+    #[test]
+    fn front_proxy_headers_have_names() {
+        let mut spaced = config();
+        spaced.username_headers = vec![" X-User ".to_owned()];
+        let trimmed = spaced.trimmed().map(|headers| headers.username_headers);
+        assert_eq!(trimmed, Ok(vec!["X-User".to_owned()]));
+        let mut all = config();
+        all.extra_prefixes = vec![" ".to_owned()];
+        assert_eq!(all.trimmed(), Err("extra-headers-prefix: empty header \"\"".to_owned()));
     }
 
     fn config() -> FrontProxyHeaders {

@@ -119,17 +119,18 @@ impl AuthenticationArgs {
     /// Reads the files. Errors name the flag.
     pub(super) fn config(&self) -> anyhow::Result<AuthenticationConfig> {
         let (jwt, anonymous) = self.issuers()?;
-        let front_proxy =
-            self.requestheader_client_ca_file.clone().map(|ca_file| FrontProxyConfig {
-                ca_file,
-                headers: FrontProxyHeaders {
-                    allowed_names: self.requestheader_allowed_names.clone(),
-                    username_headers: self.requestheader_username_headers.clone(),
-                    uid_headers: self.requestheader_uid_headers.clone(),
-                    group_headers: self.requestheader_group_headers.clone(),
-                    extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
-                },
-            });
+        let headers = FrontProxyHeaders {
+            allowed_names: self.requestheader_allowed_names.clone(),
+            username_headers: self.requestheader_username_headers.clone(),
+            uid_headers: self.requestheader_uid_headers.clone(),
+            group_headers: self.requestheader_group_headers.clone(),
+            extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
+        };
+        let headers = headers.trimmed().map_err(|why| anyhow::anyhow!("--requestheader-{why}"))?;
+        let front_proxy = self
+            .requestheader_client_ca_file
+            .clone()
+            .map(|ca_file| FrontProxyConfig { ca_file, headers });
         let webhook = self.authentication_token_webhook_config_file.clone();
         let webhook = webhook.map(|kubeconfig| TokenWebhookConfig {
             kubeconfig,

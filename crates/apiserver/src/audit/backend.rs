@@ -1,14 +1,13 @@
 //! Handing events on: at once, in the time of the request, or in batches, in a task of its own.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use longshore_base::panics;
 use longshore_base::rate::TokenBucket;
 use longshore_base::time::after;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -19,12 +18,16 @@ use super::webhook::Webhook;
 use super::{AuditError, LogConfig, LogFormat, WebhookConfig};
 
 /// The memory of the events that wait for one backend, in bytes. One event alone may be larger.
-const MAX_PENDING: usize = 64 << 20;
+const MAX_PENDING: u32 = 64 << 20;
+/// The memory beside it of events without bodies, so that bodies do not displace them, in bytes.
+const MAX_METADATA: u32 = 16 << 20;
+/// Why an event is dropped, in upstream's words.
+const BLOCKED: &str = "audit buffer queue blocked";
 /// Batches that are on their way at once.
 const MAX_DELIVERIES: usize = 32;
 /// Batches that wait for the thread of a log.
 const LOG_QUEUE: usize = 16;
-/// How long a request waits for a log, whose disk may hang.
+/// How long a request waits for a log, whose disk may hang, and before that for memory.
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the end of the server waits for what is on its way.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +37,8 @@ const MIN_WAIT: Duration = Duration::from_millis(10);
 /// When events are handed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// From a queue; what does not fit is dropped.
+    /// From a queue. What does not fit into memory loses its bodies; what does not fit nevertheless is
+    /// dropped.
     Batch(BatchConfig),
     /// Before the request goes on.
     Blocking,
@@ -88,10 +92,10 @@ impl Sink {
         Ok(Sink::Webhook(Box::new(Webhook::open(config)?)))
     }
 
-    async fn deliver(&self, events: Vec<Arc<Event>>) -> Result<(), Failure> {
+    async fn deliver(&self, entries: Vec<Entry>) -> Result<(), Failure> {
         match self {
-            Sink::Log(log) => log.deliver(events).await,
-            Sink::Webhook(webhook) => webhook.deliver(&events).await,
+            Sink::Log(log) => log.deliver(entries).await,
+            Sink::Webhook(webhook) => webhook.deliver(&entries).await,
         }
     }
 
@@ -105,7 +109,7 @@ impl Sink {
 pub(super) struct LogSink(mpsc::Sender<Job>);
 
 struct Job {
-    events: Vec<Arc<Event>>,
+    entries: Vec<Entry>,
     done: oneshot::Sender<Result<(), Failure>>,
 }
 
@@ -119,17 +123,19 @@ impl LogSink {
         let (jobs, mut queue) = mpsc::channel::<Job>(LOG_QUEUE);
         let format = config.format;
         let work = move || {
-            while let Some(Job { events, done }) = queue.blocking_recv() {
+            while let Some(Job { entries, done }) = queue.blocking_recv() {
+                let written = write(&mut file, format, &entries);
+                drop(entries);
                 // the caller may have gone
-                let _ = done.send(write(&mut file, format, &events));
+                let _ = done.send(written);
             }
         };
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(work).map_err(failed)?;
         Ok(LogSink(jobs))
     }
 
-    async fn deliver(&self, events: Vec<Arc<Event>>) -> Result<(), Failure> {
-        let count = events.len();
+    async fn deliver(&self, entries: Vec<Entry>) -> Result<(), Failure> {
+        let count = entries.len();
         let failed = |reason: &str| Failure {
             plugin: Plugin::Log,
             reason: reason.to_owned(),
@@ -137,7 +143,7 @@ impl LogSink {
         };
         let (done, written) = oneshot::channel();
         let writing = async {
-            if self.0.send(Job { events, done }).await.is_err() {
+            if self.0.send(Job { entries, done }).await.is_err() {
                 return Err(failed("the log is closed"));
             }
             written.await.unwrap_or_else(|_| Err(failed("the log is closed")))
@@ -148,10 +154,10 @@ impl LogSink {
 }
 
 /// Writes each event, whatever became of those before it.
-fn write(file: &mut LogFile, format: LogFormat, events: &[Arc<Event>]) -> Result<(), Failure> {
+fn write(file: &mut LogFile, format: LogFormat, entries: &[Entry]) -> Result<(), Failure> {
     let mut failure: Option<Failure> = None;
     let mut text = Vec::new();
-    for event in events {
+    for (event, _) in entries {
         text.clear();
         match format {
             LogFormat::Json => event.write_json(&mut text),
@@ -170,41 +176,61 @@ fn write(file: &mut LogFile, format: LogFormat, events: &[Arc<Event>]) -> Result
     failure.map_or(Ok(()), Err)
 }
 
-/// Counts the bytes of waiting events.
-#[derive(Default)]
-struct Pending(AtomicUsize);
+/// An event that waits, and its memory.
+pub(super) type Entry = (Arc<Event>, OwnedSemaphorePermit);
 
-/// The bytes of an event, until it is dropped.
-struct Held {
-    pending: Arc<Pending>,
-    bytes: usize,
+/// The memory of waiting events, a permit per byte.
+#[derive(Clone)]
+struct Memory {
+    shared: Arc<Semaphore>,
+    /// For events without bodies, when the shared one is full.
+    metadata: Arc<Semaphore>,
 }
 
-impl Pending {
-    fn take(self: &Arc<Pending>, bytes: usize) -> Option<Held> {
-        let more = |held: usize| {
-            let sum = held.saturating_add(bytes);
-            (held == 0 || sum <= MAX_PENDING).then_some(sum)
+impl Memory {
+    fn new() -> Memory {
+        let semaphore = |bytes: u32| Arc::new(Semaphore::new(bytes as usize));
+        Memory { shared: semaphore(MAX_PENDING), metadata: semaphore(MAX_METADATA) }
+    }
+
+    /// Memory for an event, which loses its bodies if they do not fit. `None`: there is none even so.
+    fn try_take(&self, event: Arc<Event>) -> Option<Entry> {
+        let shared = |event: &Event| {
+            let permits = permits(event, MAX_PENDING);
+            self.shared.clone().try_acquire_many_owned(permits).ok()
         };
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Held { pending: self.clone(), bytes })
+        if let Some(held) = shared(&event) {
+            return Some((event, held));
+        }
+        let event = if event.has_bodies() { Arc::new(event.truncated()) } else { event };
+        let metadata = || {
+            let permits = permits(&event, MAX_METADATA);
+            self.metadata.clone().try_acquire_many_owned(permits).ok()
+        };
+        let held = shared(&event).or_else(metadata)?;
+        Some((event, held))
+    }
+
+    /// Memory for a whole event, as soon as there is some: in order, so that large events do not starve.
+    /// `None`: there is none for long.
+    async fn take(&self, event: Arc<Event>) -> Option<Entry> {
+        let held = self.shared.clone().acquire_many_owned(permits(&event, MAX_PENDING));
+        let held = timeout(LOG_TIMEOUT, held).await.ok()?.ok()?;
+        Some((event, held))
     }
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.pending.0.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+/// The permits for an event: its bytes, or all.
+fn permits(event: &Event, most: u32) -> u32 {
+    u32::try_from(event.size()).map_or(most, |bytes| bytes.min(most))
 }
-
-type Entry = (Arc<Event>, Held);
 
 /// A backend of the audit.
 pub(super) struct Backend {
     shared: Arc<Shared>,
     mode: Mode,
     truncate: Option<TruncateConfig>,
-    pending: Arc<Pending>,
+    memory: Memory,
     /// The queue of batches and what empties it, until it is closed.
     batches: Mutex<Option<(mpsc::Sender<Entry>, JoinHandle<()>)>>,
 }
@@ -217,8 +243,8 @@ struct Shared {
 }
 
 impl Shared {
-    async fn deliver(&self, events: Vec<Arc<Event>>) -> bool {
-        match self.sink.deliver(events).await {
+    async fn deliver(&self, entries: Vec<Entry>) -> bool {
+        match self.sink.deliver(entries).await {
             Ok(()) => true,
             Err(Failure { plugin, reason, events }) => {
                 self.report(plugin, &reason, events);
@@ -253,7 +279,8 @@ impl Backend {
             }
             Mode::Blocking | Mode::BlockingStrict => None,
         };
-        Backend { shared, mode, truncate, pending: Arc::default(), batches: Mutex::new(batches) }
+        let (memory, batches) = (Memory::new(), Mutex::new(batches));
+        Backend { shared, mode, truncate, memory, batches }
     }
 
     /// Hands an event on. `false`: it could not be stored, and must be.
@@ -263,30 +290,44 @@ impl Backend {
             self.shared.report(Plugin::Truncate, reason, 1);
             return true;
         };
-        let Some(held) = self.pending.take(event.size()) else {
-            self.shared.report(Plugin::Buffered, "audit buffer queue blocked", 1);
-            return self.mode != Mode::BlockingStrict;
-        };
-        if let Mode::Batch(_) = self.mode {
-            let sent = match &*self.batches.lock() {
-                Some((queue, _)) => {
-                    queue.try_send((event, held)).map_err(|_| "audit buffer queue blocked")
-                }
-                None => Err("audit backend shut down"),
-            };
-            if let Err(reason) = sent {
-                self.shared.report(Plugin::Buffered, reason, 1);
+        match self.mode {
+            Mode::Batch(_) => {
+                self.enqueue(event);
+                true
             }
-            return true;
+            Mode::Blocking => {
+                self.store(event).await;
+                true
+            }
+            Mode::BlockingStrict => self.store(event).await,
         }
-        let shared = self.shared.clone();
+    }
+
+    /// Adds an event to the queue of batches, or drops it.
+    fn enqueue(&self, event: Arc<Event>) {
+        let entry = self.memory.try_take(event);
+        let sent = match (&*self.batches.lock(), entry) {
+            (Some((queue, _)), Some(entry)) => queue.try_send(entry).map_err(|_| BLOCKED),
+            (Some(_), None) => Err(BLOCKED),
+            (None, _) => Err("audit backend shut down"),
+        };
+        if let Err(reason) = sent {
+            self.shared.report(Plugin::Buffered, reason, 1);
+        }
+    }
+
+    /// Stores an event now. `false`: it failed.
+    async fn store(&self, event: Arc<Event>) -> bool {
+        let (shared, memory) = (self.shared.clone(), self.memory.clone());
         // Goes on if the request is dropped, since what it did has happened.
         let stored = panics::task(async move {
-            let _held = held;
-            shared.deliver(vec![event]).await
+            let Some(entry) = memory.take(event).await else {
+                shared.report(Plugin::Buffered, BLOCKED, 1);
+                return false;
+            };
+            shared.deliver(vec![entry]).await
         });
-        let stored = stored.await.unwrap_or(false);
-        stored || self.mode == Mode::Blocking
+        stored.await.unwrap_or(false)
     }
 
     fn truncated(&self, event: Arc<Event>) -> Option<Arc<Event>> {
@@ -327,14 +368,13 @@ async fn run(mut queue: mpsc::Receiver<Entry>, shared: Arc<Shared>, config: Batc
             if let Some(throttle) = &mut throttle {
                 sleep(throttle.reserve(now())).await;
             }
-            let (events, held): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
             // never closed
             let slot = slots.clone().acquire_owned().await;
             let shared = shared.clone();
             let concurrent = shared.sink.is_concurrent();
             let delivery = panics::contain(async move {
-                shared.deliver(events).await;
-                drop((held, slot));
+                shared.deliver(batch).await;
+                drop(slot);
             });
             match concurrent {
                 true => drop(tokio::spawn(delivery)),
@@ -444,16 +484,90 @@ mod tests {
         assert_eq!(lines(dir.path()).len(), 4);
     }
 
+    const MIB: usize = 1 << 20;
+
+    fn is_truncated(event: &Event) -> bool {
+        event.annotations.contains_key("audit.k8s.io/truncated")
+    }
+
     #[test]
     fn audit_events_are_bounded_in_memory() {
-        let pending = Arc::new(Pending::default());
-        let huge = pending.take(2 * MAX_PENDING);
-        assert!(huge.is_some() && pending.take(1).is_none(), "one alone may be larger");
-        drop(huge);
-        let held = pending.take(MAX_PENDING - 10);
-        assert!(pending.take(11).is_none() && pending.take(10).is_some());
+        let memory = Memory::new();
+        let (huge, held) = memory.try_take(event("huge", 70 * MIB)).unwrap();
+        assert!(!is_truncated(&huge), "one alone may be larger");
+        let (small, beside) = memory.try_take(event("small", 1)).unwrap();
+        assert!(is_truncated(&small) && small.request.is_none());
+        let metadata = Arc::new(Event { audit_id: "id".to_owned(), ..Event::default() });
+        let (whole, _) = memory.try_take(metadata).unwrap();
+        assert!(!is_truncated(&whole), "it had no bodies");
+        drop((held, beside));
+        let held = memory.try_take(event("large", 63 * MIB)).unwrap();
+        let (small, _) = memory.try_take(event("small", 1)).unwrap();
+        assert!(!is_truncated(&small));
         drop(held);
-        assert_eq!(pending.0.load(Ordering::Relaxed), 0);
+        assert_eq!(memory.shared.available_permits(), MAX_PENDING as usize);
+        assert_eq!(memory.metadata.available_permits(), MAX_METADATA as usize);
+    }
+
+    #[test]
+    fn audit_events_without_bodies_are_bounded_in_memory() {
+        let memory = Memory::new();
+        let _bodies = memory.try_take(event("huge", 70 * MIB)).unwrap();
+        let large = || event(&"x".repeat(5 * MIB), 1);
+        let held: Vec<_> = (0..4).map_while(|_| memory.try_take(large())).collect();
+        assert_eq!(held.len(), 3);
+        drop(held);
+        assert!(memory.try_take(large()).is_some());
+    }
+
+    /// The lengths of a log's lines, which may be many MiB of JSON.
+    fn lengths(dir: &std::path::Path) -> Vec<usize> {
+        let text = std::fs::read_to_string(dir.join("audit.log")).unwrap();
+        text.lines().map(str::len).collect()
+    }
+
+    #[tokio::test]
+    async fn audit_log_in_a_blocking_mode_waits_for_memory() {
+        for mode in [Mode::Blocking, Mode::BlockingStrict] {
+            let dir = tempfile::tempdir().unwrap();
+            let backend = log(dir.path(), mode, None);
+            let (a, b) = (event("a", 40 * MIB), event("b", 40 * MIB));
+            let stored = tokio::join!(backend.process(a), backend.process(b));
+            assert_eq!(stored, (true, true));
+            let lengths = lengths(dir.path());
+            assert!(lengths.len() == 2 && lengths.iter().all(|length| *length > 40 * MIB));
+            assert_eq!(backend.shared.metrics.failures(Plugin::Buffered), 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn audit_log_in_a_blocking_mode_gives_up_after_a_while() {
+        for (mode, expected) in [(Mode::Blocking, true), (Mode::BlockingStrict, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let backend = log(dir.path(), mode, None);
+            let _all = backend.memory.take(event("a", 70 * MIB)).await.unwrap();
+            let begin = Instant::now();
+            assert_eq!(backend.process(event("b", 1)).await, expected);
+            assert_eq!(begin.elapsed().as_secs(), LOG_TIMEOUT.as_secs());
+            assert_eq!(backend.shared.metrics.failures(Plugin::Buffered), 1);
+            assert!(lengths(dir.path()).is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn audit_batches_drop_bodies_before_events() {
+        let dir = tempfile::tempdir().unwrap();
+        // a batch is not begun before this test yields
+        let backend = log(dir.path(), Mode::Batch(BATCH), None);
+        assert!(backend.process(event("small", 1)).await);
+        assert!(backend.process(event("large", 70 * MIB)).await);
+        backend.stop().await;
+        let lines = lines(dir.path());
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0]["requestObject"].is_string() && lines[1]["requestObject"].is_null());
+        assert_eq!(lines[1]["auditID"], "large");
+        assert_eq!(lines[1]["annotations"]["audit.k8s.io/truncated"], "true");
+        assert_eq!(backend.shared.metrics.failures(Plugin::Buffered), 0);
     }
 
     #[tokio::test]

@@ -10,8 +10,10 @@ use serde_json::Value;
 
 use crate::user::{Extra, User};
 
-/// The memory of an event without its bodies and URI, about.
+/// The memory of an event without its texts and bodies, in bytes, about.
 const KEPT: usize = 1 << 10;
+/// The memory of a text beside its bytes: the `String`, and what its allocation takes.
+const TEXT: usize = 48;
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
 /// How much of a request is recorded.
@@ -100,6 +102,23 @@ pub(super) struct ObjectReference {
     pub(super) subresource: String,
 }
 
+impl ObjectReference {
+    fn size(&self) -> usize {
+        let ObjectReference {
+            resource,
+            namespace,
+            name,
+            uid,
+            api_group,
+            api_version,
+            resource_version,
+            subresource,
+        } = self;
+        let place = [resource, subresource, namespace, name, api_group, api_version];
+        texts(place) + texts([uid, resource_version])
+    }
+}
+
 /// The parts of a `Status` that an event has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
@@ -126,6 +145,10 @@ fn is_zero(code: &u16) -> bool {
 }
 
 impl Outcome {
+    fn size(&self) -> usize {
+        texts([&self.status, &self.message, &self.reason]) + size_of_value(&self.details)
+    }
+
     /// The outcome that a `Status` object says.
     pub(super) fn of(status: &Value) -> Outcome {
         let text = |field: &str| status[field].as_str().unwrap_or_default().to_owned();
@@ -159,6 +182,29 @@ impl<'a> From<&'a User> for UserInfo<'a> {
     }
 }
 
+/// The memory of texts in bytes, about.
+fn texts<'a>(texts: impl IntoIterator<Item = &'a String>) -> usize {
+    texts.into_iter().map(|text| TEXT + text.len()).sum()
+}
+
+fn size_of_user(user: &User) -> usize {
+    let User { name, uid, groups, extra } = user;
+    let extra = extra.iter().flat_map(|(key, values)| std::iter::once(key).chain(values));
+    texts([name, uid]) + texts(groups) + texts(extra)
+}
+
+fn size_of_value(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => TEXT,
+        Value::String(text) => texts([text]),
+        Value::Array(items) => TEXT + items.iter().map(size_of_value).sum::<usize>(),
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(key, value)| texts([key]) + size_of_value(value));
+            TEXT + fields.sum::<usize>()
+        }
+    }
+}
+
 /// An event: what is known of a request in one stage.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Event {
@@ -186,9 +232,20 @@ impl Event {
     /// About how many bytes of memory it takes.
     pub(super) fn size(&self) -> usize {
         let length = |body: &Option<Bytes>| body.as_ref().map_or(0, Bytes::len);
-        let annotations: usize =
-            self.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
-        KEPT + self.request_uri.len() + length(&self.request) + length(&self.response) + annotations
+        let annotations = self.annotations.iter().flat_map(|(key, value)| [key, value]);
+        KEPT + length(&self.request)
+            + length(&self.response)
+            + texts([&self.audit_id, &self.request_uri, &self.user_agent])
+            + texts(&self.source_ips)
+            + size_of_user(&self.user)
+            + self.impersonated.as_ref().map_or(0, size_of_user)
+            + self.object.as_ref().map_or(0, ObjectReference::size)
+            + self.outcome.as_ref().map_or(0, Outcome::size)
+            + texts(annotations)
+    }
+
+    pub(super) fn has_bodies(&self) -> bool {
+        self.request.is_some() || self.response.is_some()
     }
 
     /// The event without its bodies, marked as such.
@@ -363,6 +420,42 @@ mod tests {
         let expected = json!({"metadata": {}, "status": "Failure", "message": "no",
             "reason": "Forbidden", "code": 403, "details": {"kind": "pods"}});
         assert_eq!(outcome, expected);
+    }
+
+    #[test]
+    fn audit_event_size_counts_whatever_clients_choose() {
+        fn long() -> String {
+            "x".repeat(10_000)
+        }
+        fn groups() -> Vec<String> {
+            vec![String::new(); 1000]
+        }
+        let cases: [(&str, usize, fn(&mut Event)); 12] = [
+            ("ID", 10_000, |event| event.audit_id = long()),
+            ("URI", 10_000, |event| event.request_uri = long()),
+            ("agent", 10_000, |event| event.user_agent = long()),
+            ("addresses", 48_000, |event| event.source_ips = groups()),
+            ("groups", 48_000, |event| event.user.groups = groups()),
+            ("extra", 20_000, |event| event.user.extra = [(long(), vec![long()])].into()),
+            ("impersonated", 48_000, |event| {
+                event.impersonated = Some(User { groups: groups(), ..User::default() });
+            }),
+            ("object", 10_000, |event| event.object.get_or_insert_default().name = long()),
+            ("message", 10_000, |event| event.outcome.get_or_insert_default().message = long()),
+            ("details", 10_000, |event| {
+                let details = json!({"causes": [{"message": long()}]});
+                event.outcome.get_or_insert_default().details = details;
+            }),
+            ("annotations", 20_000, |event| event.annotations = [(long(), long())].into()),
+            ("body", 10_000, |event| event.response = Some(long().into())),
+        ];
+        for (what, least, change) in cases {
+            let mut event = Event::default();
+            let before = event.size();
+            change(&mut event);
+            let more = event.size() - before;
+            assert!((least..least + 1000).contains(&more), "{what}: {more}");
+        }
     }
 
     #[test]

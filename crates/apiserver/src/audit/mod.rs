@@ -4,8 +4,9 @@
 //! `policy` decides how much of a request is recorded; `record` collects it while the request is
 //! handled; `backend` hands events on, in the caller's time or in batches.
 //!
-//! Memory is bounded: a backend holds so many events and bytes, and what exceeds them is dropped and
-//! counted. A backend that is slow or gone delays nothing but requests whose mode is a blocking one.
+//! Memory is bounded: a backend holds so many events and bytes. Beyond them, requests wait in a blocking
+//! mode; in batch mode events lose their bodies, and at last are dropped and counted. A backend that is slow
+//! or gone delays nothing but requests whose mode is a blocking one.
 
 mod backend;
 mod event;
@@ -46,6 +47,8 @@ use crate::user::User;
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// The longest user agent that is recorded whole, in bytes.
 const MAX_USER_AGENT: usize = 1024;
+/// The most addresses that are recorded of what proxies say.
+const MAX_FORWARDED: usize = 256;
 
 /// What is recorded, and where.
 #[derive(Clone, Debug, Default)]
@@ -124,11 +127,9 @@ pub enum AuditError {
         source: std::io::Error,
     },
     /// The webhook's configuration cannot be used.
-    #[error("initializing audit webhook: {}: {reason}", path.display())]
+    #[error("initializing audit webhook: {reason}")]
     Webhook {
-        /// Of the kubeconfig.
-        path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with which kubeconfig.
         reason: String,
     },
 }
@@ -259,12 +260,14 @@ pub(crate) fn attempted(authorization: Option<&HeaderValue>, has_certificate: bo
     }
 }
 
-/// Where a request came from: what proxies say, and then the peer, which alone can be trusted.
+/// Where a request came from: what proxies say, and then the peer, which alone can be trusted. Of too many
+/// addresses the last stay, which the nearest proxies have added.
 fn source_ips(headers: &HeaderMap, peer: Option<SocketAddr>) -> Vec<String> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let parse = |text: &str| text.trim().parse::<std::net::IpAddr>().ok();
-    let forwarded = text("x-forwarded-for").unwrap_or_default().split(',');
-    let mut addresses: Vec<_> = forwarded.filter_map(parse).map(|ip| ip.to_canonical()).collect();
+    let forwarded = text("x-forwarded-for").unwrap_or_default().rsplit(',').filter_map(parse);
+    let mut addresses: Vec<_> = forwarded.take(MAX_FORWARDED).map(|ip| ip.to_canonical()).collect();
+    addresses.reverse();
     let real = text("x-real-ip").and_then(parse).map(|ip| ip.to_canonical());
     addresses.extend(real.filter(|real| !addresses.contains(real)));
     let peer = peer.map(|peer| peer.ip().to_canonical());
@@ -302,6 +305,18 @@ mod tests {
             let found = source_ips(&headers, Some(peer.parse().unwrap()));
             assert_eq!(found.join(" "), expected, "{forwarded} {real} {peer}");
         }
+    }
+
+    #[test]
+    fn audit_source_ips_are_bounded_and_counted() {
+        let forwarded = "1.1.1.1,".repeat((64 << 10) / 8) + "2.2.2.2";
+        let mut headers = HeaderMap::new();
+        headers.insert("x-forwarded-for", HeaderValue::from_str(&forwarded).unwrap());
+        let source_ips = source_ips(&headers, Some("10.0.0.1:4".parse().unwrap()));
+        assert_eq!(source_ips.len(), MAX_FORWARDED + 1);
+        assert_eq!(source_ips[MAX_FORWARDED - 2..], ["1.1.1.1", "2.2.2.2", "10.0.0.1"]);
+        let event = Event { source_ips, ..Event::default() };
+        assert!(event.size() >= Event::default().size() + MAX_FORWARDED * (48 + 7));
     }
 
     #[test]

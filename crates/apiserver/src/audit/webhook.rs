@@ -1,16 +1,14 @@
 //! Sends batches of events to a webhook, again after any failure, as upstream does.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
 
-use super::backend::Failure;
-use super::event::Event;
+use super::backend::{Entry, Failure};
 use super::metrics::Plugin;
 use super::{AuditError, WebhookConfig};
-use crate::webhook_client::KubeconfigClient;
+use crate::remote::Remote;
 
 /// How long a call may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,29 +21,28 @@ const JITTER: f64 = 0.2;
 
 /// A webhook for events.
 pub(super) struct Webhook {
-    client: KubeconfigClient,
+    remote: Remote,
     initial_backoff: Duration,
 }
 
 impl Webhook {
     pub(super) fn open(config: &WebhookConfig) -> Result<Webhook, AuditError> {
-        let path = &config.config_file;
-        let client = KubeconfigClient::open(path)
-            .map_err(|reason| AuditError::Webhook { path: path.clone(), reason })?;
-        Ok(Webhook { client, initial_backoff: config.initial_backoff })
+        let remote = Remote::of_kubeconfig(&config.config_file)
+            .map_err(|error| AuditError::Webhook { reason: error.to_string() })?;
+        Ok(Webhook { remote, initial_backoff: config.initial_backoff })
     }
 
     /// Sends events as one list.
-    pub(super) async fn deliver(&self, events: &[Arc<Event>]) -> Result<(), Failure> {
-        let body = list(events);
+    pub(super) async fn deliver(&self, entries: &[Entry]) -> Result<(), Failure> {
+        let body = list(entries);
         let mut wait = self.initial_backoff;
         let mut attempt = 1;
         loop {
-            let Err(reason) = self.client.post(body.clone(), TIMEOUT).await else {
+            let Err(reason) = self.remote.post_once(body.clone(), TIMEOUT).await else {
                 return Ok(());
             };
             if attempt == ATTEMPTS {
-                return Err(Failure { plugin: Plugin::Webhook, reason, events: events.len() });
+                return Err(Failure { plugin: Plugin::Webhook, reason, events: entries.len() });
             }
             tracing::debug!(attempt, reason, "the audit webhook is called again");
             let random = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
@@ -61,10 +58,10 @@ fn scaled(span: Duration, factor: f64) -> Duration {
 }
 
 /// An EventList.
-fn list(events: &[Arc<Event>]) -> Bytes {
+fn list(entries: &[Entry]) -> Bytes {
     let mut text =
         br#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#.to_vec();
-    for (i, event) in events.iter().enumerate() {
+    for (i, (event, _)) in entries.iter().enumerate() {
         if i > 0 {
             text.push(b',');
         }
@@ -77,6 +74,7 @@ fn list(events: &[Arc<Event>]) -> Bytes {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http_body_util::{BodyExt, Full};
@@ -90,6 +88,7 @@ mod tests {
 
     use super::*;
     use crate::audit::backend::{Backend, BatchConfig, Mode, Sink};
+    use crate::audit::event::Event;
 
     /// A webhook that fails so many times first.
     struct Receiver {
@@ -166,6 +165,20 @@ mod tests {
         assert_eq!((sizes, receiver.calls.load(Ordering::Relaxed)), (vec![1, 3], 5));
         assert_eq!(lists[0]["kind"], "EventList");
         assert_eq!(lists[0]["items"][0]["kind"], "Event");
+    }
+
+    #[test]
+    fn audit_webhook_faults_name_the_kubeconfig() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = WebhookConfig {
+            config_file: dir.path().join("absent.conf"),
+            initial_backoff: Duration::ZERO,
+            mode: Mode::Blocking,
+            truncate: None,
+        };
+        let error = Webhook::open(&config).err().unwrap().to_string();
+        let (start, _) = error.split_once("absent.conf: ").unwrap();
+        assert!(start.starts_with("initializing audit webhook: "), "{error}");
     }
 
     #[tokio::test]

@@ -156,6 +156,8 @@ impl Authenticator {
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
         let caller = self.authenticate(certified, verify, path, headers).await;
+        // What proxies say of users is for this server, and for nobody that a request is handed on to.
+        self.drop_proxy_headers(headers);
         let result = if caller.is_ok() { "success" } else { "error" };
         self.attempts.increment(&[("result", result)]);
         caller

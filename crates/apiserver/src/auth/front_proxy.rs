@@ -1,10 +1,12 @@
 //! Front proxies that are trusted to name users in headers (`--requestheader-*`).
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use hyper::HeaderMap;
 use longshore_serving::FrontProxyHeaders;
 use longshore_tls::{ClientCa, Verdict};
+use parking_lot::Mutex;
 
 use crate::pki;
 use crate::user::User;
@@ -21,13 +23,50 @@ pub struct FrontProxyConfig {
 /// The front proxies, with the CA that knows them.
 pub(super) struct FrontProxies {
     config: FrontProxyConfig,
-    authority: ClientCa,
+    authority: Mutex<Authority>,
 }
+
+/// The CA as it was read last.
+struct Authority {
+    authority: ClientCa,
+    text: Vec<u8>,
+    read: Instant,
+}
+
+/// How often the file of the CA is looked at: one that was replaced knows nobody any longer.
+const REREAD: Duration = Duration::from_secs(60);
 
 impl FrontProxies {
     pub(super) fn load(config: FrontProxyConfig) -> pki::Result<FrontProxies> {
         let authority = ClientCa::load(&config.ca_file, &pki::provider())?;
-        Ok(FrontProxies { config, authority })
+        let text = std::fs::read(&config.ca_file).unwrap_or_default();
+        let authority = Authority { authority, text, read: Instant::now() };
+        Ok(FrontProxies { config, authority: Mutex::new(authority) })
+    }
+
+    /// The CA, read anew when its file has changed. One that cannot be read stays as it was.
+    fn authority(&self) -> ClientCa {
+        let mut known = self.authority.lock();
+        if known.read.elapsed() >= REREAD {
+            known.read = Instant::now();
+            let file = &self.config.ca_file;
+            match std::fs::read(file) {
+                Ok(text) if text == known.text => {}
+                Ok(text) => match ClientCa::load(file, &pki::provider()) {
+                    Ok(authority) => {
+                        tracing::info!(?file, "reloaded the CA of front proxies");
+                        (known.authority, known.text) = (authority, text);
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "failed to reload the CA of front proxies")
+                    }
+                },
+                Err(error) => {
+                    tracing::error!(?file, %error, "failed to read the CA of front proxies")
+                }
+            }
+        }
+        known.authority.clone()
     }
 
     /// Removes the headers that name users.
@@ -48,7 +87,7 @@ impl FrontProxies {
             return None;
         }
         let longshore_tls::User { name, uid, groups, extra } =
-            known.user(&verify(&self.authority), headers)?;
+            known.user(&verify(&self.authority()), headers)?;
         Some(User::vouched_for(User { name, uid, groups, extra }))
     }
 }

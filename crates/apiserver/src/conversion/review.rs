@@ -35,10 +35,10 @@ pub(super) fn converted(version: &str, uid: &str, mut review: Value) -> Result<V
     if version == "v1" && given != wanted {
         return Err(format!("expected webhook response of {wanted}, got {given}"));
     }
-    let response = &mut review["response"];
-    if !response.is_object() {
-        return Err("no response provided".to_owned());
-    }
+    let response = match review.get_mut("response") {
+        Some(response) if response.is_object() => response,
+        _ => return Err("no response provided".to_owned()),
+    };
     let given = text(&response["uid"]);
     if version == "v1" && given != uid {
         return Err(format!("expected response.uid={uid:?}, got {given:?}"));
@@ -261,6 +261,15 @@ mod tests {
         );
         refused(answer(json!({}), json!([])), "response.result.status was '', not 'Success'");
         assert_eq!(read("v1", answer(success, Value::Null)), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn conversion_answers_of_any_shape_are_no_panic() {
+        for review in [json!([]), json!("x"), json!(1), json!(true), json!({"response": []})] {
+            for version in VERSIONS {
+                assert!(converted(version, "id", review.clone()).is_err(), "{version} {review}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,4 @@
 //! Configurations of admission webhooks, admission policies and their bindings.
-//!
-//! Current limitations: the status of policies has no type checking.
 
 use std::collections::BTreeSet;
 

@@ -77,6 +77,18 @@ fn validate(range: &Value, _: Option<&Value>, causes: &mut Causes) {
                 "either minimum or maximum storage value is required, but neither was provided";
             causes.required(&path.child("limits"), detail);
         }
+        for (resource, ratio) in entries(&limit["maxLimitRequestRatio"]) {
+            let ratio = text(ratio);
+            let one = Quantity::parse("1").map_or(0, Quantity::amount);
+            if Quantity::parse(ratio).is_some_and(|ratio| ratio.amount() < one) {
+                let field = path.child("maxLimitRequestRatio");
+                causes.invalid(
+                    &field.key(resource),
+                    ratio,
+                    format!("ratio {ratio} is less than 1"),
+                );
+            }
+        }
         orders(&path, limit, causes);
     }
 }

@@ -130,7 +130,11 @@ pub(super) static TEMPLATE: Kind = Kind {
             let path = Path::root("spec");
             match old {
                 Some(old) => rules::immutable(&path, &template["spec"], &old["spec"], causes),
-                None => claim_spec(&path.child("spec"), &template["spec"]["spec"], causes),
+                None => {
+                    let (own, metadata) = (&template["spec"]["metadata"], path.child("metadata"));
+                    rules::labels(&metadata.child("labels"), &own["labels"], causes);
+                    claim_spec(&path.child("spec"), &template["spec"]["spec"], causes);
+                }
             }
         },
         printer: &CLASSES,

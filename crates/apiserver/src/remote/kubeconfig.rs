@@ -1,4 +1,6 @@
-//! Servers that kubeconfigs name.
+//! Servers that kubeconfigs name: that of the current context, with the credentials of its user.
+//!
+//! Current limitations: no proxy, no plugins for credentials.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 
-use super::{Authorization, Remote, bearer};
+use super::{Authorization, Origin, Remote, bearer};
 use crate::webhook_client::tls;
 
 /// Where a pod finds what its service account may show.
@@ -62,6 +64,7 @@ struct Cluster {
     certificate_authority_data: String,
     insecure_skip_tls_verify: bool,
     tls_server_name: String,
+    proxy_url: String,
 }
 
 #[derive(Deserialize)]
@@ -138,12 +141,16 @@ impl Kubeconfig {
                 found.ok_or_else(|| format!("there is no user {name:?}"))?.user
             }
         };
+        if !cluster.proxy_url.is_empty() {
+            return Err("proxy-url is not implemented".to_owned());
+        }
         if user.exec.is_some() || user.auth_provider.is_some() {
             return Err("plugins of credentials are not supported: use a certificate, a token or \
                         a file with a token"
                 .to_owned());
         }
-        if cluster.server.starts_with("http://") && !user.is_nobody() {
+        let (Origin { is_tls, .. }, _) = Origin::of(&cluster.server)?;
+        if !is_tls && !user.is_nobody() {
             return Err(format!("{}: credentials would be sent in plain text", cluster.server));
         }
         let authority = content(
@@ -157,7 +164,8 @@ impl Kubeconfig {
             return Err("insecure-skip-tls-verify is set, and a certificate authority too".into());
         }
         let identity = user.identity(base)?;
-        let tls = tls::client_with(authority.as_deref(), insecure, identity)?;
+        // a system without certificate authorities can do plain HTTP, which uses none
+        let tls = tls::client_with(authority.as_deref(), insecure || !is_tls, identity)?;
         let name = Some(cluster.tls_server_name).filter(|name| !name.is_empty());
         Remote::new(&cluster.server, name, Arc::new(tls), user.authorization(base)?)
     }
@@ -250,8 +258,26 @@ mod tests {
         );
         let plain = remote("{server: 'http://127.0.0.1:1'}", "{}").unwrap();
         assert_eq!(plain.authorization, Authorization::Nothing);
+        let query = remote("{server: 'http://[::1]/audit?x=1'}", "{}").unwrap();
+        assert_eq!((query.path.as_str(), query.origin.host.as_str()), ("/audit?x=1", "::1"));
+        let basic = remote(
+            "{server: 'https://h', insecure-skip-tls-verify: true}",
+            "{username: a, password: b}",
+        );
+        assert_eq!(
+            basic.unwrap().authorization,
+            Authorization::Header(HeaderValue::from_static("Basic YTpi"))
+        );
         for (cluster, user, why) in [
             ("{server: 'http://h'}", "{token: t}", "plain text"),
+            ("{server: 'HTTP://h'}", "{token: t}", "plain text"),
+            ("{server: 'http://h', proxy-url: 'http://p'}", "{}", "proxy-url is not implemented"),
+            ("{server: 'ftp://h'}", "{}", "no URL of http"),
+            (
+                "{server: 'https://h', insecure-skip-tls-verify: true}",
+                "{token: \"a\\nb\"}",
+                "not valid in a header",
+            ),
             ("{server: 'https://h', certificate-authority: none.crt}", "{}", "none.crt"),
             ("{server: 'https://h', certificate-authority-data: '%'}", "{}", "authority-data"),
             ("{server: 'http://h'}", "{exec: {command: x}}", "plugins"),
@@ -264,6 +290,21 @@ mod tests {
         ] {
             let error = remote(cluster, user).err().unwrap();
             assert!(error.contains(why), "{why}: {error}");
+        }
+    }
+
+    #[test]
+    fn remote_kubeconfig_faults_quote_no_secrets() {
+        for (cluster, user) in [
+            ("{server: 'https://h'}", "{token: [s3cret]}"),
+            ("{server: 'https://h'}", "{token: \"s3cret}"),
+            ("{server: 'https://h'}", "{token: s3cret, client-key-data: {}}"),
+            ("{server: 'https://a:s3cret@h'}", "{}"),
+            ("{server: 'https://h', insecure-skip-tls-verify: true}", "{token: \"s3cret\\n\"}"),
+            ("{server: 'http://h'}", "{username: a, password: s3cret}"),
+        ] {
+            let error = remote(cluster, user).err().unwrap();
+            assert!(!error.contains("s3cret"), "{cluster} {user}: {error}");
         }
     }
 }

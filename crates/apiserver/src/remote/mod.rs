@@ -1,5 +1,5 @@
-//! Calls of servers that the configuration of this one names: webhooks of authentication and
-//! authorization by kubeconfigs, and issuers of tokens by URLs.
+//! Calls of servers that the configuration of this one names: webhooks of authentication, authorization
+//! and the audit by kubeconfigs, and issuers of tokens by URLs.
 //!
 //! What a server does is bounded: the time until its answer is read, the size of the answer, and how many
 //! calls there are at once. Redirects are not followed.
@@ -31,6 +31,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 pub(crate) use self::kubeconfig::Error as KubeconfigError;
+use crate::webhook_client::{go_words, refusal};
 
 /// The most calls of one server at once.
 const MAX_CALLS: usize = 64;
@@ -65,15 +66,17 @@ struct Origin {
 impl Origin {
     /// The origin of a URL, and its path with the query.
     fn of(url: &str) -> Result<(Origin, String), String> {
-        let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not a URL: {error}"))?;
+        // a user in it may have a password, which no message quotes
+        let shown = if url.contains('@') { "the address".to_owned() } else { format!("{url:?}") };
+        let uri: Uri = url.parse().map_err(|error| format!("{shown} is not a URL: {error}"))?;
         let is_tls = match uri.scheme_str() {
             Some("https") => true,
             Some("http") => false,
-            _ => return Err(format!("{url:?} is no URL of http or https")),
+            _ => return Err(format!("{shown} is no URL of http or https")),
         };
-        let authority = uri.authority().ok_or_else(|| format!("{url:?} has no host"))?;
+        let authority = uri.authority().ok_or_else(|| format!("{shown} has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(format!("{url:?} has a user"));
+            return Err("the URL has a user".to_owned());
         }
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let origin = Origin {
@@ -87,7 +90,8 @@ impl Origin {
 
     async fn connect(&self, tls: &Tls, server_name: &str) -> Result<Sender, String> {
         let Origin { host, port, .. } = self;
-        let failed = |error: std::io::Error| format!("dial tcp {host}:{port}: {error}");
+        let failed =
+            |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         if !self.is_tls {
@@ -202,7 +206,7 @@ impl Remote {
     }
 
     /// POSTs a JSON document. `limit` is for all of it, from the wait for a slot to the last byte.
-    pub(crate) async fn post(&self, body: Bytes, limit: Duration) -> Result<Answer, String> {
+    async fn post(&self, body: Bytes, limit: Duration) -> Result<Answer, String> {
         let whole = async {
             let _slot = self.calls.acquire().await;
             let authorization = self.authorization().await?;
@@ -217,6 +221,13 @@ impl Remote {
         let answer = timeout(limit, whole).await;
         let answer = answer.unwrap_or_else(|_| Err("context deadline exceeded".to_owned()));
         answer.map_err(|reason: String| format!("Post {:?}: {reason}", self.url))
+    }
+
+    /// POSTs a JSON document once. An answer that is not one of success is an error, in the words of
+    /// upstream's client.
+    pub(crate) async fn post_once(&self, body: Bytes, limit: Duration) -> Result<Bytes, String> {
+        let Answer { code, body } = self.post(body, limit).await?;
+        if matches!(code, 200..=299) { Ok(body) } else { Err(refusal(code, &body)) }
     }
 
     /// POSTs a JSON document until the answer is one of success, a few times if an error may pass. `limit`
@@ -328,6 +339,36 @@ mod tests {
         }
         for url in ["", "/a", "ftp://a", "https://u:p@a/", "a.example"] {
             assert!(Origin::of(url).is_err(), "{url}");
+        }
+        for url in ["https://u:secret@a/", "ftp://u:secret@a/", "https://u:secret@", "u:secret@a b"]
+        {
+            let error = Origin::of(url).unwrap_err();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn remote_posts_once_and_words_refusals_like_upstream() {
+        let kubeconfig = testing::serve_json(|body| match body["code"].as_u64() {
+            Some(200) => (200, serde_json::json!({"done": true})),
+            code => (code.unwrap().try_into().unwrap(), serde_json::json!("why")),
+        })
+        .await;
+        let remote = Remote::of_kubeconfig(&kubeconfig).unwrap();
+        for (code, expected) in [
+            (200, Ok(r#"{"done":true}"#)),
+            (404, Err("the server could not find the requested resource")),
+            (
+                500,
+                Err(
+                    r#"an error on the server ("\"why\"") has prevented the request from succeeding"#,
+                ),
+            ),
+        ] {
+            let body = Bytes::from(format!(r#"{{"code":{code}}}"#));
+            let answer = remote.post_once(body, Duration::from_secs(30)).await;
+            let answer = answer.as_ref().map(|body| std::str::from_utf8(body).unwrap());
+            assert_eq!(answer.map_err(String::as_str), expected);
         }
     }
 }

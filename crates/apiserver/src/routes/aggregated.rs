@@ -43,7 +43,6 @@ impl Router {
         };
         let mut names = HeaderMap::new();
         name_user(&mut names, user).map_err(StatusError::internal)?;
-        self.authenticator.drop_proxy_headers(&mut head.headers);
         if streams::is_upgrade(&head.headers) {
             let connection = match client.connect(registry, backend).await {
                 Ok(connection) => audit::held(connection),

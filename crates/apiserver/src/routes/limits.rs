@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use longshore_base::budget::{Budget, Holder, Priority, Share};
 use longshore_base::fair_queue::{FairQueue, Permit};
@@ -29,6 +30,8 @@ const ANSWERS: (u64, u64) = (256 << 20, 128 << 20);
 /// How many requests of one priority are authenticated and authorized at a time: more than there are
 /// threads, as some wait for the store.
 const ADMISSIONS: usize = 32;
+/// How long one of them is kept.
+pub(super) const ADMISSION_SLOT: Duration = Duration::from_millis(250);
 /// Watches, logs and other requests that last.
 const LONG_RUNNING: (u64, u64) = (16 << 10, 16 << 10);
 

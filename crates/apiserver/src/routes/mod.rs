@@ -182,8 +182,8 @@ impl Router {
     async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
         let authorization = head.headers.get(header::AUTHORIZATION).cloned();
-        let path = head.uri.path().to_owned();
-        let caller = self.authenticator.caller(peer.user(), verify, &path, &mut head.headers).await;
+        let caller =
+            self.authenticator.caller(peer.user(), verify, &line.path, &mut head.headers).await;
         let request = received(line, caller.as_ref().ok());
         match &caller {
             Ok(_) => audit::begin(request).await?,
@@ -347,8 +347,17 @@ impl Router {
         let admitted = match &line {
             Ok(line) => {
                 // Many requests may wait here: they are small until they are admitted.
-                let _permit = self.limits.admission_permit(peer.holder()).await;
-                contained(self.admit(&peer, line, &mut head)).await.map(|admitted| (line, admitted))
+                let permit = self.limits.admission_permit(peer.holder()).await;
+                let mut admission = std::pin::pin!(contained(self.admit(&peer, line, &mut head)));
+                // A permit is for work that is done here: who waits longer, for a webhook or an issuer of
+                // tokens, gives it back.
+                let early = timeout(limits::ADMISSION_SLOT, admission.as_mut()).await;
+                drop(permit);
+                let admitted = match early {
+                    Ok(admitted) => admitted,
+                    Err(_) => admission.await,
+                };
+                admitted.map(|admitted| (line, admitted))
             }
             Err(error) => {
                 let target = Target::Path(uri.path());

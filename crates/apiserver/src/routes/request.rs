@@ -137,7 +137,17 @@ impl RequestLine {
         {
             query.set("fieldSelector", FieldSelector::of_name(name));
         }
-        Ok(RequestLine { verb, path: path.to_owned(), resource, query, fields })
+        let path = match &resource {
+            // A proxied request goes on with the path as it was sent.
+            Some(_) => path.to_owned(),
+            // Any other is authorized, audited and served by the same text.
+            None => {
+                let decoded = percent_decode_str(path).decode_utf8();
+                let unreadable = || StatusError::bad_request("the path is not valid UTF-8");
+                decoded.map_err(|_| unreadable())?.into_owned()
+            }
+        };
+        Ok(RequestLine { verb, path, resource, query, fields })
     }
 
     /// What is to be authorized.

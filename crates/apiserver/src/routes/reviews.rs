@@ -6,11 +6,13 @@ use serde_json::{Value, json};
 use super::negotiate::Form;
 use super::respond::{self, Result};
 use super::tokens::user_info;
+use super::writes::validation;
 use super::{Call, Router};
 use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
-use crate::schema::FieldValidation;
+use crate::object;
+use crate::schema::{Causes, Path};
 use crate::status::StatusError;
 use crate::user::User;
 
@@ -20,25 +22,24 @@ impl Router {
             return Err(StatusError::not_acceptable(&["application/json"]));
         }
         let body = self.body(&mut call).await?;
-        let (review, _) = body.read(call.resource.gvk(), FieldValidation::Ignore)?;
+        let (review, mut unknown) = body.read(call.resource.gvk(), validation(&call)?)?;
         audit::request_object(&review);
         let dry_run = call.line.query.dry_run()?;
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
+        check(&call, kind, &review)?;
+        unknown.extend(warnings);
         review["status"] = match kind {
             Review::Access => {
-                let user = subject(&review["spec"])?;
-                self.access_status(&user, &review["spec"]).await?
+                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
             }
             Review::LocalAccess => {
-                let asked = &review["spec"]["resourceAttributes"]["namespace"];
-                if *asked != call.path.namespace.as_str() {
+                if call.path.namespace.as_str() != object::namespace(&review) {
                     return Err(StatusError::bad_request(format!(
-                        "spec.resourceAttributes.namespace must match namespace: {:?}",
+                        "spec.resourceAttributes.namespace must match namespace: {}",
                         call.path.namespace
                     )));
                 }
-                let user = subject(&review["spec"])?;
-                self.access_status(&user, &review["spec"]).await?
+                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
             }
             Review::SelfRules => match text(&review["spec"], "namespace") {
                 "" => return Err(StatusError::bad_request("no namespace on request")),
@@ -49,7 +50,7 @@ impl Router {
             Review::Token => self.token_status(&review["spec"]).await?,
         };
         let mut answer = respond::json(StatusCode::CREATED, &review);
-        respond::warn(&mut answer, &warnings);
+        respond::warn(&mut answer, &unknown);
         Ok(answer)
     }
 
@@ -71,11 +72,6 @@ impl Router {
 
     async fn verdict(&self, user: &User, spec: &Value) -> Result<Decision> {
         let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
-        if resource.is_object() == path.is_object() {
-            return Err(StatusError::bad_request(
-                "exactly one of nonResourceAttributes or resourceAttributes must be specified",
-            ));
-        }
         if path.is_object() {
             let access =
                 Access { user, verb: text(path, "verb"), target: Target::Path(text(path, "path")) };
@@ -116,19 +112,60 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_default()
 }
 
-fn subject(spec: &Value) -> Result<User> {
+/// What a question about an access must say.
+fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
+    if !matches!(kind, Review::Access | Review::LocalAccess | Review::SelfAccess) {
+        return Ok(());
+    }
+    let (spec, path) = (&review["spec"], Path::root("spec"));
+    let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+    let (resource_path, other_path) =
+        (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
+    let mut causes = Causes::default();
+    match (resource.is_object(), other.is_object()) {
+        (true, true) => {
+            let why = "cannot be specified in combination with resourceAttributes";
+            causes.invalid(&other_path, other, why);
+        }
+        (false, false) => {
+            let why =
+                "exactly one of nonResourceAttributes or resourceAttributes must be specified";
+            causes.invalid(&resource_path, &Value::Null, why);
+        }
+        _ => {}
+    }
+    let is_nobody = text(spec, "user").is_empty() && texts(&spec["groups"]).is_empty();
+    if is_nobody && kind != Review::SelfAccess {
+        let why = "at least one of user or group must be specified";
+        causes.invalid(&path.child("user"), "", why);
+    }
+    if kind == Review::LocalAccess {
+        let namespace = object::namespace(review);
+        if resource.is_object() && text(resource, "namespace") != namespace {
+            let given = text(resource, "namespace");
+            let why = "must match metadata.namespace";
+            causes.invalid(&resource_path.child("namespace"), given, why);
+        }
+        if other.is_object() {
+            causes.invalid(&other_path, other, "disallowed on this kind of request");
+        }
+    }
+    match causes.0.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid(call.resource, "", causes.0)),
+    }
+}
+
+fn subject(spec: &Value) -> User {
     let groups = texts(&spec["groups"]);
     let name = text(spec, "user").to_owned();
-    if name.is_empty() && groups.is_empty() {
-        return Err(StatusError::bad_request("at least one of user or group must be specified"));
-    }
     let extra = spec["extra"].as_object().into_iter().flatten();
-    Ok(User {
+    User {
         name,
         uid: text(spec, "uid").to_owned(),
         groups,
         extra: extra.map(|(key, values)| (key.to_lowercase(), texts(values))).collect(),
-    })
+    }
 }
 
 fn texts(list: &Value) -> Vec<String> {

@@ -47,6 +47,9 @@ fn request_lines() {
     for (method, uri, expected) in [
         (Method::GET, "/", "get /"),
         (Method::GET, "/api", "get /api"),
+        // What is served by its path is authorized by the same text.
+        (Method::GET, "/logs/%73ecret.log", "get /logs/secret.log"),
+        (Method::GET, "/logs/%ff", "400"),
         (Method::GET, "/api/v1", "get /api/v1"),
         (Method::GET, "/apis/apps/v1", "get /apis/apps/v1"),
         (Method::GET, "/api/v1/pods", "list -/v1 - pods - -"),

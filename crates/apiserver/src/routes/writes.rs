@@ -308,7 +308,7 @@ fn is_apply(call: &Call<'_>) -> bool {
     call.verb == "patch" && schema::media_type(content_type) == patch::APPLY
 }
 
-fn validation(call: &Call<'_>) -> Result<FieldValidation> {
+pub(super) fn validation(call: &Call<'_>) -> Result<FieldValidation> {
     FieldValidation::parse(call.line.query.get("fieldValidation"))
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use longshore_base::panics;
 use longshore_structural::{Schema, check};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -343,7 +344,11 @@ fn is_ending(definition: &Value) -> bool {
 
 /// Deletes the objects of a definition, waits until they are gone, and lets it go.
 async fn finish(api: &Api, name: String) -> (String, Result<(), StatusError>) {
-    let result = finish_named(api, &name).await;
+    // Objects pass through the kind's webhook here: what goes wrong is the kind's alone.
+    let result = panics::contained(finish_named(api, &name), || {
+        Err(StatusError::internal("the end of the kind panicked"))
+    })
+    .await;
     (name, result)
 }
 

@@ -6,7 +6,6 @@
 //! the next call with the same configuration.
 
 mod config;
-mod kubeconfig;
 pub(crate) mod tls;
 
 use std::collections::HashMap;
@@ -18,7 +17,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls_pki_types::ServerName;
@@ -29,7 +28,6 @@ use tokio_rustls::TlsConnector;
 
 pub(crate) use self::config::ClientConfig;
 use self::config::Target;
-pub(crate) use self::kubeconfig::KubeconfigClient;
 use crate::registry::Registry;
 use crate::service_resolver::ServiceResolver;
 
@@ -127,7 +125,10 @@ impl WebhookClient {
             kept.keep(sender);
             match code.is_success() {
                 true => Ok(body),
-                false => Err(Error::Status { code: code.as_u16(), reason: refusal(code, &body) }),
+                false => Err(Error::Status {
+                    code: code.as_u16(),
+                    reason: refusal(code.as_u16(), &body),
+                }),
             }
         })
         .await
@@ -263,15 +264,18 @@ fn request(
 }
 
 /// What upstream's client says of an answer with such a status.
-fn refusal(code: StatusCode, body: &[u8]) -> String {
+pub(crate) fn refusal(code: u16, body: &[u8]) -> String {
     let quoted = body.get(..MAX_QUOTED).unwrap_or(body);
     let quoted = String::from_utf8_lossy(quoted);
     let quoted = match quoted.trim() {
         "" => "unknown",
         text => text,
     };
-    match code.as_u16() {
-        300..=399 => format!("the webhook redirects ({code}), which is not followed"),
+    match code {
+        300..=399 => {
+            let code = hyper::StatusCode::from_u16(code).unwrap_or_default();
+            format!("the webhook redirects ({code}), which is not followed")
+        }
         401 => "the server has asked for the client to provide credentials".to_owned(),
         404 => "the server could not find the requested resource".to_owned(),
         405 => "the server does not allow this method on the requested resource".to_owned(),
@@ -291,7 +295,7 @@ fn refusal(code: StatusCode, body: &[u8]) -> String {
 }
 
 /// An error of a connection as Go words it, which is what people search for.
-fn go_words(error: &std::io::Error) -> String {
+pub(crate) fn go_words(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
         std::io::ErrorKind::HostUnreachable => "connect: no route to host".to_owned(),
@@ -317,11 +321,10 @@ mod tests {
             ),
             (503, "the server is currently unable to handle the request"),
         ] {
-            let code = StatusCode::from_u16(code).unwrap();
             assert_eq!(refusal(code, b" no \"way\"\n"), expected);
         }
         let long = vec![b'a'; 1 << 20];
-        assert!(refusal(StatusCode::BAD_GATEWAY, &long).len() < 2 * MAX_QUOTED);
-        assert!(refusal(StatusCode::BAD_GATEWAY, b"").contains("(\"unknown\")"));
+        assert!(refusal(502, &long).len() < 2 * MAX_QUOTED);
+        assert!(refusal(502, b"").contains("(\"unknown\")"));
     }
 }

@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 use crate::expressions::USER_DECL;
 use crate::user::{Extra, User};
 
+/// The most values of claims that expressions see.
+const MAX_NAMED: usize = 20_000;
+
 /// Where a value comes from.
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -142,7 +145,11 @@ impl Mapping {
             || matches!(self.groups, Some(Source::Expression(_)))
             || matches!(self.uid, Some(Source::Expression(_)))
             || !(self.extra.is_empty() && self.claim_rules.is_empty());
-        let named = if uses_expressions { escaped(claims) } else { Value::Null };
+        let named = match uses_expressions {
+            true => escaped(claims, &mut { MAX_NAMED })
+                .ok_or_else(|| format!("the claims have more than {MAX_NAMED} values"))?,
+            false => Value::Null,
+        };
         let variable = Variable(&named, None);
         let mut budget = Budget(RUNTIME_BUDGET);
         let name = self.name(own, &variable, &mut budget)?;
@@ -316,34 +323,45 @@ fn texts(value: &Cel<'_>) -> Result<Vec<String>, String> {
 }
 
 /// The claims as expressions see them: of a name that expressions cannot write, there is another that
-/// they can (`a-b` as `a__dash__b`).
-fn escaped(claims: &Value) -> Value {
-    match claims {
+/// they can (`a-b` as `a__dash__b`). `None`: they are more than so many, as each level may double them.
+fn escaped(claims: &Value, left: &mut usize) -> Option<Value> {
+    *left = left.checked_sub(1)?;
+    Some(match claims {
         Value::Object(map) => {
             let mut all = Map::new();
             for (name, value) in map {
                 // a claim that has the other name of another must not pass for it
                 if !name.contains("__") {
-                    all.insert(name.clone(), escaped(value));
+                    all.insert(name.clone(), escaped(value, left)?);
                 }
             }
             for (name, value) in map {
                 match escape(name) {
-                    Some(other) if other != *name => drop(all.insert(other, escaped(value))),
+                    Some(other) if other != *name => drop(all.insert(other, escaped(value, left)?)),
                     _ => {}
                 }
             }
             Value::Object(all)
         }
-        Value::Array(items) => items.iter().map(escaped).collect(),
+        Value::Array(items) => {
+            items.iter().map(|item| escaped(item, left)).collect::<Option<_>>()?
+        }
         other => other.clone(),
-    }
+    })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jwt_claims_that_double_at_each_level_are_refused() {
+        let deep = (0..60).fold(json!(1), |inner, _| json!({"a-b": inner}));
+        assert_eq!(escaped(&deep, &mut { MAX_NAMED }), None);
+        let plain = escaped(&json!({"a-b": [1, {"c__d": 2}]}), &mut { MAX_NAMED }).unwrap();
+        assert_eq!(plain["a__dash__b"], plain["a-b"]);
+    }
 
     fn expression(source: &str) -> Source {
         Source::Expression(Expression::of_claims(source).unwrap())

@@ -1,8 +1,7 @@
 //! What a node may do: its own Node, Lease, CSINode and pods, what the pods that are bound to it
-//! refer to, the volumes behind their claims, and what is attached to it; besides, what the role `system:node` lists, which is the same for all nodes. What depends on
-//! a request's body is for the admission `node_restriction` to judge.
-//!
-//! Current limitations: slices of devices are not served here, so nothing leads from them to a node.
+//! refer to, the volumes behind their claims, and what is attached to it; besides, what the role
+//! `system:node` lists, which is the same for all nodes. What depends on a request's body is decided by the
+//! admission `node_restriction`.
 
 mod graph;
 mod references;

@@ -225,6 +225,11 @@ fn expression_of_labels(
     }
 }
 
+/// The labels of objects that are made from a template.
+pub(super) fn labels(path: &Path<'_>, labels: &Value, causes: &mut Causes) {
+    meta::labels(path, labels, causes);
+}
+
 /// A finalizer of a namespace.
 pub(super) fn finalizer(path: &Path<'_>, finalizer: &str, causes: &mut Causes) {
     causes.each(path, finalizer, names::qualified(finalizer));

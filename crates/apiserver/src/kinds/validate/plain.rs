@@ -7,7 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::container::{self, quantity};
-use super::{immutable, non_negative, pod};
+use super::{immutable, meta, non_negative, pod};
+use crate::cidr;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::value::{entries, is_zero, items, same, text};
@@ -120,11 +121,33 @@ pub(in crate::kinds) fn node(node: &Value, causes: &mut Causes) {
             causes.duplicate(&path, taint, "taints must be unique by key and effect pair");
         }
     }
+    pod_ranges(&Path::root("spec").child("podCIDRs"), &node["spec"]["podCIDRs"], causes);
     let status = Path::root("status");
     for field in ["capacity", "allocatable"] {
         for (name, amount) in entries(&node["status"][field]) {
             quantity(&status.child(field).child(name), name, amount, causes);
         }
+    }
+}
+
+/// The ranges of a node's pods: one of each family at most.
+fn pod_ranges(list: &Path<'_>, ranges: &Value, causes: &mut Causes) {
+    let mut families = Vec::new();
+    for (i, range) in items(ranges).iter().enumerate() {
+        match cidr::parse(text(range)) {
+            Some(parsed) => families.push(parsed.addr().is_ipv4()),
+            None => {
+                let why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+                causes.invalid(&list.index(i), range, why);
+            }
+        }
+    }
+    let all = families.len();
+    families.sort_unstable();
+    families.dedup();
+    if families.len() < all {
+        let why = "may specify no more than one CIDR for each IP family";
+        causes.invalid(list, ranges, why);
     }
 }
 
@@ -177,6 +200,8 @@ pub(in crate::kinds) fn runtime_class(class: &Value, old: Option<&Value>, causes
     let overhead = json!({"limits": class["overhead"]["podFixed"]});
     container::resources(&Path::root("overhead"), &overhead, causes);
     let scheduling = Path::root("scheduling");
+    let selector = &class["scheduling"]["nodeSelector"];
+    meta::labels(&scheduling.child("nodeSelector"), selector, causes);
     let tolerations = &class["scheduling"]["tolerations"];
     pod::tolerations(&scheduling.child("tolerations"), tolerations, causes);
 }

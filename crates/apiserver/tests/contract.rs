@@ -1,0 +1,302 @@
+//! What is accepted and what is refused: one object of every kind (`data/objects.yaml`), as it is and
+//! with each of its fields absent, null, of a wrong type, out of range, too long, doubled or unknown,
+//! some 9,000 in all. Nothing is stored, as all are dry runs.
+//!
+//! Alone, the test sees to it that the objects themselves are accepted and that no variation is an
+//! internal error. With `KUBE_APISERVER` and `ETCD` (paths of programs) it sends the same to
+//! kube-apiserver and compares: whether an object is accepted, what is wrong with it, and warnings.
+//! `CONTRACT_REPORT` names a file for all differences, as JSON lines.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Client, Cluster};
+use serde_json::{Value, json};
+
+const OBJECTS: &str = include_str!("data/objects.yaml");
+const LONG: usize = 300;
+const TOKEN: &str = "contract-test";
+/// Objects that kube-apiserver refuses and that are accepted here; as each of them has its reasons,
+/// another one fails the test. Fields as causes name them, without indexes.
+const ACCEPTED_HERE: &[(&str, &str)] = &[
+    // compiled by the scheduler alone
+    ("DeviceClass", "spec.selectors.cel.expression"),
+    ("ResourceClaim", "spec.devices.requests.exactly.selectors.cel.expression"),
+    // a key that is named twice counts once
+    ("CustomResourceDefinition", "spec.validation.openAPIV3Schema"),
+    ("CustomResourceDefinition", ""),
+    // an empty text or list is as good as none
+    ("Service", "spec.ipFamilyPolicy"),
+    ("HorizontalPodAutoscaler", "spec.behavior"),
+    // any name will do
+    ("HorizontalPodAutoscaler", "spec.metrics.containerResource.name"),
+    // a toleration may stand there twice
+    ("RuntimeClass", "scheduling.tolerations"),
+];
+
+/// How a server answered.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    code: u16,
+    /// Field and message of each cause, or the message alone.
+    causes: BTreeSet<(String, String)>,
+}
+
+/// A program that ends with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn documents() -> Vec<Value> {
+    OBJECTS
+        .split("\n---\n")
+        .map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}")))
+        .collect()
+}
+
+/// Everything that an object is changed to, with what was changed.
+fn variations(object: &Value) -> Vec<(String, Value)> {
+    let mut all = vec![("as it is".to_owned(), object.clone())];
+    let mut places = Vec::new();
+    walk(object, &mut String::new(), &mut places);
+    for place in places {
+        let mut without = object.clone();
+        remove(&mut without, &place);
+        all.push((format!("{place} absent"), without));
+        for value in others(object.pointer(&place).unwrap()) {
+            let mut changed = object.clone();
+            *changed.pointer_mut(&place).unwrap() = value.clone();
+            let mut text = value.to_string();
+            text.truncate(text.floor_char_boundary(60));
+            all.push((format!("{place} = {text}"), changed));
+        }
+    }
+    all
+}
+
+/// JSON pointers to all that is in a value, but for the names of its type.
+fn walk(value: &Value, path: &mut String, places: &mut Vec<String>) {
+    let end = path.len();
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(list) => list.iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect(),
+        _ => Vec::new(),
+    };
+    for (key, child) in children {
+        if end == 0 && matches!(key.as_str(), "apiVersion" | "kind") {
+            continue;
+        }
+        path.push('/');
+        path.push_str(&key.replace('~', "~0").replace('/', "~1"));
+        places.push(path.clone());
+        walk(child, path, places);
+        path.truncate(end);
+    }
+}
+
+fn remove(object: &mut Value, place: &str) {
+    let (parent, last) = place.rsplit_once('/').unwrap();
+    let last = last.replace("~1", "/").replace("~0", "~");
+    match object.pointer_mut(parent).unwrap() {
+        Value::Object(map) => drop(map.remove(&last)),
+        Value::Array(list) => drop(list.remove(last.parse().unwrap())),
+        other => panic!("{other} has no parts"),
+    }
+}
+
+/// What may stand where a value is.
+fn others(value: &Value) -> Vec<Value> {
+    let mut others = match value {
+        Value::Bool(given) => vec![json!(!given), json!("x")],
+        Value::Number(_) => vec![json!(-1), json!(0), json!(1_u32 << 31), json!("x"), json!(1.5)],
+        Value::String(_) => vec![json!(""), json!("Not Valid!"), json!("a".repeat(LONG)), json!(7)],
+        Value::Array(list) => {
+            let last = list.last().cloned().unwrap_or(json!(1));
+            let doubled: Vec<Value> = list.iter().cloned().chain([last]).collect();
+            vec![json!([]), json!(doubled), json!({})]
+        }
+        Value::Object(map) => {
+            let mut more = map.clone();
+            more.insert("bogus".to_owned(), json!("y"));
+            vec![json!({}), Value::Object(more), json!([])]
+        }
+        Value::Null => Vec::new(),
+    };
+    others.push(Value::Null);
+    others
+}
+
+/// The path that an object is created at, by the server's own discovery.
+async fn collection(client: &Client, object: &Value) -> String {
+    let version = object["apiVersion"].as_str().unwrap();
+    let base = match version {
+        "v1" => "/api/v1".to_owned(),
+        other => format!("/apis/{other}"),
+    };
+    let (_, list) = client.get(&base).await;
+    let resource = list["resources"].as_array().into_iter().flatten().find(|resource| {
+        resource["kind"] == object["kind"] && !resource["name"].as_str().unwrap().contains('/')
+    });
+    let resource = resource.unwrap_or_else(|| panic!("{version} {} is not served", object["kind"]));
+    let name = resource["name"].as_str().unwrap();
+    match resource["namespaced"] == true {
+        true => format!("{base}/namespaces/default/{name}"),
+        false => format!("{base}/{name}"),
+    }
+}
+
+async fn ask(client: &Client, path: &str, object: &Value) -> Answer {
+    let path = format!("{path}?dryRun=All&fieldValidation=Strict");
+    let (code, answer) = client.call("POST", &path, Some(object.clone())).await;
+    if code < 300 {
+        return Answer { code, causes: BTreeSet::new() };
+    }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let causes = answer["details"]["causes"].as_array().into_iter().flatten();
+    let mut causes: BTreeSet<(String, String)> = causes
+        .map(|cause| (without_indexes(&text(&cause["field"])), text(&cause["message"])))
+        .collect();
+    if causes.is_empty() {
+        causes.insert((String::new(), text(&answer["message"])));
+    }
+    Answer { code, causes }
+}
+
+fn without_indexes(field: &str) -> String {
+    let parts = field.split('[').enumerate();
+    parts
+        .map(|(i, part)| if i == 0 { part } else { part.split_once(']').map_or("", |p| p.1) })
+        .collect()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// kube-apiserver on an etcd of its own, with a token of an administrator.
+async fn peer(server: &Path, etcd: &Path, pki: &Path, dir: &Path) -> (Client, [Program; 2]) {
+    let start = |program: &Path, args: Vec<String>| {
+        let log = File::create(dir.join(format!("{}.log", args.len()))).unwrap();
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        Program(command.spawn().unwrap())
+    };
+    let (client_port, peer_port, port) = (free_port(), free_port(), free_port());
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let etcd = start(
+        etcd,
+        vec![
+            format!("--data-dir={}", dir.join("etcd").display()),
+            format!("--listen-client-urls={}", url(client_port)),
+            format!("--advertise-client-urls={}", url(client_port)),
+            format!("--listen-peer-urls={}", url(peer_port)),
+            format!("--initial-advertise-peer-urls={}", url(peer_port)),
+            format!("--initial-cluster=default={}", url(peer_port)),
+        ],
+    );
+    let tokens = dir.join("tokens.csv");
+    std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n")).unwrap();
+    let key = pki.join("sa.key");
+    let server = start(
+        server,
+        vec![
+            format!("--etcd-servers={}", url(client_port)),
+            format!("--secure-port={port}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--advertise-address=192.0.2.1".to_owned(),
+            format!("--cert-dir={}", dir.join("certs").display()),
+            format!("--token-auth-file={}", tokens.display()),
+            format!("--service-account-key-file={}", key.display()),
+            format!("--service-account-signing-key-file={}", key.display()),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            "--service-cluster-ip-range=10.202.0.0/16".to_owned(),
+            "--authorization-mode=Node,RBAC".to_owned(),
+            "--allow-privileged=true".to_owned(),
+        ],
+    );
+    let mut config = kube::Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
+    config.accept_invalid_certs = true;
+    config.proxy_url = None;
+    config.auth_info.token = Some(TOKEN.to_owned().into());
+    let client = Client(kube::Client::try_from(config).unwrap());
+    for _ in 0..120 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let request = hyper::Request::get("/readyz").body(Vec::new()).unwrap();
+        if client.0.request_text(request).await.is_ok() {
+            client.ensure_default_account("default").await;
+            return (client, [server, etcd]);
+        }
+    }
+    panic!("kube-apiserver is not ready; its log is in {}", dir.display());
+}
+
+#[tokio::test]
+async fn contract_of_every_kind() {
+    let cluster = Cluster::start_with(|config| {
+        config.service_range = "10.202.0.0/16".parse().unwrap();
+    })
+    .await;
+    let paths = ["KUBE_APISERVER", "ETCD"].map(std::env::var_os);
+    let upstream = match &paths {
+        [Some(server), Some(etcd)] => {
+            let (server, etcd) = (Path::new(server), Path::new(etcd));
+            Some(peer(server, etcd, &cluster.pki(), cluster.dir.path()).await)
+        }
+        _ => None,
+    };
+    let mut report = std::env::var_os("CONTRACT_REPORT").map(|path| File::create(path).unwrap());
+    let mut counts: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for object in documents() {
+        let kind = object["kind"].as_str().unwrap().to_owned();
+        let path = collection(&cluster.admin, &object).await;
+        for (what, variation) in variations(&object) {
+            let ours = ask(&cluster.admin, &path, &variation).await;
+            let is_itself = what == "as it is";
+            if ours.code >= 500 || (is_itself && ours.code >= 300) {
+                wrong.push(format!("{kind}: {what}: {ours:?}"));
+            }
+            let Some((client, _)) = &upstream else { continue };
+            let theirs = ask(client, &path, &variation).await;
+            // It fails on some that ours refuses in words.
+            let differs = theirs.code < 500 && ours != theirs;
+            let [all, differ] = counts.entry(kind.clone()).or_default();
+            *all += 1;
+            *differ += usize::from(differs);
+            if let Some(report) = report.as_mut().filter(|_| differs) {
+                let line = json!({
+                    "kind": kind, "what": what,
+                    "kube-apiserver": format!("{theirs:?}"), "longshore": format!("{ours:?}"),
+                });
+                writeln!(report, "{line}").unwrap();
+            }
+            let is_excused = theirs.causes.iter().any(|(field, _)| {
+                let excuse =
+                    |(of, prefix): &&(&str, &str)| *of == kind && field.starts_with(prefix);
+                ACCEPTED_HERE.iter().any(|known| excuse(&known))
+            });
+            if differs && ours.code < 300 && !is_excused {
+                wrong.push(format!("{kind}: {what}: accepted, while upstream says {theirs:?}"));
+            }
+        }
+    }
+    for (kind, [all, differ]) in counts.iter().filter(|(_, [_, differ])| *differ > 0) {
+        println!("{kind}: of {all} variations {differ} are answered otherwise");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    cluster.stop().await;
+}
