@@ -430,7 +430,8 @@ mod tests {
         fn groups() -> Vec<String> {
             vec![String::new(); 1000]
         }
-        let cases: [(&str, usize, fn(&mut Event)); 12] = [
+        type Change = fn(&mut Event);
+        let cases: [(&str, usize, Change); 12] = [
             ("ID", 10_000, |event| event.audit_id = long()),
             ("URI", 10_000, |event| event.request_uri = long()),
             ("agent", 10_000, |event| event.user_agent = long()),
