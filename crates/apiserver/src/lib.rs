@@ -15,6 +15,7 @@ mod auth;
 mod authz;
 mod cache;
 mod cidr;
+mod config_file;
 mod conversion;
 mod counters;
 #[cfg(test)]

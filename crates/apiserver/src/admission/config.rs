@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::plugins::is_in_force;
 use super::pod_security::PodSecurity;
+use crate::config_file::parse;
 
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
 
@@ -114,11 +115,6 @@ impl Plugin {
 fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })
-}
-
-fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

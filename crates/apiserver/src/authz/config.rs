@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Mode;
 use super::conditions::Condition;
+use crate::config_file;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 
@@ -163,8 +164,7 @@ impl AuthorizationConfig {
 
 /// The authorizers of a file's text.
 pub(super) fn parse(text: &str) -> Result<Vec<AuthorizerConfig>, String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    let file: File = serde_saphyr::from_str_with_options(text, options)
+    let file: File = config_file::parse(text)
         .map_err(|error| format!("failed to load AuthorizationConfiguration from file: {error}"))?;
     let version = file.api_version.strip_prefix("apiserver.config.k8s.io/");
     if file.kind != "AuthorizationConfiguration" || !version.is_some_and(|v| VERSIONS.contains(&v))

@@ -13,6 +13,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
 
 use super::{Authorization, Origin, Remote, bearer};
+use crate::config_file;
 use crate::webhook_client::tls;
 
 /// Where a pod finds what its service account may show.
@@ -95,9 +96,7 @@ impl Remote {
     pub(crate) fn of_kubeconfig(path: &Path) -> Result<Remote, Error> {
         let invalid = |reason| Error { path: path.to_owned(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
-        let options = serde_saphyr::options! { with_snippet: false };
-        let kubeconfig: Kubeconfig = serde_saphyr::from_str_with_options(&text, options)
-            .map_err(|error| invalid(error.to_string()))?;
+        let kubeconfig: Kubeconfig = config_file::parse(&text).map_err(invalid)?;
         let base = path.parent().unwrap_or(Path::new(""));
         kubeconfig.remote(base).map_err(invalid)
     }

@@ -1,14 +1,12 @@
 //! The IPAddress objects of services: one for each address that a service has, as upstream's allocator
 //! writes them. The services are the truth; the objects follow.
 
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::Duration;
-
-use serde_json::{Value, json};
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::keep;
 use crate::admission::services::Allocation;
 use crate::api_types::Resource;
 use crate::kinds::{core, known};
@@ -19,24 +17,11 @@ use crate::schema::value::text;
 use crate::status::StatusError;
 use crate::user::User;
 
-const RETRY: Duration = Duration::from_secs(1);
 const MANAGED_BY: (&str, &str) = ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io");
 
 /// Runs until `stop`.
 pub(crate) async fn run(api: &Api, stop: CancellationToken) {
-    loop {
-        let ended = tokio::select! {
-            () = stop.cancelled() => return,
-            ended = follow(api) => ended,
-        };
-        if let Err(error) = ended {
-            tracing::warn!(%error, "cannot reconcile the addresses of services");
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(RETRY) => {}
-        }
-    }
+    keep(stop, "cannot reconcile the addresses of services", || follow(api)).await;
 }
 
 fn addresses() -> Result<&'static Resource, StatusError> {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::{RETRY, keep};
 use crate::api_types::Resource;
 use crate::definitions::{Entry, is_built_in, is_in_effect};
 use crate::kinds::custom::cause;
@@ -28,7 +29,6 @@ use crate::schema::value::{items, text};
 use crate::status::StatusError;
 use crate::user::User;
 
-const RETRY: Duration = Duration::from_secs(1);
 /// How often it is looked whether the objects of a definition are gone.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -44,18 +44,7 @@ pub(crate) async fn load(api: &Api) -> Result<(), StatusError> {
 
 /// Follows the store until `stop`.
 pub(crate) async fn run(api: &Api, stop: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            result = follow(api) => if let Err(error) = result {
-                tracing::warn!(%error, "cannot follow definitions of custom kinds");
-            },
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(RETRY) => {}
-        }
-    }
+    keep(stop, "cannot follow definitions of custom kinds", || follow(api)).await;
 }
 
 async fn follow(api: &Api) -> Result<(), StatusError> {

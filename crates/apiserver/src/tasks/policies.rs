@@ -1,12 +1,10 @@
 //! The status of validating policies: warnings of expressions that do not fit the types of the objects that
 //! they are about. Each copy of the apiserver follows the store, and what they write is the same.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::keep;
 use crate::admission::policies::type_warnings;
 use crate::api_types::Resource;
 use crate::kinds::known;
@@ -16,22 +14,9 @@ use crate::operations::Api;
 use crate::registry::Stored;
 use crate::status::StatusError;
 
-const RETRY: Duration = Duration::from_secs(1);
-
 /// Follows the store until `stop`.
 pub(crate) async fn run(api: &Api, stop: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            result = follow(api) => if let Err(error) = result {
-                tracing::warn!(%error, "cannot check the types of policies");
-            },
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = sleep(RETRY) => {}
-        }
-    }
+    keep(stop, "cannot check the types of policies", || follow(api)).await;
 }
 
 async fn follow(api: &Api) -> Result<(), StatusError> {

@@ -292,9 +292,9 @@ impl Fit {
 }
 
 /// A pod, and the extended resources that devices serve on nodes that do not have them.
-struct Room<'a>(&'a Fit, &'a Pod, Vec<&'a Atom>);
+struct FitFilter<'a>(&'a Fit, &'a Pod, Vec<&'a Atom>);
 
-impl<'a> Room<'a> {
+impl<'a> FitFilter<'a> {
     /// For a change that may help, where classes of devices are not looked up.
     fn any(fit: &'a Fit, pod: &'a Pod) -> Self {
         let names = pod.requests.scalars.iter().map(|(name, _)| name);
@@ -302,7 +302,7 @@ impl<'a> Room<'a> {
     }
 }
 
-impl Room<'_> {
+impl FitFilter<'_> {
     fn insufficient(&self, info: &NodeInfo, node: &Node) -> (Vec<Cow<'static, str>>, bool) {
         let (pod, allocatable) = (self.1, &node.allocatable);
         let (mut reasons, mut is_resolvable) = (Vec::new(), true);
@@ -337,7 +337,7 @@ impl Room<'_> {
     }
 }
 
-impl NodeFilter for Room<'_> {
+impl NodeFilter for FitFilter<'_> {
     fn filter(&self, info: &NodeInfo) -> Result<(), Status> {
         let Some(node) = &info.node else { return Ok(()) };
         let (reasons, is_resolvable) = self.insufficient(info, node);
@@ -363,7 +363,7 @@ impl Plugin for Fit {
         let classes = &cycle.objects.device_classes;
         let served =
             names.filter(|name| is_extended(name) && class_of(classes, name).is_some()).collect();
-        PreFilter::Filter(Box::new(Room(self, cycle.pod, served)))
+        PreFilter::Filter(Box::new(FitFilter(self, cycle.pod, served)))
     }
 
     fn pre_score<'a>(
@@ -382,7 +382,7 @@ impl Plugin for Fit {
                 new.uid == pod.uid && new.requests.is_below(&old.requests)
             }
             ClusterEvent::DeviceClass(_) => !pod.extended.is_empty(),
-            ClusterEvent::NodeAdded(node) => Room::any(self, pod)
+            ClusterEvent::NodeAdded(node) => FitFilter::any(self, pod)
                 .insufficient(&NodeInfo::new(node.name.clone(), None), node)
                 .0
                 .is_empty(),
@@ -390,7 +390,7 @@ impl Plugin for Fit {
                 let (old, own) = (&old.allocatable, &new.allocatable);
                 let grows = own.pods > old.pods || old.is_below(own);
                 grows
-                    && Room::any(self, pod)
+                    && FitFilter::any(self, pod)
                         .insufficient(&NodeInfo::new(new.name.clone(), None), new)
                         .0
                         .is_empty()

@@ -7,6 +7,7 @@ use hyper::Uri;
 use serde::Deserialize;
 
 use super::claims::{ClaimRule, Expression, Mapping, Source, UserRule};
+use crate::config_file;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 
@@ -148,9 +149,7 @@ pub(crate) struct Checked {
 impl AuthenticationFile {
     /// Reads a file, strictly.
     pub(crate) fn parse(text: &str) -> Result<AuthenticationFile, String> {
-        let options = serde_saphyr::options! { with_snippet: false };
-        let file: AuthenticationFile =
-            serde_saphyr::from_str_with_options(text, options).map_err(|e| e.to_string())?;
+        let file: AuthenticationFile = config_file::parse(text)?;
         let version = file.api_version.strip_prefix("apiserver.config.k8s.io/");
         let is_known = version.is_some_and(|version| VERSIONS.contains(&version));
         match is_known && file.kind == "AuthenticationConfiguration" {
