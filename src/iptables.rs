@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use longshore_base::retry::Delays;
 use longshore_proxy::Family;
 use longshore_proxy::apply::{self, Backend, Error, Iptables, Limits, Position, Table};
 use tokio::sync::Notify;
@@ -42,11 +43,14 @@ const GUARD: [&str; 16] = [
 ];
 /// Interval of full checks, besides notifications.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// The pause after a failure.
-const PAUSE: Duration = Duration::from_secs(60);
+/// The delay after a failure, which doubles up to `MAX_BACKOFF`. The first is short: a flush that
+/// runs beside the writing removes a chain between two steps.
+const BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Keeps the chains until dropped.
 pub async fn keep() {
+    let mut delays = Delays::doubling(BACKOFF, MAX_BACKOFF);
     let backend = loop {
         match Backend::chosen(Limits::default()).await {
             Ok(backend) => break backend,
@@ -56,7 +60,7 @@ pub async fn keep() {
             }
             Err(error) => warn!(%error, "cannot create iptables chains, retrying"),
         }
-        sleep(PAUSE).await;
+        sleep(delays.next_delay()).await;
     };
     join_all(Family::ALL.map(|family| keep_family(backend.family(family)))).await;
 }
@@ -70,12 +74,14 @@ async fn keep_family(iptables: Iptables) {
     let flushed = Notify::new();
     flushed.notify_one();
     let write = async {
+        let mut delays = Delays::doubling(BACKOFF, MAX_BACKOFF);
         loop {
             flushed.notified().await;
             while let Err(error) = write(&iptables).await {
                 warn!(%family, %error, "cannot create iptables chains, retrying");
-                sleep(PAUSE).await;
+                sleep(delays.next_delay()).await;
             }
+            delays.reset();
             debug!(%family, "iptables chains created");
         }
     };

@@ -59,9 +59,12 @@ async fn iptables_chains_are_created_and_restored_after_a_flush() {
         host.run("sh", ["-c", flush]).unwrap();
         until_kept(&host).await;
     }
-    // a flush that leaves the other tables alone
-    host.run("sh", ["-c", "iptables -F; iptables -X"]).unwrap();
-    until_kept(&host).await;
+    // A flush that leaves the other tables alone. Its second step may remove a chain that was
+    // restored after its first.
+    for _ in 0..10 {
+        host.run("sh", ["-c", "iptables -F; iptables -X || true"]).unwrap();
+        until_kept(&host).await;
+    }
     node.daemon().terminate(TIMEOUT).unwrap();
     missing(&host).expect("they stay");
     drop(node);
