@@ -510,7 +510,9 @@ impl Reservation<'_> {
         families::complete(&configured, service, old)
             .map_err(|causes| StatusError::invalid(resource, object::name(service), causes.0))?;
         let is_kept = old.is_some_and(|old| families::is_kept_preference(service, old));
-        if !needs_address(service) || is_headless(service) || is_kept {
+        // A service that was headless stays so, which the rules of the object see to.
+        let first = old.filter(|old| needs_address(old)).unwrap_or(service);
+        if !needs_address(service) || is_headless(first) || is_kept {
             return Ok(());
         }
         let spec = &service["spec"];
@@ -518,14 +520,13 @@ impl Reservation<'_> {
         let had = old
             .filter(|old| needs_address(old))
             .map_or(&[][..], |old| items(&old["spec"]["clusterIPs"]));
-        // That what it had has changed is for the rules of the object to refuse.
-        if !addresses.starts_with(had) && !had.starts_with(&addresses) {
-            return Ok(());
-        }
+        // Whether it still has what it had is for those rules too.
         let families: Vec<String> =
             items(&spec["ipFamilies"]).iter().map(|family| text(family).to_owned()).collect();
         addresses.resize(addresses.len().max(families.len()), "".into());
-        for (index, family) in families.iter().enumerate().skip(had.len()) {
+        let is_configured = |family: &str| configured.contains(&family);
+        let lacking = families.iter().enumerate().skip(had.len());
+        for (index, family) in lacking.filter(|(_, family)| is_configured(family)) {
             let address = match text(&addresses[index]) {
                 "" => self.take_any_address(service, family)?.to_string(),
                 given => {
@@ -539,8 +540,9 @@ impl Reservation<'_> {
             };
             addresses[index] = address.into();
         }
+        addresses.retain(|address| !is_zero(address));
         let spec = object::child_mut(service, "spec");
-        if let Some(first) = addresses.first() {
+        if let (Some(first), true) = (addresses.first(), had.is_empty()) {
             spec.insert("clusterIP".into(), first.clone());
         }
         spec.insert("clusterIPs".into(), addresses.into());
