@@ -81,6 +81,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         tracing::warn!(flags = ?ignored, "these flags have no effect");
     }
     let registry = registry();
+    flags.feature_gates.register_metrics(&registry);
     let leader_metrics = LeaderMetrics::new(&registry);
     let credentials = Credentials::from(flags.config_source());
     let requests = RestClient::new(&registry);
@@ -213,6 +214,10 @@ pub async fn run_kube_scheduler(
     stop: CancellationToken,
 ) -> Result<(), ProgramError> {
     let registry = registry();
+    options.feature_gates.register_metrics(&registry);
+    for (name, value) in options.feature_gates.changed() {
+        tracing::warn!("the feature gate {name}={value} has no effect");
+    }
     if !options.without_effect.is_empty() {
         tracing::warn!(flags = ?options.without_effect, "these flags have no effect");
     }
