@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::text::{Labels, Text};
+use crate::text::{Kind, Labels, Text};
 use crate::value::Metric;
 
 /// Series of one name with `N` labels each. Clones lead to the same series.
@@ -90,15 +90,34 @@ fn find<M, const N: usize>(series: &[Series<M, N>], values: [&str; N]) -> Result
     })
 }
 
+/// What a family is called and what its series have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is about.
+    pub help: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: Vec<&'static str>,
+}
+
 /// A family, as the registry sees it.
 pub(crate) trait Page: Send + Sync {
     fn name(&self) -> &'static str;
+    fn describe(&self) -> Description;
     fn write(&self, text: &mut Text);
 }
 
 impl<M: Metric, const N: usize> Page for Family<M, N> {
     fn name(&self) -> &'static str {
         self.0.name
+    }
+
+    fn describe(&self) -> Description {
+        let Inner { name, help, labels, .. } = *self.0;
+        Description { name, help, kind: M::KIND, labels: labels.to_vec() }
     }
 
     fn write(&self, text: &mut Text) {

@@ -79,6 +79,7 @@ impl Cluster {
             configuration: Configuration::default(),
             registry: longshore_scheduler::plugins::Registry::default(),
             metrics: Metrics::new(&Registry::default()),
+            resources: Registry::default().slot(),
             shares_informers: false,
         };
         tokio::spawn(async move {

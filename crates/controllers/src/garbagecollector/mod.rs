@@ -32,6 +32,7 @@ use self::graph::{Identity, Policy, Work};
 use crate::Context;
 use crate::discovery::{Discovered, discover};
 use crate::writes::{is_conflict, is_not_found, unless_stopped};
+use longshore_metrics::Counter;
 
 /// How often the apiserver is asked for new resources.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -150,7 +151,10 @@ pub(crate) async fn run(context: Context) {
     let collector: Shared = Arc::new(Collector::new(cluster));
     let (synced, mut is_synced) = watch::channel(false);
     let client = context.informers.client().clone();
-    let monitors = follow_resources(client, collector.clone(), queue.clone(), synced);
+    let monitors = {
+        let errors = context.metrics.garbage_sync_errors.clone();
+        follow_resources(client, collector.clone(), queue.clone(), synced, errors)
+    };
     let worker = async {
         let ready = async {
             if is_synced.wait_for(|synced| *synced).await.is_err() {
@@ -195,12 +199,14 @@ async fn follow_resources(
     collector: Shared,
     queue: WorkQueue<Work>,
     synced: watch::Sender<bool>,
+    errors: Counter,
 ) {
     let mut monitors: HashMap<ApiResource, Monitor> = HashMap::new();
     loop {
         let discovery = match discover(&client).await {
             Ok(discovery) => discovery,
             Err(error) => {
+                errors.inc();
                 warn!("cannot discover resources: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
@@ -255,6 +261,7 @@ async fn follow_resources(
                 }
             };
             if tokio::time::timeout(FIRST_LISTS, all).await.is_err() {
+                errors.inc();
                 warn!("not all resources were listed in time; collecting without them");
             }
             synced.send_replace(true);

@@ -327,6 +327,16 @@ impl View {
         Some(Duration::try_from(left).unwrap_or_default())
     }
 
+    /// Why pods are created, as metrics name it.
+    pub(super) fn creation_reason(&self) -> &'static str {
+        let policy = self.spec().and_then(|spec| spec.pod_replacement_policy.as_deref());
+        match (policy, self.failed > 0, self.terminating > 0) {
+            (Some("Failed"), true, _) => "recreate_failed",
+            (_, true, _) | (_, _, true) => "recreate_terminating_or_failed",
+            _ => "new",
+        }
+    }
+
     /// Whether there are all completions and no pod is active.
     pub(super) fn is_complete(&self) -> bool {
         if !self.active.is_empty() || self.created > 0 {

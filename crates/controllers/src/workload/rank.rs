@@ -39,6 +39,17 @@ pub(crate) fn first_to_delete(
     pods
 }
 
+/// How old ready pods that are deleted are, in relation to the youngest of all: `doomed` of `pods`.
+pub(crate) fn age_ratios(pods: &[Arc<Pod>], doomed: &[Arc<Pod>], now: Timestamp) -> Vec<f64> {
+    let age = |pod: &Arc<Pod>| {
+        let created = pod.metadata.creation_timestamp.as_ref().filter(|_| is_ready(pod))?;
+        Some(now.duration_since(created.0).as_millis())
+    };
+    let youngest = pods.iter().filter_map(age).min().filter(|age| *age > 0);
+    let ratio = |age: i128| Some(age.checked_div(youngest?)? as f64);
+    doomed.iter().filter_map(age).filter_map(ratio).collect()
+}
+
 fn rank(pod: &Pod, related: usize, now: Timestamp) -> Rank {
     let phase = match phase(pod) {
         "Running" => 2,
@@ -125,6 +136,26 @@ mod tests {
             ]);
         }
         Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn deletion_ages_are_relative_to_the_youngest_ready_pod() {
+        let pod = |created: &str, ready: bool| -> Arc<Pod> {
+            let status = if ready { "True" } else { "False" };
+            let pod = json!({
+                "metadata": {"creationTimestamp": created},
+                "status": {"conditions": [{"type": "Ready", "status": status}]},
+            });
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let pods = [
+            pod("2026-01-31T23:00:00Z", true),
+            pod("2026-01-31T20:00:00Z", true),
+            pod("2026-01-31T23:59:00Z", false),
+        ];
+        let now: Timestamp = "2026-02-01T00:00:00Z".parse().unwrap();
+        assert_eq!(age_ratios(&pods, &pods, now), [1.0, 4.0]);
+        assert!(age_ratios(&pods[2..], &pods, now).is_empty());
     }
 
     #[test]
