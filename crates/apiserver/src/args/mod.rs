@@ -224,10 +224,15 @@ pub struct ServeArgs {
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
-    /// The most requests under way that change nothing; 0 is no limit
+    /// Queue and dispatch requests with priority and fairness: FlowSchemas and
+    /// PriorityLevelConfigurations divide --max-requests-inflight and --max-mutating-requests-inflight
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_priority_and_fairness: bool,
+    /// The most requests under way that change nothing; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().reading)]
     pub max_requests_inflight: u32,
-    /// The most requests under way that change something; 0 is no limit
+    /// The most requests under way that change something; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().mutating)]
     pub max_mutating_requests_inflight: u32,
     /// How long a request may take that is no watch
@@ -396,6 +401,13 @@ impl ServeArgs {
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
         );
+        anyhow::ensure!(
+            !self.enable_priority_and_fairness
+                || self.max_requests_inflight > 0
+                || self.max_mutating_requests_inflight > 0,
+            "--max-requests-inflight and --max-mutating-requests-inflight are 0: they must add up to \
+             something positive, or --enable-priority-and-fairness=false"
+        );
         let audit = self.audit.config()?;
         let encryption = self.encryption().await?;
         let store = self.open_store(encryption.as_ref()).await?;
@@ -431,6 +443,7 @@ impl ServeArgs {
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
                 mutating: self.max_mutating_requests_inflight,
+                has_flow_control: self.enable_priority_and_fairness,
             },
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
@@ -682,6 +695,7 @@ mod tests {
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
             "enable-logs-handler",
+            "enable-priority-and-fairness",
             "encryption-provider-config",
             "encryption-provider-config-automatic-reload",
             "etcd-cafile",
