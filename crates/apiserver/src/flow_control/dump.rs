@@ -234,7 +234,7 @@ mod tests {
         table.row(vec!["b\n\tc".into(), "22".into(), String::new()]);
         let expected = "Name,        Index,  Last\n\
                         a long name, 1,      x\n\
-                        b\u{fffd}\u{fffd}c,       22,     \n";
+                        b\u{fffd}\u{fffd}c,        22,     \n";
         assert_eq!(table.text(), expected);
         assert_eq!(seat_seconds(1.5), "1.50000000ss");
         for (millis, expected) in [(0.0, "0s"), (0.5, "500µs"), (12.5, "12.5ms"), (1500.0, "1.5s")]
