@@ -138,6 +138,21 @@ async fn slow(cluster: &Cluster, user: &str) -> TlsStream<TcpStream> {
     stream
 }
 
+/// A request that has come as a whole, and whose client may go.
+async fn whole(cluster: &Cluster, user: &str) -> TlsStream<TcpStream> {
+    let mut stream = connect(cluster, user).await;
+    stream.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    stream
+}
+
+/// What the server says of priority and fairness.
+async fn page(cluster: &Cluster) -> longshore_metrics::parse::Page {
+    let (_, text) = cluster.admin.text("/metrics").await;
+    let own = text.lines().filter(|line| line.contains("apiserver_flowcontrol_"));
+    let own: String = own.map(|line| format!("{line}\n")).collect();
+    longshore_metrics::parse::parse(&own).unwrap()
+}
+
 /// The value of a series of the schema `ann`, or of the level `small`.
 async fn metric(cluster: &Cluster, name: &str, labels: &str) -> String {
     let (_, text) = cluster.admin.text("/metrics").await;
@@ -206,7 +221,7 @@ async fn flow_control_requests_wait_for_the_seats_of_their_level() {
     let (_, text) = cluster.admin.text("/metrics").await;
     assert!(text.contains("apiserver_current_inqueue_requests{request_kind=\"readOnly\"} 1\n"));
     assert!(text.contains("apiserver_current_inflight_requests{request_kind=\"mutating\"} 1\n"));
-    let page = longshore_metrics::parse::parse(&text).unwrap();
+    let page = page(&cluster).await;
     assert!(page.families.contains_key("apiserver_flowcontrol_priority_level_seat_utilization"));
     // more seats, and the one that waits is served
     let shares = json!({"spec": {"limited": {"nominalConcurrencyShares": 10}}});
@@ -235,7 +250,7 @@ async fn flow_control_client_that_goes_leaves_its_queue() {
     .await;
     let mut waiting = Vec::new();
     for _ in 0..5 {
-        waiting.push(slow(&cluster, "ann").await);
+        waiting.push(whole(&cluster, "ann").await);
     }
     eventually("they wait", || async {
         metric(&cluster, "current_inqueue_requests", OWN).await == "5"
@@ -277,8 +292,7 @@ async fn flow_control_watches_have_a_seat_until_they_are_set_up() {
     let executed = format!("{OWN},type=\"watch\"");
     assert_eq!(metric(&cluster, "request_execution_seconds_count", &executed).await, "12");
     // the write was wide
-    let (_, text) = cluster.admin.text("/metrics").await;
-    let page = longshore_metrics::parse::parse(&text).unwrap();
+    let page = page(&cluster).await;
     let sum =
         page.sum("apiserver_flowcontrol_watch_count_samples_sum", &[("flow_schema", "exempt")]);
     assert!(sum.unwrap() >= 12.0, "{sum:?}");
