@@ -37,20 +37,20 @@ impl Dealer {
         let mut rest = hash as usize;
         let mut picks = [0; MAX_HAND];
         let mut hand = Hand { queues: [0; MAX_HAND], size: self.hand };
-        for i in 0..self.hand {
+        for (i, pick) in picks.iter_mut().enumerate().take(self.hand) {
             let left = self.queues - i;
-            picks[i] = rest % left;
+            *pick = rest % left;
             rest /= left;
         }
         // A pick counts the queues that are left after the picks before it.
-        for i in 0..self.hand {
+        for (i, dealt) in hand.queues.iter_mut().enumerate().take(self.hand) {
             let mut queue = picks[i];
             for earlier in picks[..i].iter().rev() {
                 if queue >= *earlier {
                     queue += 1;
                 }
             }
-            hand.queues[i] = queue as u32;
+            *dealt = queue as u32;
         }
         hand
     }
