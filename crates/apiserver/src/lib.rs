@@ -88,6 +88,7 @@ pub use routes::PagesConfig;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
+use crate::admission::event_rate_limit::EventLimits;
 use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
@@ -321,6 +322,8 @@ impl Server {
             ),
             event_ttl: config.event_ttl,
             pod_security: config.admission.pod_security,
+            event_limits: EventLimits::new(&config.admission.event_limits),
+            limited_resources: config.admission.limited_resources,
             advertised,
             tokens,
             authentication_data: tasks::bootstrap::authentication_data(

@@ -209,7 +209,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_privileged: bool,
-    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
+    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs, EventRateLimit
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
     /// Admission plugins not to have; those that are always on cannot be named
@@ -373,7 +373,7 @@ impl ServeArgs {
         }
         let admission = match &self.admission_control_config_file {
             Some(file) => {
-                let (admission, warnings) = crate::AdmissionConfig::load(file)
+                let (admission, warnings) = crate::AdmissionConfig::load(file, plugins)
                     .context("--admission-control-config-file")?;
                 for warning in warnings {
                     tracing::warn!("--admission-control-config-file: {warning}");
@@ -382,6 +382,11 @@ impl ServeArgs {
             }
             None => crate::AdmissionConfig::default(),
         };
+        anyhow::ensure!(
+            !plugins.event_rate_limit || !admission.event_limits.is_empty(),
+            "--enable-admission-plugins: EventRateLimit has no limits: configure them with \
+             --admission-control-config-file"
+        );
         let authorization = self.authorization.config()?;
         let mut authentication = self.authentication.config()?;
         if authorization.local().contains(&Mode::AlwaysAllow) && authentication.anonymous.enabled {
