@@ -25,6 +25,7 @@ mod definitions;
 pub mod discovery;
 mod encryption;
 mod expressions;
+mod flow_control;
 mod gates;
 pub mod kinds;
 mod kubelet;
@@ -87,6 +88,7 @@ pub use routes::PagesConfig;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
+use crate::admission::event_rate_limit::EventLimits;
 use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
@@ -96,6 +98,7 @@ use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::conversion::WebhookConverter;
 use crate::definitions::Definitions;
+use crate::flow_control::FlowControl;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
@@ -174,19 +177,29 @@ pub struct TlsOptions {
     pub curves: Vec<i32>,
 }
 
-/// The limits of requests in flight, without long-running ones such as watches. Zero is no limit.
+/// The limits of requests in flight, without long-running ones such as watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Non-mutating requests.
     pub reading: u32,
     /// Mutating requests.
     pub mutating: u32,
+    /// Whether the two limits are added up and divided by priority and fairness. Otherwise zero is no limit.
+    pub has_flow_control: bool,
+}
+
+impl RequestLimits {
+    /// All seats of priority and fairness, if that is in force.
+    fn seats(&self) -> Option<u32> {
+        let seats = self.reading.saturating_add(self.mutating);
+        Some(seats).filter(|seats| self.has_flow_control && *seats > 0)
+    }
 }
 
 impl Default for RequestLimits {
     /// Upstream's defaults.
     fn default() -> Self {
-        RequestLimits { reading: 400, mutating: 200 }
+        RequestLimits { reading: 400, mutating: 200, has_flow_control: true }
     }
 }
 
@@ -238,6 +251,7 @@ pub struct Server {
     api: Arc<Api>,
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
+    flow_control: Option<Arc<FlowControl>>,
     compaction_interval: Duration,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
@@ -308,6 +322,8 @@ impl Server {
             ),
             event_ttl: config.event_ttl,
             pod_security: config.admission.pod_security,
+            event_limits: EventLimits::new(&config.admission.event_limits),
+            limited_resources: config.admission.limited_resources,
             advertised,
             tokens,
             authentication_data: tasks::bootstrap::authentication_data(
@@ -323,6 +339,12 @@ impl Server {
         tasks::definitions::load(&api).await?;
         api.chain.load(&api.registry).await?;
         tasks::apiservices::start(&api).await?;
+        let timeout = config.request_timeout;
+        let flow_control =
+            config.requests.seats().map(|seats| Arc::new(FlowControl::new(seats, timeout)));
+        if let Some(flow_control) = &flow_control {
+            tasks::flow_control::load(&api, flow_control).await?;
+        }
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -340,6 +362,7 @@ impl Server {
             kubelet,
             config.gates,
             config.requests,
+            flow_control.clone(),
             config.request_timeout,
             stop.clone(),
         ));
@@ -352,6 +375,7 @@ impl Server {
             api,
             audit,
             encryption: config.encryption,
+            flow_control,
             compaction_interval: config.compaction_interval,
             admin_kubeconfig,
             stop,
@@ -396,6 +420,14 @@ impl Server {
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::definitions::run(&self.api, parts.clone()),
             tasks::policies::run(&self.api, parts.clone()),
+            async {
+                if let Some(flow_control) = &self.flow_control {
+                    tokio::join!(
+                        tasks::flow_control::run(&self.api, flow_control, parts.clone()),
+                        flow_control.run(parts.clone()),
+                    );
+                }
+            },
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

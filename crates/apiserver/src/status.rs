@@ -291,6 +291,12 @@ impl StatusError {
         Self::plain(429, "TooManyRequests", message).retry_after(retry_after_seconds)
     }
 
+    /// 429 for a rate of writes that is limited by configuration.
+    #[must_use]
+    pub fn rate_limited(why: &str) -> Self {
+        Self::plain(429, "TooManyRequests", format!("Too many requests: {why}"))
+    }
+
     /// 500 with this message alone.
     #[must_use]
     pub fn internal_plain(message: impl Into<String>) -> Self {

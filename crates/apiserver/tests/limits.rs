@@ -280,7 +280,7 @@ async fn request_limit_body_memory_per_user() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_limit_per_user() {
     let cluster = Cluster::start_with(|config| {
-        config.requests = RequestLimits { reading: 4, mutating: 4 };
+        config.requests = RequestLimits { reading: 4, mutating: 4, has_flow_control: false };
     })
     .await;
     for user in ["greedy", "other"] {

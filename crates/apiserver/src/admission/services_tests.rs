@@ -177,7 +177,7 @@ fn deny_external_ips_allows_unchanged_or_removed() {
     let choose = |plugins| {
         ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), NodePorts::default(), plugins)
     };
-    let on = choose(Plugins { deny_service_external_ips: true });
+    let on = choose(Plugins { deny_service_external_ips: true, ..Plugins::default() });
     let off = choose(Plugins::default());
     for (new, old, expected) in [
         (spec(&[]), None, true),

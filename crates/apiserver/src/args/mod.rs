@@ -209,7 +209,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_privileged: bool,
-    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
+    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs, EventRateLimit
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
     /// Admission plugins not to have; those that are always on cannot be named
@@ -225,10 +225,15 @@ pub struct ServeArgs {
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
-    /// The most requests under way that change nothing; 0 is no limit
+    /// Queue and dispatch requests with priority and fairness: FlowSchemas and
+    /// PriorityLevelConfigurations divide --max-requests-inflight and --max-mutating-requests-inflight
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_priority_and_fairness: bool,
+    /// The most requests under way that change nothing; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().reading)]
     pub max_requests_inflight: u32,
-    /// The most requests under way that change something; 0 is no limit
+    /// The most requests under way that change something; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().mutating)]
     pub max_mutating_requests_inflight: u32,
     /// How long a request may take that is no watch
@@ -370,7 +375,7 @@ impl ServeArgs {
         }
         let admission = match &self.admission_control_config_file {
             Some(file) => {
-                let (admission, warnings) = crate::AdmissionConfig::load(file)
+                let (admission, warnings) = crate::AdmissionConfig::load(file, plugins)
                     .context("--admission-control-config-file")?;
                 for warning in warnings {
                     tracing::warn!("--admission-control-config-file: {warning}");
@@ -379,6 +384,11 @@ impl ServeArgs {
             }
             None => crate::AdmissionConfig::default(),
         };
+        anyhow::ensure!(
+            !plugins.event_rate_limit || !admission.event_limits.is_empty(),
+            "--enable-admission-plugins: EventRateLimit has no limits: configure them with \
+             --admission-control-config-file"
+        );
         let authorization = self.authorization.config()?;
         let mut authentication = self.authentication.config()?;
         if authorization.local().contains(&Mode::AlwaysAllow) && authentication.anonymous.enabled {
@@ -397,6 +407,13 @@ impl ServeArgs {
         anyhow::ensure!(
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
+        );
+        anyhow::ensure!(
+            !self.enable_priority_and_fairness
+                || self.max_requests_inflight > 0
+                || self.max_mutating_requests_inflight > 0,
+            "--max-requests-inflight and --max-mutating-requests-inflight are 0: they must add up to \
+             something positive, or --enable-priority-and-fairness=false"
         );
         let audit = self.audit.config()?;
         let encryption = self.encryption().await?;
@@ -433,6 +450,7 @@ impl ServeArgs {
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
                 mutating: self.max_mutating_requests_inflight,
+                has_flow_control: self.enable_priority_and_fairness,
             },
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
@@ -684,6 +702,7 @@ mod tests {
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
             "enable-logs-handler",
+            "enable-priority-and-fairness",
             "encryption-provider-config",
             "encryption-provider-config-automatic-reload",
             "etcd-cafile",

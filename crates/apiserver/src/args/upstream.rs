@@ -68,7 +68,6 @@ const FLAGS: &[Flag] = &[
         &["true"],
         Ignored("finalizers of dependents are always honoured"),
     ),
-    ("enable-priority-and-fairness", Switch, &["false"], Ignored("requests are limited by user")),
     ("endpoint-reconciler-type", Text, &[], Ignored("this server writes its own endpoint")),
     ("etcd-count-metric-poll-period", Text, &[], METRICS),
     ("etcd-db-metric-poll-interval", Text, &[], METRICS),

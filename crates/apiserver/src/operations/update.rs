@@ -1,5 +1,7 @@
 //! Changing an object: PUT and PATCH, of the whole or of a part that is a subresource.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use super::review::{Pause, Reviews};
@@ -98,6 +100,7 @@ impl Api {
         let mut charge =
             UpdateCharge::of(&self.registry, resource, subresource, request.namespace).await?;
         let mut payments = 0;
+        let mut is_counted = false;
         let written = loop {
             let written = self
                 .registry
@@ -143,6 +146,10 @@ impl Api {
                                     &new,
                                     current,
                                 )?);
+                                if !std::mem::replace(&mut is_counted, true) {
+                                    let now = Instant::now();
+                                    self.event_limits.admit(&attributes, &new, now)?;
+                                }
                                 kinds::validate_change(resource, subresource, &new, current)?;
                                 if subresource.is_empty() {
                                     let said = kinds::strategy(resource).warnings;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
-pub(crate) use list::{ListRequest, VersionMatch};
+pub(crate) use list::{ListRequest, Size, VersionMatch};
 
 use crate::api_types::Resource;
 use crate::object;
@@ -43,6 +43,8 @@ pub(crate) struct Registry {
     written: Mutex<HashMap<&'static str, Revision>>,
     /// Objects that were left out of a list and logged, by key.
     left_out: Mutex<HashMap<String, Revision>>,
+    /// Of resources, as the last list found it.
+    sizes: Mutex<HashMap<&'static str, Size>>,
 }
 
 /// What a write does with the stored object.
@@ -87,6 +89,7 @@ impl Registry {
             store,
             written: Mutex::default(),
             left_out: Mutex::default(),
+            sizes: Mutex::default(),
         }
     }
 
@@ -102,6 +105,15 @@ impl Registry {
     pub(crate) fn written(&self, resource: &Resource) -> Revision {
         let written = self.written.lock();
         written.get(resource.storage).copied().unwrap_or(0)
+    }
+
+    /// How much there is of a resource, if it was listed.
+    pub(crate) fn size(&self, resource: &Resource) -> Option<Size> {
+        self.sizes.lock().get(resource.storage).copied()
+    }
+
+    fn note_size(&self, resource: &Resource, size: Size) {
+        self.sizes.lock().insert(resource.storage, size);
     }
 
     fn note(&self, resource: &Resource, revision: Revision) {

@@ -5,6 +5,7 @@ use hyper::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
 use crate::authz::{ResourceTarget, Target};
+use crate::flow_control::{Describe, Digest};
 use crate::registry::is_path_segment;
 use crate::selector::{FieldSelector, equalities};
 use crate::status::StatusError;
@@ -169,11 +170,35 @@ impl RequestLine {
         })
     }
 
+    /// Whether it is about one node's objects alone.
+    pub(super) fn selects_node(&self) -> bool {
+        self.fields.iter().any(|(field, node)| field == "spec.nodeName" && !node.is_empty())
+    }
+
     /// The name that the selector of a list or a watch requires: the authorized name.
     fn selected_name(&self) -> &str {
         let mut fields = self.fields.iter().filter(|_| matches!(self.verb, "list" | "watch"));
         let name = fields.find(|(field, _)| field == "metadata.name");
         name.map(|(_, name)| name.as_str()).filter(|name| is_path_segment(name)).unwrap_or_default()
+    }
+}
+
+impl Describe for RequestLine {
+    fn digest(&self) -> Digest<'_> {
+        let common = Digest { verb: self.verb, path: &self.path, ..Digest::default() };
+        match self.target() {
+            Target::Path(_) => common,
+            Target::Resource(target) => Digest {
+                is_resource: true,
+                group: target.group,
+                version: target.version,
+                resource: target.resource,
+                subresource: target.subresource,
+                namespace: target.namespace,
+                name: target.name,
+                ..common
+            },
+        }
     }
 }
 

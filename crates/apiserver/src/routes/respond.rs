@@ -107,6 +107,14 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
     response
 }
 
+/// The answer to a request that got no seat, as upstream has it: a text, and not a `Status`.
+pub(super) fn rejected(retry_after: u32) -> Answer {
+    let text = "Too many requests, please try again later.\n";
+    let mut response = self::text(StatusCode::TOO_MANY_REQUESTS, text.into());
+    response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+    response
+}
+
 /// A `Status` object of success.
 pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
     let mut status =
