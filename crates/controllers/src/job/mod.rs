@@ -290,7 +290,7 @@ impl Controller {
         backoff: Backoff,
         now: Timestamp,
     ) -> (&'static str, Result<(), Error>) {
-        let doomed = view.surplus(BURST, now);
+        let doomed = view.surplus(BURST);
         if !doomed.is_empty() || view.is_suspended() {
             let (deleted, result) = self.delete(key, &view.job, &doomed, true).await;
             view.note_deleted(&deleted);

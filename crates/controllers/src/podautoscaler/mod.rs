@@ -22,6 +22,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, Request, Selector, SelectorExt};
 use kube::{Api, Client};
+use longshore_client::error_message;
 use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
 use longshore_pod::quantity::milli;
@@ -325,7 +326,12 @@ impl Controller {
         if autoscaler.status.as_ref() != Some(&status) {
             let mut new = (*autoscaler).clone();
             new.status = Some(status);
-            unless_replaced(replace_status(&self.client, &new).await)?;
+            let written = replace_status(&self.client, &new).await;
+            if let Err(error) = &written {
+                let why = error_message(error);
+                self.record(&autoscaler, EventType::Warning, "FailedUpdateStatus", &why);
+            }
+            unless_replaced(written)?;
         }
         if let Some(failed) = failed {
             // Known to the user by condition and event: the next period is soon enough.
