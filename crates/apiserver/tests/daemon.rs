@@ -52,55 +52,6 @@ async fn daemon_sigterm_ends_watches_then_exits() {
     assert_eq!(code, Some(0), "{}", daemon.log());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn daemon_limits_events_and_resources_by_its_admission_configuration() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("admission.yaml");
-    let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
-        - name: EventRateLimit\n  configuration:\n    kind: Configuration\n    \
-        apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    \
-        limits: [{type: Namespace, qps: 1, burst: 3}]\n\
-        - name: ResourceQuota\n  configuration:\n    kind: ResourceQuotaConfiguration\n    \
-        apiVersion: apiserver.config.k8s.io/v1\n    \
-        limitedResources: [{resource: configmaps, matchContains: [configmaps]}]\n";
-    std::fs::write(&file, text).unwrap();
-    let file = format!("--admission-control-config-file={}", file.display());
-    let daemon = Daemon::start(&[&file, "--enable-admission-plugins=EventRateLimit"]);
-    let client = daemon.client().await;
-    let events = "/api/v1/namespaces/default/events";
-    let event = |name: &str| {
-        json!({"metadata": {"name": name}, "type": "Normal", "reason": "x", "message": "y",
-               "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p"}})
-    };
-    for name in ["a", "b"] {
-        client.create(events, event(name)).await;
-    }
-    let (code, _) = client.call("PATCH", &format!("{events}/a"), Some(json!({"count": 2}))).await;
-    assert_eq!(code, 200);
-    let (mut code, mut status) = (201, json!({}));
-    // one more comes each second, so that a slow machine writes some more
-    for i in 0..200 {
-        if code == 201 {
-            (code, status) = client.call("POST", events, Some(event(&format!("e{i}")))).await;
-        }
-    }
-    assert_eq!((code, status["reason"].as_str()), (429, Some("TooManyRequests")));
-    let why = "Too many requests: limit reached on type Namespace for key default";
-    assert_eq!(status["message"], why);
-    assert_eq!(client.call("DELETE", &format!("{events}/a"), None).await.0, 200);
-    // a config map needs a quota
-    let (code, status) = client.call("POST", MAPS, Some(config_map("m", json!({})))).await;
-    let why = "configmaps \"m\" is forbidden: insufficient quota to consume: configmaps";
-    assert_eq!((code, status["message"].as_str()), (403, Some(why)));
-    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"configmaps": "1"}}});
-    let quotas = "/api/v1/namespaces/default/resourcequotas";
-    client.create(quotas, quota).await;
-    let counted = json!({"status": {"hard": {"configmaps": "1"}, "used": {"configmaps": "0"}}});
-    let (code, _) = client.call("PATCH", &format!("{quotas}/q/status"), Some(counted)).await;
-    assert_eq!(code, 200);
-    client.create(MAPS, config_map("m", json!({}))).await;
-}
-
 #[test]
 fn daemon_start_errors_name_the_flag() {
     let run = |flags: &[&str]| {

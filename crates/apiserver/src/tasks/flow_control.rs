@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use serde_json::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,8 @@ const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 /// Changes are taken together that come within this time of each other.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// How many schemas are written at the same time: the store commits them together.
+const AT_ONCE: usize = 64;
 
 /// What is stored.
 #[derive(Default)]
@@ -123,8 +125,9 @@ async fn read(api: &Api) -> Result<Objects, StatusError> {
 
 /// Takes what is stored, before the first request.
 pub(crate) async fn load(api: &Api, flow_control: &FlowControl) -> Result<(), StatusError> {
-    read(api).await?.configure(flow_control);
-    Ok(())
+    let objects = read(api).await?;
+    objects.configure(flow_control);
+    settle(api, &objects).await
 }
 
 /// Follows the store until `stop`.
@@ -144,9 +147,7 @@ async fn follow(api: &Api, flow_control: &FlowControl) -> Result<(), StatusError
         let began = Instant::now();
         objects.configure(flow_control);
         let took = began.elapsed();
-        for (name, is_there) in objects.wrong() {
-            settle(api, schemas, &name, is_there).await?;
-        }
+        settle(api, &objects).await?;
         // Ten thousand schemas that are written one after the other are not all read for each of them.
         let pause = took.saturating_mul(10).clamp(PAUSE, LONGEST_PAUSE);
         let mut is_changed = false;
@@ -174,16 +175,23 @@ async fn follow(api: &Api, flow_control: &FlowControl) -> Result<(), StatusError
     }
 }
 
-/// Has a schema say whether its level is there.
-async fn settle(
+/// Has all schemas say whether their levels are there.
+async fn settle(api: &Api, objects: &Objects) -> Result<(), StatusError> {
+    let (_, schemas) = resources()?;
+    let wrong = objects.wrong().into_iter();
+    let written = wrong.map(|(name, is_there)| settle_one(api, schemas, name, is_there));
+    stream::iter(written).buffer_unordered(AT_ONCE).try_collect().await
+}
+
+async fn settle_one(
     api: &Api,
     schemas: &Resource,
-    name: &str,
+    name: String,
     is_there: bool,
 ) -> Result<(), StatusError> {
     let now = object::now().to_string();
     let written = api
-        .amend(schemas, "", name, |schema| {
+        .amend(schemas, "", &name, |schema| {
             if let Some(condition) = dangling(schema, is_there, &now) {
                 set_condition(schema, condition);
             }
