@@ -17,7 +17,6 @@ mod cache;
 mod cidr;
 mod config_file;
 mod conversion;
-mod counters;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
@@ -26,6 +25,7 @@ pub mod discovery;
 mod encryption;
 mod expressions;
 mod gates;
+mod http_client;
 pub mod kinds;
 mod kubelet;
 mod managed;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::matching::Matcher;
 use crate::admission::webhooks::hook::texts;
 use crate::cache::Index;
-use crate::expressions::{Environment, Wanted};
+use crate::expressions::{Environment, Expression, Wanted};
 use crate::object;
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
@@ -31,13 +31,6 @@ pub(super) struct Definition {
     pub(super) is_reinvoked: bool,
     /// Why it cannot be evaluated.
     pub(super) error: Option<String>,
-}
-
-/// An expression and what it compiles to.
-#[derive(Debug)]
-pub(crate) struct Expression {
-    pub(crate) source: String,
-    pub(crate) program: Result<Program, String>,
 }
 
 /// Match conditions.

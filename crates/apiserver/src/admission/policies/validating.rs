@@ -3,7 +3,8 @@
 use longshore_cel::{Error, MATCH_CONDITIONS_BUDGET, MAX_MESSAGE, RUNTIME_BUDGET, Value as Cel};
 
 use super::activation::{Activation, Facts};
-use super::definition::{Conditions, Definition, Expression};
+use super::definition::{Conditions, Definition};
+use crate::expressions::{Expression, all_hold};
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,24 +39,7 @@ pub(super) fn conditions_hold(conditions: &Conditions, facts: &Facts<'_>) -> Res
         return Ok(true);
     }
     let activation = Activation::new(facts, &conditions.environment, MATCH_CONDITIONS_BUDGET);
-    let mut errors = Vec::new();
-    for expression in &conditions.list {
-        let result = match &expression.program {
-            Ok(program) => activation.evaluate(program).map_err(|e| failed(expression, &e)),
-            Err(error) => Err(format!("compilation error: {error}")),
-        };
-        match result {
-            Ok(Cel::Bool(true)) => {}
-            // one that does not hold counts more than those that fail
-            Ok(_) => return Ok(false),
-            Err(error) => errors.push(error),
-        }
-    }
-    match errors.as_slice() {
-        [] => Ok(true),
-        [one] => Err(one.clone()),
-        many => Err(format!("[{}]", many.join(", "))),
-    }
+    all_hold(&conditions.list, |program| activation.evaluate(program), failed)
 }
 
 /// Evaluates a policy. No denials: it admits the request.
