@@ -1,9 +1,9 @@
 #!/bin/sh
 # Gets the clients that crates/apiserver/tests/tours.rs makes its tours with, from their languages' registries,
-# into a cache folder: Python's in a virtual environment, JavaScript's in node_modules. Prints the assignments for
+# into a cache folder: Python's in a virtual environment, JavaScript's in node_modules. Prints lines NAME=VALUE for
 # the environment of the tests, of those that are there; what cannot be got is said and left out.
 #
-#   eval "export $(fetch-clients.sh CACHE_FOLDER)"
+#   for client in $(fetch-clients.sh CACHE_FOLDER); do export "$client"; done
 set -eu
 
 cache=${1:?usage: fetch-clients.sh CACHE_FOLDER}
@@ -16,7 +16,7 @@ if command -v python3 >/dev/null; then
     if [ ! -e "$python/complete" ]; then
         echo "fetch-clients: getting $python_client" >&2
         rm -rf "$python"
-        if python3 -m venv "$python" >&2 && "$python/bin/pip" install -q --disable-pip-version-check "$python_client" >&2; then
+        if python3 -m venv "$python" >&2 && timeout 300 "$python/bin/pip" install -q --disable-pip-version-check "$python_client" >&2; then
             touch "$python/complete"
         fi
     fi
@@ -32,7 +32,7 @@ if command -v npm >/dev/null; then
         echo "fetch-clients: getting $javascript_client" >&2
         rm -rf "$modules"
         mkdir -p "$modules"
-        if (cd "$modules" && npm install --silent --no-fund --no-audit "$javascript_client" >&2); then
+        if (cd "$modules" && timeout 300 npm install --silent --no-fund --no-audit "$javascript_client" >&2); then
             touch "$modules/complete"
         fi
     fi

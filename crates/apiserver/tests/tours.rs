@@ -163,10 +163,10 @@ async fn tour_kind(
     let Some(created) = failures.of(&at("create"), api.create(&post, &object).await) else {
         return;
     };
-    // the address of the service is looked at first
-    let (code, reason) = match kind.ends_with("\"Service\"") {
-        true => (422, "Invalid"),
-        false => (409, "AlreadyExists"),
+    // an address that a service asks for is looked at first
+    let (code, reason) = match object.data["spec"]["clusterIP"].as_str() {
+        None | Some("None") => (409, "AlreadyExists"),
+        Some(_) => (422, "Invalid"),
     };
     failures.refused(&at("create again"), api.create(&post, &object).await, code, reason);
     if let Some(read) = failures.of(&at("get"), api.get(&name).await) {

@@ -378,6 +378,9 @@ impl Router {
                 // Aggregated servers count what they serve.
                 let own = labels.filter(|_| caller.remote.is_none());
                 let lasts = limits::is_long_running(line);
+                if own.is_some_and(|labels| labels.is_deprecated) {
+                    audit::annotate("k8s.io/deprecated", "true");
+                }
                 record = own.map(|labels| self.metrics.begin(labels, began, lasts));
                 let answer = contained(self.answer(caller, line, head, &mut body)).await;
                 (answer, RequestGuard::Admitted(share))

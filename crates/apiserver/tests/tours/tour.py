@@ -134,8 +134,9 @@ def tour_kind(document):
     created = at("create", lambda: create(document, field_manager="tour"))
     if created is None:
         return
-    # the address of the service is looked at first
-    again = (422, "Invalid") if document["kind"] == "Service" else (409, "AlreadyExists")
+    # an address that a service asks for is looked at first
+    has_address = document.get("spec", {}).get("clusterIP", "None") != "None"
+    again = (422, "Invalid") if has_address else (409, "AlreadyExists")
     at("create again", lambda: refused(*again, create, document))
 
     def same():

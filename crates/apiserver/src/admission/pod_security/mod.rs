@@ -44,10 +44,12 @@ pub(crate) struct Policies {
 }
 
 impl PodSecurity {
-    /// Whether nothing holds for what the user does in the namespace.
-    fn exempts(&self, user: &User, namespace: &str) -> bool {
-        self.exempt.usernames.contains(&user.name)
-            || self.exempt.namespaces.iter().any(|exempt| exempt == namespace)
+    /// Why nothing holds for what the user does in the namespace, if so.
+    fn exemption(&self, user: &User, namespace: &str) -> Option<&'static str> {
+        if self.exempt.namespaces.iter().any(|exempt| exempt == namespace) {
+            return Some("namespace");
+        }
+        self.exempt.usernames.contains(&user.name).then_some("user")
     }
 
     /// What a namespace enforces and warns about. A label that cannot be read enforces the strictest.
@@ -90,15 +92,23 @@ impl PodSecurity {
         resource: &Resource,
         object: &Value,
     ) -> Result<Option<String>, StatusError> {
-        let is_exempt = || self.exempts(user, object::namespace(object));
-        match resource.kind {
-            "Namespace" => check_namespace(resource, object, None).map(|()| None),
-            _ if !resource.namespaced || is_exempt() => Ok(None),
-            "Pod" => {
+        if resource.kind == "Namespace" {
+            return check_namespace(resource, object, None).map(|()| None);
+        }
+        let template = template(object).filter(|_| resource.namespaced);
+        if resource.kind != "Pod" && template.is_none() {
+            return Ok(None);
+        }
+        if let Some(why) = self.exemption(user, object::namespace(object)) {
+            annotate_exemption(why);
+            return Ok(None);
+        }
+        match template {
+            Some(template) => self.warn_template(registry, object, template).await,
+            None => {
                 let namespace = namespace_of(registry, object::namespace(object)).await?;
                 self.policies(&namespace).check(resource, object)
             }
-            _ => self.warn_template(registry, object).await,
         }
     }
 
@@ -110,7 +120,11 @@ impl PodSecurity {
         subresource: &str,
         namespace: &str,
     ) -> Result<Option<Policies>, StatusError> {
-        if subresource != "ephemeralcontainers" || self.exempts(user, namespace) {
+        if subresource != "ephemeralcontainers" {
+            return Ok(None);
+        }
+        if let Some(why) = self.exemption(user, namespace) {
+            annotate_exemption(why);
             return Ok(None);
         }
         namespace_of(registry, namespace).await.map(|namespace| Some(self.policies(&namespace)))
@@ -121,22 +135,29 @@ impl PodSecurity {
         &self,
         registry: &Registry,
         owner: &Value,
+        template: &Value,
     ) -> Result<Option<String>, StatusError> {
-        let template = match () {
-            () if owner["template"].is_object() => &owner["template"],
-            () if owner["spec"]["jobTemplate"].is_object() => {
-                &owner["spec"]["jobTemplate"]["spec"]["template"]
-            }
-            () => &owner["spec"]["template"],
-        };
-        if !template["spec"]["containers"].is_array() {
-            return Ok(None);
-        }
         let namespace = registry.find(core("namespaces")?, "", object::namespace(owner)).await?;
         let Some(namespace) = namespace else { return Ok(None) };
         let policies = self.policies(&namespace);
         Ok(policies.warning(&template["metadata"], &template["spec"]))
     }
+}
+
+/// The template of the pods of an object, if it has any.
+fn template(owner: &Value) -> Option<&Value> {
+    let template = match () {
+        () if owner["template"].is_object() => &owner["template"],
+        () if owner["spec"]["jobTemplate"].is_object() => {
+            &owner["spec"]["jobTemplate"]["spec"]["template"]
+        }
+        () => &owner["spec"]["template"],
+    };
+    template["spec"]["containers"].is_array().then_some(template)
+}
+
+fn annotate_exemption(why: &str) {
+    audit::annotate(format!("{PREFIX}exempt"), why);
 }
 
 /// Admits an update. Takes what [`PodSecurity::policies_for_update`] found, and the stored object. Returns a
@@ -196,8 +217,8 @@ fn label_faults(namespace: &Value) -> Vec<Cause> {
 impl Policies {
     /// Refuses a pod that its namespace does not take; returns a warning about one that it would rather not.
     fn check(&self, resource: &Resource, pod: &Value) -> Result<Option<String>, StatusError> {
-        let class = text(&pod["spec"]["runtimeClassName"]);
-        if self.exempt_classes.iter().any(|exempt| exempt == class) {
+        if self.is_exempt(&pod["spec"]) {
+            annotate_exemption("runtimeClass");
             return Ok(None);
         }
         let enforce = self.enforce;
@@ -210,10 +231,15 @@ impl Policies {
         Ok(warning)
     }
 
+    fn is_exempt(&self, spec: &Value) -> bool {
+        let class = text(&spec["runtimeClassName"]);
+        self.exempt_classes.iter().any(|exempt| exempt == class)
+    }
+
     /// A warning about what it would rather not take. What violates the audited level is recorded.
     fn warning(&self, metadata: &Value, spec: &Value) -> Option<String> {
-        let class = text(&spec["runtimeClassName"]);
-        if self.exempt_classes.iter().any(|exempt| exempt == class) {
+        if self.is_exempt(spec) {
+            annotate_exemption("runtimeClass");
             return None;
         }
         let would_violate = |policy: Policy| {

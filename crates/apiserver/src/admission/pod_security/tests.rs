@@ -137,8 +137,15 @@ fn pod_security_exemptions() {
     }))
     .unwrap();
     let user = |name: &str| User::authenticated(name.to_owned(), Vec::new());
-    assert!(own.exempts(&user("ann"), "n") && own.exempts(&user("bob"), "free"));
-    assert!(!own.exempts(&user("bob"), "n") && !own.exempts(&user(""), ""));
+    for (name, namespace, expected) in [
+        ("ann", "n", Some("user")),
+        ("bob", "free", Some("namespace")),
+        ("ann", "free", Some("namespace")),
+        ("bob", "n", None),
+        ("", "", None),
+    ] {
+        assert_eq!(own.exemption(&user(name), namespace), expected, "{name} {namespace}");
+    }
     let pods = core("pods").unwrap();
     let policies = own.policies(&namespace(json!({})));
     let pod = |class: Value| {
