@@ -274,7 +274,7 @@ impl Router {
             "update" | "patch" => self.update(call).await,
             "delete" => self.delete(call).await,
             "deletecollection" => self.delete_collection(call).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 
@@ -293,7 +293,7 @@ impl Router {
             ("eviction", _) => self.evict(call, subresource).await,
             ("log", _) => self.log(call).await,
             ("token", _) => self.token(call, subresource).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 }
