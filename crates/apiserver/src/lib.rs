@@ -17,7 +17,6 @@ mod cache;
 mod cidr;
 mod config_file;
 mod conversion;
-mod counters;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
@@ -27,6 +26,7 @@ mod encryption;
 mod expressions;
 mod flow_control;
 mod gates;
+mod http_client;
 pub mod kinds;
 mod kubelet;
 mod managed;

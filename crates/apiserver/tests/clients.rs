@@ -110,7 +110,7 @@ async fn status_errors_are_upstreams() {
     let elsewhere = json!({"metadata": {"name": "web", "namespace": "prod"}, "target": target});
     let table = [
         ("PUT", named.clone(), unnamed.clone(), 400, "name must be provided"),
-        ("PUT", CONFIG_MAPS.to_owned(), unnamed, 405, "update is not supported"),
+        ("PUT", CONFIG_MAPS.to_owned(), unnamed.clone(), 405, "does not allow this method"),
         ("POST", format!("{PODS}/web/binding"), json!({"target": target}), 400, "name in URL"),
         ("POST", format!("{PODS}/web/eviction"), json!({}), 400, "name in URL"),
         (
@@ -121,16 +121,21 @@ async fn status_errors_are_upstreams() {
             "namespace of the provided",
         ),
         ("POST", format!("{PODS}/web/binding"), elsewhere, 400, "namespace of the provided"),
-        ("DELETE", named.clone(), json!({"propagationPolicy": "Sideways"}), 400, "\"Orphan\""),
-        ("DELETE", named.clone(), json!({"dryRun": ["Some"]}), 400, "\"All\""),
+        ("DELETE", named.clone(), json!({"propagationPolicy": "Sideways"}), 422, "\"Orphan\""),
+        ("DELETE", named.clone(), json!({"propagationPolicy": "nil"}), 422, "\"Orphan\""),
+        ("DELETE", named.clone(), json!({"dryRun": ["Some"]}), 422, "\"All\""),
         (
             "DELETE",
             named.clone(),
             json!({"propagationPolicy": "Orphan", "orphanDependents": true}),
-            400,
+            422,
             "cannot be both set",
         ),
-        ("BREW", CONFIG_MAPS.to_owned(), Value::Null, 405, "this method is not supported"),
+        ("POST", format!("{CONFIG_MAPS}?dryRun=No"), unnamed.clone(), 422, "[\"No\"]"),
+        ("POST", format!("{CONFIG_MAPS}?fieldValidation=x"), unnamed.clone(), 422, "\"Warn\""),
+        // of what a patch makes, the patch is to blame
+        ("PATCH", named.clone(), json!({"data": {"k": 1}}), 422, "cannot unmarshal number into Go"),
+        ("BREW", CONFIG_MAPS.to_owned(), Value::Null, 405, "does not allow this method"),
     ];
     for (method, path, body, code, part) in table {
         let (found, status) = admin.call(method, &path, Some(body)).await;
@@ -140,7 +145,7 @@ async fn status_errors_are_upstreams() {
             "{method} {path}: {status}"
         );
     }
-    assert_eq!(admin.call("DELETE", &format!("{named}?propagationPolicy=x"), None).await.0, 400);
+    assert_eq!(admin.call("DELETE", &format!("{named}?propagationPolicy=x"), None).await.0, 422);
     assert_eq!(admin.get(&named).await.0, 200, "no refusal deleted it");
     // kubectl reads the details of each 404 without checking whether there are any.
     for path in ["/api/v1/nothings", &format!("{PODS}/web/nothing"), "/apis/x/v1/y", "/nothing"] {

@@ -10,7 +10,7 @@ use crate::value::Metric;
 
 /// Series of one name with `N` labels each. Clones lead to the same series.
 ///
-/// Callers must keep the number of label values small.
+/// Callers must keep the number of label values small, see [`Family::with_at_most`].
 #[derive(Debug)]
 pub struct Family<M: Metric, const N: usize>(Arc<Inner<M, N>>);
 
@@ -53,6 +53,19 @@ impl<M: Metric, const N: usize> Family<M, N> {
             find(&series, values).ok().map(|at| series[at].metric.clone())
         };
         found.unwrap_or_else(|| self.begin(values))
+    }
+
+    /// The series with these label values; `None` when it would be new and there are `max` already. For
+    /// labels that others choose.
+    pub fn with_at_most(&self, max: usize, values: [&str; N]) -> Option<M> {
+        let is_full = {
+            let series = self.0.series.read();
+            match find(&series, values) {
+                Ok(at) => return Some(series[at].metric.clone()),
+                Err(_) => series.len() >= max,
+            }
+        };
+        (!is_full).then(|| self.begin(values))
     }
 
     fn begin(&self, values: [&str; N]) -> M {

@@ -102,6 +102,20 @@ fn metrics_series_are_removed_and_restarted() {
 }
 
 #[test]
+fn metrics_series_are_bounded_on_request() {
+    let registry = Registry::default();
+    let counters = registry.counters("a_total", "help", ["name"]);
+    for name in ["x", "y", "z", "x"] {
+        if let Some(counter) = counters.with_at_most(2, [name]) {
+            counter.inc();
+        }
+    }
+    let page = read(&registry);
+    let count = |name| page.sum("a_total", &[("name", name)]);
+    assert_eq!(["x", "y", "z"].map(count), [Some(2.0), Some(1.0), None]);
+}
+
+#[test]
 fn metrics_collectors_write_timestamps() {
     let registry = Registry::default();
     registry.collect(|text| {

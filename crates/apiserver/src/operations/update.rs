@@ -393,8 +393,8 @@ fn propose(
             if *kind == PatchKind::Strategic && request.resource.custom.is_some() {
                 return Err(StatusError::unsupported_media_type(patch::ACCEPTED_CUSTOM));
             }
-            let decoded = patch::apply(*kind, gvk, current, body)?;
-            let (object, said) = kinds::conform_object(request.resource, decoded, *validation)?;
+            let conform = |decoded| kinds::conform_object(request.resource, decoded, *validation);
+            let (object, said) = patch::conformed(*kind, gvk, current, body, conform)?;
             *warnings = said;
             Ok(object)
         }

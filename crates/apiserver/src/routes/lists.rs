@@ -18,6 +18,9 @@ use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
 use crate::table::{self, Rows};
 
+/// Which revisions a version means.
+pub(super) const MATCH: &str = "resourceVersionMatch";
+
 impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
@@ -145,7 +148,14 @@ pub(super) fn list_request<'a>(
     namespace: &'a str,
 ) -> Result<ListRequest<'a>> {
     let (labels, fields) = selectors(query, resource)?;
-    let limit = query.number::<usize>("limit")?.unwrap_or(0);
+    let limit = query.number::<i64>("limit")?.unwrap_or(0);
+    // less than nothing is no limit
+    let limit = usize::try_from(limit).unwrap_or(0);
+    query.number::<i64>("timeoutSeconds")?;
+    if query.has("sendInitialEvents") {
+        let why = "sendInitialEvents is forbidden for list";
+        return Err(forbidden("sendInitialEvents", why));
+    }
     let continue_token = query.get("continue").unwrap_or_default();
     Ok(ListRequest {
         resource,
@@ -160,23 +170,25 @@ pub(super) fn list_request<'a>(
 
 fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<VersionMatch> {
     let version = version(query)?;
-    let wanted = query.get("resourceVersionMatch");
+    let wanted = query.get(MATCH);
     if is_continued {
         return match (version.unwrap_or(0), wanted) {
             (0, None) => Ok(VersionMatch::Newest),
-            (0, Some(_)) => Err(StatusError::bad_request(
-                "resourceVersionMatch is forbidden when continue is provided",
-            )),
+            (0, Some(_)) => {
+                Err(forbidden(MATCH, "resourceVersionMatch is forbidden when continue is provided"))
+            }
             _ => Err(StatusError::bad_request(
                 "specifying resource version is not allowed when using continue",
             )),
         };
     }
     match (version, wanted) {
-        (None, Some(_)) => Err(StatusError::bad_request(
+        (None, Some(_)) => Err(forbidden(
+            MATCH,
             "resourceVersionMatch is forbidden unless resourceVersion is provided",
         )),
-        (Some(0), Some("Exact")) => Err(StatusError::bad_request(
+        (Some(0), Some("Exact")) => Err(forbidden(
+            MATCH,
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         )),
         (None | Some(0), _) => Ok(VersionMatch::Newest),
@@ -185,10 +197,19 @@ fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<Vers
         // Without a word a limited list is exact, an unlimited one is not older: as ever.
         (Some(version), None) if limit > 0 => Ok(VersionMatch::Exact(version)),
         (Some(version), None) => Ok(VersionMatch::NotOlderThan(version)),
-        (_, Some(other)) => Err(StatusError::bad_request(format!(
-            "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
-        ))),
+        (_, Some(other)) => Err(StatusError::unsupported_option(
+            "ListOptions",
+            MATCH,
+            &format!("{other:?}"),
+            &["Exact", "NotOlderThan", ""],
+        )),
     }
+}
+
+/// An option of a list or a watch that may not be given.
+pub(super) fn forbidden(field: &str, why: &str) -> StatusError {
+    let message = format!("Forbidden: {why}");
+    StatusError::invalid_option("ListOptions", field, "FieldValueForbidden", message)
 }
 
 /// `kind`, `apiVersion` and `metadata` of an object that has only a revision.

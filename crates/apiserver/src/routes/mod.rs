@@ -288,7 +288,7 @@ impl Router {
             "update" | "patch" => self.update(call).await,
             "delete" => self.delete(call).await,
             "deletecollection" => self.delete_collection(call).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 
@@ -307,7 +307,7 @@ impl Router {
             ("eviction", _) => self.evict(call, subresource).await,
             ("log", _) => self.log(call).await,
             ("token", _) => self.token(call, subresource).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 }
@@ -395,6 +395,9 @@ impl Router {
                 // Aggregated servers count what they serve.
                 let own = labels.filter(|_| caller.remote.is_none());
                 let lasts = limits::is_long_running(line);
+                if own.is_some_and(|labels| labels.is_deprecated) {
+                    audit::annotate("k8s.io/deprecated", "true");
+                }
                 match self.seat(class.as_ref(), &caller, line, began).await {
                     Ok(seat) => {
                         record = own.map(|labels| self.metrics.begin(labels, began, lasts));

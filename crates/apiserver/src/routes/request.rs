@@ -95,7 +95,7 @@ impl Query {
         let parse = |text: &str| {
             let invalid = |_| {
                 StatusError::bad_request(format!(
-                    "invalid value for {name}: {text:?} is not a valid number"
+                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
                 ))
             };
             text.parse().map_err(invalid)
@@ -103,14 +103,15 @@ impl Query {
         self.get(name).map(parse).transpose()
     }
 
-    /// `dryRun=All`.
-    pub(super) fn dry_run(&self) -> Result<bool, StatusError> {
+    /// `dryRun=All`. `options`: what the options of the request are.
+    pub(super) fn dry_run(&self, options: &str) -> Result<bool, StatusError> {
         match self.get("dryRun") {
             None => Ok(false),
             Some("All") => Ok(true),
-            Some(other) => Err(StatusError::bad_request(format!(
-                "dryRun: Unsupported value: {other:?}: supported values: \"All\""
-            ))),
+            Some(other) => {
+                let given = format!("[{other:?}]");
+                Err(StatusError::unsupported_option(options, "dryRun", &given, &["All"]))
+            }
         }
     }
 }

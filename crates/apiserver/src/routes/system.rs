@@ -26,7 +26,7 @@ impl Router {
             "" => "/",
             path => path,
         };
-        if let Some(page) = self.pages.page(&line.path, PATHS).await {
+        if let Some(page) = self.pages.page(&line.path, accept, PATHS).await {
             return page;
         }
         let aggregator = &self.api.aggregator;

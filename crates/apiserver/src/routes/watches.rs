@@ -51,7 +51,7 @@ impl Router {
         };
         let version = lists::version(query)?;
         let sends_initial = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
-        check_initial(sends_initial, query.get("resourceVersionMatch"))?;
+        check_initial(sends_initial, query.get(lists::MATCH))?;
 
         let namespace = call.namespace();
         let prefix = match namespace {
@@ -131,7 +131,7 @@ fn check_initial(sends_initial: Option<bool>, version_match: Option<&str>) -> Re
         }
         (Some(_), _) => "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
     };
-    Err(StatusError::bad_request(why))
+    Err(lists::forbidden(lists::MATCH, why))
 }
 
 /// Which objects a watch is about.
