@@ -83,6 +83,7 @@ pub use cidr::{Cidr, CidrError};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
+pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
 pub use tokens::TokenConfig;
 
@@ -109,6 +110,8 @@ use crate::webhook_client::WebhookClient;
 pub struct Config {
     /// Where the objects are.
     pub store: Arc<dyn Store>,
+    /// In which form objects of built-in kinds are stored from now on; either is read.
+    pub storage_media_type: StorageMediaType,
     /// Where to listen; port 0 takes any free one.
     pub bind: SocketAddr,
     /// The address under which the cluster reaches this server.
@@ -297,7 +300,11 @@ impl Server {
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&aggregation)?,
-            registry: Arc::new(Registry::with_converter(config.store, converter.clone())),
+            registry: Arc::new(Registry::with_converter(
+                config.store,
+                config.storage_media_type,
+                converter.clone(),
+            )),
             converter,
             definitions,
             authorizer,

@@ -15,23 +15,26 @@ pub(crate) enum Slot {
         name: &'static str,
         /// Whether a zero value is distinct from an absent one (a pointer in Go).
         is_pointer: bool,
+        /// Whether JSON shows a zero value though nothing else says that it must.
+        shows_zero: bool,
     },
     /// A message of this type, whose fields are the outer type's own in JSON.
     Inline(&'static str),
 }
 
-/// One message: its slots by field number.
+/// One message: its slots, sorted by field number.
 #[derive(Debug)]
-pub(crate) struct Message(HashMap<u32, Slot>);
+pub(crate) struct Message(Vec<(u32, Slot)>);
 
 impl Message {
     pub(crate) fn slot(&self, number: u32) -> Option<Slot> {
-        self.0.get(&number).copied()
+        let at = self.0.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        self.0.get(at).map(|(_, slot)| *slot)
     }
 
-    #[cfg(test)]
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.0.values().copied()
+    /// All slots in the order of their numbers.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, Slot)> {
+        self.0.iter().copied()
     }
 }
 
@@ -49,6 +52,8 @@ struct Raw {
     inline: BTreeMap<&'static str, u32>,
     #[serde(default, borrow)]
     pointers: Vec<&'static str>,
+    #[serde(default, borrow)]
+    zeros: Vec<&'static str>,
 }
 
 /// The text is compiled in, so it either parses for every user or fails the crate's first test.
@@ -61,8 +66,14 @@ fn read() -> HashMap<&'static str, Message> {
 }
 
 fn build(raw: &Raw) -> Message {
-    let field = |name| Slot::Field { name, is_pointer: raw.pointers.contains(&name) };
+    let field = |name| Slot::Field {
+        name,
+        is_pointer: raw.pointers.contains(&name),
+        shows_zero: raw.zeros.contains(&name),
+    };
     let fields = raw.fields.iter().map(|(name, number)| (*number, field(name)));
     let inline = raw.inline.iter().map(|(name, number)| (*number, Slot::Inline(name)));
-    Message(fields.chain(inline).collect())
+    let mut slots: Vec<(u32, Slot)> = fields.chain(inline).collect();
+    slots.sort_unstable_by_key(|(number, _)| *number);
+    Message(slots)
 }

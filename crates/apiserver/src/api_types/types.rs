@@ -149,6 +149,12 @@ impl Types {
         self.by_gvk.get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str()).copied()
     }
 
+    /// The type of objects that say this of themselves.
+    #[must_use]
+    pub fn of_kind(&self, api_version: &str, kind: &str) -> Option<&Type> {
+        self.by_gvk.get(format!("{api_version}/{kind}").as_str()).map(|i| self.get(*i))
+    }
+
     /// All types, by index.
     #[must_use]
     pub fn all(&self) -> &[Type] {

@@ -24,7 +24,7 @@ pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
 use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
-use crate::{Encryption, PagesConfig, refuse_encrypted};
+use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
 /// What `/logs/` serves, as upstream.
 const LOGS: &str = "/var/log";
@@ -153,6 +153,10 @@ pub struct ServeArgs {
     /// What the keys of all objects begin with
     #[arg(long, value_name = "PREFIX", default_value = longshore_store::PREFIX)]
     pub etcd_prefix: String,
+    /// In which form objects of built-in kinds are stored, as far as upstream's apiserver stores them in it
+    /// [default: protobuf in etcd, JSON in the embedded store]
+    #[arg(long, value_name = "TYPE", value_parser = media_type)]
+    pub storage_media_type: Option<StorageMediaType>,
     /// How often old revisions are forgotten; 0 is never
     #[arg(long, value_name = "DURATION", default_value = "5m0s", value_parser = interval)]
     pub etcd_compaction_interval: Duration,
@@ -288,6 +292,15 @@ impl ServeArgs {
         }
     }
 
+    /// The form in which objects are stored from now on: in etcd that of upstream's apiserver; the
+    /// embedded store has no other readers, and JSON takes less time to read.
+    fn media_type(&self) -> StorageMediaType {
+        self.storage_media_type.unwrap_or(match self.store() {
+            StoreLocation::Etcd(_) => StorageMediaType::Protobuf,
+            StoreLocation::File(_) => StorageMediaType::Json,
+        })
+    }
+
     /// The encryption of values, if there is one.
     async fn encryption(&self) -> anyhow::Result<Option<Arc<Encryption>>> {
         let reload = self.encryption_provider_config_automatic_reload;
@@ -407,6 +420,7 @@ impl ServeArgs {
         };
         Ok(crate::Config {
             store,
+            storage_media_type: self.media_type(),
             bind: SocketAddr::new(self.bind_address, self.secure_port),
             advertise: self.advertise(),
             cert_dir: self.cert_dir.clone(),
@@ -463,6 +477,14 @@ impl ServeArgs {
             _ => "debug",
         }
     }
+}
+
+/// A media type that objects can be stored in.
+fn media_type(text: &str) -> Result<StorageMediaType, String> {
+    StorageMediaType::parse(text).ok_or_else(|| {
+        let [json, protobuf] = StorageMediaType::ALL.map(StorageMediaType::name);
+        format!("{text} is not supported, {json} and {protobuf} are")
+    })
 }
 
 /// Raises the limit on open files as far as this process may, as Go's runtime does, and returns it.
@@ -554,6 +576,15 @@ mod tests {
             parse("--v=2 --data-dir=d").unwrap().serve.store(),
             StoreLocation::File("d/longshore.db".into())
         );
+        let (json, protobuf) = (StorageMediaType::Json, StorageMediaType::Protobuf);
+        for (line, expected) in [
+            ("--data-dir=d", json),
+            ("--etcd-servers=a", protobuf),
+            ("--etcd-servers=a --storage-media-type=application/json", json),
+            ("--data-dir=d --storage-media-type=application/vnd.kubernetes.protobuf", protobuf),
+        ] {
+            assert_eq!(parse(line).unwrap().serve.media_type(), expected, "{line}");
+        }
     }
 
     #[test]
@@ -576,6 +607,7 @@ mod tests {
     fn flags_with_invalid_values_are_rejected() {
         for (line, flag) in [
             ("--secure-port=70000", "--secure-port"),
+            ("--storage-media-type=application/cbor", "--storage-media-type"),
             ("--bind-address=nowhere", "--bind-address"),
             ("--service-cluster-ip-range=10.0.0.0/99", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=10.0.0.0", "--service-cluster-ip-range"),
@@ -726,6 +758,7 @@ mod tests {
             "service-account-signing-key-file",
             "service-cluster-ip-range",
             "service-node-port-range",
+            "storage-media-type",
             "tls-cert-file",
             "tls-cipher-suites",
             "tls-curve-preferences",

@@ -95,6 +95,22 @@ fn yaml_options() -> serde_saphyr::Options {
     options
 }
 
+/// JSON text within another body, at some depth of it; what is no JSON is null.
+pub(super) fn embedded<E: de::Error>(
+    state: &mut State,
+    depth: usize,
+    text: &[u8],
+) -> Result<Value, E> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = Node { state, depth }.deserialize(&mut reader);
+    let value = value.and_then(|value| reader.end().map(|()| value));
+    // of what is too much, nothing is left out in silence
+    match value {
+        Err(_) if state.is_exceeded() => Err(E::custom("too many values")),
+        value => Ok(value.unwrap_or_default()),
+    }
+}
+
 /// What one reading keeps track of.
 #[derive(Default)]
 pub(super) struct State {
@@ -116,6 +132,10 @@ impl State {
             }
             Err(why) => Err(StatusError::bad_request(why)),
         }
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.values > MAX_VALUES || self.maps > MAX_MAPS
     }
 
     pub(super) fn count<E: de::Error>(&mut self) -> Result<(), E> {
