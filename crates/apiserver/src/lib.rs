@@ -45,6 +45,7 @@ pub mod selector;
 mod service_resolver;
 mod serviceaccounts;
 pub mod status;
+pub mod store_tools;
 pub mod table;
 mod tasks;
 mod tokens;
@@ -112,6 +113,8 @@ pub struct Config {
     pub store: Arc<dyn Store>,
     /// In which form objects of built-in kinds are stored from now on; either is read.
     pub storage_media_type: StorageMediaType,
+    /// Where snapshots of the store are given out, if they are.
+    pub snapshots: Option<store_tools::SnapshotSocket>,
     /// Where to listen; port 0 takes any free one.
     pub bind: SocketAddr,
     /// The address under which the cluster reaches this server.
@@ -242,6 +245,7 @@ pub struct Server {
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
     compaction_interval: Duration,
+    snapshots: Option<store_tools::SnapshotSocket>,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
 }
@@ -360,6 +364,7 @@ impl Server {
             audit,
             encryption: config.encryption,
             compaction_interval: config.compaction_interval,
+            snapshots: config.snapshots,
             admin_kubeconfig,
             stop,
         })
@@ -396,6 +401,11 @@ impl Server {
             async {
                 if let Some(encryption) = &self.encryption {
                     encryption.run(parts.clone()).await;
+                }
+            },
+            async {
+                if let Some(snapshots) = &self.snapshots {
+                    snapshots.run(parts.clone()).await;
                 }
             },
             tasks::apiservices::run(&self.api, parts.clone()),

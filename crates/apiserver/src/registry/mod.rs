@@ -24,6 +24,7 @@ pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, VersionMatch};
 pub use storage_form::StorageMediaType;
+pub(crate) use storage_form::check as check_stored;
 
 use crate::api_types::Resource;
 use crate::object;

@@ -122,6 +122,28 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Value> {
     Some(object)
 }
 
+/// Whether bytes can be what an apiserver has stored. The error says why they cannot; encrypted values,
+/// and objects of kinds that are not known here, are taken for what they are.
+pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
+    const ENCRYPTED: &[u8] = b"k8s:enc:";
+    if bytes.starts_with(ENCRYPTED) {
+        return Ok(());
+    }
+    if protobuf::is_protobuf(bytes) {
+        let (api_version, kind) = protobuf::kind_of(bytes)?;
+        let shown = other_version(&api_version, &kind, |(_, _, served, stored)| (stored, served));
+        if types().of_kind(&shown, &kind).is_none() {
+            return Ok(());
+        }
+        return protobuf::decode_any(bytes, |_, _| (shown, kind)).map(drop);
+    }
+    match longshore_json::read(bytes) {
+        Ok(Value::Object(_)) => Ok(()),
+        Ok(_) => Err("not an object".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn is_definition(object: &Value) -> bool {
     text(&object["kind"]) == "CustomResourceDefinition"
         && text(&object["apiVersion"]).starts_with("apiextensions.k8s.io/")

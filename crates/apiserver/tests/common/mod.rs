@@ -71,6 +71,7 @@ impl Cluster {
         let mut config = Config {
             store,
             storage_media_type: storage_media_type(),
+            snapshots: None,
             bind: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1".parse().unwrap(),
             cert_dir: dir.path().join("pki"),

@@ -79,6 +79,14 @@ pub(crate) fn decode_any(
     read.map(|()| Value::Object(object)).map_err(|why| why.to_string())
 }
 
+/// The version and the kind that an object says it is of.
+pub(crate) fn kind_of(bytes: &[u8]) -> Result<(String, String), String> {
+    let envelope = bytes.strip_prefix(MAGIC).ok_or("not a protobuf object")?;
+    let (object, _) = open(envelope).map_err(|why| why.to_string())?;
+    let given = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
+    Ok((given("apiVersion").to_owned(), given("kind").to_owned()))
+}
+
 /// The object's apiVersion and kind, and its bytes.
 fn open(envelope: &[u8]) -> Result<(Map<String, Value>, &[u8])> {
     let (mut object, mut raw) = (Map::new(), &[][..]);
