@@ -82,8 +82,8 @@ pub use auth::{
 pub use authz::{AuthorizationConfig, Mode};
 pub use cidr::{Cidr, CidrError};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
-pub use gates::FeatureGates;
 pub use longshore_base::connections::Limits as ConnectionLimits;
+pub use longshore_gates::FeatureGates;
 pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
 pub use tokens::TokenConfig;

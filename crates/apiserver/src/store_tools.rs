@@ -51,6 +51,10 @@ impl SnapshotSocket {
             if let Err(error) = ended {
                 let path = self.path.display();
                 tracing::warn!(%error, %path, "snapshots cannot be given out");
+                // a path that is too long for a socket stays so
+                if error.kind() == io::ErrorKind::InvalidInput {
+                    return;
+                }
             }
             tokio::select! {
                 () = stop.cancelled() => break,

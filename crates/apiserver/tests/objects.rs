@@ -39,6 +39,13 @@ async fn update_conflict_changes_nothing() {
         cluster.admin.call("PUT", &path, Some(config_map("a", json!({"n": "3"})))).await;
     assert_eq!(revision(&same), revision(&third));
     assert_eq!(same["metadata"]["uid"], first["metadata"]["uid"]);
+
+    // "0" is the same as none, as clients say it that force a write.
+    let mut last = config_map("a", json!({"n": "4"}));
+    last["metadata"]["resourceVersion"] = "0".into();
+    let (code, last) = cluster.admin.call("PUT", &path, Some(last)).await;
+    assert_eq!((code, last["data"]["n"].as_str()), (200, Some("4")), "{last}");
+    assert_ne!(revision(&last), revision(&third));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -220,11 +220,7 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
 /// Checks everything and gathers every fault.
 fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     let mut errors = Vec::new();
-    let gates = FeatureGates::new(&flags.kubelet.feature_gates).unwrap_or_else(|faults| {
-        errors.extend(faults);
-        FeatureGates::default()
-    });
-    errors.extend(gates.unprotected());
+    let gates = self::gates::requested(&flags.kubelet.feature_gates, &gates::MISSING, &mut errors);
     flags.kubelet.fill_gated(&gates);
     errors.extend(validation::faults(&flags.kubelet, &gates));
     errors.extend(cgroups::host_faults(&flags.kubelet));

@@ -12,6 +12,7 @@ use longshore_client::ConfigSource;
 use longshore_client::reviews::DecisionTtls;
 use longshore_csr::Signer;
 use longshore_duration::GoDuration;
+use longshore_gates::FeatureGates;
 use longshore_informer::LeaderConfig;
 use longshore_serving::FrontProxyHeaders;
 
@@ -33,17 +34,9 @@ fn host_of(url: &str) -> Option<String> {
     Some(bare.parse::<IpAddr>().map_or_else(|_| host.clone(), |address| address.to_string()))
 }
 
-/// A feature gate and whether it is on.
-fn gate(text: &str) -> Result<(String, bool), String> {
-    let (name, value) =
-        text.split_once('=').ok_or_else(|| format!("missing bool value for {text}"))?;
-    let value = match value.trim() {
-        "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
-        "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
-        other => return Err(format!("invalid value of {name}={other}")),
-    };
-    Ok((name.trim().to_owned(), value))
-}
+/// The gates that are read.
+const CLUSTER_TRUST_BUNDLE: &str = "ClusterTrustBundle";
+const RELEASE_LEASE: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
 
 /// The longest duration of certificates: a hundred years can still be added to any time.
 const MAX_CERTIFICATE_DURATION: Duration = Duration::from_secs(100 * 8766 * 3600);
@@ -161,8 +154,8 @@ macro_rules! flags {
             pub(crate) service_cluster_ip_range: Vec<IpNet>,
             /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle and
             /// ControllerManagerReleaseLeaderElectionLockOnExit.
-            #[arg(long, value_delimiter = ',', value_parser = gate)]
-            feature_gates: Vec<(String, bool)>,
+            #[arg(long, default_value = "", hide_default_value = true)]
+            pub(crate) feature_gates: FeatureGates,
             /// Verbosity of the log.
             #[arg(short, long, default_value = "0")]
             pub v: u32,
@@ -171,7 +164,11 @@ macro_rules! flags {
         impl Flags {
             /// The flags that were given and have no effect.
             pub fn without_effect(&self) -> Vec<String> {
-                let mut given = Vec::new();
+                let gates = self.feature_gates.changed();
+                let mut given: Vec<String> = gates
+                    .filter(|(name, _)| ![CLUSTER_TRUST_BUNDLE, RELEASE_LEASE].contains(name))
+                    .map(|(name, value)| format!("feature-gates={name}={value}"))
+                    .collect();
                 $(if self.$accepted.is_some() {
                     given.push(stringify!($accepted).replace('_', "-"));
                 })*
@@ -448,11 +445,6 @@ impl Flags {
         }
     }
 
-    /// Whether a feature gate that is off by default is on.
-    fn has_gate(&self, name: &str) -> bool {
-        self.feature_gates.iter().rev().find(|(known, _)| known == name).is_some_and(|(_, on)| *on)
-    }
-
     /// Whether the scheduler's configuration is named.
     pub fn has_scheduler_config(&self) -> bool {
         self.scheduler_config.is_some()
@@ -495,7 +487,7 @@ impl Flags {
             lease_duration: self.leader_elect_lease_duration,
             renew_deadline: self.leader_elect_renew_deadline,
             retry_period: self.leader_elect_retry_period,
-            releases_on_stop: self.has_gate("ControllerManagerReleaseLeaderElectionLockOnExit"),
+            releases_on_stop: self.feature_gates.enabled(RELEASE_LEASE),
         })
     }
 
@@ -686,7 +678,7 @@ impl Flags {
                 allocate_node_cidrs: self.allocate_node_cidrs,
                 enable_hostpath_provisioner: self.enable_hostpath_provisioner,
                 signers: self.signers()?,
-                cluster_trust_bundle: self.has_gate("ClusterTrustBundle"),
+                cluster_trust_bundle: self.feature_gates.enabled(CLUSTER_TRUST_BUNDLE),
                 signing_duration: self.cluster_signing_duration,
                 approve_kubelet_serving: self.approve_kubelet_serving,
                 service_ranges: self.service_cluster_ip_range.clone(),
@@ -879,7 +871,7 @@ mod tests {
             "--profiling=false",
             "--node-monitor-grace-period=40s",
             "--cluster-cidr=10.0.0.0/8,fd00::/48",
-            "--feature-gates=A=true",
+            "--feature-gates=MemoryQoS=true",
             "-v=2",
         ])
         .unwrap();
@@ -893,7 +885,9 @@ mod tests {
         let releases =
             ["x", "--feature-gates=ControllerManagerReleaseLeaderElectionLockOnExit=true"];
         assert!(Flags::try_parse_from(releases).unwrap().leader("me").unwrap().releases_on_stop);
-        assert!(Flags::try_parse_from(["x", "--feature-gates=A"]).is_err());
+        for gates in ["A", "A=true", "NodeSwap=false"] {
+            Flags::try_parse_from(["x", "--feature-gates", gates]).unwrap_err();
+        }
         assert_eq!(default.config_source(), ConfigSource::Pod);
         let same = format!("{:?}", Settings::default());
         assert_eq!(format!("{:?}", default.settings().unwrap()), same, "the same defaults");

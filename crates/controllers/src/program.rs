@@ -73,6 +73,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     }
     let registry = Registry::default();
     register_process_metrics(&registry, Handle::current());
+    flags.feature_gates.register_metrics(&registry);
     let credentials = Credentials::from(flags.config_source());
     let requests = RestClient::new(&registry);
     // Upstream gives each controller a client, and each client this rate.
@@ -189,6 +190,10 @@ pub async fn run_kube_scheduler(
 ) -> Result<(), ProgramError> {
     let registry = Registry::default();
     register_process_metrics(&registry, Handle::current());
+    options.feature_gates.register_metrics(&registry);
+    for (name, value) in options.feature_gates.changed() {
+        tracing::warn!("the feature gate {name}={value} has no effect");
+    }
     if !options.without_effect.is_empty() {
         tracing::warn!(flags = ?options.without_effect, "these flags have no effect");
     }

@@ -142,6 +142,10 @@ pub fn read_snapshot(
         return Err(damaged("not a snapshot"));
     }
     let mut summary = Summary { revision: reader.number()?, entries: 0 };
+    // a store must be able to go on from there
+    if !(0..i64::MAX / 2).contains(&summary.revision) {
+        return Err(damaged("its revision makes no sense"));
+    }
     loop {
         match reader.array::<1>()? {
             [0] => break,

@@ -220,8 +220,9 @@ pub struct ServeArgs {
     /// An AdmissionConfiguration with configurations of plugins
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
-    /// Feature gates: PodLogsQuerySplitStreams=true
-    #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true)]
+    /// Feature gates; the one with an effect here is PodLogsQuerySplitStreams
+    #[arg(long, value_name = "NAME=BOOL,…", default_value = "", hide_default_value = true,
+        value_parser = crate::gates::parse)]
     pub feature_gates: FeatureGates,
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
@@ -338,6 +339,7 @@ impl ServeArgs {
             );
         }
         self.upstream.warn();
+        crate::gates::warn(&self.feature_gates);
         let (plugins, warnings) = crate::Plugins::choose(
             &self.enable_admission_plugins,
             &self.disable_admission_plugins,
@@ -408,7 +410,7 @@ impl ServeArgs {
             node_names: self.node_name.clone(),
             authentication,
             authorization,
-            gates: self.feature_gates,
+            gates: self.feature_gates.clone(),
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
                 mutating: self.max_mutating_requests_inflight,

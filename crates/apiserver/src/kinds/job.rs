@@ -476,8 +476,13 @@ fn update(path: &Path<'_>, spec: &Value, old: &Value, causes: &mut Causes) {
         rules::immutable(&path.child("completions"), new, old, causes);
     }
     rules::immutable(&path.child("selector"), &spec["selector"], &was["selector"], causes);
-    let template = mutable_template(&spec["template"], old);
-    rules::immutable(&path.child("template"), &spec["template"], &template, causes);
+    let (template, new) = (path.child("template"), &spec["template"]);
+    if is_template_mutable(old) {
+        let mutable = mutable_spec(&new["spec"], &was["template"]["spec"]);
+        rules::immutable(&template.child("spec"), &new["spec"], &mutable, causes);
+    } else {
+        rules::immutable(&template, new, &was["template"], causes);
+    }
     for field in
         ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
     {
@@ -485,32 +490,50 @@ fn update(path: &Path<'_>, spec: &Value, old: &Value, causes: &mut Causes) {
     }
 }
 
-/// The stored template, with what may change while the job is suspended and has not begun.
-fn mutable_template(new: &Value, old: &Value) -> Value {
-    let template = &old["spec"]["template"];
-    let is_idle = old["spec"]["suspend"] == true && old["status"]["startTime"].is_null();
-    if !is_idle {
-        return template.clone();
-    }
-    let mut mutable = template.clone();
-    mutable["metadata"] =
-        workload::with_fields(&template["metadata"], &new["metadata"], &["annotations", "labels"]);
+/// Whether the job is suspended, has no pods, and has not begun or has been seen as suspended: its
+/// next pods may be made otherwise (upstream's `MutablePodResourcesForSuspendedJobs` and
+/// `MutableSchedulingDirectivesForSuspendedJobs`).
+fn is_template_mutable(job: &Value) -> bool {
+    let status = &job["status"];
+    job["spec"]["suspend"] == true
+        && (status["startTime"].is_null() || has_condition(job, "Suspended"))
+        && count(&status["active"]) == 0
+}
+
+/// The stored spec of the pods, with what may change of it.
+fn mutable_spec(new: &Value, stored: &Value) -> Value {
     let fields = ["nodeSelector", "tolerations", "schedulingGates"];
-    let mut pod = workload::with_fields(&template["spec"], &new["spec"], &fields);
+    let mut pod = workload::with_fields(stored, new, &fields);
     let affinity = workload::with_fields(
         &match pod["affinity"].is_null() {
             true => json!({}),
             false => pod["affinity"].clone(),
         },
-        &new["spec"]["affinity"],
+        &new["affinity"],
         &["nodeAffinity"],
     );
-    match same(&affinity, &json!({})) && new["spec"]["affinity"].is_null() {
+    match same(&affinity, &json!({})) && new["affinity"].is_null() {
         true => drop(pod.as_object_mut().and_then(|pod| pod.remove("affinity"))),
         false => pod["affinity"] = affinity,
     }
-    mutable["spec"] = pod;
-    mutable
+    for list in ["containers", "initContainers"] {
+        if let Some(stored) = pod.get_mut(list).and_then(Value::as_array_mut) {
+            take_resources(items(&new[list]), stored);
+        }
+    }
+    pod
+}
+
+/// Takes over the resources of containers that are the same by place and name.
+fn take_resources(new: &[Value], stored: &mut [Value]) {
+    if new.len() != stored.len() {
+        return;
+    }
+    for (new, stored) in new.iter().zip(stored) {
+        if new["name"] == stored["name"] {
+            *stored = workload::with_fields(stored, new, &["resources"]);
+        }
+    }
 }
 
 fn has_condition(job: &Value, kind: &str) -> bool {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::review::{Pause, Reviews};
+use super::update::UNCONDITIONAL;
 use super::{Api, Change};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
@@ -151,7 +152,7 @@ impl Api {
                     }
                 };
                 let version = object::resource_version(&scale);
-                if !version.is_empty() && version != object::resource_version(current) {
+                if !["", UNCONDITIONAL, object::resource_version(current)].contains(&version) {
                     return Err(StatusError::conflict(resource, name, MODIFIED));
                 }
                 match reviews.validated(current) {

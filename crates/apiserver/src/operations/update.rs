@@ -413,6 +413,9 @@ fn applied(
     kinds::conform_object(resource, decoded, FieldValidation::Ignore).map(|(object, _)| object)
 }
 
+/// The resourceVersion of an update that says the same as none: whatever is stored is replaced.
+pub(super) const UNCONDITIONAL: &str = "0";
+
 /// The new object must be of the same life as the stored one, and made from its newest version if it names one.
 fn check_identity(
     request: &UpdateRequest<'_>,
@@ -437,6 +440,10 @@ fn check_identity(
     match object::resource_version(new) {
         // Whether that is enough to go by is for the rules of the kind.
         "" => Ok(()),
+        UNCONDITIONAL => {
+            object::metadata_mut(new).remove("resourceVersion");
+            Ok(())
+        }
         version if version == object::resource_version(current) => Ok(()),
         _ => Err(StatusError::conflict(resource, request.name, MODIFIED)),
     }

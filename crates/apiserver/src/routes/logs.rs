@@ -14,11 +14,12 @@ use super::request::Query;
 use super::respond::{self, Result};
 use super::{Call, Router};
 use crate::audit;
-use crate::gates::FeatureGates;
+use crate::gates::SPLIT_LOG_STREAMS;
 use crate::kinds::core;
 use crate::response_body::Body;
 use crate::schema::{Causes, Path};
 use crate::status::{Details, StatusError};
+use longshore_gates::FeatureGates;
 
 /// How much of a node's refusal is passed on.
 const MAX_ERROR_TEXT: usize = 50_000;
@@ -27,7 +28,7 @@ impl Router {
     pub(super) async fn log(&self, mut call: Call<'_>) -> Result {
         let query = &call.line.query;
         let (namespace, name) = (call.namespace().to_owned(), call.path.name.as_str());
-        let options = options(query, name, self.gates)?;
+        let options = options(query, name, &self.gates)?;
         let pod = self.api.registry.get(call.resource, &namespace, name).await?;
         let container = container(&pod, name, query.get("container"))?;
         let plain = HeaderValue::from_static("text/plain");
@@ -117,7 +118,7 @@ pub(super) fn container<'a>(
 }
 
 /// The query for the node: what it understands, checked, and nothing else.
-fn options(query: &Query, pod: &str, gates: FeatureGates) -> Result<String> {
+fn options(query: &Query, pod: &str, gates: &FeatureGates) -> Result<String> {
     let mut options = form_urlencoded::Serializer::new(String::new());
     let mut causes = Causes::default();
     for name in ["follow", "previous", "timestamps"] {
@@ -150,7 +151,9 @@ fn options(query: &Query, pod: &str, gates: FeatureGates) -> Result<String> {
     }
     let path = Path::root("stream");
     match query.get("stream") {
-        Some(_) if !gates.split_log_streams => causes.forbidden(&path, "may not be specified"),
+        Some(_) if !gates.enabled(SPLIT_LOG_STREAMS) => {
+            causes.forbidden(&path, "may not be specified");
+        }
         None | Some("All") => {}
         Some("Stdout" | "Stderr") if query.has("tailLines") => {
             let fault = "`tailLines` and specific `stream` are mutually exclusive for now";
@@ -230,7 +233,7 @@ mod tests {
         let check = |query: &str, gates: &str| {
             let uri: Uri = format!("/api/v1/namespaces/a/pods/b/log?{query}").parse().unwrap();
             let line = RequestLine::parse(&Method::GET, &uri).unwrap();
-            options(&line.query, "b", gates.parse().unwrap())
+            options(&line.query, "b", &gates.parse().unwrap())
                 .map_err(|error| (error.code, error.message))
         };
         let open = "PodLogsQuerySplitStreams=true";

@@ -54,7 +54,6 @@ use crate::audit::{self, Audit, Received};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::encryption::Encryption;
-use crate::gates::FeatureGates;
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -63,6 +62,7 @@ use crate::response_body::{Body, RequestGuard};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
+use longshore_gates::FeatureGates;
 
 /// Answers requests.
 pub(crate) struct Router {

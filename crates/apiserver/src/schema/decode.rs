@@ -118,6 +118,8 @@ pub(super) struct State {
     duplicates: Vec<String>,
     values: usize,
     maps: usize,
+    /// Anything goes: it is in the store, and must be read.
+    is_stored: bool,
 }
 
 impl State {
@@ -134,19 +136,24 @@ impl State {
         }
     }
 
+    /// For a stored object, to which the fields of many managers may have been added.
+    pub(super) fn of_stored() -> State {
+        State { is_stored: true, ..State::default() }
+    }
+
     fn is_exceeded(&self) -> bool {
-        self.values > MAX_VALUES || self.maps > MAX_MAPS
+        !self.is_stored && (self.values > MAX_VALUES || self.maps > MAX_MAPS)
     }
 
     pub(super) fn count<E: de::Error>(&mut self) -> Result<(), E> {
         self.values += 1;
-        if self.values > MAX_VALUES { Err(E::custom("too many values")) } else { Ok(()) }
+        if self.is_exceeded() { Err(E::custom("too many values")) } else { Ok(()) }
     }
 
     /// A map gets its first entry.
     pub(super) fn count_map<E: de::Error>(&mut self) -> Result<(), E> {
         self.maps += 1;
-        if self.maps > MAX_MAPS { Err(E::custom("too many maps")) } else { Ok(()) }
+        if self.is_exceeded() { Err(E::custom("too many maps")) } else { Ok(()) }
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 use self::flags::PROXY_FLAGS;
 use super::pflag::{self, Parsed};
 use super::{
-    Command, ConfigError, FeatureGates, FileError, Logging, file, help, node_name, path,
+    Command, ConfigError, FeatureGates, FileError, Logging, file, gates, help, node_name, path,
     version_text,
 };
 
@@ -201,10 +201,7 @@ fn checked(
         errors
             .push(format!("mode: {mode} is not one of longshore's: it has iptables and userspace"));
     }
-    let gates = FeatureGates::new(&settings.feature_gates).unwrap_or_else(|faults| {
-        errors.extend(faults);
-        FeatureGates::default()
-    });
+    let gates = gates::requested(&settings.feature_gates, &[], &mut errors);
     let notes = super::effects::unused(effects::EFFECTS, &settings);
     let hostname_override = match hostname_override {
         "" => &settings.hostname_override,

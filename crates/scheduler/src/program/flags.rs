@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use longshore_duration::GoDuration;
+use longshore_gates::FeatureGates;
 
 use crate::config::LeaderElection;
 
@@ -138,6 +139,8 @@ pub struct Options {
     pub always_allow_paths: Vec<String>,
     /// `--v`
     pub verbosity: u32,
+    /// `--feature-gates`
+    pub feature_gates: FeatureGates,
     /// Flags that were given and have no effect.
     pub without_effect: Vec<&'static str>,
 }
@@ -175,6 +178,7 @@ impl Default for Options {
             authorization_kubeconfig: None,
             always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
             verbosity: 0,
+            feature_gates: FeatureGates::default(),
             without_effect: Vec::new(),
         }
     }
@@ -187,7 +191,7 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 26] = [
+const IGNORED: [(&str, bool); 25] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("authentication-tolerate-lookup-failure", true),
@@ -196,7 +200,6 @@ const IGNORED: [(&str, bool); 26] = [
     ("disabled-metrics", false),
     ("emulated-version", false),
     ("emulation-forward-compatible", true),
-    ("feature-gates", false),
     ("http2-max-streams-per-connection", false),
     ("kube-api-content-type", false),
     ("log-flush-frequency", false),
@@ -338,6 +341,7 @@ impl Options {
                     reason: format!("unknown tls version {text:?}"),
                 });
             }
+            "feature-gates" => self.feature_gates = value(name, text)?,
             "tls-curve-preferences" | "write-config-to" if text.is_empty() => {}
             "tls-curve-preferences" | "write-config-to" => {
                 return Err(FlagError::Invalid {
@@ -385,7 +389,7 @@ mod tests {
             "--config=/etc/scheduler.yaml --kubeconfig /etc/scheduler.conf --leader-elect=false \
              --leader-elect-lease-duration 30s --bind-address=127.0.0.1 --secure-port=10260 \
              --authentication-kubeconfig=/a --authorization-kubeconfig=/b --profiling --v=4 \
-             --feature-gates=A=true --leader_elect_retry_period=5s",
+             --feature-gates=MemoryQoS=true --leader_elect_retry_period=5s",
         );
         assert_eq!(own.config, Some("/etc/scheduler.yaml".into()));
         assert_eq!(own.kubeconfig.as_deref(), Some("/etc/scheduler.conf"));
@@ -402,6 +406,13 @@ mod tests {
 
     /// Every flag of kube-scheduler 1.36, from its `--help`.
     const UPSTREAM: &str = include_str!("../../tests/data/flags-1.36.txt");
+
+    #[test]
+    fn flags_of_gates_are_checked() {
+        let error = |gates: &str| Options::parse([format!("--feature-gates={gates}")]).unwrap_err();
+        assert!(error("A=true").to_string().contains("unrecognized feature gate: A"));
+        assert!(error("MemoryQoS").to_string().contains("missing bool value"));
+    }
 
     #[test]
     fn flags_of_upstream_are_all_known() {

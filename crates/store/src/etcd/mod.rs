@@ -151,8 +151,14 @@ impl EtcdStore {
     /// A write fails.
     pub async fn raise_revision(&self, key: &str, to: Revision) -> Result<()> {
         const AT_ONCE: i64 = 64;
+        const MOST: i64 = 100_000_000;
         loop {
             let missing = to.saturating_sub(self.revision().await?);
+            if missing > MOST {
+                return Err(Error::Backend(format!(
+                    "etcd's revision would have to be raised by {missing}, which takes too long"
+                )));
+            }
             if missing <= 0 {
                 break;
             }

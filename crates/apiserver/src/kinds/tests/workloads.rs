@@ -238,6 +238,62 @@ fn workloads_keep_what_is_immutable() {
 }
 
 #[test]
+fn jobs_suspended_may_change_their_pods() {
+    // where pods go and what they get; what they run stays
+    let change = |spec: Value, status: Value, change: Value| {
+        let mut old = stored("jobs", job(spec));
+        old["status"] = status;
+        let mut new = old.clone();
+        let pod = &mut new["spec"]["template"]["spec"];
+        json_patch::merge(pod, &change);
+        validate_update(resource("jobs"), &new, &old).map_or_else(causes, |()| Vec::new())
+    };
+    let suspended = json!({"suspend": true});
+    let begun = json!({"startTime": "2026-01-01T00:00:00Z"});
+    let condition = |status: &str, active: i64| {
+        json!({"startTime": "2026-01-01T00:00:00Z", "active": active,
+            "conditions": [{"type": "Suspended", "status": status}]})
+    };
+    let container = |name: &str, image: &str| {
+        json!({"containers": [{"name": name, "image": image,
+            "resources": {"requests": {"cpu": "1"}}}]})
+    };
+    let stored_pod = job(json!({}))["spec"]["template"]["spec"].clone();
+    let first = &stored_pod["containers"][0];
+    let (name, image) = (first["name"].as_str().unwrap(), first["image"].as_str().unwrap());
+    let resources = || {
+        let mut containers =
+            stored("jobs", job(json!({})))["spec"]["template"]["spec"]["containers"].clone();
+        containers[0]["resources"] = json!({"requests": {"cpu": "1"}});
+        json!({"containers": containers})
+    };
+    let allowed = |found: Vec<String>| found.is_empty();
+    assert!(allowed(change(suspended.clone(), json!({}), resources())));
+    assert!(allowed(change(suspended.clone(), condition("True", 0), resources())));
+    assert!(allowed(change(
+        suspended.clone(),
+        condition("True", 0),
+        json!({"nodeSelector": {"a": "b"}})
+    )));
+    for (status, pod) in [
+        (condition("True", 1), resources()),
+        (condition("False", 0), resources()),
+        (begun, resources()),
+        (json!({}), container(name, "another")),
+        (json!({}), container("another", image)),
+        (json!({}), json!({"hostNetwork": true})),
+    ] {
+        let found = change(suspended.clone(), status, pod.clone());
+        let refused = found.iter().any(|cause| {
+            cause.starts_with("spec.template") && cause.ends_with("field is immutable")
+        });
+        assert!(refused, "{pod}: {found:?}");
+    }
+    let found = change(json!({}), json!({}), resources());
+    assert!(found[0].ends_with("field is immutable"), "{found:?}");
+}
+
+#[test]
 fn cron_schedules() {
     let fault = |schedule: &str| {
         let cron = json!({"metadata": {"name": "c"}, "spec": {

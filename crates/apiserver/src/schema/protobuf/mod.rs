@@ -17,7 +17,7 @@ use self::decode::Reader;
 pub(crate) use self::encode::{ListWriter, encode, encode_any, watch_frame};
 use self::wire::{Fault, Fields, Result};
 use super::conform::check_kind;
-use super::decode::Decoded;
+use super::decode::{Decoded, State};
 use crate::api_types::{Field, Gvk, types};
 use crate::status::StatusError;
 
@@ -74,7 +74,7 @@ pub(crate) fn decode_any(
         .ok_or_else(|| format!("unknown kind {kind:?} in version {api_version:?}"))?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
-    let mut reader = Reader::default();
+    let mut reader = Reader { state: State::of_stored() };
     let read = reader.message(ty, ty.name, raw, 0, &mut object);
     read.map(|()| Value::Object(object)).map_err(|why| why.to_string())
 }

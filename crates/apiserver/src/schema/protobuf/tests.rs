@@ -163,6 +163,12 @@ fn protobuf_extremes_there_and_back() {
     let read = there_and_back(map, &given);
     assert!(is_same(&given, &read));
     assert_eq!(read["binaryData"], given["binaryData"]);
+    // more values than a body may have, for each manager adds some
+    let many: Map<String, Value> = (0..450_000).map(|i| (format!("{i}"), "".into())).collect();
+    let given = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a"}, "data": many});
+    let bytes = encode(types().of(map).unwrap(), "v1", &given).unwrap();
+    assert_eq!(decode(map, &bytes).unwrap_err().code, 413);
+    assert_eq!(decode_any(&bytes, as_given).unwrap()["data"], given["data"]);
     let wrong = [
         json!({"data": 1}),
         json!({"data": {"a": 1}}),
