@@ -1,5 +1,6 @@
-//! An etcd goes from kube-apiserver to this server and back, and each reads what the other has
-//! written, as the other shows it. With `KUBE_APISERVER` and `ETCD` (paths of programs).
+//! What other servers have stored is read, and changed. An etcd goes from kube-apiserver to this
+//! server and back with `KUBE_APISERVER` and `ETCD` (paths of programs): each reads what the other has
+//! written, as the other shows it. Without, values that kube-apiserver 1.36 wrote are read.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]
 
@@ -8,11 +9,18 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use common::upstream::{Etcd, apiserver, collection, documents};
 use common::{Client, Cluster};
+use longshore_apiserver::Encryption;
 use longshore_apiserver::StorageMediaType;
-use longshore_store::EtcdStore;
+use longshore_store::{EmbeddedStore, EtcdStore, Expect, Store};
 use serde_json::{Value, json};
+
+const STORED: &str = include_str!("data/stored-1.36.jsonl");
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PROTOBUF: &[u8] = b"k8s\0";
 
 /// Kinds that controllers of the servers themselves write to.
 const CONTROLLED: [&str; 6] = [
@@ -133,4 +141,106 @@ async fn takeover_of_an_etcd_and_back() {
     check("Longshore", &read(&cluster.admin, objects.iter()).await, &given_back);
     cluster.stop().await;
     other.stop().await;
+}
+
+/// Where a stored object is served.
+async fn path_of(client: &Client, object: &Value) -> String {
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+    let path = collection(client, object).await;
+    let path = path.replace("/namespaces/default/", &format!("/namespaces/{namespace}/"));
+    format!("{path}/{}", object["metadata"]["name"].as_str().unwrap())
+}
+
+async fn on(store: Arc<dyn Store>, media_type: StorageMediaType) -> Cluster {
+    Cluster::start_with(|config| {
+        config.store = store;
+        config.storage_media_type = media_type;
+        config.service_range = "10.202.0.0/16".parse().unwrap();
+    })
+    .await
+}
+
+async fn embedded(dir: &Path) -> Arc<EmbeddedStore> {
+    Arc::new(EmbeddedStore::open(dir.join("objects")).await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takeover_of_recorded_values() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = embedded(dir.path()).await;
+    let mut recorded = Vec::new();
+    for line in STORED.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let value = STANDARD.decode(line["value"].as_str().unwrap()).unwrap();
+        store.put(line["key"].as_str().unwrap(), value.into(), Expect::Absent, None).await.unwrap();
+        recorded.push(line["object"].clone());
+    }
+    let cluster = on(store, StorageMediaType::Protobuf).await;
+    for object in recorded {
+        let path = path_of(&cluster.admin, &object).await;
+        let (code, found) = cluster.admin.get(&path).await;
+        assert_eq!(code, 200, "{path}: {found}");
+        let without_version = |object: Value| {
+            let mut object = comparable(object);
+            object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+            object
+        };
+        assert_eq!(without_version(found), without_version(object), "{path}");
+        label(&cluster.admin, &vec![(path, Value::Null)], "taken-over").await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_form_changes_with_the_next_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = embedded(dir.path()).await;
+    let raw = async || {
+        let found = store.get("/registry/configmaps/default/a").await.unwrap().unwrap();
+        (found.value, found.mod_revision)
+    };
+    let cluster = on(store.clone(), StorageMediaType::Json).await;
+    cluster.admin.create(CONFIG_MAPS, common::config_map("a", json!({"k": "v"}))).await;
+    cluster.stop().await;
+    assert!(raw().await.0.starts_with(b"{"));
+
+    let cluster = on(store.clone(), StorageMediaType::Protobuf).await;
+    let path = format!("{CONFIG_MAPS}/a");
+    let (_, object) = cluster.admin.get(&path).await;
+    assert!(raw().await.0.starts_with(b"{"), "reading changes nothing");
+    // an update that changes nothing stores it anew, once
+    let (_, first) = cluster.admin.call("PUT", &path, Some(object)).await;
+    let (value, revision) = raw().await;
+    assert!(value.starts_with(PROTOBUF));
+    let mut same = first.clone();
+    same["binaryData"] = json!({});
+    let (code, second) = cluster.admin.call("PUT", &path, Some(same)).await;
+    assert_eq!((code, &second), (200, &first));
+    assert_eq!(raw().await.1, revision);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_form_below_encryption() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = embedded(dir.path()).await;
+    let file = dir.path().join("encryption.yaml");
+    let config = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\n\
+        resources: [{resources: [configmaps], providers: [{aescbc: {keys: \
+        [{name: a, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}}, {identity: {}}]}]\n";
+    std::fs::write(&file, config).unwrap();
+    let encrypted = async || {
+        let encryption = Encryption::load(&file, false).await.unwrap();
+        encryption.encrypt(store.clone(), "/registry")
+    };
+    let cluster = on(encrypted().await, StorageMediaType::Protobuf).await;
+    let made = cluster.admin.create(CONFIG_MAPS, common::config_map("a", json!({"k": "v"}))).await;
+    cluster.stop().await;
+    let raw = store.get("/registry/configmaps/default/a").await.unwrap().unwrap();
+    assert!(raw.value.starts_with(b"k8s:enc:aescbc:v1:a:"));
+    let inner = encrypted().await.get("/registry/configmaps/default/a").await.unwrap().unwrap();
+    assert!(inner.value.starts_with(PROTOBUF));
+    let cluster = on(encrypted().await, StorageMediaType::Json).await;
+    assert_eq!(cluster.admin.get(&format!("{CONFIG_MAPS}/a")).await, (200, made));
+    cluster.stop().await;
 }

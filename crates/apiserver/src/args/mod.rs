@@ -279,8 +279,8 @@ impl ServeArgs {
         }
     }
 
-    /// The form in which objects are stored from now on: in etcd that of upstream's apiserver; the
-    /// embedded store has no other readers, and JSON takes less time to read.
+    /// The form in which objects are stored from now on: in etcd that of upstream's apiserver. The
+    /// embedded store has no other readers, and JSON can be read by people.
     fn media_type(&self) -> StorageMediaType {
         self.storage_media_type.unwrap_or(match self.store() {
             StoreLocation::Etcd(_) => StorageMediaType::Protobuf,

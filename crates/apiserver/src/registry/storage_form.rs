@@ -81,10 +81,10 @@ pub(super) fn encode(
     };
     if media_type.of(resource) == StorageMediaType::Protobuf {
         let kind = text(&object["kind"]);
-        let ty = types().of_kind(&served, kind).ok_or_else(|| {
+        let index = types().of_kind(&served, kind).ok_or_else(|| {
             StatusError::internal(format!("no type for {kind} in version {served}"))
         })?;
-        let bytes = protobuf::encode(ty, &stored, &object);
+        let bytes = protobuf::encode(index, &stored, &object);
         return bytes.map(Bytes::from).map_err(StatusError::internal);
     }
     if stored != served {

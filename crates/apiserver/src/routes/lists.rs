@@ -87,8 +87,8 @@ impl<'a> ListText<'a> {
             _ => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","items":["#),
         };
         let messages = view.is_protobuf.then(|| {
-            let ty = types().of(view.resource.gvk()).filter(|_| view.form == Form::Object);
-            ListWriter::new(ty)
+            let index = types().index_of(view.resource.gvk());
+            ListWriter::new(index.filter(|_| view.form == Form::Object))
         });
         ListText {
             view,

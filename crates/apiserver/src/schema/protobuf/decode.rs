@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{Fault, Fields, Result, Wire, last, varint};
 use super::{EPOCH, NO_TIME, is_list_of_texts};
-use crate::api_types::{Field, Leaf, Message, Shape, Slot, Type, message, types};
+use crate::api_types::{Field, Layout, Leaf, Place, Shape, layout, types};
 use crate::schema::decode::{MAX_DEPTH, State, embedded};
 use crate::schema::value::is_zero;
 
@@ -18,12 +18,21 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads the fields of a message into an object. `name` is the type that the message is
-    /// written as: that of the object, or one whose fields are part of it.
-    pub(super) fn message(
+    /// Reads the fields of a message into an object. `index`: of the object's type.
+    pub(super) fn object(
         &mut self,
-        ty: &Type,
-        name: &str,
+        index: usize,
+        bytes: &[u8],
+        depth: usize,
+        object: &mut Map<String, Value>,
+    ) -> Result<()> {
+        let layout = layout(index).ok_or_else(|| Fault::custom("its type is not a message"))?;
+        self.message(layout, bytes, depth, object)
+    }
+
+    fn message(
+        &mut self,
+        layout: &'static Layout,
         bytes: &[u8],
         depth: usize,
         object: &mut Map<String, Value>,
@@ -31,22 +40,15 @@ impl Reader {
         if depth > MAX_DEPTH {
             return Err(Fault::custom(format_args!("exceeded max depth of {MAX_DEPTH}")));
         }
-        let layout: &Message =
-            message(name).ok_or_else(|| Fault::custom(format_args!("{name} is not a message")))?;
         for field in Fields(bytes) {
             let (number, wire) = field?;
-            match layout.slot(number) {
-                Some(Slot::Field { name, is_pointer, shows_zero }) => {
-                    let Some(field) = ty.field(name) else { continue };
-                    let keeps_zero = is_pointer
-                        || shows_zero
-                        || ty.required.contains(&name)
-                        || ty.always.contains(&name);
-                    self.field(field, keeps_zero, wire, depth, object)
-                        .map_err(|why| Fault::custom(format_args!("{name}: {why}")))?;
+            match layout.place(number) {
+                Some(Place::Field { field, keeps_zero, .. }) => {
+                    self.field(field, *keeps_zero, wire, depth, object)
+                        .map_err(|why| Fault::custom(format_args!("{}: {why}", field.name)))?;
                 }
-                Some(Slot::Inline(part)) => {
-                    self.message(ty, part, wire.bytes()?, depth.saturating_add(1), object)?;
+                Some(Place::Inline(part)) => {
+                    self.message(part, wire.bytes()?, depth.saturating_add(1), object)?;
                 }
                 // A field that is newer than this server, as in any protobuf.
                 None => {}
@@ -163,11 +165,11 @@ impl Reader {
     }
 
     fn structure(&mut self, index: usize, wire: Wire<'_>, depth: usize) -> Result<Value> {
-        let ty = types().get(index);
         let mut object = Map::new();
-        self.message(ty, ty.name, wire.bytes()?, depth.saturating_add(1), &mut object)?;
+        self.object(index, wire.bytes()?, depth.saturating_add(1), &mut object)?;
         // A whole object within another one, which has no envelope of its own.
-        if let Some((api_version, kind)) = ty.kinds.first().and_then(|of| of.rsplit_once('/')) {
+        let kinds = &types().get(index).kinds;
+        if let Some((api_version, kind)) = kinds.first().and_then(|of| of.rsplit_once('/')) {
             object.insert("apiVersion".into(), api_version.into());
             object.insert("kind".into(), kind.into());
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::wire::{Fault, Result, Writer};
 use super::{EPOCH, MAGIC, NO_TIME, is_list_of_texts};
-use crate::api_types::{Field, Leaf, Shape, Slot, Type, message, types};
+use crate::api_types::{Field, Layout, Leaf, Place, Shape, layout, types};
 use crate::schema::conform::BASE64;
 use crate::schema::decode::MAX_DEPTH;
 use crate::schema::value::text;
@@ -18,11 +18,11 @@ const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const LIST_METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 /// An object of a built-in kind, in its envelope, as an object of `api_version`: that of its type
-/// unless it is stored under another one. The error says what cannot be written.
-pub(crate) fn encode(ty: &Type, api_version: &str, object: &Value) -> Result<Vec<u8>, String> {
+/// unless it is stored under another one. `index`: of its type. The error says what cannot be written.
+pub(crate) fn encode(index: usize, api_version: &str, object: &Value) -> Result<Vec<u8>, String> {
     let fields = object.as_object().ok_or("not an object")?;
     let kind = text(&object["kind"]);
-    sealed(api_version, kind, |out| fields_of(out, ty, ty.name, fields, 0))
+    sealed(api_version, kind, |out| object_of(out, index, fields, 0))
 }
 
 /// An object or a list of the kind that it names. `None`: that has no form in protobuf, or it does not
@@ -35,17 +35,17 @@ pub(crate) fn encode_any(object: &Value) -> Option<Vec<u8>> {
     }
     if let Some(items) = object["items"].as_array() {
         let of = kind.strip_suffix("List")?;
-        let ty = match is_metadata && of == "PartialObjectMetadata" {
+        let index = match is_metadata && of == "PartialObjectMetadata" {
             true => None,
             false => Some(types().of_kind(api_version, of)?),
         };
-        let mut list = ListWriter::new(ty);
+        let mut list = ListWriter::new(index);
         items.iter().try_for_each(|item| list.push(item)).ok()?;
         return list.finish(api_version, kind, &object["metadata"]).ok();
     }
-    let ty = types().of_kind(api_version, kind)?;
-    message(ty.name)?;
-    encode(ty, api_version, object).ok()
+    let index = types().of_kind(api_version, kind)?;
+    layout(index)?;
+    encode(index, api_version, object).ok()
 }
 
 /// An event of a watch: its length, and a message with its type and the object in its envelope.
@@ -68,13 +68,14 @@ pub(crate) fn watch_frame(kind: &str, object: &[u8]) -> Vec<u8> {
 /// A list that is written as it is read.
 pub(crate) struct ListWriter {
     /// `None`: the metadata of objects alone.
-    ty: Option<&'static Type>,
+    index: Option<usize>,
     items: Writer,
 }
 
 impl ListWriter {
-    pub(crate) fn new(ty: Option<&'static Type>) -> ListWriter {
-        ListWriter { ty, items: Writer::default() }
+    /// `index`: of the type of its items.
+    pub(crate) fn new(index: Option<usize>) -> ListWriter {
+        ListWriter { index, items: Writer::default() }
     }
 
     /// The bytes so far.
@@ -83,10 +84,10 @@ impl ListWriter {
     }
 
     pub(crate) fn push(&mut self, object: &Value) -> Result<(), String> {
-        let written = self.items.nested(2, |out| match self.ty {
+        let written = self.items.nested(2, |out| match self.index {
             None => partial(out, object),
-            Some(ty) => match object.as_object() {
-                Some(fields) => fields_of(out, ty, ty.name, fields, 0),
+            Some(index) => match object.as_object() {
+                Some(fields) => object_of(out, index, fields, 0),
                 None => Err(Fault::custom("not an object")),
             },
         });
@@ -135,41 +136,45 @@ fn partial(out: &mut Writer, object: &Value) -> Result<()> {
 
 /// A value of the type of this name.
 fn named(out: &mut Writer, name: &str, value: &Value) -> Result<()> {
-    let ty = types().named(name).ok_or_else(|| Fault::custom(format_args!("no type {name}")))?;
+    let index = types().index_named(name);
+    let index = index.ok_or_else(|| Fault::custom(format_args!("no type {name}")))?;
     let none = Map::new();
-    fields_of(out, ty, ty.name, value.as_object().unwrap_or(&none), 0)
+    object_of(out, index, value.as_object().unwrap_or(&none), 0)
 }
 
-/// The fields of a message. `name` is the type that the message is written as: that of the object, or
-/// one whose fields are part of it.
+/// The fields of an object. `index`: of its type.
+fn object_of(
+    out: &mut Writer,
+    index: usize,
+    object: &Map<String, Value>,
+    depth: usize,
+) -> Result<()> {
+    let layout = layout(index).ok_or_else(|| Fault::custom("its type is not a message"))?;
+    fields_of(out, layout, object, depth)
+}
+
 fn fields_of(
     out: &mut Writer,
-    ty: &Type,
-    name: &str,
+    layout: &'static Layout,
     object: &Map<String, Value>,
     depth: usize,
 ) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Fault::custom(format_args!("exceeded max depth of {MAX_DEPTH}")));
     }
-    let layout =
-        message(name).ok_or_else(|| Fault::custom(format_args!("{name} is not a message")))?;
-    for (number, slot) in layout.slots() {
-        match slot {
-            Slot::Inline(part) => {
-                out.nested(number, |out| {
-                    fields_of(out, ty, part, object, depth.saturating_add(1))
-                })?;
+    for (number, place) in layout.places() {
+        match place {
+            Place::Inline(part) => {
+                out.nested(*number, |out| fields_of(out, part, object, depth.saturating_add(1)))?;
             }
-            Slot::Field { name, is_pointer, .. } => {
-                let Some(field) = ty.field(name) else { continue };
-                let value = object.get(name).filter(|value| !value.is_null());
+            Place::Field { field, is_pointer, .. } => {
+                let value = object.get(field.name).filter(|value| !value.is_null());
                 let written = match value {
-                    Some(value) => field_of(out, number, field, value, depth),
-                    None if is_pointer || field.shape != Shape::One => Ok(()),
-                    None => zero(out, number, field, depth),
+                    Some(value) => field_of(out, *number, field, value, depth),
+                    None if *is_pointer || field.shape != Shape::One => Ok(()),
+                    None => zero(out, *number, field, depth),
                 };
-                written.map_err(|why| Fault::custom(format_args!("{name}: {why}")))?;
+                written.map_err(|why| Fault::custom(format_args!("{}: {why}", field.name)))?;
             }
         }
     }
@@ -237,10 +242,7 @@ fn zero(out: &mut Writer, number: u32, field: &Field, depth: usize) -> Result<()
         Leaf::Quantity => quantity(out, number, "0")?,
         Leaf::IntOrString => int_or_string(out, number, 0, "")?,
         Leaf::Struct(index) => {
-            let ty = types().get(index);
-            out.nested(number, |out| {
-                fields_of(out, ty, ty.name, &Map::new(), depth.saturating_add(1))
-            })?;
+            out.nested(number, |out| object_of(out, index, &Map::new(), depth.saturating_add(1)))?;
         }
     }
     Ok(())
@@ -296,8 +298,7 @@ fn structure(
     object: &Map<String, Value>,
     depth: usize,
 ) -> Result<()> {
-    let ty = types().get(index);
-    out.nested(number, |out| fields_of(out, ty, ty.name, object, depth.saturating_add(1)))
+    out.nested(number, |out| object_of(out, index, object, depth.saturating_add(1)))
 }
 
 /// A message that holds one of several things, as `decode` has them.

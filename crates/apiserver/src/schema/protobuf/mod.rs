@@ -48,11 +48,11 @@ pub(super) fn decode(gvk: Gvk, body: &[u8]) -> Result<Decoded, StatusError> {
     let (mut object, raw) = open(envelope).map_err(refuse)?;
     // Checked before the rest is read: the fields of another kind would make no sense.
     check_kind(gvk, &mut object)?;
-    let ty = types()
-        .of(gvk)
+    let index = types()
+        .index_of(gvk)
         .ok_or_else(|| StatusError::internal(format!("no type for {}", gvk.kind)))?;
     let mut reader = Reader::default();
-    let read = reader.message(ty, ty.name, raw, 0, &mut object);
+    let read = reader.object(index, raw, 0, &mut object);
     reader.state.finish(
         read.map(|()| Value::Object(object))
             .map_err(|why| format!("couldn't read the protobuf body: {why}")),
@@ -69,13 +69,13 @@ pub(crate) fn decode_any(
     let (mut object, raw) = open(envelope).map_err(|why| why.to_string())?;
     let given = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
     let (api_version, kind) = kind_of(given("apiVersion"), given("kind"));
-    let ty = types()
+    let index = types()
         .of_kind(&api_version, &kind)
         .ok_or_else(|| format!("unknown kind {kind:?} in version {api_version:?}"))?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     let mut reader = Reader { state: State::of_stored() };
-    let read = reader.message(ty, ty.name, raw, 0, &mut object);
+    let read = reader.object(index, raw, 0, &mut object);
     read.map(|()| Value::Object(object)).map_err(|why| why.to_string())
 }
 

@@ -64,7 +64,7 @@ fn protobuf_is_written_as_upstream_writes_it() {
         "events.k8s.io" "events" "event",
     ] {
         let object = decode_any(body, as_given).unwrap();
-        let written = encode(types().of(gvk).unwrap(), &gvk.api_version(), &object).unwrap();
+        let written = encode(types().index_of(gvk).unwrap(), &gvk.api_version(), &object).unwrap();
         assert_eq!(written.escape_ascii().to_string(), body.escape_ascii().to_string());
     }
 }
@@ -75,7 +75,7 @@ fn as_given(api_version: &str, kind: &str) -> (String, String) {
 
 /// Both ways, an object of `gvk` that was read by the rules for bodies.
 fn there_and_back(gvk: Gvk, object: &Value) -> Value {
-    let ty = types().of(gvk).unwrap();
+    let ty = types().index_of(gvk).unwrap();
     let bytes =
         encode(ty, &gvk.api_version(), object).unwrap_or_else(|why| panic!("{why}: {object}"));
     let read = decode_any(&bytes, as_given).unwrap_or_else(|why| panic!("{why}: {object}"));
@@ -165,8 +165,9 @@ fn protobuf_extremes_there_and_back() {
     assert_eq!(read["binaryData"], given["binaryData"]);
     // more values than a body may have, for each manager adds some
     let many: Map<String, Value> = (0..450_000).map(|i| (format!("{i}"), "".into())).collect();
-    let given = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a"}, "data": many});
-    let bytes = encode(types().of(map).unwrap(), "v1", &given).unwrap();
+    let given =
+        json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a"}, "data": many});
+    let bytes = encode(types().index_of(map).unwrap(), "v1", &given).unwrap();
     assert_eq!(decode(map, &bytes).unwrap_err().code, 413);
     assert_eq!(decode_any(&bytes, as_given).unwrap()["data"], given["data"]);
     let wrong = [
@@ -179,7 +180,7 @@ fn protobuf_extremes_there_and_back() {
         json!({"metadata": {"generation": 1.5}}),
     ];
     for object in wrong {
-        assert!(encode(types().of(map).unwrap(), "v1", &object).is_err(), "{object}");
+        assert!(encode(types().index_of(map).unwrap(), "v1", &object).is_err(), "{object}");
     }
 }
 
@@ -303,8 +304,8 @@ fn protobuf_number_of_values_is_limited() {
         };
         let mut reader = Reader::default();
         let mut into = Map::new();
-        let ty = types().named(ty).unwrap();
-        let read = reader.message(ty, ty.name, &body, 0, &mut into);
+        let index = types().index_named(ty).unwrap();
+        let read = reader.object(index, &body, 0, &mut into);
         let error = reader.state.finish(read.map(|()| Value::Null).map_err(|e| e.to_string()));
         assert_eq!(error.unwrap_err().code, 413);
     }
@@ -353,7 +354,7 @@ proptest! {
         let at = at % body.len();
         body[at] = byte;
         if let Ok(read) = decode_any(&body, as_given) {
-            let _ = encode(types().of(gvk("", "nodes")).unwrap(), "v1", &read);
+            let _ = encode(types().index_of(gvk("", "nodes")).unwrap(), "v1", &read);
         }
     }
 
