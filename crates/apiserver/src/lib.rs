@@ -44,6 +44,7 @@ pub mod schema;
 pub mod selector;
 mod service_resolver;
 mod serviceaccounts;
+mod snapshots;
 pub mod status;
 pub mod store_tools;
 pub mod table;
@@ -86,6 +87,7 @@ pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
 pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
+pub use snapshots::SnapshotSocket;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
@@ -114,7 +116,7 @@ pub struct Config {
     /// In which form objects of built-in kinds are stored from now on; either is read.
     pub storage_media_type: StorageMediaType,
     /// Where snapshots of the store are given out, if they are.
-    pub snapshots: Option<store_tools::SnapshotSocket>,
+    pub snapshots: Option<SnapshotSocket>,
     /// Where to listen; port 0 takes any free one.
     pub bind: SocketAddr,
     /// The address under which the cluster reaches this server.
@@ -245,7 +247,7 @@ pub struct Server {
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
     compaction_interval: Duration,
-    snapshots: Option<store_tools::SnapshotSocket>,
+    snapshots: Option<SnapshotSocket>,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
 }

@@ -3,131 +3,28 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use longshore_base::panics;
-use longshore_store::backup::{self, Entry, SnapshotWriter, Summary};
+use longshore_store::backup::{self, Entry, Summary};
 use longshore_store::{Checked, EmbeddedStore, EtcdStore, Expect, ListOptions, NewFile, Store};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 use crate::args::{MigrateArgs, Place, SnapshotCommand, store_file};
 use crate::registry::check_stored;
+use crate::snapshots::{Export, SNAPSHOT_SOCKET};
 
-/// The name of the socket at which an apiserver gives out snapshots, in the directory of its store.
-pub const SNAPSHOT_SOCKET: &str = "snapshot.sock";
-
-/// How long a reader of a snapshot may not read.
+/// How long an apiserver may send nothing of a snapshot.
 const STALL: Duration = Duration::from_secs(60);
-/// How long the socket is not listened on after it failed.
-const RETRY: Duration = Duration::from_secs(10);
 /// The key by whose writes the revision of an etcd is raised.
 const RAISING: &str = "longshore-migration";
 /// How many entries are written to etcd at a time.
 const WRITES: usize = 32;
-
-/// Snapshots of a store that is being served, for its owner and root on the same machine.
-pub struct SnapshotSocket {
-    /// The store.
-    pub store: Arc<EmbeddedStore>,
-    /// Where to listen.
-    pub path: PathBuf,
-}
-
-impl SnapshotSocket {
-    /// Gives out a snapshot to each connection, one at a time, until `stop`.
-    pub(crate) async fn run(&self, stop: CancellationToken) {
-        loop {
-            let ended = tokio::select! {
-                () = stop.cancelled() => break,
-                ended = self.listen() => ended,
-            };
-            if let Err(error) = ended {
-                let path = self.path.display();
-                tracing::warn!(%error, %path, "snapshots cannot be given out");
-                // a path that is too long for a socket stays so
-                if error.kind() == io::ErrorKind::InvalidInput {
-                    return;
-                }
-            }
-            tokio::select! {
-                () = stop.cancelled() => break,
-                () = sleep(RETRY) => {}
-            }
-        }
-        let _ = std::fs::remove_file(&self.path);
-    }
-
-    async fn listen(&self) -> io::Result<()> {
-        // of a process that was killed: the store is ours, and so is this
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|file| file.file_type().is_socket()) {
-            std::fs::remove_file(&self.path)?;
-        }
-        let listener = UnixListener::bind(&self.path)?;
-        std::fs::set_permissions(&self.path, PermissionsExt::from_mode(0o600))?;
-        loop {
-            let (reader, _) = listener.accept().await?;
-            let own = rustix::process::geteuid().as_raw();
-            let is_allowed = reader.peer_cred().is_ok_and(|by| [0, own].contains(&by.uid()));
-            if !is_allowed {
-                continue;
-            }
-            match self.send(reader).await {
-                Ok(Summary { revision, entries }) => {
-                    tracing::info!(revision, entries, "a snapshot was given out");
-                }
-                Err(error) => tracing::warn!(%error, "a snapshot could not be given out"),
-            }
-        }
-    }
-
-    async fn send(&self, mut reader: UnixStream) -> anyhow::Result<Summary> {
-        let mut export = Export::begin(&self.store).await?;
-        while let Some(bytes) = export.next().await? {
-            timeout(STALL, reader.write_all(&bytes)).await.context("its reader stalls")??;
-        }
-        Ok(export.summary)
-    }
-}
-
-/// The bytes of a snapshot of the newest revision, a page of the store at a time.
-struct Export<'a> {
-    store: &'a EmbeddedStore,
-    /// `None` after the end.
-    writer: Option<SnapshotWriter<Vec<u8>>>,
-    start: String,
-    summary: Summary,
-}
-
-impl Export<'_> {
-    async fn begin(store: &EmbeddedStore) -> anyhow::Result<Export<'_>> {
-        let revision = store.revision().await?;
-        let writer = Some(SnapshotWriter::begin(Vec::new(), revision)?);
-        let summary = Summary { revision, entries: 0 };
-        Ok(Export { store, writer, start: String::new(), summary })
-    }
-
-    async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
-        let Some(mut writer) = self.writer.take() else { return Ok(None) };
-        let page = self.store.export(&self.start, self.summary.revision).await?;
-        let Some(last) = page.last() else {
-            let (rest, summary) = writer.finish()?;
-            self.summary = summary;
-            return Ok(Some(rest));
-        };
-        self.start = format!("{}\0", last.key);
-        page.iter().try_for_each(|entry| writer.add(entry))?;
-        let bytes = std::mem::take(writer.get_mut());
-        self.writer = Some(writer);
-        Ok(Some(bytes))
-    }
-}
 
 /// Carries out `snapshot`; returns what to say of it.
 ///

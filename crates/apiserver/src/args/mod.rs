@@ -26,7 +26,7 @@ pub use stores::{EtcdArgs, MigrateArgs, Place, SnapshotCommand};
 pub use upstream::UpstreamArgs;
 
 use crate::pki::Identity;
-use crate::store_tools::{SNAPSHOT_SOCKET, SnapshotSocket};
+use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
 use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
 use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
