@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use longshore_store::backup::{SnapshotWriter, Summary};
-use longshore_store::{EmbeddedStore, Store};
+use longshore_store::{EmbeddedStore, Error, Result, Store};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
@@ -77,10 +76,11 @@ impl SnapshotSocket {
         }
     }
 
-    async fn send(&self, mut reader: UnixStream) -> anyhow::Result<Summary> {
+    async fn send(&self, mut reader: UnixStream) -> Result<Summary> {
         let mut export = Export::begin(&self.store).await?;
         while let Some(bytes) = export.next().await? {
-            timeout(STALL, reader.write_all(&bytes)).await.context("its reader stalls")??;
+            let sent = timeout(STALL, reader.write_all(&bytes)).await;
+            sent.map_err(|_| Error::Backend("its reader stalls".to_owned()))?.map_err(unwritten)?;
         }
         Ok(export.summary)
     }
@@ -96,26 +96,31 @@ pub(crate) struct Export<'a> {
 }
 
 impl Export<'_> {
-    pub(crate) async fn begin(store: &EmbeddedStore) -> anyhow::Result<Export<'_>> {
+    pub(crate) async fn begin(store: &EmbeddedStore) -> Result<Export<'_>> {
         let revision = store.revision().await?;
-        let writer = Some(SnapshotWriter::begin(Vec::new(), revision)?);
+        let writer = Some(SnapshotWriter::begin(Vec::new(), revision).map_err(unwritten)?);
         let summary = Summary { revision, entries: 0 };
         Ok(Export { store, writer, start: String::new(), summary })
     }
 
     /// `None` at the end.
-    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         let Some(mut writer) = self.writer.take() else { return Ok(None) };
         let page = self.store.export(&self.start, self.summary.revision).await?;
         let Some(last) = page.last() else {
-            let (rest, summary) = writer.finish()?;
+            let (rest, summary) = writer.finish().map_err(unwritten)?;
             self.summary = summary;
             return Ok(Some(rest));
         };
         self.start = format!("{}\0", last.key);
-        page.iter().try_for_each(|entry| writer.add(entry))?;
+        page.iter().try_for_each(|entry| writer.add(entry)).map_err(unwritten)?;
         let bytes = std::mem::take(writer.get_mut());
         self.writer = Some(writer);
         Ok(Some(bytes))
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn unwritten(error: io::Error) -> Error {
+    Error::Backend(error.to_string())
 }
