@@ -45,7 +45,9 @@ pub mod schema;
 pub mod selector;
 mod service_resolver;
 mod serviceaccounts;
+mod snapshots;
 pub mod status;
+pub mod store_tools;
 pub mod table;
 mod tasks;
 mod tokens;
@@ -84,7 +86,9 @@ pub use cidr::{Cidr, CidrError};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
+pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
+pub use snapshots::SnapshotSocket;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
@@ -112,6 +116,10 @@ use crate::webhook_client::WebhookClient;
 pub struct Config {
     /// Where the objects are.
     pub store: Arc<dyn Store>,
+    /// In which form objects of built-in kinds are stored from now on; either is read.
+    pub storage_media_type: StorageMediaType,
+    /// Where snapshots of the store are given out, if they are.
+    pub snapshots: Option<SnapshotSocket>,
     /// Where to listen; port 0 takes any free one.
     pub bind: SocketAddr,
     /// The address under which the cluster reaches this server.
@@ -253,6 +261,7 @@ pub struct Server {
     encryption: Option<Arc<Encryption>>,
     flow_control: Option<Arc<FlowControl>>,
     compaction_interval: Duration,
+    snapshots: Option<SnapshotSocket>,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
 }
@@ -311,7 +320,11 @@ impl Server {
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&aggregation)?,
-            registry: Arc::new(Registry::with_converter(config.store, converter.clone())),
+            registry: Arc::new(Registry::with_converter(
+                config.store,
+                config.storage_media_type,
+                converter.clone(),
+            )),
             converter,
             definitions,
             authorizer,
@@ -377,6 +390,7 @@ impl Server {
             encryption: config.encryption,
             flow_control,
             compaction_interval: config.compaction_interval,
+            snapshots: config.snapshots,
             admin_kubeconfig,
             stop,
         })
@@ -413,6 +427,11 @@ impl Server {
             async {
                 if let Some(encryption) = &self.encryption {
                     encryption.run(parts.clone()).await;
+                }
+            },
+            async {
+                if let Some(snapshots) = &self.snapshots {
+                    snapshots.run(parts.clone()).await;
                 }
             },
             tasks::apiservices::run(&self.api, parts.clone()),

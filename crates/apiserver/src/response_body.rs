@@ -124,6 +124,11 @@ impl Body {
         }
     }
 
+    /// Has other bytes sent for the same answer.
+    pub(crate) fn replace(&mut self, bytes: Bytes) {
+        self.content = Content::Whole(bytes);
+    }
+
     /// Has the body sent in gzip, at the level that takes the least time. `false`: it is not, since memory is short or
     /// it is not there as a whole.
     #[must_use]

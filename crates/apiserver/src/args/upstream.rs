@@ -132,7 +132,6 @@ const FLAGS: &[Flag] = &[
     ("shutdown-watch-termination-grace-period", Text, &["0", "0s"], Ignored("watches end at once")),
     ("storage-backend", Text, &["", "etcd3"], Refused("objects are in etcd v3 or in a file")),
     ("storage-initialization-timeout", Text, &[], DEFAULTS),
-    ("storage-media-type", Text, &["application/json"], Ignored("objects are stored as JSON")),
     ("strict-transport-security-directives", Text, &[""], Refused("the header would not be sent")),
     ("tls-sni-cert-key", Text, &[""], Refused("there is one serving certificate")),
     ("tracing-config-file", Text, &[""], Ignored("there is no tracing")),

@@ -9,11 +9,13 @@ use super::negotiate::Form;
 use super::request::Query;
 use super::respond::{self, Result, View};
 use super::{Call, Router, limits};
-use crate::api_types::Resource;
+use crate::api_types::{Resource, types};
+use crate::audit;
 use crate::object;
 use crate::offload::LARGE;
 use crate::registry::{ListRequest, VersionMatch, too_large};
 use crate::response_body::Memory;
+use crate::schema::protobuf::ListWriter;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
 use crate::table::{self, Rows};
@@ -41,7 +43,9 @@ impl Router {
     }
 
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
-        let view = call.view()?;
+        let mut view = call.view()?;
+        // The audit has answers as JSON: such a one becomes protobuf after it.
+        view.is_protobuf &= !audit::wants_response();
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
         let _permit = self.limits.list_permit(&call.holder, call.resource).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
@@ -54,6 +58,8 @@ impl Router {
 pub(super) struct ListText<'a> {
     view: &'a View,
     rows: Option<Rows>,
+    /// The list so far, if it is in protobuf.
+    messages: Option<ListWriter>,
     text: Vec<u8>,
     is_empty: bool,
     memory: Arc<Memory>,
@@ -83,10 +89,27 @@ impl<'a> ListText<'a> {
             ),
             _ => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","items":["#),
         };
-        ListText { view, rows, text: head.into_bytes(), is_empty: true, memory, counted: 0 }
+        let messages = view.is_protobuf.then(|| {
+            let index = types().index_of(view.resource.gvk());
+            ListWriter::new(index.filter(|_| view.form == Form::Object))
+        });
+        ListText {
+            view,
+            rows,
+            messages,
+            text: head.into_bytes(),
+            is_empty: true,
+            memory,
+            counted: 0,
+        }
     }
 
     pub(super) fn push(&mut self, object: &Value) -> Result<()> {
+        if let Some(messages) = &mut self.messages {
+            messages.push(object).map_err(StatusError::internal)?;
+            let length = messages.len();
+            return self.count(length);
+        }
         if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
@@ -98,17 +121,32 @@ impl<'a> ListText<'a> {
             _ => longshore_json::append(&mut self.text, object),
         };
         written.map_err(StatusError::internal)?;
-        let more = self.text.len().saturating_sub(self.counted);
+        self.count(self.text.len())
+    }
+
+    fn count(&mut self, length: usize) -> Result<()> {
+        let more = length.saturating_sub(self.counted);
         if more >= Self::STEP {
             if !self.memory.grow(more) {
                 return Err(limits::too_many());
             }
-            self.counted = self.text.len();
+            self.counted = length;
         }
         Ok(())
     }
 
     pub(super) fn finish(mut self, meta: &Value) -> Result {
+        if let Some(messages) = self.messages.take() {
+            let (api_version, kind) = match self.view.form {
+                Form::Metadata => {
+                    ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned())
+                }
+                _ => (self.view.resource.gvk().api_version(), self.view.resource.list_kind()),
+            };
+            let list = messages.finish(&api_version, &kind, meta).map_err(StatusError::internal)?;
+            let answer = respond::protobuf(StatusCode::OK, list);
+            return Ok(answer.map(|body| body.with_memory(self.memory)));
+        }
         self.text.extend_from_slice(b"],\"metadata\":");
         longshore_json::append(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');

@@ -42,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::body::drain;
 use self::limits::Limits;
+use self::negotiate::Accepted;
 use self::pages::Pages;
 pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
@@ -324,6 +325,7 @@ impl Handler for Router {
     ) -> Answer {
         let (mut head, body) = request.into_parts();
         let takes_gzip = negotiate::takes_gzip(&head.headers);
+        let takes_protobuf = negotiate::prefers_protobuf(&head.headers);
         let id = audit::audit_id(&mut head.headers);
         let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
         let work = async {
@@ -332,6 +334,9 @@ impl Handler for Router {
             answer
         };
         let mut answer = audit::scope(record, work).await;
+        if takes_protobuf {
+            respond::to_protobuf(&mut answer);
+        }
         if takes_gzip {
             respond::compress(&mut answer);
         }
@@ -512,9 +517,13 @@ impl Call<'_> {
 
     /// The requested form of objects of the resource.
     fn view(&self) -> Result<View> {
+        let accept = self.header(header::ACCEPT);
+        let has_protobuf = self.resource.custom.is_none();
+        let Accepted { form, is_protobuf } = negotiate::accepted(accept, has_protobuf)?;
         Ok(View {
             resource: self.resource,
-            form: negotiate::form(self.header(header::ACCEPT))?,
+            form,
+            is_protobuf,
             include: IncludeObject::parse(self.line.query.get("includeObject"))?,
         })
     }

@@ -5,7 +5,7 @@ mod conform;
 mod decode;
 pub(crate) mod field;
 pub(crate) mod names;
-mod protobuf;
+pub(crate) mod protobuf;
 pub(crate) mod quantity;
 pub(crate) mod service;
 pub(crate) mod value;
