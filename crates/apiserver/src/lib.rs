@@ -82,7 +82,7 @@ pub use auth::{
     TokenWebhookConfig,
 };
 pub use authz::{AuthorizationConfig, Mode};
-pub use cidr::{Cidr, CidrError};
+pub use cidr::{Cidr, CidrError, ServiceRanges};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
@@ -126,8 +126,8 @@ pub struct Config {
     pub advertise: IpAddr,
     /// Where certificates and kubeconfigs are kept, and made when absent.
     pub cert_dir: PathBuf,
-    /// Addresses of services.
-    pub service_range: Cidr,
+    /// The ranges of the addresses of services.
+    pub service_ranges: ServiceRanges,
     /// The ports of nodes that services get.
     pub node_ports: NodePorts,
     /// The CA of client certificates; without it, the one in `cert_dir`.
@@ -329,10 +329,10 @@ impl Server {
             definitions,
             authorizer,
             services: ServiceAllocator::new(
-                config.service_range,
+                config.service_ranges,
                 config.node_ports,
                 config.plugins,
-            ),
+            )?,
             event_ttl: config.event_ttl,
             pod_security: config.admission.pod_security,
             event_limits: EventLimits::new(&config.admission.event_limits),
@@ -345,6 +345,7 @@ impl Server {
             )?,
         });
         tasks::bootstrap::run(&api).await?;
+        api.services.load(&api.registry).await?;
         if api.authorizer.has(Mode::Rbac) {
             tasks::roles::run(&api).await?;
         }
@@ -424,6 +425,7 @@ impl Server {
             self.api.authorizer.run(&self.api.registry, parts.clone()),
             self.router.authenticator().run(parts.clone()),
             self.api.chain.run(&self.api.registry, parts.clone()),
+            self.api.services.run(&self.api.registry, parts.clone()),
             async {
                 if let Some(encryption) = &self.encryption {
                     encryption.run(parts.clone()).await;
@@ -520,8 +522,11 @@ fn serving_names(config: &Config, bound: IpAddr) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    let mut addresses =
-        vec![IpAddr::from([127, 0, 0, 1]), config.advertise, config.service_range.address(0)];
+    let mut addresses = vec![
+        IpAddr::from([127, 0, 0, 1]),
+        config.advertise,
+        config.service_ranges.primary().address(0),
+    ];
     if !bound.is_unspecified() {
         addresses.push(bound);
     }

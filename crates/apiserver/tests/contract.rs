@@ -148,7 +148,7 @@ fn without_indexes(field: &str) -> String {
 #[tokio::test]
 async fn contract_of_every_kind() {
     let cluster = Cluster::start_with(|config| {
-        config.service_range = "10.202.0.0/16".parse().unwrap();
+        config.service_ranges = "10.202.0.0/16".parse().unwrap();
     })
     .await;
     let paths = ["KUBE_APISERVER", "ETCD"].map(std::env::var_os);

@@ -38,7 +38,7 @@ impl Cluster {
             bind: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1".parse().unwrap(),
             cert_dir: dir.path().join("pki"),
-            service_range: "10.96.0.0/24".parse().unwrap(),
+            service_ranges: "10.96.0.0/24".parse().unwrap(),
             node_ports: longshore_apiserver::NodePorts::default(),
             client_ca: None,
             serving: None,

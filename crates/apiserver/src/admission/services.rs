@@ -6,7 +6,10 @@
 //! store failed, or its client went away meanwhile) releases nothing until [`ServiceAllocator::repair`]
 //! has seen what became of it.
 //!
-//! Current limitations: one address family, and one apiserver per store.
+//! Current limitations: one apiserver per store.
+
+mod families;
+mod ranges;
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeSet, HashSet};
@@ -17,14 +20,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::ranges::{MANAGED_BY, is_managed};
+use self::ranges::{Ranges, ReservedAddresses};
 use super::plugins::Plugins;
 use crate::api_types::Resource;
-use crate::cidr::Cidr;
+use crate::cache::Cache;
+use crate::cidr::{Cidr, ServiceRanges, family_of};
 use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
-use crate::schema::service::{is_external, needs_address, needs_health_port, needs_node_ports};
+use crate::schema::service::{
+    is_external, is_headless, needs_address, needs_health_port, needs_node_ports,
+};
 use crate::schema::value::{is_zero, items, same, text};
 use crate::status::{Cause, StatusError};
 
@@ -80,7 +89,9 @@ impl FromStr for NodePorts {
 
 /// The addresses and node ports of all services.
 pub(crate) struct ServiceAllocator {
-    range: Cidr,
+    configured: ServiceRanges,
+    cidrs: Cache<Ranges>,
+    reserved: Cache<ReservedAddresses>,
     node_ports: NodePorts,
     plugins: Plugins,
     taken: Mutex<Taken>,
@@ -264,18 +275,45 @@ fn free<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
 }
 
 impl ServiceAllocator {
-    pub(crate) fn new(range: Cidr, node_ports: NodePorts, plugins: Plugins) -> ServiceAllocator {
-        ServiceAllocator {
-            range,
+    pub(crate) fn new(
+        configured: ServiceRanges,
+        node_ports: NodePorts,
+        plugins: Plugins,
+    ) -> Result<ServiceAllocator, StatusError> {
+        Ok(ServiceAllocator {
+            configured,
+            cidrs: Cache::new("networking.k8s.io", "servicecidrs")?,
+            reserved: Cache::new("networking.k8s.io", "ipaddresses")?,
             node_ports,
             plugins,
             taken: Mutex::default(),
             unknown_outcomes: Mutex::default(),
-        }
+        })
     }
 
-    pub(crate) fn range(&self) -> Cidr {
-        self.range
+    /// The ranges that the cluster is configured with.
+    pub(crate) fn configured(&self) -> ServiceRanges {
+        self.configured
+    }
+
+    /// Reads the ServiceCIDRs and the addresses that users have reserved. Before that there are none.
+    pub(crate) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.cidrs.load(registry).await?;
+        self.reserved.load(registry).await
+    }
+
+    /// Follows them until `stop`.
+    pub(crate) async fn run(&self, registry: &Registry, stop: CancellationToken) {
+        tokio::join!(self.cidrs.run(registry, &stop), self.reserved.run(registry, &stop));
+    }
+
+    /// Before a service is written: waits a moment until ranges and reservations that this server has
+    /// written are in effect.
+    pub(crate) async fn catch_up(&self, registry: &Registry, resource: &Resource) {
+        if resource.kind == KIND {
+            self.cidrs.catch_up(registry).await;
+            self.reserved.catch_up(registry).await;
+        }
     }
 
     /// Notes what a stored service holds. Returns what another one holds too.
@@ -405,7 +443,7 @@ impl ServiceAllocator {
             is_dry_run,
             is_begun: false,
         };
-        reservation.admit_address(resource, service, old)?;
+        reservation.admit_addresses(resource, service, old)?;
         reservation.admit_ports(resource, service, old)?;
         reservation.admit_health_port(service, old)?;
         Ok(reservation)
@@ -435,13 +473,20 @@ impl ServiceAllocator {
 }
 
 impl Reservation<'_> {
-    fn take_address(&mut self, address: IpAddr) -> bool {
+    /// Takes the first of these addresses that is free.
+    fn take_address(&mut self, mut addresses: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+        let reserved = self.allocator.reserved.read();
         let mut taken = self.allocator.taken.lock();
-        let is_free = match self.is_dry_run {
-            true => !taken.addresses.contains_key(&address),
-            false => take(&mut taken.addresses, address, &self.owner.uid),
+        let is_free = |address: &IpAddr| {
+            !reserved.contains(*address) && !taken.addresses.contains_key(address)
         };
-        is_free && self.taken.addresses.insert(address)
+        let address = addresses
+            .find(|address| is_free(address) && !self.taken.addresses.contains(address))?;
+        if !self.is_dry_run {
+            take(&mut taken.addresses, address, &self.owner.uid);
+        }
+        self.taken.addresses.insert(address);
+        Some(address)
     }
 
     fn take_port(&mut self, port: u16) -> bool {
@@ -453,87 +498,82 @@ impl Reservation<'_> {
         is_free && self.taken.ports.insert(port)
     }
 
-    fn admit_address(
+    fn admit_addresses(
         &mut self,
         resource: &Resource,
         service: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), StatusError> {
+        let configured: Vec<_> =
+            self.allocator.configured.iter().map(|range| range.family()).collect();
+        families::normalize(service, old);
+        families::complete(&configured, service, old)
+            .map_err(|causes| StatusError::invalid(resource, object::name(service), causes.0))?;
+        let is_kept = old.is_some_and(|old| families::is_kept_preference(service, old));
+        if !needs_address(service) || is_headless(service) || is_kept {
+            return Ok(());
+        }
         let spec = &service["spec"];
-        if !needs_address(service) {
+        let mut addresses = items(&spec["clusterIPs"]).to_vec();
+        let had = old
+            .filter(|old| needs_address(old))
+            .map_or(&[][..], |old| items(&old["spec"]["clusterIPs"]));
+        // That what it had has changed is for the rules of the object to refuse.
+        if !addresses.starts_with(had) && !had.starts_with(&addresses) {
             return Ok(());
         }
-        let has_already =
-            old.is_some_and(|old| needs_address(old) && !is_zero(&old["spec"]["clusterIP"]));
-        let (given, list) = (text(&spec["clusterIP"]).to_owned(), items(&spec["clusterIPs"]));
-        let is_as_before =
-            old.is_some_and(|old| same(&old["spec"]["clusterIPs"], &spec["clusterIPs"]));
-        if list.len() > 1 && !is_as_before {
-            let path = "spec.clusterIPs[1]".to_owned();
-            let family = if text(&list[1]).contains(':') { "IPv6" } else { "IPv4" };
-            let why = format!("{family} is not configured on this cluster");
-            return Err(invalid(resource, service, path, &spec["clusterIPs"], &why));
-        }
-        // What cannot change, or does not fit together, is for the rules of the object to refuse.
-        if has_already || list.first().map_or("", text) != given {
-            return Ok(());
-        }
-        let address = match given.as_str() {
-            "None" => given,
-            "" => self.take_any_address(service)?.to_string(),
-            given => match given.parse::<IpAddr>() {
-                Err(_) => return Ok(()),
-                Ok(address) => {
-                    self.take_given_address(address).map_err(|why| {
+        let families: Vec<String> =
+            items(&spec["ipFamilies"]).iter().map(|family| text(family).to_owned()).collect();
+        addresses.resize(addresses.len().max(families.len()), "".into());
+        for (index, family) in families.iter().enumerate().skip(had.len()) {
+            let address = match text(&addresses[index]) {
+                "" => self.take_any_address(service, family)?.to_string(),
+                given => {
+                    self.take_given_address(given).map_err(|why| {
                         let why = format!("failed to allocate IP {given}: {why}");
                         let path = "spec.clusterIPs".to_owned();
-                        invalid(resource, service, path, &json!([given]), &why)
+                        invalid(resource, service, path, &json!(addresses), &why)
                     })?;
                     given.to_owned()
                 }
-            },
-        };
-        let family = match address.parse::<IpAddr>() {
-            Ok(IpAddr::V4(_)) => "IPv4",
-            Ok(IpAddr::V6(_)) => "IPv6",
-            Err(_) => self.allocator.range.family(),
-        };
+            };
+            addresses[index] = address.into();
+        }
         let spec = object::child_mut(service, "spec");
-        spec.insert("clusterIP".into(), address.as_str().into());
-        spec.insert("clusterIPs".into(), json!([address]));
-        spec.entry("ipFamilies").or_insert_with(|| json!([family]));
-        spec.entry("ipFamilyPolicy").or_insert_with(|| "SingleStack".into());
+        if let Some(first) = addresses.first() {
+            spec.insert("clusterIP".into(), first.clone());
+        }
+        spec.insert("clusterIPs".into(), addresses.into());
         Ok(())
     }
 
-    fn take_given_address(&mut self, address: IpAddr) -> Result<(), String> {
-        let range = self.allocator.range;
-        if !range.contains(address) {
-            return Err(format!(
-                "the provided IP ({address}) is not in the valid range. The range of valid IPs is {range}"
-            ));
+    fn take_given_address(&mut self, given: &str) -> Result<(), &'static str> {
+        const OUTSIDE: &str = "the provided network does not match the current range";
+        let address: IpAddr = given.parse().map_err(|_| OUTSIDE)?;
+        if !self.usable_ranges(family_of(address)).iter().any(|range| range.contains(address)) {
+            return Err(OUTSIDE);
         }
-        match self.take_address(address) {
-            true => Ok(()),
-            false => Err("provided IP is already allocated".to_owned()),
+        match self.take_address([address].into_iter()) {
+            Some(_) => Ok(()),
+            None => Err("provided IP is already allocated"),
         }
     }
 
-    fn take_any_address(&mut self, service: &Value) -> Result<IpAddr, StatusError> {
-        let range = self.allocator.range;
-        let size = range.size();
-        // The first ones are left for explicit requests, as long as there are others.
-        let reserved = (size / 16).clamp(u64::from(size > 16), 256);
-        let others = random().checked_rem(size.saturating_sub(reserved)).unwrap_or(0);
-        let start = reserved.saturating_add(others);
-        let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
-        let mut addresses = (0..size).map(|step| range.address(at(step)));
-        addresses.find(|address| self.take_address(*address)).ok_or_else(|| {
-            StatusError::internal(format!(
-                "failed to allocate a serviceIP for Service {:?}: range is full",
-                object::name(service)
-            ))
-        })
+    fn usable_ranges(&self, family: &str) -> Vec<Cidr> {
+        self.allocator.cidrs.read().usable(family, self.allocator.configured.iter())
+    }
+
+    fn take_any_address(&mut self, service: &Value, family: &str) -> Result<IpAddr, StatusError> {
+        let ranges = self.usable_ranges(family);
+        let start = random();
+        self.take_address(ranges.iter().flat_map(|range| range.candidates(start))).ok_or_else(
+            || {
+                StatusError::internal(format!(
+                    "failed to allocate a serviceIP for Service {:?}: range is full",
+                    object::name(service)
+                ))
+            },
+        )
     }
 
     fn admit_ports(

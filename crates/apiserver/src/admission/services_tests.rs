@@ -14,7 +14,22 @@ fn resource() -> &'static Resource {
 }
 
 fn allocator(range: &str) -> ServiceAllocator {
-    ServiceAllocator::new(range.parse().unwrap(), NodePorts::default(), Plugins::default())
+    ServiceAllocator::new(range.parse().unwrap(), NodePorts::default(), Plugins::default()).unwrap()
+}
+
+fn service_cidr(name: &str, cidrs: &[&str], is_ready: bool) -> Value {
+    let status = if is_ready { "True" } else { "False" };
+    json!({"metadata": {"name": name}, "spec": {"cidrs": cidrs},
+        "status": {"conditions": [{"type": "Ready", "status": status}]}})
+}
+
+/// Updates a service of these specs.
+fn change(allocator: &ServiceAllocator, old: &Value, spec: Value) -> Result<Value, StatusError> {
+    let mut new = service(spec);
+    let reservation = allocator.admit(resource(), &mut new, Some(old), false)?;
+    kinds::validate_update(resource(), &new, old)?;
+    reservation.settle(Some(&new));
+    Ok(new)
 }
 
 fn admit(allocator: &ServiceAllocator, spec: Value) -> Result<Value, StatusError> {
@@ -176,6 +191,7 @@ fn deny_external_ips_allows_unchanged_or_removed() {
     let spec = |ips: &[&str]| service(json!({"externalIPs": ips}));
     let choose = |plugins| {
         ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), NodePorts::default(), plugins)
+            .unwrap()
     };
     let on = choose(Plugins { deny_service_external_ips: true, ..Plugins::default() });
     let off = choose(Plugins::default());
@@ -212,6 +228,128 @@ fn service_allocation_conflicts_are_reported() {
     assert!(admit(&allocator, asked).is_ok());
 }
 
+fn list<'a>(service: &'a Value, field: &str) -> Vec<&'a str> {
+    items(&service["spec"][field]).iter().map(text).collect()
+}
+
+#[test]
+fn service_ip_allocation_of_both_families() {
+    let allocator = allocator("10.0.0.0/24,fd00::/64");
+    let both = admit(&allocator, json!({"type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack"}));
+    let both = both.unwrap();
+    assert_eq!(list(&both, "ipFamilies"), ["IPv4", "IPv6"]);
+    let addresses = list(&both, "clusterIPs");
+    assert!(addresses[0].starts_with("10.0.0.") && addresses[1].starts_with("fd00::"), "{both}");
+    assert_eq!(both["spec"]["clusterIP"], addresses[0]);
+    let six = admit(&allocator, json!({"type": "ClusterIP", "ipFamilies": ["IPv6"]})).unwrap();
+    assert!(list(&six, "clusterIPs")[0].starts_with("fd00::"), "{six}");
+    // The second one is taken: the first is given back.
+    let asked = |v6: &str| {
+        json!({"type": "ClusterIP", "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9", v6],
+            "ipFamilyPolicy": "RequireDualStack"})
+    };
+    let error = admit(&allocator, asked(addresses[1])).unwrap_err();
+    let why = format!("failed to allocate IP {}: provided IP is already allocated", addresses[1]);
+    assert!(error.message.contains(&why), "{error}");
+    let given = admit(&allocator, asked("fd00::9")).unwrap();
+    assert_eq!(list(&given, "ipFamilies"), ["IPv4", "IPv6"]);
+    for (taken, is_taken) in [("10.0.0.9", true), ("fd00::9", true), ("fd00::8", false)] {
+        let asked = json!({"type": "ClusterIP", "clusterIP": taken});
+        assert_eq!(admit(&allocator, asked).is_err(), is_taken, "{taken}");
+    }
+}
+
+#[test]
+fn service_ip_allocation_follows_upgrades_and_downgrades() {
+    let allocator = allocator("10.0.0.0/24,fd00::/64");
+    let ports = json!([{"port": 80}]);
+    let start = json!({"type": "ClusterIP", "clusterIP": "10.0.0.9", "ports": ports});
+    let mut single = service(start);
+    kinds::apply_defaults(resource(), &mut single);
+    let single = admit(&allocator, single["spec"].clone()).unwrap();
+    let with = |old: &Value, field: &str, value: Value| {
+        let mut spec = old["spec"].clone();
+        spec[field] = value;
+        spec
+    };
+    let upgrade = with(&single, "ipFamilyPolicy", "RequireDualStack".into());
+    let double = change(&allocator, &single, upgrade).unwrap();
+    let [first, second] = list(&double, "clusterIPs")[..] else { panic!("{double}") };
+    assert_eq!((first, double["spec"]["clusterIP"].as_str()), ("10.0.0.9", Some("10.0.0.9")));
+    let is_taken = |address: &str| {
+        let asked = json!({"type": "ClusterIP", "clusterIP": address});
+        allocator.admit(resource(), &mut service(asked), None, true).is_err()
+    };
+    assert!(is_taken(second));
+    // Another second address is refused, and not taken.
+    let mut other = double["spec"].clone();
+    other["clusterIPs"][1] = "fd00::ffff:ffff:ffff:ffff".into();
+    let error = change(&allocator, &double, other).unwrap_err();
+    assert!(error.message.contains("spec.clusterIPs[1]"), "{error}");
+    assert!(!is_taken("fd00::ffff:ffff:ffff:ffff"));
+    // A client that names no families and addresses keeps both.
+    let mut plain = double["spec"].clone();
+    for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        plain.as_object_mut().unwrap().remove(field);
+    }
+    assert_eq!(change(&allocator, &double, plain).unwrap()["spec"], double["spec"]);
+    let downgrade = with(&double, "ipFamilyPolicy", "SingleStack".into());
+    let again = change(&allocator, &double, downgrade).unwrap();
+    assert_eq!(
+        (list(&again, "clusterIPs"), list(&again, "ipFamilies")),
+        (vec![first], vec!["IPv4"])
+    );
+    assert!(!is_taken(second) && is_taken(first));
+    // An ExternalName service has none, and gets new ones when it is no longer one.
+    let named =
+        json!({"type": "ExternalName", "externalName": "a.example", "sessionAffinity": "None"});
+    let named = change(&allocator, &again, named).unwrap();
+    assert!(!is_taken(first) && list(&named, "ipFamilies").is_empty(), "{named}");
+    let mut back = single["spec"].clone();
+    for field in ["clusterIP", "clusterIPs", "ipFamilies"] {
+        back.as_object_mut().unwrap().remove(field);
+    }
+    back["ipFamilyPolicy"] = "PreferDualStack".into();
+    let back = change(&allocator, &named, back).unwrap();
+    assert!(list(&back, "clusterIPs").iter().all(|address| is_taken(address)), "{back}");
+    assert_eq!(list(&back, "clusterIPs").len(), 2);
+}
+
+#[test]
+fn service_ip_allocation_uses_service_cidrs() {
+    let allocator = allocator("10.0.0.0/30");
+    let ask = |address: &str| {
+        admit(&allocator, json!({"type": "ClusterIP", "clusterIP": address}))
+            .map(|service| list(&service, "clusterIPs")[0].to_owned())
+    };
+    let outside = "the provided network does not match the current range";
+    assert!(ask("10.1.0.9").unwrap_err().message.contains(outside));
+    allocator.cidrs.put(&service_cidr("more", &["10.1.0.0/28", "fd01::/64"], false));
+    assert!(ask("10.1.0.9").unwrap_err().message.contains(outside));
+    allocator.cidrs.put(&service_cidr("more", &["10.1.0.0/28", "fd01::/64"], true));
+    ask("10.1.0.9").unwrap();
+    assert!(ask("10.1.0.9").unwrap_err().message.contains("already allocated"));
+    assert!(ask("10.1.0.15").unwrap_err().message.contains(outside));
+    // The family is not the cluster's, though there is a range of it.
+    assert!(ask("fd01::9").unwrap_err().message.contains("IPv6 is not configured on this cluster"));
+    // First the range of the flag, then others, without what users have reserved.
+    allocator.reserved.put(&json!({"metadata": {"name": "10.1.0.8"}}));
+    assert!(ask("10.1.0.8").unwrap_err().message.contains("already allocated"));
+    let given: BTreeSet<String> = (0..2).map(|_| ask("").unwrap()).collect();
+    assert!(given.iter().all(|address| address.starts_with("10.0.0.")), "{given:?}");
+    let given: BTreeSet<String> = (0..12).map(|_| ask("").unwrap()).collect();
+    assert!(given.len() == 12 && given.iter().all(|address| address.starts_with("10.1.0.")));
+    assert!(!given.contains("10.1.0.8") && !given.contains("10.1.0.9"), "{given:?}");
+    assert!(ask("").unwrap_err().message.contains("range is full"));
+    // One that goes gives nothing more, and what was given of it comes back to nobody.
+    let mut going = service_cidr("more", &["10.1.0.0/28"], true);
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    allocator.cidrs.put(&going);
+    let one = service(json!({"clusterIP": "10.1.0.9"}));
+    allocator.begin_delete(&one, false).settle(None);
+    assert!(ask("").is_err() && ask("10.1.0.9").is_err());
+}
+
 /// One step of clients that write the same few services at the same time.
 #[derive(Clone, Debug)]
 enum Step {
@@ -223,6 +361,10 @@ enum Step {
     Abandon { applied: bool },
     /// Time passes.
     Repair,
+    /// A ServiceCIDR comes, or goes out of use.
+    Range { is_ready: bool },
+    /// A user reserves an address, or not.
+    Reserve(bool),
 }
 
 fn spec() -> impl Strategy<Value = Value> {
@@ -233,9 +375,42 @@ fn spec() -> impl Strategy<Value = Value> {
         Just("ExternalName")
     ];
     let port = || prop_oneof![2 => Just(0u16), 3 => 30000u16..30004];
-    let address = prop_oneof![Just(""), Just("None"), Just("10.0.0.1"), Just("10.0.0.2")];
-    (kinds, address, any::<bool>(), any::<bool>(), port(), port(), port()).prop_map(
-        |(kind, address, plural, local, first, second, health)| {
+    let address = || {
+        prop_oneof![
+            3 => Just(""),
+            1 => Just("None"),
+            1 => Just("10.0.0.1"),
+            1 => Just("10.0.0.2"),
+            1 => Just("10.1.0.2"),
+            1 => Just("fd00::1"),
+            1 => Just("fd00::2"),
+        ]
+    };
+    let policy = prop_oneof![
+        Just(""),
+        Just("SingleStack"),
+        Just("PreferDualStack"),
+        Just("RequireDualStack")
+    ];
+    let families = prop_oneof![
+        3 => Just(&[][..]),
+        1 => Just(&["IPv4"][..]),
+        1 => Just(&["IPv6"][..]),
+        1 => Just(&["IPv4", "IPv6"][..]),
+        1 => Just(&["IPv6", "IPv4"][..]),
+    ];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let ports = (port(), port(), port());
+    (kinds, address(), address(), policy, families, flags, ports).prop_map(
+        |(
+            kind,
+            address,
+            other,
+            policy,
+            families,
+            (plural, both, local),
+            (first, second, health),
+        )| {
             let mut spec = json!({
                 "type": kind,
                 "externalName": "example.com",
@@ -248,8 +423,14 @@ fn spec() -> impl Strategy<Value = Value> {
             if !address.is_empty() {
                 spec["clusterIP"] = address.into();
             }
-            if plural {
-                spec["clusterIPs"] = json!([address]);
+            if plural && !address.is_empty() {
+                spec["clusterIPs"] = if both { json!([address, other]) } else { json!([address]) };
+            }
+            if !policy.is_empty() {
+                spec["ipFamilyPolicy"] = policy.into();
+            }
+            if !families.is_empty() {
+                spec["ipFamilies"] = json!(families);
             }
             if local {
                 spec["externalTrafficPolicy"] = "Local".into();
@@ -266,6 +447,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Store),
         1 => any::<bool>().prop_map(|applied| Step::Abandon { applied }),
         1 => Just(Step::Repair),
+        1 => any::<bool>().prop_map(|is_ready| Step::Range { is_ready }),
+        1 => any::<bool>().prop_map(Step::Reserve),
     ]
 }
 
@@ -338,6 +521,13 @@ fn held_once(store: &Store) -> Result<(), TestCaseError> {
     let (mut addresses, mut ports) = (HashSet::new(), HashSet::new());
     for (_, service) in store.services.values() {
         let allocation = Allocation::of(service);
+        let (list, families) = (list(service, "clusterIPs"), list(service, "ipFamilies"));
+        if needs_address(service) && !is_headless(service) {
+            let of: Vec<&str> = list.iter().map(|ip| family_of(ip.parse().unwrap())).collect();
+            prop_assert_eq!(&of, &families);
+            prop_assert_eq!(allocation.addresses.len(), list.len());
+            prop_assert_eq!(&service["spec"]["clusterIP"], list[0]);
+        }
         for address in allocation.addresses {
             prop_assert!(addresses.insert(address), "{address} is allocated twice");
         }
@@ -354,7 +544,7 @@ proptest! {
     /// services, and when all is done nothing is taken that no service holds.
     #[test]
     fn service_allocation_has_no_duplicates_or_leaks(steps in proptest::collection::vec(step(), 1..60)) {
-        let allocator = allocator("10.0.0.0/28");
+        let allocator = allocator("10.0.0.0/28,fd00::/124");
         let mut store = Store::default();
         let mut writes: std::collections::VecDeque<Write<'_>> = Default::default();
         let later = Instant::now() + SETTLE_TIMEOUT + SETTLE_TIMEOUT;
@@ -385,6 +575,15 @@ proptest! {
                     }
                 }
                 Step::Repair => repair(&store),
+                Step::Range { is_ready } => {
+                    allocator.cidrs.put(&service_cidr("more", &["10.1.0.0/30"], is_ready));
+                }
+                Step::Reserve(by_user) => {
+                    let manager = if by_user { "user" } else { MANAGED_BY.1 };
+                    let labels = json!({MANAGED_BY.0: manager});
+                    let metadata = json!({"name": "10.0.0.2", "labels": labels});
+                    allocator.reserved.put(&json!({"metadata": metadata}));
+                }
             }
             held_once(&store)?;
         }

@@ -25,9 +25,12 @@ pub(crate) use stores::store_file;
 pub use stores::{EtcdArgs, MigrateArgs, Place, SnapshotCommand};
 pub use upstream::UpstreamArgs;
 
+use crate::cidr::family_of;
 use crate::pki::Identity;
 use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
-use crate::{Cidr, ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, TlsOptions};
+use crate::{
+    ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, ServiceRanges, TlsOptions,
+};
 use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
 /// What `/logs/` serves, as upstream.
@@ -164,9 +167,9 @@ pub struct ServeArgs {
     /// Where certificates are kept, and made when absent
     #[arg(long, value_name = "DIR", default_value = "/var/run/kubernetes")]
     pub cert_dir: PathBuf,
-    /// The addresses of services; of two ranges, the first is in use
-    #[arg(long, value_name = "CIDR", default_value = "10.96.0.0/12", value_delimiter = ',')]
-    pub service_cluster_ip_range: Vec<Cidr>,
+    /// The addresses of services: a range, or one of each family, the default one first
+    #[arg(long, value_name = "CIDR[,CIDR]", default_value = "10.96.0.0/12")]
+    pub service_cluster_ip_range: ServiceRanges,
     /// The ports of nodes that services get
     #[arg(long, value_name = "FIRST-LAST", default_value = "30000-32767")]
     pub service_node_port_range: NodePorts,
@@ -377,12 +380,14 @@ impl ServeArgs {
             );
             authentication.anonymous.enabled = false;
         }
-        let Some((service_range, others)) = self.service_cluster_ip_range.split_first() else {
-            anyhow::bail!("--service-cluster-ip-range: there is no range");
-        };
-        if !others.is_empty() {
-            tracing::warn!("--service-cluster-ip-range: only the first range is in use");
-        }
+        let (service_ranges, advertise) = (self.service_cluster_ip_range, self.advertise());
+        let (primary, public) = (service_ranges.primary(), family_of(advertise));
+        anyhow::ensure!(
+            primary.family() == public,
+            "service IP family {:?} must match public address family {:?}",
+            primary.to_string(),
+            advertise.to_string()
+        );
         anyhow::ensure!(
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
@@ -408,9 +413,9 @@ impl ServeArgs {
             storage_media_type: self.media_type(),
             snapshots,
             bind: SocketAddr::new(self.bind_address, self.secure_port),
-            advertise: self.advertise(),
+            advertise,
             cert_dir: self.cert_dir.clone(),
-            service_range: *service_range,
+            service_ranges,
             node_ports: self.service_node_port_range,
             client_ca: self.client_ca_file.clone(),
             serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
@@ -612,6 +617,14 @@ mod tests {
             ("-v=256", "-v"),
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
+            (
+                "--service-cluster-ip-range=10.0.0.0/24,fd00::/64,fd01::/64",
+                "--service-cluster-ip-range must not contain more than two entries",
+            ),
+            (
+                "--service-cluster-ip-range=10.0.0.0/24,10.0.1.0/24",
+                "--service-cluster-ip-range[0] and --service-cluster-ip-range[1] must be of different IP family",
+            ),
             ("--feature-gates=AllowServiceExternalIPs=false", "DenyServiceExternalIPs"),
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
             ("--requestheader-client-ca-file=/a", "--requestheader-username-headers"),

@@ -69,6 +69,7 @@ pub use self::prepare::{
 pub(crate) use self::printers::Printer;
 pub(crate) use self::qos::class as pod_qos;
 pub(crate) use self::storage::{class_of, is_default};
+pub(crate) use self::validate::network::service_addresses;
 pub(crate) use self::validate::{check_texts, validate_change};
 pub use self::validate::{
     validate_binding, validate_create, validate_status_update, validate_update,

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::prepare::restore;
 use super::{Kind, Strategy, defaults, printers, validate, warnings};
 use crate::api_types::{Gvk, PROXY, Resource, Subresource, core, status};
 use crate::schema::names;
@@ -37,17 +36,10 @@ pub(super) static KIND: Kind = Kind {
     },
 };
 
-/// Keeps allocated addresses and node ports that an update omits.
+/// Keeps node ports that an update omits.
 fn keep_allocated(service: &mut Map<String, Value>, old: &Value) {
     let Some(spec) = map_mut(service, "spec") else { return };
     let kind = spec.get("type").map_or("", text).to_owned();
-    let had_ip = matches!(text(&old["type"]), "ClusterIP" | "NodePort" | "LoadBalancer");
-    let wants_ip = matches!(kind.as_str(), "ClusterIP" | "NodePort" | "LoadBalancer");
-    if had_ip && wants_ip && spec.get("clusterIP").is_none_or(is_zero) {
-        for field in ["clusterIP", "clusterIPs"] {
-            restore(spec, old, field);
-        }
-    }
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer")
         && matches!(text(&old["type"]), "NodePort" | "LoadBalancer")
         && spec.get("allocateLoadBalancerNodePorts") != Some(&json!(false))

@@ -1,7 +1,6 @@
-//! ServiceCIDR and IPAddress. The address of each service has its IPAddress (`tasks::addresses`), and
-//! the range of services is the ServiceCIDR `kubernetes`.
-//!
-//! Current limitations: services get no addresses of other ServiceCIDRs.
+//! ServiceCIDR and IPAddress. Each address of a service has its IPAddress (`tasks::addresses`); the
+//! configured ranges are the ServiceCIDR `kubernetes`, and services get addresses of others too
+//! (`admission::services`).
 
 use std::net::IpAddr;
 

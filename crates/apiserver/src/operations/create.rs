@@ -77,6 +77,7 @@ impl Api {
         let attributes = Attributes::new(Operation::Create, user, resource, key, dry_run);
         let mut said = Vec::new();
         self.mutate_new(&attributes, resource, &mut object, &mut said).await?;
+        self.services.catch_up(&self.registry, resource).await;
         let mut reservation = self.services.admit_create(resource, &mut object, dry_run)?;
         offload::run(length, || kinds::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;

@@ -92,6 +92,7 @@ impl Api {
             Attributes::new(Operation::Update, request.user, resource, key, request.dry_run)
                 .of_subresource(subresource, resource.gvk());
         self.chain.catch_up(&self.registry).await;
+        self.services.catch_up(&self.registry, resource).await;
         let mut reviews = Reviews::default();
         let conversions = Conversions::default();
         self.settle_rights(request.user, resource).await;

@@ -9,6 +9,11 @@ pub(crate) fn needs_address(service: &Value) -> bool {
     service["spec"]["type"] != "ExternalName"
 }
 
+/// Whether its name leads to its endpoints themselves.
+pub(crate) fn is_headless(service: &Value) -> bool {
+    matches!(items(&service["spec"]["clusterIPs"]), [one] if one == "None")
+}
+
 /// Whether its ports may have node ports.
 pub(crate) fn needs_node_ports(service: &Value) -> bool {
     matches!(text(&service["spec"]["type"]), "NodePort" | "LoadBalancer")

@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use tokio_util::sync::CancellationToken;
 
 use super::keep;
-use crate::admission::services::Allocation;
+use crate::admission::services::{Allocation, MANAGED_BY, is_managed};
 use crate::api_types::Resource;
+use crate::cidr::family_of;
 use crate::kinds::{core, known};
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
@@ -16,8 +17,6 @@ use crate::registry::Change;
 use crate::schema::value::text;
 use crate::status::StatusError;
 use crate::user::User;
-
-const MANAGED_BY: (&str, &str) = ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io");
 
 /// Runs until `stop`.
 pub(crate) async fn run(api: &Api, stop: CancellationToken) {
@@ -57,10 +56,6 @@ async fn follow(api: &Api) -> Result<(), StatusError> {
             },
         }
     }
-}
-
-fn is_managed(object: &Value) -> bool {
-    object["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1
 }
 
 async fn service_changed(api: &Api, change: &Change) -> Result<(), StatusError> {
@@ -113,14 +108,13 @@ async fn ensure(api: &Api, service: &Value) -> Result<(), StatusError> {
             Some(_) => remove(api, &name).await?,
             None => {}
         }
-        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
         let object = json!({
             "apiVersion": "networking.k8s.io/v1",
             "kind": "IPAddress",
             "metadata": {
                 "name": name,
                 "labels": {
-                    "ipaddress.kubernetes.io/ip-family": family,
+                    "ipaddress.kubernetes.io/ip-family": family_of(address),
                     MANAGED_BY.0: MANAGED_BY.1,
                 },
             },

@@ -65,6 +65,10 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
             "the service default/kubernetes keeps the address of an earlier service range"
         );
     }
+    let (cidr, wanted) = (find_service_cidr(api).await?, json!(ranges(api)));
+    if !object::is_deleting(&cidr) && cidr["spec"]["cidrs"] != wanted {
+        tracing::warn!(has = %cidr["spec"]["cidrs"], %wanted, "the ServiceCIDR kubernetes has other ranges");
+    }
     Ok(())
 }
 
@@ -92,23 +96,44 @@ async fn reconcile(api: &Api) -> Result<(), StatusError> {
     flow_control(api).await
 }
 
-/// The range of services as the ServiceCIDR `kubernetes`, which is ready.
+/// The configured ranges of services.
+fn ranges(api: &Api) -> Vec<String> {
+    api.services.configured().iter().map(|range| range.to_string()).collect()
+}
+
+async fn find_service_cidr(api: &Api) -> Result<Value, StatusError> {
+    let cidrs = known("networking.k8s.io", "servicecidrs")?;
+    Ok(api.registry.find(cidrs, "", NAME).await?.unwrap_or_default())
+}
+
+/// The configured ranges as the ServiceCIDR `kubernetes`, which is ready.
 async fn service_cidr(api: &Api) -> Result<(), StatusError> {
     let cidrs = known("networking.k8s.io", "servicecidrs")?;
-    let range = api.services.range().to_string();
+    let ranges = ranges(api);
     let cidr = json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "ServiceCIDR",
         "metadata": {"name": NAME, "finalizers": ["networking.k8s.io/service-cidr-finalizer"]},
-        "spec": {"cidrs": [range]},
+        "spec": {"cidrs": ranges},
     });
     api.ensure(cidrs, cidr).await?;
-    let own = api.registry.find(cidrs, "", NAME).await?.unwrap_or_default();
-    if !object::is_deleting(&own) && own["spec"]["cidrs"][0] != range.as_str() {
-        tracing::warn!(cidrs = %own["spec"]["cidrs"], range, "the ServiceCIDR kubernetes has another range");
+    let mut own = find_service_cidr(api).await?;
+    if object::is_deleting(&own) {
+        return Ok(());
+    }
+    // A cluster of one family gets a second one.
+    if ranges.len() == 2 && own["spec"]["cidrs"] == json!([ranges[0]]) {
+        let written = api.amend(cidrs, "", NAME, |cidr| {
+            if cidr["spec"]["cidrs"] == json!([ranges[0]]) {
+                cidr["spec"]["cidrs"] = json!(ranges);
+            }
+            Ok(())
+        });
+        written.await?;
+        own = find_service_cidr(api).await?;
     }
     let has = own["status"]["conditions"].as_array().is_some_and(|all| !all.is_empty());
-    if own.is_null() || has {
+    if has || own["spec"]["cidrs"] != json!(ranges) {
         return Ok(());
     }
     let ready = json!([{
@@ -241,9 +266,9 @@ async fn authentication(api: &Api) -> Result<(), StatusError> {
     settle(api, core("configmaps")?, map, &["data"]).await
 }
 
-/// The first address of the range of services.
+/// The first address of the first range of services.
 fn address(api: &Api) -> String {
-    api.services.range().address(0).to_string()
+    api.services.configured().primary().address(0).to_string()
 }
 
 async fn service(api: &Api) -> Result<(), StatusError> {

@@ -1,4 +1,5 @@
-//! Defaults of services. The cluster has one address family, IPv4.
+//! Defaults of services. Their addresses and families are decided where addresses are allocated, by
+//! `admission::services`.
 
 use serde_json::{Map, Value, json};
 
@@ -26,10 +27,8 @@ pub(in crate::kinds) fn service(service: &mut Map<String, Value>) {
     if kind == "LoadBalancer" {
         default_absent(spec, "allocateLoadBalancerNodePorts", true);
     }
-    cluster_ips(spec);
     if kind != "ExternalName" {
         default_absent(spec, "internalTrafficPolicy", "Cluster");
-        families(spec);
     }
     let Some(balancer) = map_mut(service, "status").and_then(|s| map_mut(s, "loadBalancer")) else {
         return;
@@ -57,22 +56,4 @@ fn affinity(spec: &mut Map<String, Value>) {
         }
         _ => {}
     }
-}
-
-/// `clusterIPs` follows `clusterIP` where only that is given.
-fn cluster_ips(spec: &mut Map<String, Value>) {
-    if let Some(ip) = spec.get("clusterIP").filter(|ip| !is_zero(ip)).cloned() {
-        default(spec, "clusterIPs", json!([ip]));
-    }
-}
-
-/// A headless service without a selector may get endpoints of any family, so it names both.
-fn families(spec: &mut Map<String, Value>) {
-    let headless = spec.get("clusterIP").map_or("", text) == "None";
-    let (policy, families) = match spec.get("selector").is_none_or(is_zero) && headless {
-        true => ("RequireDualStack", json!(["IPv4", "IPv6"])),
-        false => ("SingleStack", json!(["IPv4"])),
-    };
-    default(spec, "ipFamilyPolicy", policy);
-    default(spec, "ipFamilies", families);
 }

@@ -95,9 +95,6 @@ fn prepare_update_keeps_service_allocations() {
     old["spec"]["clusterIPs"] = json!(["10.0.0.9"]);
     old["spec"]["ports"][0]["nodePort"] = 30_000.into();
     let (new, result) = updated("services", &old, |service| {
-        for field in ["clusterIP", "clusterIPs", "ports"] {
-            service["spec"].as_object_mut().unwrap().remove(field);
-        }
         service["spec"]["ports"] = json!([{"port": 80}]);
     });
     result.unwrap();
@@ -107,11 +104,85 @@ fn prepare_update_keeps_service_allocations() {
         service["spec"]["clusterIPs"] = json!(["10.0.0.8"]);
     });
     assert!(
-        result
-            .unwrap_err()
-            .message
-            .ends_with("spec.clusterIPs[0]: Invalid value: \"10.0.0.8\": may not change once set")
+        result.unwrap_err().message.ends_with(
+            "spec.clusterIPs[0]: Invalid value: [\"10.0.0.8\"]: may not change once set"
+        )
     );
+}
+
+/// Upgrades and downgrades: the first address and family stay, the second may come, and go by the policy.
+#[test]
+fn service_addresses_may_be_added_and_released() {
+    let spec = |addresses: &[&str], families: &[&str], policy: &str| {
+        json!({"type": "ClusterIP", "clusterIP": addresses.first().copied().unwrap_or_default(),
+            "clusterIPs": addresses, "ipFamilies": families, "ipFamilyPolicy": policy,
+            "ports": [{"port": 80}]})
+    };
+    let (v4, v6) = ("10.0.0.9", "fd00::9");
+    let one = || spec(&[v4], &["IPv4"], "SingleStack");
+    let two = || spec(&[v4, v6], &["IPv4", "IPv6"], "RequireDualStack");
+    let headless = |families: &[&str]| spec(&["None"], families, "SingleStack");
+    for (new, old, expected) in [
+        (two(), one(), &[][..]),
+        (one(), two(), &[]),
+        (headless(&["IPv6"]), headless(&["IPv4"]), &[]),
+        (
+            spec(&["10.0.0.8", v6], &["IPv4", "IPv6"], "RequireDualStack"),
+            one(),
+            &[
+                "spec.clusterIPs[0]: Invalid value: [\"10.0.0.8\",\"fd00::9\"]: may not change once set",
+            ],
+        ),
+        (
+            spec(&[v4, "fd00::8"], &["IPv4", "IPv6"], "RequireDualStack"),
+            two(),
+            &[
+                "spec.clusterIPs[1]: Invalid value: [\"10.0.0.9\",\"fd00::8\"]: may not change once set",
+            ],
+        ),
+        (
+            spec(&[v4], &["IPv4"], "PreferDualStack"),
+            two(),
+            &[
+                "spec.ipFamilyPolicy: Invalid value: \"PreferDualStack\": must be set to 'SingleStack' when releasing the secondary clusterIP",
+                "spec.ipFamilyPolicy: Invalid value: \"PreferDualStack\": must be set to 'SingleStack' when releasing the secondary ipFamily",
+            ],
+        ),
+        (
+            spec(&[v6], &["IPv6"], "SingleStack"),
+            two(),
+            &[
+                "spec.clusterIPs[0]: Invalid value: [\"fd00::9\"]: may not change once set",
+                "spec.ipFamilies[0]: Invalid value: [\"fd00::9\"]: may not change once set",
+            ],
+        ),
+        (
+            spec(&[v6], &["IPv6"], "SingleStack"),
+            one(),
+            &[
+                "spec.clusterIPs[0]: Invalid value: [\"fd00::9\"]: may not change once set",
+                "spec.ipFamilies[0]: Invalid value: [\"IPv6\"]: may not change once set",
+            ],
+        ),
+        (
+            spec(&[], &["IPv4"], "SingleStack"),
+            one(),
+            &["spec.clusterIPs[0]: Invalid value: []: primary clusterIP can not be unset"],
+        ),
+        (
+            headless(&["IPv4"]),
+            one(),
+            &["spec.clusterIPs[0]: Invalid value: [\"None\"]: may not change once set"],
+        ),
+    ] {
+        let old = stored("services", json!({"metadata": {"name": "s"}, "spec": old}));
+        let (_, result) = updated("services", &old, |service| service["spec"] = new.clone());
+        let said = result.err().map(|error| error.message).unwrap_or_default();
+        assert_eq!(said.is_empty(), expected.is_empty(), "{new}: {said}");
+        for line in expected {
+            assert!(said.contains(line), "{new}: {said}");
+        }
+    }
 }
 
 #[test]

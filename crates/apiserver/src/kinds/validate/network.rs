@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::container::port_number;
 use super::{handlers, immutable, meta, one_of, pod, supported};
-use crate::cidr;
+use crate::cidr::{self, FAMILIES};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
-use crate::schema::service::{is_external, needs_health_port};
+use crate::schema::service::{is_external, is_headless, needs_address, needs_health_port};
 use crate::schema::value::{is_zero, items, same, text};
 
 const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
@@ -21,6 +21,12 @@ pub(in crate::kinds) fn service(service: &Value, old: Option<&Value>, causes: &m
     let spec = &service["spec"];
     let kind = text(&spec["type"]);
     let headless = text(&spec["clusterIP"]) == "None";
+    if let Some(old) = old.filter(|old| needs_address(old) && needs_address(service)) {
+        kept_addresses(&path, spec, &old["spec"], causes);
+        if !is_headless(service) && !is_headless(old) {
+            kept_families(&path, spec, &old["spec"], causes);
+        }
+    }
     one_of(
         &path.child("type"),
         &spec["type"],
@@ -41,7 +47,8 @@ pub(in crate::kinds) fn service(service: &Value, old: Option<&Value>, causes: &m
     if kind == "ExternalName" {
         external_name(&path, spec, causes);
     } else {
-        cluster_ips(&path, spec, causes);
+        service_addresses(service, causes);
+        policies(&path, spec, causes);
     }
     service_ports(&path, spec, kind, causes);
     meta::labels(&path.child("selector"), &spec["selector"], causes);
@@ -59,9 +66,6 @@ pub(in crate::kinds) fn service(service: &Value, old: Option<&Value>, causes: &m
             &["Cluster", "Local"],
             causes,
         );
-    }
-    if let Some(old) = old {
-        kept_addresses(&path, spec, &old["spec"], causes);
     }
 }
 
@@ -144,7 +148,12 @@ fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     }
 }
 
-fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
+/// The addresses of a service with its families. The allocator of addresses relies on these rules too.
+pub(crate) fn service_addresses(service: &Value, causes: &mut Causes) {
+    if !needs_address(service) {
+        return;
+    }
+    let (path, spec) = (Path::root("spec"), &service["spec"]);
     let list_path = path.child("clusterIPs");
     let (one, list) = (text(&spec["clusterIP"]), items(&spec["clusterIPs"]));
     match (one, list.first()) {
@@ -158,29 +167,49 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
         }
         _ => {}
     }
+    let families = items(&spec["ipFamilies"]);
+    for (i, family) in families.iter().enumerate() {
+        let list = path.child("ipFamilies");
+        supported(&list.index(i), family, &FAMILIES, causes);
+        if families.iter().take(i).any(|earlier| earlier == family) {
+            causes.duplicate(&list.index(i), family, "");
+        }
+    }
+    if !spec["ipFamilyPolicy"].is_null() {
+        let values = ["PreferDualStack", "RequireDualStack", "SingleStack"];
+        supported(&path.child("ipFamilyPolicy"), &spec["ipFamilyPolicy"], &values, causes);
+    }
+    let mut addresses = Vec::new();
     for (i, ip) in list.iter().enumerate() {
-        match ip == "None" {
+        match ip == "None" && i == 0 {
             true if list.len() == 1 => {}
-            true if i == 0 => {
-                causes.invalid(&list_path, list, "'None' must be the first and only value");
-            }
-            _ => drop(pod::ip(&list_path.index(i), ip, causes)),
+            true => causes.invalid(&list_path, list, "'None' must be the first and only value"),
+            false => addresses.extend(pod::ip(&list_path.index(i), ip, causes)),
         }
     }
     if list.len() > 2 {
         causes.invalid(&list_path, list, "may only hold up to 2 values");
     }
-    let families = items(&spec["ipFamilies"]);
-    for (i, family) in families.iter().enumerate() {
-        let list = path.child("ipFamilies");
-        supported(&list.index(i), family, &["IPv4", "IPv6"], causes);
-        if families.iter().take(i).any(|earlier| earlier == family) {
-            causes.duplicate(&list.index(i), family, "");
+    // What is no address would only make the rest look wrong.
+    if is_headless(service) || addresses.len() != list.len() {
+        return;
+    }
+    let has = |is_v4: bool| addresses.iter().any(|address| address.is_ipv4() == is_v4);
+    if list.len() > 1 && !(has(true) && has(false)) {
+        causes.invalid(&list_path, list, "may specify no more than one IP for each IP family");
+    }
+    for (i, (address, family)) in addresses.iter().zip(families).enumerate() {
+        let family = text(family);
+        if FAMILIES.contains(&family) && family != cidr::family_of(*address) {
+            let why = format!("expected an {family} value as indicated by `ipFamilies[{i}]`");
+            causes.invalid(&list_path.index(i), &list[i], why);
         }
     }
+}
+
+fn policies(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     for (field, values) in [
-        ("ipFamilyPolicy", &["PreferDualStack", "RequireDualStack", "SingleStack"][..]),
-        ("internalTrafficPolicy", &["Cluster", "Local"]),
+        ("internalTrafficPolicy", &["Cluster", "Local"][..]),
         ("trafficDistribution", &["PreferClose", "PreferSameZone", "PreferSameNode"]),
     ] {
         if !spec[field].is_null() {
@@ -189,18 +218,62 @@ fn cluster_ips(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
     }
 }
 
-/// The first address stays as long as the service has addresses at all.
+const NO_CHANGE: &str = "may not change once set";
+
+/// The first address stays as long as the service has addresses at all; the second one may come, and go
+/// when the service says that it wants one only.
 fn kept_addresses(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
-    if text(&new["type"]) == "ExternalName"
-        || text(&old["type"]) == "ExternalName"
-        || is_zero(&old["clusterIP"])
-    {
+    let (list_path, given) = (path.child("clusterIPs"), &new["clusterIPs"]);
+    let (new_list, old_list) = (items(given), items(&old["clusterIPs"]));
+    if new_list.len() == old_list.len() {
+        for (i, _) in new_list.iter().zip(old_list).enumerate().filter(|(_, (a, b))| a != b) {
+            causes.invalid(&list_path.index(i), given, NO_CHANGE);
+        }
         return;
     }
-    if !same(&new["clusterIP"], &old["clusterIP"]) || !same(&new["clusterIPs"], &old["clusterIPs"])
+    match (new_list.first(), old_list.first()) {
+        (None, _) => {
+            causes.invalid(&list_path.index(0), given, "primary clusterIP can not be unset");
+        }
+        (Some(first), Some(had)) if first != had => {
+            causes.invalid(&list_path.index(0), given, NO_CHANGE);
+        }
+        _ => {}
+    }
+    if new_list.len() < old_list.len() && new_list.len() == 1 {
+        single_stack(path, new, "clusterIP", causes);
+    }
+}
+
+/// The same of families, which headless services may change.
+fn kept_families(path: &Path<'_>, new: &Value, old: &Value, causes: &mut Causes) {
+    let (list_path, given) = (path.child("ipFamilies"), &new["ipFamilies"]);
+    let (new_list, old_list) = (items(given), items(&old["ipFamilies"]));
+    if new_list.len() == old_list.len() {
+        if new_list != old_list {
+            causes.invalid(&list_path.index(0), given, NO_CHANGE);
+        }
+        return;
+    }
+    let is_less = new_list.len() < old_list.len();
+    if is_less && items(&new["clusterIPs"]).is_empty() {
+        causes.invalid(&list_path.index(0), given, "primary ipFamily can not be unset");
+    }
+    if let (Some(first), Some(had)) = (new_list.first(), old_list.first())
+        && first != had
     {
-        let list = path.child("clusterIPs");
-        causes.invalid(&list.index(0), text(&new["clusterIP"]), "may not change once set");
+        // upstream repeats the addresses here
+        causes.invalid(&list_path.index(0), &new["clusterIPs"], NO_CHANGE);
+    }
+    if is_less && new_list.len() == 1 {
+        single_stack(path, new, "ipFamily", causes);
+    }
+}
+
+fn single_stack(path: &Path<'_>, spec: &Value, released: &str, causes: &mut Causes) {
+    if spec["ipFamilyPolicy"] != "SingleStack" {
+        let why = format!("must be set to 'SingleStack' when releasing the secondary {released}");
+        causes.invalid(&path.child("ipFamilyPolicy"), &spec["ipFamilyPolicy"], why);
     }
 }
 
