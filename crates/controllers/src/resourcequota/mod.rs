@@ -4,7 +4,7 @@
 mod counts;
 mod usage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +14,13 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use longshore_informer::{Event, Informer, Object, WorkQueue, key_of, run_workers, split_key};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use self::counts::Counts;
 use self::usage::Objects;
 use crate::Context;
-use crate::workload::{Error, is_finished, replace_status};
+use crate::workload::{Error, replace_status};
 use crate::writes::{is_conflict, unless_replaced, unless_stopped};
 
 /// After a creation, which admission has counted already.
@@ -31,6 +33,8 @@ struct Controller {
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
     counts: Counts,
+    /// When the status of quotas changed last.
+    counted: Arc<Mutex<HashMap<String, Instant>>>,
     queue: WorkQueue<String>,
     period: Duration,
 }
@@ -71,13 +75,15 @@ pub(crate) async fn run(context: Context) {
     let queue: WorkQueue<String> = WorkQueue::new("resourcequota_primary", &context.queues);
     let informers = &context.informers;
     let quotas = informers.get::<ResourceQuota>();
+    let counted = Arc::new(Mutex::new(HashMap::new()));
     quotas.subscribe({
-        let queue = queue.clone();
+        let (queue, counted) = (queue.clone(), counted.clone());
         move |event: &Event<ResourceQuota>| {
             let key = key_of(&**event.latest());
             match event {
-                Event::Deleted(_) => {}
+                Event::Deleted(_) => drop(counted.lock().remove(&key)),
                 Event::Updated { old, new } if old.spec == new.spec => {
+                    counted.lock().insert(key.clone(), Instant::now());
                     // What is used was counted by admission, or written by somebody.
                     queue.add_after(key, SETTLE.saturating_mul(4));
                 }
@@ -86,11 +92,7 @@ pub(crate) async fn run(context: Context) {
         }
     });
     let (pods, services, claims) = (informers.get(), informers.get(), informers.get());
-    follow(&pods, &quotas, &queue, |old: &Pod, new: &Pod| {
-        is_finished(old) != is_finished(new)
-            || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
-            || old.spec != new.spec
-    });
+    follow(&pods, &quotas, &queue, usage::counts_otherwise);
     follow(&services, &quotas, &queue, |old: &Service, new: &Service| old.spec != new.spec);
     follow(&claims, &quotas, &queue, |old: &PersistentVolumeClaim, new| old.spec != new.spec);
     let all = async {
@@ -117,6 +119,7 @@ pub(crate) async fn run(context: Context) {
         services,
         claims,
         counts: Counts::new(context.informers.client().clone(), changed),
+        counted,
         queue: queue.clone(),
         period: settings.resource_quota_period,
     };
@@ -143,6 +146,10 @@ impl Controller {
         let old = quota.status.as_ref();
         let is_same = usage::is_same(old.and_then(|old| old.hard.as_ref()), spec.hard.as_ref())
             && usage::is_same(old.and_then(|old| old.used.as_ref()), Some(&used));
+        if usage::is_less(&used, old.and_then(|old| old.used.as_ref())) && self.is_counting(&key) {
+            self.queue.add_after(key, SETTLE);
+            return Ok(());
+        }
         self.queue.add_after(key.clone(), self.period);
         if is_same {
             return Ok(());
@@ -156,6 +163,12 @@ impl Controller {
             }
             written => Ok(unless_replaced(written).map(drop)?),
         }
+    }
+
+    /// Whether admission has just counted something, which may not be known here yet. What is released
+    /// can wait; what is forgotten would admit more than the limit.
+    fn is_counting(&self, key: &str) -> bool {
+        self.counted.lock().get(key).is_some_and(|at| at.elapsed() < SETTLE)
     }
 
     fn used(&self, spec: &ResourceQuotaSpec, namespace: &str) -> BTreeMap<String, Quantity> {

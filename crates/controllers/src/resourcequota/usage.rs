@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuotaSpec, Service,
+    PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuotaSpec, ResourceRequirements, Service,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
@@ -269,13 +269,39 @@ pub(super) fn is_same(one: Option<&Amounts>, other: Option<&Amounts>) -> bool {
     read(one) == read(other)
 }
 
+/// Whether some amount is less than that of `old`.
+pub(super) fn is_less(used: &Amounts, old: Option<&Amounts>) -> bool {
+    let old = |name: &String| old.and_then(|old| old.get(name)).and_then(milli);
+    used.iter().any(|(name, amount)| milli(amount) < old(name))
+}
+
+/// Whether a pod may count otherwise than before. That it is bound or runs makes no difference.
+pub(super) fn counts_otherwise(old: &Pod, new: &Pod) -> bool {
+    fn resources(pod: &Pod) -> Vec<&Option<ResourceRequirements>> {
+        let spec = pod.spec.iter().flat_map(|spec| {
+            let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+            containers.map(|container| &container.resources).chain([&spec.resources])
+        });
+        let status = pod.status.iter().flat_map(|status| {
+            let lists = [&status.container_statuses, &status.init_container_statuses];
+            lists.into_iter().flatten().flatten().map(|container| &container.resources)
+        });
+        spec.chain(status).filter(|resources| resources.is_some()).collect()
+    }
+    let deadline = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+    is_finished(old) != is_finished(new)
+        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || deadline(old) != deadline(new)
+        || resources(old) != resources(new)
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuotaSpec, Service};
     use k8s_openapi::jiff::Timestamp;
     use serde_json::{Value, json};
 
-    use super::{Objects, counted, includes, is_same, used};
+    use super::{Objects, counted, counts_otherwise, includes, is_less, is_same, used};
 
     fn pod(more: Value, requests: Value, phase: &str) -> Pod {
         let mut spec = json!({"containers": [{"name": "c", "resources":
@@ -287,6 +313,36 @@ mod tests {
             "metadata": {"name": "p"}, "spec": spec, "status": {"phase": phase},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn quota_is_computed_anew_when_a_pod_counts_otherwise() {
+        let half = json!({"cpu": "500m"});
+        let old = pod(json!({}), half.clone(), "Pending");
+        assert!(!counts_otherwise(&old, &pod(json!({"nodeName": "n"}), half.clone(), "Running")));
+        assert!(counts_otherwise(&old, &pod(json!({}), half.clone(), "Succeeded")));
+        assert!(counts_otherwise(&old, &pod(json!({}), json!({"cpu": "1"}), "Pending")));
+        let limited = json!({"activeDeadlineSeconds": 5});
+        assert!(counts_otherwise(&old, &pod(limited, half.clone(), "Pending")));
+        let mut resized = old.clone();
+        let status = json!({"phase": "Pending", "containerStatuses": [{"name": "c", "ready": true,
+            "restartCount": 0, "image": "i", "imageID": "", "resources": {"requests": half}}]});
+        resized.status = serde_json::from_value(status).unwrap();
+        assert!(counts_otherwise(&old, &resized));
+    }
+
+    #[test]
+    fn quota_use_that_falls_is_known() {
+        let amounts = |value: Value| serde_json::from_value(value).unwrap();
+        let old = amounts(json!({"pods": "2", "cpu": "1"}));
+        for (used, falls) in [
+            (json!({"pods": "2", "cpu": "1000m"}), false),
+            (json!({"pods": "3", "cpu": "2"}), false),
+            (json!({"pods": "3", "cpu": "900m"}), true),
+        ] {
+            assert_eq!(is_less(&amounts(used.clone()), Some(&old)), falls, "{used}");
+        }
+        assert!(!is_less(&old, None));
     }
 
     fn spec(value: Value) -> ResourceQuotaSpec {
