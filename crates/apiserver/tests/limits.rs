@@ -731,12 +731,15 @@ async fn admission_limits_events_and_resources_by_configuration() {
     // a config map needs a quota
     let maps = "/api/v1/namespaces/default/configmaps";
     let (code, status) = cluster.admin.call("POST", maps, Some(config_map("m", json!({})))).await;
-    let why = "configmaps \"m\" is forbidden: insufficient quota to consume: configmaps";
+    let why = "configmaps \"m\" is forbidden: insufficient quota to consume: \
+               configmaps,count/configmaps";
     assert_eq!((code, status["message"].as_str()), (403, Some(why)));
-    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"configmaps": "1"}}});
+    // by both of its names
+    let amounts = |count: &str| json!({"configmaps": count, "count/configmaps": count});
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": amounts("1")}});
     let quotas = "/api/v1/namespaces/default/resourcequotas";
     cluster.admin.create(quotas, quota).await;
-    let counted = json!({"status": {"hard": {"configmaps": "1"}, "used": {"configmaps": "0"}}});
+    let counted = json!({"status": {"hard": amounts("1"), "used": amounts("0")}});
     let status = format!("{quotas}/q/status");
     assert_eq!(cluster.admin.call("PATCH", &status, Some(counted)).await.0, 200);
     cluster.admin.create(maps, config_map("m", json!({}))).await;
