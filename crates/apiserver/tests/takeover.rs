@@ -90,7 +90,7 @@ async fn ours(etcd: &str) -> Cluster {
     Cluster::start_with(|config| {
         config.store = store;
         config.storage_media_type = StorageMediaType::Protobuf;
-        config.service_range = "10.202.0.0/16".parse().unwrap();
+        config.service_ranges = "10.202.0.0/16".parse().unwrap();
     })
     .await
 }
@@ -155,7 +155,7 @@ async fn on(store: Arc<dyn Store>, media_type: StorageMediaType) -> Cluster {
     Cluster::start_with(|config| {
         config.store = store;
         config.storage_media_type = media_type;
-        config.service_range = "10.202.0.0/16".parse().unwrap();
+        config.service_ranges = "10.202.0.0/16".parse().unwrap();
     })
     .await
 }
