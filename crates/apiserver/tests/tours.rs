@@ -29,7 +29,7 @@ async fn cluster() -> Cluster {
     Cluster::start_with(|config| {
         config.compaction_interval = Duration::from_secs(1);
         // that of the service in the file
-        config.service_range = "10.202.0.0/16".parse().unwrap();
+        config.service_ranges = "10.202.0.0/16".parse().unwrap();
     })
     .await
 }
