@@ -31,7 +31,6 @@ const ACCEPTED_HERE: &[(&str, &str)] = &[
     ("CustomResourceDefinition", "spec.validation.openAPIV3Schema"),
     ("CustomResourceDefinition", ""),
     // an empty text or list is as good as none
-    ("Service", "spec.ipFamilyPolicy"),
     ("HorizontalPodAutoscaler", "spec.behavior"),
     // any name will do
     ("HorizontalPodAutoscaler", "spec.metrics.containerResource.name"),

@@ -23,11 +23,15 @@ fn service_cidr(name: &str, cidrs: &[&str], is_ready: bool) -> Value {
         "status": {"conditions": [{"type": "Ready", "status": status}]}})
 }
 
-/// Updates a service of these specs.
+/// Updates a service to this spec.
 fn change(allocator: &ServiceAllocator, old: &Value, spec: Value) -> Result<Value, StatusError> {
-    let mut new = service(spec);
-    let reservation = allocator.admit(resource(), &mut new, Some(old), false)?;
-    kinds::validate_update(resource(), &new, old)?;
+    let stored = json!({"name": "s", "namespace": "default", "uid": "u", "resourceVersion": "1"});
+    let (mut new, mut old) = (service(spec), old.clone());
+    new["metadata"] = stored.clone();
+    old["metadata"] = stored;
+    kinds::apply_defaults(resource(), &mut new);
+    let reservation = allocator.admit(resource(), &mut new, Some(&old), false)?;
+    kinds::validate_update(resource(), &new, &old)?;
     reservation.settle(Some(&new));
     Ok(new)
 }
@@ -399,18 +403,11 @@ fn spec() -> impl Strategy<Value = Value> {
         1 => Just(&["IPv4", "IPv6"][..]),
         1 => Just(&["IPv6", "IPv4"][..]),
     ];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let ports = (port(), port(), port());
     (kinds, address(), address(), policy, families, flags, ports).prop_map(
-        |(
-            kind,
-            address,
-            other,
-            policy,
-            families,
-            (plural, both, local),
-            (first, second, health),
-        )| {
+        |(kind, address, other, policy, families, (plural, both, local, fits), ports)| {
+            let (first, second, health) = ports;
             let mut spec = json!({
                 "type": kind,
                 "externalName": "example.com",
@@ -435,9 +432,38 @@ fn spec() -> impl Strategy<Value = Value> {
             if local {
                 spec["externalTrafficPolicy"] = "Local".into();
             }
+            if fits {
+                fit(&mut spec);
+            }
             spec
         },
     )
+}
+
+/// Leaves out what services of the type cannot have, or most writes would be refused by the rules.
+fn fit(spec: &mut Value) {
+    let given = service(spec.clone());
+    let is_headless = spec["clusterIP"] == "None";
+    let (fields, node_ports) = (spec.as_object_mut().unwrap(), needs_node_ports(&given));
+    if !needs_health_port(&given) {
+        fields.remove("healthCheckNodePort");
+    }
+    if !node_ports {
+        fields.remove("externalTrafficPolicy");
+        fields["ports"] = json!([{"name": "a", "port": 1}]);
+    } else if given["spec"]["ports"][0]["nodePort"] == given["spec"]["ports"][1]["nodePort"] {
+        fields["ports"] = json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}]);
+    }
+    if !needs_address(&given) || (node_ports && is_headless) {
+        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+            fields.remove(field);
+        }
+    }
+    if items(&given["spec"]["clusterIPs"]).len() == 2
+        || fields.get("ipFamilies").is_some_and(|families| items(families).len() == 2)
+    {
+        fields.insert("ipFamilyPolicy".into(), "RequireDualStack".into());
+    }
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -499,9 +525,15 @@ fn begin<'a>(
     let mut new =
         json!({"metadata": {"name": format!("s{name}"), "namespace": "default"}, "spec": spec});
     kinds::apply_defaults(resource(), &mut new);
-    let (version, old) = old.unzip();
+    let (version, mut old) = old.unzip();
+    if let Some(old) = &mut old {
+        old["metadata"]["resourceVersion"] = "1".into();
+    }
     match &old {
-        Some(old) => kinds::prepare_update(resource(), &mut new, old),
+        Some(old) => {
+            kinds::prepare_update(resource(), &mut new, old);
+            new["metadata"]["resourceVersion"] = "1".into();
+        }
         None => {
             kinds::prepare_create(resource(), &mut new);
             new["metadata"]["uid"] = uid.into();

@@ -54,7 +54,10 @@ fn validation_accepts_valid_objects() {
             json!({"metadata": {"name": "s"}, "type": "kubernetes.io/tls", "data": {"tls.crt": "", "tls.key": ""}}),
         ),
         ("services", json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}})),
-        ("services", json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "None"}})),
+        (
+            "services",
+            json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "None", "clusterIPs": ["None"]}}),
+        ),
         (
             "endpoints",
             json!({"metadata": {"name": "e"}, "subsets": [{"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 1}]}]}),
