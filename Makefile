@@ -24,6 +24,7 @@ test: ## run all tests
 	@scripts/install-deps.sh test
 	cargo build --workspace --bins
 	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
+	for client in $$(scripts/fetch-clients.sh $(CACHE)/clients); do export "$$client"; done; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
 	else cargo test --workspace --no-fail-fast; fi
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, LazyLock};
 
 use longshore_cel::decl::{Decl, DeclKind};
-use longshore_cel::{Declarations, Program, Type, compile};
+use longshore_cel::{Declarations, Error, Program, Type, Value as Cel, compile};
 use serde_json::Value;
 
 use crate::schema::value::{items, text};
@@ -62,6 +62,38 @@ impl Wanted {
             Wanted::Patches => "list(JSONPatch)",
         };
         format!("must evaluate to {wanted} but got {of}")
+    }
+}
+
+/// An expression and what it compiles to; an error is upstream's text.
+#[derive(Debug)]
+pub(crate) struct Expression {
+    pub(crate) source: String,
+    pub(crate) program: Result<Program, String>,
+}
+
+/// Whether all match conditions hold. One that does not hold counts more than those that fail; with several
+/// failures the error has all of them. `failed` words the failure of one.
+pub(crate) fn all_hold<'v>(
+    conditions: &[Expression],
+    mut evaluate: impl FnMut(&Program) -> Result<Cel<'v>, Error>,
+    failed: impl Fn(&Expression, &Error) -> String,
+) -> Result<bool, String> {
+    let mut failures = Vec::new();
+    for condition in conditions {
+        match &condition.program {
+            Ok(program) => match evaluate(program) {
+                Ok(Cel::Bool(true)) => {}
+                Ok(_) => return Ok(false),
+                Err(error) => failures.push(failed(condition, &error)),
+            },
+            Err(error) => failures.push(format!("compilation error: {error}")),
+        }
+    }
+    match failures.as_slice() {
+        [] => Ok(true),
+        [one] => Err(one.clone()),
+        many => Err(format!("[{}]", many.join(", "))),
     }
 }
 

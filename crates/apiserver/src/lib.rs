@@ -17,7 +17,6 @@ mod cache;
 mod cidr;
 mod config_file;
 mod conversion;
-mod counters;
 #[cfg(test)]
 mod cpu_time;
 mod csr;
@@ -25,7 +24,9 @@ mod definitions;
 pub mod discovery;
 mod encryption;
 mod expressions;
+mod flow_control;
 mod gates;
+mod http_client;
 pub mod kinds;
 mod kubelet;
 mod managed;
@@ -44,7 +45,9 @@ pub mod schema;
 pub mod selector;
 mod service_resolver;
 mod serviceaccounts;
+mod snapshots;
 pub mod status;
+pub mod store_tools;
 pub mod table;
 mod tasks;
 mod tokens;
@@ -83,10 +86,13 @@ pub use cidr::{Cidr, CidrError, ServiceRanges};
 pub use encryption::{Encryption, EncryptionError, refuse_encrypted};
 pub use longshore_base::connections::Limits as ConnectionLimits;
 pub use longshore_gates::FeatureGates;
+pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
+pub use snapshots::SnapshotSocket;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
+use crate::admission::event_rate_limit::EventLimits;
 use crate::admission::policies::Policies;
 use crate::admission::services::ServiceAllocator;
 use crate::admission::webhooks::Webhooks;
@@ -96,6 +102,7 @@ use crate::auth::Authenticator;
 use crate::authz::Authorizer;
 use crate::conversion::WebhookConverter;
 use crate::definitions::Definitions;
+use crate::flow_control::FlowControl;
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
@@ -109,6 +116,10 @@ use crate::webhook_client::WebhookClient;
 pub struct Config {
     /// Where the objects are.
     pub store: Arc<dyn Store>,
+    /// In which form objects of built-in kinds are stored from now on; either is read.
+    pub storage_media_type: StorageMediaType,
+    /// Where snapshots of the store are given out, if they are.
+    pub snapshots: Option<SnapshotSocket>,
     /// Where to listen; port 0 takes any free one.
     pub bind: SocketAddr,
     /// The address under which the cluster reaches this server.
@@ -174,19 +185,29 @@ pub struct TlsOptions {
     pub curves: Vec<i32>,
 }
 
-/// The limits of requests in flight, without long-running ones such as watches. Zero is no limit.
+/// The limits of requests in flight, without long-running ones such as watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
     /// Non-mutating requests.
     pub reading: u32,
     /// Mutating requests.
     pub mutating: u32,
+    /// Whether the two limits are added up and divided by priority and fairness. Otherwise zero is no limit.
+    pub has_flow_control: bool,
+}
+
+impl RequestLimits {
+    /// All seats of priority and fairness, if that is in force.
+    fn seats(&self) -> Option<u32> {
+        let seats = self.reading.saturating_add(self.mutating);
+        Some(seats).filter(|seats| self.has_flow_control && *seats > 0)
+    }
 }
 
 impl Default for RequestLimits {
     /// Upstream's defaults.
     fn default() -> Self {
-        RequestLimits { reading: 400, mutating: 200 }
+        RequestLimits { reading: 400, mutating: 200, has_flow_control: true }
     }
 }
 
@@ -238,7 +259,9 @@ pub struct Server {
     api: Arc<Api>,
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
+    flow_control: Option<Arc<FlowControl>>,
     compaction_interval: Duration,
+    snapshots: Option<SnapshotSocket>,
     admin_kubeconfig: PathBuf,
     stop: CancellationToken,
 }
@@ -297,7 +320,11 @@ impl Server {
         let api = Arc::new(Api {
             chain: Chain::new(policies, webhooks),
             aggregator: Aggregator::new(&aggregation)?,
-            registry: Arc::new(Registry::with_converter(config.store, converter.clone())),
+            registry: Arc::new(Registry::with_converter(
+                config.store,
+                config.storage_media_type,
+                converter.clone(),
+            )),
             converter,
             definitions,
             authorizer,
@@ -308,6 +335,8 @@ impl Server {
             )?,
             event_ttl: config.event_ttl,
             pod_security: config.admission.pod_security,
+            event_limits: EventLimits::new(&config.admission.event_limits),
+            limited_resources: config.admission.limited_resources,
             advertised,
             tokens,
             authentication_data: tasks::bootstrap::authentication_data(
@@ -324,6 +353,12 @@ impl Server {
         tasks::definitions::load(&api).await?;
         api.chain.load(&api.registry).await?;
         tasks::apiservices::start(&api).await?;
+        let timeout = config.request_timeout;
+        let flow_control =
+            config.requests.seats().map(|seats| Arc::new(FlowControl::new(seats, timeout)));
+        if let Some(flow_control) = &flow_control {
+            tasks::flow_control::load(&api, flow_control).await?;
+        }
         let stop = CancellationToken::new();
         let kubelet = KubeletClient::new(
             &kubelet_client,
@@ -341,6 +376,7 @@ impl Server {
             kubelet,
             config.gates,
             config.requests,
+            flow_control.clone(),
             config.request_timeout,
             stop.clone(),
         ));
@@ -353,7 +389,9 @@ impl Server {
             api,
             audit,
             encryption: config.encryption,
+            flow_control,
             compaction_interval: config.compaction_interval,
+            snapshots: config.snapshots,
             admin_kubeconfig,
             stop,
         })
@@ -393,11 +431,24 @@ impl Server {
                     encryption.run(parts.clone()).await;
                 }
             },
+            async {
+                if let Some(snapshots) = &self.snapshots {
+                    snapshots.run(parts.clone()).await;
+                }
+            },
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
             tasks::definitions::run(&self.api, parts.clone()),
             tasks::policies::run(&self.api, parts.clone()),
+            async {
+                if let Some(flow_control) = &self.flow_control {
+                    tokio::join!(
+                        tasks::flow_control::run(&self.api, flow_control, parts.clone()),
+                        flow_control.run(parts.clone()),
+                    );
+                }
+            },
             tasks::compaction::run(
                 &**self.api.registry.store(),
                 self.compaction_interval,

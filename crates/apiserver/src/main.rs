@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
-use longshore_apiserver::{Server, kubeconfig};
+use longshore_apiserver::{Server, kubeconfig, store_tools};
 use longshore_base::output::{self, Stderr};
 use longshore_base::{memory, panics};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,15 +28,26 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Some(Command::Kubeconfig(args)) => print_kubeconfig(args),
-        // A thin server: two threads carry it, and idle ones only cost memory.
-        None => tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .max_blocking_threads(16)
-            .enable_all()
-            .build()
-            .context("start the runtime")?
-            .block_on(serve(&cli.serve)),
+        Some(Command::Snapshot(command)) => {
+            let done = runtime()?.block_on(store_tools::snapshot(command))?;
+            output::print(&done).context("cannot write to standard output")
+        }
+        Some(Command::Migrate(args)) => {
+            let done = runtime()?.block_on(store_tools::migrate(args))?;
+            output::print(&done).context("cannot write to standard output")
+        }
+        None => runtime()?.block_on(serve(&cli.serve)),
     }
+}
+
+/// A thin server: two threads carry it, and idle ones only cost memory.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .enable_all()
+        .build()
+        .context("start the runtime")
 }
 
 async fn serve(args: &ServeArgs) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ use longshore_serving::{BoxError, Monitored};
 use parking_lot::Mutex;
 
 use crate::audit;
+use crate::flow_control::CountedWatch;
 use crate::offload::LARGE;
 use crate::request_metrics::Record;
 
@@ -72,8 +73,8 @@ impl Compressed {
 /// The guard of a request, held until its response is sent.
 #[expect(dead_code, reason = "held until it is dropped")]
 pub(crate) enum RequestGuard {
-    /// Its place among those being answered.
-    Admitted(Share),
+    /// Its place among those being answered, and among watches.
+    Admitted(Share, Option<CountedWatch>),
     /// It was rejected.
     Refused(Unadmitted),
 }
@@ -121,6 +122,11 @@ impl Body {
             Content::Whole(text) => Some(text),
             Content::Compressed(_) | Content::Stream(_) => None,
         }
+    }
+
+    /// Has other bytes sent for the same answer.
+    pub(crate) fn replace(&mut self, bytes: Bytes) {
+        self.content = Content::Whole(bytes);
     }
 
     /// Has the body sent in gzip, at the level that takes the least time. `false`: it is not, since memory is short or

@@ -162,6 +162,27 @@ impl StatusError {
         Self::invalid_kind(resource.group, resource.kind, name, causes)
     }
 
+    /// The same for one of the options of a request, of a kind such as `ListOptions`.
+    #[must_use]
+    pub fn invalid_option(
+        options: &str,
+        field: &str,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        let cause = Cause { reason, message: message.into(), field: field.to_owned() };
+        Self::invalid_kind("meta.k8s.io", options, "", vec![cause])
+    }
+
+    /// The same for an option of which there are only those choices.
+    #[must_use]
+    pub fn unsupported_option(options: &str, field: &str, value: &str, choices: &[&str]) -> Self {
+        let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
+        let message =
+            format!("Unsupported value: {value}: supported values: {}", choices.join(", "));
+        Self::invalid_option(options, field, "FieldValueNotSupported", message)
+    }
+
     /// The same for what is no resource, such as the options of a request.
     #[must_use]
     pub fn invalid_kind(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
@@ -245,13 +266,11 @@ impl StatusError {
         Self::plain(410, "Gone", message)
     }
 
-    /// 405: this verb (empty for a method that is none of the API's) is not served on this resource.
+    /// 405: the method is not served on this resource.
     #[must_use]
-    pub fn method_not_allowed(resource: &Resource, verb: &str) -> Self {
-        let verb = if verb.is_empty() { "this method" } else { verb };
-        let message =
-            format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
-        Self::about(405, "MethodNotAllowed", resource, "", message)
+    pub fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::plain(405, "MethodNotAllowed", message).with_details(Details::default())
     }
 
     /// 405: the definition of the resource is being deleted.
@@ -289,6 +308,12 @@ impl StatusError {
     #[must_use]
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         Self::plain(429, "TooManyRequests", message).retry_after(retry_after_seconds)
+    }
+
+    /// 429 for a rate of writes that is limited by configuration.
+    #[must_use]
+    pub fn rate_limited(why: &str) -> Self {
+        Self::plain(429, "TooManyRequests", format!("Too many requests: {why}"))
     }
 
     /// 500 with this message alone.

@@ -38,10 +38,10 @@ fn status_messages_are_upstreams() {
         (StatusError::expired("too old"), 410, "Expired", "too old"),
         (StatusError::gone("gone"), 410, "Gone", "gone"),
         (
-            StatusError::method_not_allowed(pods, "patch"),
+            StatusError::method_not_allowed(),
             405,
             "MethodNotAllowed",
-            r#"patch is not supported on resources of kind "pods""#,
+            "the server does not allow this method on the requested resource",
         ),
         (
             StatusError::unsupported_media_type(&["a/b", "c/d"]),

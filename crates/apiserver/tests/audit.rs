@@ -268,6 +268,55 @@ async fn audit_has_annotations_of_webhooks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_has_annotations_of_policies() {
+    const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
+    let dir = tempfile::tempdir().unwrap();
+    let rules =
+        "rules: [{level: Metadata, verbs: [create], resources: [{resources: [configmaps]}]}]";
+    let (cluster, log) = cluster(dir.path(), rules).await;
+    let admin = &cluster.admin;
+    let policy = json!({"metadata": {"name": "p.example.com"}, "spec": {
+        "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"],
+            "operations": ["CREATE"], "resources": ["configmaps"]}]},
+        "paramKind": {"apiVersion": "v1", "kind": "Secret"},
+        "validations": [
+            {"expression": "true"},
+            {"expression": "!has(object.data)", "message": "no data, please"},
+            {"expression": "object.metadata.name != 'b'"},
+        ],
+        "auditAnnotations": [
+            {"key": "who", "valueExpression": "' by ' + params.metadata.name"},
+            {"key": "long", "valueExpression": "object.metadata.name == 'a' ? 'x' : ''"},
+            {"key": "none", "valueExpression": "'  '"},
+        ],
+    }});
+    admin.create(&format!("{GROUP}/validatingadmissionpolicies"), policy).await;
+    for name in ["one", "two"] {
+        let secret = json!({"metadata": {"name": name}});
+        admin.create("/api/v1/namespaces/default/secrets", secret).await;
+        let binding = json!({"metadata": {"name": name}, "spec": {
+            "policyName": "p.example.com", "validationActions": ["Audit", "Warn"],
+            "paramRef": {"name": name, "namespace": "default", "parameterNotFoundAction": "Deny"},
+        }});
+        admin.create(&format!("{GROUP}/validatingadmissionpolicybindings"), binding).await;
+    }
+    let uri = format!("{MAPS}?fieldManager=test");
+    let (code, made) = admin.call("POST", &uri, Some(map("a"))).await;
+    assert_eq!(code, 201, "nothing is denied: {made}");
+    let event = log.one(&uri, "create", "ResponseComplete");
+    let annotations = event["annotations"].as_object().unwrap();
+    assert_eq!(annotations["p.example.com/who"], "by one, by two");
+    assert_eq!(annotations["p.example.com/long"], "x");
+    assert!(annotations.get("p.example.com/none").is_none(), "{annotations:?}");
+    assert_eq!(
+        annotations["validation.policy.admission.k8s.io/validation_failure"],
+        "[{\"message\":\"no data, please\",\"policy\":\"p.example.com\",\"binding\":\"one\",\
+         \"expressionIndex\":1,\"validationActions\":[\"Audit\",\"Warn\"]}]"
+    );
+    assert_eq!(annotations["authorization.k8s.io/decision"], "allow");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gzip_of_large_answers_leaves_the_audit_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (cluster, log) = cluster(dir.path(), "rules: [{level: RequestResponse}]").await;

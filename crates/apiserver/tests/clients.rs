@@ -28,7 +28,7 @@ async fn protobuf_create_and_delete() {
                 "-H",
                 "content-type: application/vnd.kubernetes.protobuf",
                 "-H",
-                "accept: application/vnd.kubernetes.protobuf,application/json",
+                "accept: application/json,application/vnd.kubernetes.protobuf",
                 "--data-binary",
                 &data,
             ],
@@ -54,6 +54,93 @@ async fn protobuf_create_and_delete() {
     assert_eq!(code, 409, "the precondition was read: {status}");
     let options = b"k8s\0\x0a\x13\x0a\x02v1\x12\x0dDeleteOptions\x12\x00\x1a\x00\"\x00";
     assert_eq!(send("DELETE", &format!("{CONFIG_MAPS}/a"), options).0, 200);
+}
+
+/// The content type and the bytes of an answer.
+async fn raw(client: &Client, path: &str, accept: &str) -> (u16, String, Vec<u8>) {
+    let request = hyper::Request::get(path).header("accept", accept);
+    let request = request.body(kube::client::Body::empty()).unwrap();
+    let response = client.0.send(request).await.unwrap();
+    let code = response.status().as_u16();
+    let content_type = response.headers()["content-type"].to_str().unwrap().to_owned();
+    let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+    (code, content_type, body.to_vec())
+}
+
+fn has(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn protobuf_answers() {
+    const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+    const METADATA: &str =
+        "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    let made = admin.create(CONFIG_MAPS, config_map("a", json!({"k": "some value"}))).await;
+    let one = format!("{CONFIG_MAPS}/a");
+    let both = format!("{PROTOBUF},application/json");
+
+    let (code, content_type, bytes) = raw(admin, &one, &both).await;
+    assert_eq!((code, &content_type[..]), (200, PROTOBUF));
+    let gvk = longshore_apiserver::kinds::lookup("", "v1", "configmaps").unwrap().gvk();
+    let validation = longshore_apiserver::schema::FieldValidation::Strict;
+    let read = longshore_apiserver::schema::read(gvk, &bytes, Some(PROTOBUF), validation).unwrap();
+    assert_eq!(read.0, made);
+
+    let (code, content_type, list) = raw(admin, CONFIG_MAPS, PROTOBUF).await;
+    assert_eq!((code, &content_type[..]), (200, PROTOBUF));
+    assert!(list.starts_with(b"k8s\0\x0a\x13\x0a\x02v1\x12\x0dConfigMapList\x12"));
+    // the object's message is in it as a whole: after the envelope, whose end is four bytes
+    let message =
+        &bytes[b"k8s\0\x0a\x0f\x0a\x02v1\x12\x09ConfigMap\x12\x00\x00".len()..bytes.len() - 4];
+    assert!(has(&list, message));
+
+    let (code, _, partial) = raw(admin, &one, METADATA).await;
+    assert!(
+        code == 200 && has(&partial, b"PartialObjectMetadata") && !has(&partial, b"some value")
+    );
+    let (code, _, partial) = raw(admin, CONFIG_MAPS, METADATA).await;
+    assert!(code == 200 && has(&partial, b"PartialObjectMetadataList"));
+    assert!(!has(&partial, b"some value"));
+
+    let (code, content_type, status) = raw(admin, &format!("{CONFIG_MAPS}/b"), &both).await;
+    assert_eq!((code, &content_type[..]), (404, PROTOBUF));
+    assert!(has(&status, b"Status") && has(&status, b"configmaps \"b\" not found"));
+
+    let watch = format!("{CONFIG_MAPS}?watch=1&timeoutSeconds=1&resourceVersion=0");
+    let (code, content_type, frames) =
+        raw(admin, &watch, &format!("{PROTOBUF};stream=watch")).await;
+    assert_eq!(
+        (code, &content_type[..]),
+        (200, "application/vnd.kubernetes.protobuf;stream=watch")
+    );
+    let length = u32::from_be_bytes(*frames.first_chunk().unwrap()) as usize;
+    assert!(frames[4..4 + length].starts_with(b"\x0a\x05ADDED\x12"));
+    assert!(frames[4..4 + length].ends_with(&bytes), "the object in its envelope");
+
+    // documents and custom objects are JSON
+    let (code, content_type, _) = raw(admin, "/version", &both).await;
+    assert_eq!((code, &content_type[..]), (200, "application/json"));
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Cluster",
+            "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    admin.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    let things = "/apis/example.com/v1/things";
+    eventually("things are served", || async { admin.get(things).await.0 == 200 }).await;
+    assert_eq!(raw(admin, things, PROTOBUF).await.0, 406);
+    assert_eq!(raw(admin, things, &both).await.1, "application/json");
+    assert_eq!(raw(admin, things, METADATA).await.1, PROTOBUF);
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/things.example.com";
+    assert_eq!(raw(admin, definitions, PROTOBUF).await.1, PROTOBUF);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -110,7 +197,7 @@ async fn status_errors_are_upstreams() {
     let elsewhere = json!({"metadata": {"name": "web", "namespace": "prod"}, "target": target});
     let table = [
         ("PUT", named.clone(), unnamed.clone(), 400, "name must be provided"),
-        ("PUT", CONFIG_MAPS.to_owned(), unnamed, 405, "update is not supported"),
+        ("PUT", CONFIG_MAPS.to_owned(), unnamed.clone(), 405, "does not allow this method"),
         ("POST", format!("{PODS}/web/binding"), json!({"target": target}), 400, "name in URL"),
         ("POST", format!("{PODS}/web/eviction"), json!({}), 400, "name in URL"),
         (
@@ -121,16 +208,21 @@ async fn status_errors_are_upstreams() {
             "namespace of the provided",
         ),
         ("POST", format!("{PODS}/web/binding"), elsewhere, 400, "namespace of the provided"),
-        ("DELETE", named.clone(), json!({"propagationPolicy": "Sideways"}), 400, "\"Orphan\""),
-        ("DELETE", named.clone(), json!({"dryRun": ["Some"]}), 400, "\"All\""),
+        ("DELETE", named.clone(), json!({"propagationPolicy": "Sideways"}), 422, "\"Orphan\""),
+        ("DELETE", named.clone(), json!({"propagationPolicy": "nil"}), 422, "\"Orphan\""),
+        ("DELETE", named.clone(), json!({"dryRun": ["Some"]}), 422, "\"All\""),
         (
             "DELETE",
             named.clone(),
             json!({"propagationPolicy": "Orphan", "orphanDependents": true}),
-            400,
+            422,
             "cannot be both set",
         ),
-        ("BREW", CONFIG_MAPS.to_owned(), Value::Null, 405, "this method is not supported"),
+        ("POST", format!("{CONFIG_MAPS}?dryRun=No"), unnamed.clone(), 422, "[\"No\"]"),
+        ("POST", format!("{CONFIG_MAPS}?fieldValidation=x"), unnamed.clone(), 422, "\"Warn\""),
+        // of what a patch makes, the patch is to blame
+        ("PATCH", named.clone(), json!({"data": {"k": 1}}), 422, "cannot unmarshal number into Go"),
+        ("BREW", CONFIG_MAPS.to_owned(), Value::Null, 405, "does not allow this method"),
     ];
     for (method, path, body, code, part) in table {
         let (found, status) = admin.call(method, &path, Some(body)).await;
@@ -140,7 +232,7 @@ async fn status_errors_are_upstreams() {
             "{method} {path}: {status}"
         );
     }
-    assert_eq!(admin.call("DELETE", &format!("{named}?propagationPolicy=x"), None).await.0, 400);
+    assert_eq!(admin.call("DELETE", &format!("{named}?propagationPolicy=x"), None).await.0, 422);
     assert_eq!(admin.get(&named).await.0, 200, "no refusal deleted it");
     // kubectl reads the details of each 404 without checking whether there are any.
     for path in ["/api/v1/nothings", &format!("{PODS}/web/nothing"), "/apis/x/v1/y", "/nothing"] {

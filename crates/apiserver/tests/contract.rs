@@ -14,18 +14,13 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
+use common::upstream::{Etcd, apiserver, collection, documents};
 use common::{Client, Cluster};
 use serde_json::{Value, json};
 
-const OBJECTS: &str = include_str!("data/objects.yaml");
 const LONG: usize = 300;
-const TOKEN: &str = "contract-test";
-const LOG: &str = "upstream.log";
 /// Objects that kube-apiserver refuses and that are accepted here; as each of them has its reasons,
 /// another one fails the test. Fields as causes name them, without indexes.
 const ACCEPTED_HERE: &[(&str, &str)] = &[
@@ -51,23 +46,6 @@ struct Answer {
     code: u16,
     /// Field and message of each cause, or the message alone.
     causes: BTreeSet<(String, String)>,
-}
-
-/// A program that ends with the test.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn documents() -> Vec<Value> {
-    OBJECTS
-        .split("\n---\n")
-        .map(|text| serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}")))
-        .collect()
 }
 
 /// Everything that an object is changed to, with what was changed.
@@ -142,25 +120,6 @@ fn others(value: &Value) -> Vec<Value> {
     others
 }
 
-/// The path that an object is created at, by the server's own discovery.
-async fn collection(client: &Client, object: &Value) -> String {
-    let version = object["apiVersion"].as_str().unwrap();
-    let base = match version {
-        "v1" => "/api/v1".to_owned(),
-        other => format!("/apis/{other}"),
-    };
-    let (_, list) = client.get(&base).await;
-    let resource = list["resources"].as_array().into_iter().flatten().find(|resource| {
-        resource["kind"] == object["kind"] && !resource["name"].as_str().unwrap().contains('/')
-    });
-    let resource = resource.unwrap_or_else(|| panic!("{version} {} is not served", object["kind"]));
-    let name = resource["name"].as_str().unwrap();
-    match resource["namespaced"] == true {
-        true => format!("{base}/namespaces/default/{name}"),
-        false => format!("{base}/{name}"),
-    }
-}
-
 async fn ask(client: &Client, path: &str, object: &Value) -> Answer {
     let path = format!("{path}?dryRun=All&fieldValidation=Strict");
     let (code, answer) = client.call("POST", &path, Some(object.clone())).await;
@@ -185,78 +144,6 @@ fn without_indexes(field: &str) -> String {
         .collect()
 }
 
-/// The end of what the programs said.
-fn log_of(dir: &Path) -> String {
-    let text = std::fs::read_to_string(dir.join(LOG)).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(20)..].join("\n")
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// kube-apiserver on an etcd of its own, with a token of an administrator.
-async fn peer(server: &Path, etcd: &Path, pki: &Path, dir: &Path) -> (Client, [Program; 2]) {
-    let start = |program: &Path, args: Vec<String>| {
-        let log = File::options().create(true).append(true).open(dir.join(LOG)).unwrap();
-        let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Program(command.spawn().unwrap())
-    };
-    let (client_port, peer_port, port) = (free_port(), free_port(), free_port());
-    let url = |port: u16| format!("http://127.0.0.1:{port}");
-    let etcd = start(
-        etcd,
-        vec![
-            format!("--data-dir={}", dir.join("etcd").display()),
-            format!("--listen-client-urls={}", url(client_port)),
-            format!("--advertise-client-urls={}", url(client_port)),
-            format!("--listen-peer-urls={}", url(peer_port)),
-            format!("--initial-advertise-peer-urls={}", url(peer_port)),
-            format!("--initial-cluster=default={}", url(peer_port)),
-        ],
-    );
-    let tokens = dir.join("tokens.csv");
-    std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n")).unwrap();
-    let key = pki.join("sa.key");
-    let server = start(
-        server,
-        vec![
-            format!("--etcd-servers={}", url(client_port)),
-            format!("--secure-port={port}"),
-            "--bind-address=127.0.0.1".to_owned(),
-            "--advertise-address=192.0.2.1".to_owned(),
-            format!("--cert-dir={}", dir.join("certs").display()),
-            format!("--token-auth-file={}", tokens.display()),
-            format!("--service-account-key-file={}", pki.join("sa.pub").display()),
-            format!("--service-account-signing-key-file={}", key.display()),
-            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
-            "--service-cluster-ip-range=10.202.0.0/16".to_owned(),
-            "--authorization-mode=Node,RBAC".to_owned(),
-            "--allow-privileged=true".to_owned(),
-        ],
-    );
-    let mut config = kube::Config::new(format!("https://127.0.0.1:{port}").parse().unwrap());
-    config.accept_invalid_certs = true;
-    config.proxy_url = None;
-    config.auth_info.token = Some(TOKEN.to_owned().into());
-    let client = Client(kube::Client::try_from(config).unwrap());
-    let mut last = String::new();
-    for _ in 0..120 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        let request = hyper::Request::get("/readyz").body(Vec::new()).unwrap();
-        match client.0.request_text(request).await {
-            Ok(_) => {
-                client.ensure_default_account("default").await;
-                return (client, [server, etcd]);
-            }
-            Err(error) => last = format!("{error:?}"),
-        }
-    }
-    panic!("kube-apiserver is not ready: {last}\n{}", log_of(dir));
-}
-
 #[tokio::test]
 async fn contract_of_every_kind() {
     let cluster = Cluster::start_with(|config| {
@@ -267,7 +154,10 @@ async fn contract_of_every_kind() {
     let upstream = match &paths {
         [Some(server), Some(etcd)] => {
             let (server, etcd) = (Path::new(server), Path::new(etcd));
-            Some(peer(server, etcd, &cluster.pki(), cluster.dir.path()).await)
+            let dir = cluster.dir.path();
+            let etcd = Etcd::start(etcd, dir).await;
+            let (client, server) = apiserver(server, &etcd.url, &cluster.pki(), dir).await;
+            Some((client, [etcd.program, server]))
         }
         _ => None,
     };

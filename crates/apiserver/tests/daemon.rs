@@ -73,6 +73,12 @@ fn daemon_start_errors_name_the_flag() {
         (with("--client-ca-file=/nonexistent/ca.crt"), "/nonexistent/ca.crt"),
         (vec!["--etcd-servers=ftp://x", &pki], "--etcd-servers"),
         (vec!["--data-dir=/dev/null/x", &pki], "--data-dir"),
+        (with("--enable-admission-plugins=EventRateLimit"), "EventRateLimit has no limits"),
+        (
+            [&with("--max-requests-inflight=0")[..], &["--max-mutating-requests-inflight=0"]]
+                .concat(),
+            "they must add up to something positive",
+        ),
     ] {
         let error = run(&flags);
         assert!(error.contains(said), "{flags:?}: {error}");

@@ -12,7 +12,9 @@ use http_body_util::Full;
 use hyper::client::conn::http2::SendRequest;
 use hyper::{Request, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use longshore_apiserver::{ConnectionLimits, RequestLimits, kubeconfig, pki};
+use longshore_apiserver::{
+    AdmissionConfig, ConnectionLimits, Plugins, RequestLimits, kubeconfig, pki,
+};
 use proptest::prelude::*;
 use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
@@ -280,7 +282,7 @@ async fn request_limit_body_memory_per_user() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_limit_per_user() {
     let cluster = Cluster::start_with(|config| {
-        config.requests = RequestLimits { reading: 4, mutating: 4 };
+        config.requests = RequestLimits { reading: 4, mutating: 4, has_flow_control: false };
     })
     .await;
     for user in ["greedy", "other"] {
@@ -671,4 +673,74 @@ fn query() -> impl Strategy<Value = String> {
         let pairs = pairs.into_iter().map(|(name, value)| format!("{name}={value}"));
         pairs.collect::<Vec<_>>().join("&")
     })
+}
+
+// Rates of events, and resources that need a quota, by the configuration of the plugins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn admission_limits_events_and_resources_by_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("admission.yaml");
+    let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
+        - name: EventRateLimit\n  configuration: {kind: Configuration, \
+        apiVersion: eventratelimit.admission.k8s.io/v1alpha1, \
+        limits: [{type: Namespace, qps: 1, burst: 4}]}\n\
+        - name: ResourceQuota\n  configuration: {kind: ResourceQuotaConfiguration, \
+        apiVersion: apiserver.config.k8s.io/v1, \
+        limitedResources: [{resource: configmaps, matchContains: [configmaps]}]}\n";
+    std::fs::write(&file, text).unwrap();
+    let plugins = Plugins { event_rate_limit: true, ..Plugins::default() };
+    let (admission, warnings) = AdmissionConfig::load(&file, plugins).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let cluster = Cluster::start_with(|config| {
+        config.plugins = plugins;
+        config.admission = admission;
+    })
+    .await;
+    let events = "/api/v1/namespaces/default/events";
+    // unlike `kube`, `curl` does not try again
+    let send = |method: &str, path: &str, kind: &str, body: &Value| {
+        let (body, kind) = (body.to_string(), format!("Content-Type: {kind}"));
+        let arguments = ["-X", method, "-H", &kind, "--data-binary", &body];
+        tokio::task::block_in_place(|| cluster.admin_curl(path, &arguments))
+    };
+    let event = |name: &str| {
+        json!({"metadata": {"name": name}, "type": "Normal", "reason": "x", "message": "y",
+               "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p"}})
+    };
+    let create = |name: &str| send("POST", events, "application/json", &event(name));
+    assert_eq!(create("a").0, 201);
+    let patch = json!({"count": 2});
+    let first = format!("{events}/a");
+    assert_eq!(send("PATCH", &first, "application/merge-patch+json", &patch).0, 200);
+    // one more comes each second, so that a slow machine writes some more
+    let mut last = (201, Value::Null);
+    for i in 0..500 {
+        if last.0 == 201 {
+            last = create(&format!("e{i}"));
+        }
+    }
+    let (code, status) = last;
+    assert_eq!((code, status["reason"].as_str()), (429, Some("TooManyRequests")), "{status}");
+    let why = "Too many requests: limit reached on type Namespace for key default";
+    assert_eq!(status["message"], why);
+    assert_eq!(
+        send("POST", &format!("{events}?dryRun=All"), "application/json", &event("d")).0,
+        201
+    );
+    assert_eq!(cluster.admin.call("DELETE", &first, None).await.0, 200);
+    // a config map needs a quota
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let (code, status) = cluster.admin.call("POST", maps, Some(config_map("m", json!({})))).await;
+    let why = "configmaps \"m\" is forbidden: insufficient quota to consume: \
+               configmaps,count/configmaps";
+    assert_eq!((code, status["message"].as_str()), (403, Some(why)));
+    // by both of its names
+    let amounts = |count: &str| json!({"configmaps": count, "count/configmaps": count});
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": amounts("1")}});
+    let quotas = "/api/v1/namespaces/default/resourcequotas";
+    cluster.admin.create(quotas, quota).await;
+    let counted = json!({"status": {"hard": amounts("1"), "used": amounts("0")}});
+    let status = format!("{quotas}/q/status");
+    assert_eq!(cluster.admin.call("PATCH", &status, Some(counted)).await.0, 200);
+    cluster.admin.create(maps, config_map("m", json!({}))).await;
 }

@@ -118,7 +118,7 @@ async fn names_namespaces_and_dry_runs() {
             .call("POST", &format!("{MAPS}?dryRun=Some"), Some(config_map("dry", json!({}))))
             .await
             .0,
-        400
+        422
     );
 }
 

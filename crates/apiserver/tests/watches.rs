@@ -58,14 +58,39 @@ async fn list_chunks_are_of_one_revision() {
     for bad in [
         "continue=x",
         "limit=x",
-        "limit=-1",
+        "timeoutSeconds=x",
         "resourceVersion=x",
-        "resourceVersionMatch=Exact",
         "labelSelector=%3D%3D",
         "fieldSelector=spec.x%3Dy",
         "continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MSwic3RhcnQiOiIuLi9zZWNyZXRzIn0",
     ] {
         assert_eq!(admin.get(&format!("{SECRETS}?{bad}")).await.0, 400, "{bad}");
+    }
+    assert_eq!(names(&admin.get(&format!("{SECRETS}?limit=-1")).await.1).len(), 10);
+    for (bad, field, message) in [
+        ("resourceVersionMatch=Exact", "resourceVersionMatch", "forbidden unless resourceVersion"),
+        (
+            "resourceVersionMatch=Exact&resourceVersion=0",
+            "resourceVersionMatch",
+            "Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+        ),
+        (
+            "resourceVersionMatch=Odd&resourceVersion=1",
+            "resourceVersionMatch",
+            "Unsupported value: \"Odd\": supported values: \"Exact\", \"NotOlderThan\", \"\"",
+        ),
+        (
+            "sendInitialEvents=true",
+            "sendInitialEvents",
+            "Forbidden: sendInitialEvents is forbidden",
+        ),
+        ("watch=1&resourceVersionMatch=NotOlderThan", "resourceVersionMatch", "unless sendInitial"),
+    ] {
+        let (code, status) = admin.get(&format!("{SECRETS}?{bad}")).await;
+        let cause = &status["details"]["causes"][0];
+        assert_eq!((code, &status["details"]["kind"]), (422, &json!("ListOptions")), "{status}");
+        assert_eq!(cause["field"], field, "{status}");
+        assert!(cause["message"].as_str().unwrap().contains(message), "{status}");
     }
 }
 
@@ -183,7 +208,7 @@ async fn watch_streaming_list_ends_with_a_bookmark() {
         cluster.admin.watch(&format!("{SECRETS}?watch=1&resourceVersion={from}")).await;
     assert_eq!(resumed.line().await, "ADDED b");
     let (code, _) = cluster.admin.get(&format!("{SECRETS}?watch=1&sendInitialEvents=true")).await;
-    assert_eq!(code, 400, "needs resourceVersionMatch");
+    assert_eq!(code, 422, "needs resourceVersionMatch");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,11 +309,9 @@ async fn tables_and_bare_metadata() {
             .await;
     assert_eq!(got["kind"], "PartialObjectMetadataList");
     assert_eq!(got["items"][0]["spec"], Value::Null);
-    let (code, _) = get_as(PODS.into(), "application/vnd.kubernetes.protobuf").await;
+    let protobuf_table = "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1";
+    let (code, _) = get_as(PODS.into(), protobuf_table).await;
     assert_eq!(code, 406);
-    let (code, _) =
-        get_as(PODS.into(), "application/vnd.kubernetes.protobuf, application/json").await;
-    assert_eq!(code, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -89,6 +89,12 @@ async fn scale_of_every_workload() {
         scale["spec"]["replicas"] = 3.into();
         let (code, scale) = cluster.admin.call("PUT", &path, Some(scale)).await;
         assert_eq!((code, &scale["spec"]["replicas"]), (200, &json!(3)), "{scale}");
+        let other = json!({"metadata": {"name": "other"}, "spec": {"replicas": 1}});
+        let (code, status) = cluster.admin.call("PUT", &path, Some(other)).await;
+        assert_eq!(code, 400, "{status}");
+        let less = json!({"metadata": {"name": "web"}, "spec": {"replicas": -1}});
+        let (code, status) = cluster.admin.call("PUT", &path, Some(less)).await;
+        assert_eq!((code, &status["details"]["kind"]), (422, &json!("Scale")), "{status}");
         let patch = json!({"spec": {"replicas": 5}});
         let (code, scale) = cluster.admin.call("PATCH", &path, Some(patch)).await;
         assert_eq!((code, &scale["spec"]["replicas"]), (200, &json!(5)), "{scale}");

@@ -36,7 +36,8 @@ impl Holder {
     }
 
     /// Its name.
-    pub(crate) fn name(&self) -> &Arc<str> {
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 

@@ -41,6 +41,14 @@ pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 use self::transport::{Shared, Transport};
 
+/// An error of a request as Go's clients print it: the message of the apiserver alone.
+pub fn error_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// The read timeout of a connection; a watch gets a bookmark each minute.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 

@@ -13,6 +13,7 @@ use tracing::warn;
 
 use crate::Context;
 use crate::writes::{is_conflict, unless_gone, unless_stopped};
+use std::time::Instant;
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
 /// How much of the hash of a bundle is in its name.
@@ -49,7 +50,13 @@ pub(crate) async fn run(context: Context) {
     }
     queue.add(SIGNER.to_owned());
     let name = "kube-apiserver-serving-clustertrustbundle-publisher-controller";
-    run_workers(name, &queue, 1, &context.stop, |_| sync(&context.client, &bundles, &ca)).await;
+    run_workers(name, &queue, 1, &context.stop, async |_| {
+        let start = Instant::now();
+        let synced = sync(&context.client, &bundles, &ca).await;
+        context.metrics.trust_bundle.synced(&synced, start.elapsed());
+        synced
+    })
+    .await;
 }
 
 async fn sync(

@@ -9,7 +9,7 @@ use longshore_client::events::Recorder;
 use longshore_informer::{Informers, QueueMetrics};
 use tokio_util::sync::CancellationToken;
 
-use crate::ClusterSettings;
+use crate::{ClusterSettings, Metrics};
 
 /// The shared parts of the process. Clones are the same.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ pub struct Context {
     pub informers: Informers,
     /// The metrics of work queues.
     pub queues: QueueMetrics,
+    /// The metrics of controllers.
+    pub metrics: Arc<Metrics>,
     /// What the command line says.
     pub settings: Settings,
     /// Cancelled when the controllers are to end.
@@ -36,6 +38,7 @@ impl Context {
             client,
             accounts: None,
             queues: QueueMetrics::unregistered(),
+            metrics: Arc::new(Metrics::unregistered()),
             settings,
             stop: CancellationToken::new(),
         }

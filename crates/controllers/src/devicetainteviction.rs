@@ -20,6 +20,7 @@ use longshore_informer::{Event, Informer, Store, WorkQueue, key_of, run_workers}
 use parking_lot::Mutex;
 
 use crate::Context;
+use crate::metrics::EvictionMetrics;
 use crate::pods::{condition, delete, node_of, patch_status};
 use crate::resourceclaim::{BY_CLAIM, claims_of, index_by_claim};
 use crate::workload::uid_of;
@@ -86,6 +87,7 @@ struct Controller {
     slices: Informer<ResourceSlice>,
     queue: WorkQueue<String>,
     recorder: Recorder,
+    metrics: EvictionMetrics,
     /// Pods that are to be deleted later: UIDs by their keys.
     waiting: Mutex<HashMap<String, String>>,
 }
@@ -105,6 +107,7 @@ pub(crate) async fn run(context: Context) {
         slices: context.informers.get(),
         queue: WorkQueue::new("device_taint_eviction", &context.queues),
         recorder: context.recorder("device-taint-eviction-controller"),
+        metrics: context.metrics.device_taint_eviction.clone(),
         waiting: Mutex::default(),
     };
     controller.subscribe();
@@ -198,6 +201,9 @@ impl Controller {
             return Ok(());
         }
         self.evict(&pod).await?;
+        self.metrics.deletions.inc();
+        let late = Duration::try_from(Timestamp::now().duration_since(due)).unwrap_or_default();
+        self.metrics.latency.took(late);
         self.waiting.lock().remove(&key);
         Ok(())
     }

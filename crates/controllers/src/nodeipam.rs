@@ -1,6 +1,7 @@
 //! Gives each node its part of `--cluster-cidr`, with `--allocate-node-cidrs`.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
@@ -12,8 +13,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tracing::error;
 
-use crate::Context;
 use crate::writes::{reference, unless_gone, unless_stopped};
+use crate::{Context, Metrics};
 
 /// Why the ranges cannot be used, or one is exhausted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,6 +72,12 @@ impl Range {
         }
     }
 
+    /// The number of its parts.
+    fn most(&self) -> f64 {
+        let bits = self.mask.saturating_sub(self.net.prefix_len());
+        f64::from(1_u32.checked_shl(u32::from(bits)).unwrap_or(u32::MAX))
+    }
+
     fn occupy(&mut self, net: IpNet) {
         let parts = self.parts(net);
         self.used.extend(parts);
@@ -103,6 +110,7 @@ struct Controller {
     nodes: Informer<Node>,
     ranges: Mutex<Vec<Range>>,
     recorder: Recorder,
+    metrics: Arc<Metrics>,
 }
 
 /// Runs until the context's stop.
@@ -135,6 +143,7 @@ pub(crate) async fn run(context: Context) {
         nodes: nodes.clone(),
         ranges: Mutex::new(ranges),
         recorder: context.recorder("cidrAllocator"),
+        metrics: context.metrics.clone(),
     });
     // What nodes have is occupied before any gets a part.
     nodes.store().list().iter().for_each(|node| controller.occupy(node));
@@ -178,6 +187,24 @@ impl Controller {
         for net in cidrs(node).iter().filter_map(|cidr| parse(cidr)) {
             ranges.iter_mut().for_each(|range| range.occupy(net));
         }
+        self.report(&ranges);
+    }
+
+    /// Shows how much of the ranges is given out; how much was added since the last time is counted.
+    fn report(&self, ranges: &[Range]) {
+        let metrics = &self.metrics.node_ipam;
+        for range in ranges {
+            let label = range.net.to_string();
+            let (used, most) = (range.used.len() as f64, range.most());
+            metrics.most.with([&label]).set(most);
+            metrics.usage.with([&label]).set(used / most);
+            let (allocations, releases) =
+                (metrics.allocations.with([&label]), metrics.releases.with([&label]));
+            let before = allocations.get().saturating_sub(releases.get());
+            let after = u64::try_from(range.used.len()).unwrap_or(u64::MAX);
+            allocations.add(after.saturating_sub(before));
+            releases.add(before.saturating_sub(after));
+        }
     }
 
     fn release(&self, cidrs: &[String]) {
@@ -185,6 +212,7 @@ impl Controller {
         for net in cidrs.iter().filter_map(|cidr| parse(cidr)) {
             ranges.iter_mut().for_each(|range| range.release(net));
         }
+        self.report(&ranges);
     }
 
     fn allocate(&self) -> Result<Vec<String>, CidrError> {
@@ -202,6 +230,7 @@ impl Controller {
                 None => {}
             }
         }
+        self.report(&ranges);
         Ok(parts)
     }
 

@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::warn;
 
 use crate::Context;
+use crate::Metrics;
 use crate::nodelifecycle::taints::{OUT_OF_SERVICE, condition as node_condition, has_taint};
 use crate::pods::{condition, delete, node_of, patch_status};
 use crate::workload::is_finished;
@@ -29,6 +30,18 @@ enum Reason {
     Orphaned,
     Unscheduled,
     OutOfService,
+}
+
+impl Reason {
+    /// The label in metrics.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Terminated => "terminated",
+            Self::Orphaned => "orphaned",
+            Self::Unscheduled => "unscheduled",
+            Self::OutOfService => "out-of-service",
+        }
+    }
 }
 
 fn is_evicted(pod: &Pod) -> bool {
@@ -85,7 +98,11 @@ pub(crate) async fn run(context: Context) {
         return;
     }
     let threshold = context.settings.cluster.terminated_pod_threshold;
-    let mut collector = Collector { client: context.client.clone(), missing: HashMap::new() };
+    let mut collector = Collector {
+        client: context.client.clone(),
+        metrics: context.metrics.clone(),
+        missing: HashMap::new(),
+    };
     unless_stopped(&context, async {
         let mut tick = interval(PERIOD);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -99,6 +116,7 @@ pub(crate) async fn run(context: Context) {
 
 struct Collector {
     client: Client,
+    metrics: Arc<Metrics>,
     /// Since when a node that pods name is missing.
     missing: HashMap<String, Instant>,
 }
@@ -112,7 +130,11 @@ impl Collector {
             .collect();
         let gone = self.gone(&by_name, &pods).await;
         for (pod, reason) in plan(&pods, &by_name, &gone, threshold) {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let labels = [namespace, reason.label()];
+            self.metrics.collected_pods.with(labels).inc();
             if let Err(error) = self.delete(pod, reason).await {
+                self.metrics.collected_pod_errors.with(labels).inc();
                 warn!(
                     namespace = pod.metadata.namespace,
                     name = pod.metadata.name,

@@ -8,10 +8,15 @@ use std::time::Duration;
 use futures::future::{join, join_all};
 use kube::Client;
 use longshore_base::panics;
+use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_client::reviews::DecisionTtls;
 use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect};
-use longshore_informer::{ElectionError, Informers, LeaderElector, LeaseApi, QueueMetrics};
-use longshore_metrics::{Registry, RestClient, register_process_metrics};
+use longshore_informer::{
+    ElectionError, Informers, LeaderElector, LeaderMetrics, LeaseApi, QueueMetrics,
+};
+use longshore_metrics::{
+    Registry, RestClient, Version, register_process_metrics, register_version,
+};
 use longshore_scheduler::program as scheduler;
 use longshore_scheduler::service::Service;
 use longshore_serving::FrontProxyHeaders;
@@ -22,10 +27,14 @@ use tracing::{error, info};
 use crate::args::{FlagError, Flags};
 use crate::delegated::DelegatedOptions;
 use crate::serving::{Endpoints, Health, PortOptions, Reviewers, Serving, ServingError};
-use crate::{Context, Controller};
+use crate::{Context, Controller, Metrics};
 
 /// How long the apiserver may take to begin its answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The path of the scheduler's page about the resources of pods.
+const RESOURCES: &str = "/metrics/resources";
+/// The program, as metrics name it.
+const MANAGER: &str = "kube-controller-manager";
 /// The namespace of the controllers' service accounts.
 const NAMESPACE: &str = "kube-system";
 /// How long after its end a part starts again.
@@ -71,9 +80,9 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     if !ignored.is_empty() {
         tracing::warn!(flags = ?ignored, "these flags have no effect");
     }
-    let registry = Registry::default();
-    register_process_metrics(&registry, Handle::current());
+    let registry = registry();
     flags.feature_gates.register_metrics(&registry);
+    let leader_metrics = LeaderMetrics::new(&registry);
     let credentials = Credentials::from(flags.config_source());
     let requests = RestClient::new(&registry);
     // Upstream gives each controller a client, and each client this rate.
@@ -102,6 +111,8 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         )
         .await?,
     };
+    let pages = scheduler::Pages { metrics: registry.clone(), resources: Registry::default() };
+    let mut more = Vec::new();
     let scheduler = match role {
         Role::Controllers => None,
         Role::ControllersAndScheduler => {
@@ -110,8 +121,9 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
                 ..scheduler::Options::default()
             };
             let service =
-                Service::new(scheduler::configuration(&options)?, &registry).sharing_informers();
+                Service::new(scheduler::configuration(&options)?, &pages).sharing_informers();
             service.check().map_err(scheduler::Error::from)?;
+            more.push((RESOURCES, pages.resources.clone()));
             let limits =
                 Limits { component: "kube-scheduler", qps: 0, burst: 0, timeout: REQUEST_TIMEOUT };
             Some((service, connect(&credentials, limits, requests).await?))
@@ -122,6 +134,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         let endpoints = Endpoints {
             reviewers,
             registry: registry.clone(),
+            more,
             configz: flags.configz(),
             health: health.clone(),
         };
@@ -140,6 +153,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         informers: Informers::new(client.clone()),
         client: client.clone(),
         queues: QueueMetrics::new(&registry),
+        metrics: Arc::new(Metrics::new(&registry)),
         settings,
         stop: stop.clone(),
     };
@@ -155,7 +169,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         None => work().await,
         Some(leader) => {
             let store = LeaseApi::new(Client::clone(&client), &leader);
-            let elector = LeaderElector::new(store, leader);
+            let elector = LeaderElector::new(store, leader).with_metrics(leader_metrics);
             let done = elector.run(&stop, work).await;
             if done.is_err() {
                 health.set_unhealthy();
@@ -165,6 +179,17 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
         }
     }
     Ok(())
+}
+
+/// A registry with what every program of Kubernetes has in it.
+fn registry() -> Registry {
+    let registry = Registry::default();
+    registry.count_families();
+    register_process_metrics(&registry, Handle::current());
+    let platform = format!("linux/{}", go_arch());
+    let version = Version { kubernetes: KUBERNETES_VERSION, commit: "", platform: &platform };
+    register_version(&registry, version);
+    registry
 }
 
 /// The client of reviews: that of the kubeconfig, or the program's own.
@@ -188,8 +213,7 @@ pub async fn run_kube_scheduler(
     options: scheduler::Options,
     stop: CancellationToken,
 ) -> Result<(), ProgramError> {
-    let registry = Registry::default();
-    register_process_metrics(&registry, Handle::current());
+    let registry = registry();
     options.feature_gates.register_metrics(&registry);
     for (name, value) in options.feature_gates.changed() {
         tracing::warn!("the feature gate {name}={value} has no effect");
@@ -201,6 +225,7 @@ pub async fn run_kube_scheduler(
     let requests = RestClient::new(&registry);
     let client = scheduler::connect(&configuration, &options, requests.clone()).await?;
     let running = scheduler::Running::default();
+    let resources = Registry::default();
     if options.secure_port != 0 {
         let port = PortOptions {
             address: SocketAddr::new(options.bind_address, options.secure_port),
@@ -238,12 +263,14 @@ pub async fn run_kube_scheduler(
         let endpoints = Endpoints {
             reviewers,
             registry: registry.clone(),
+            more: vec![(RESOURCES, resources.clone())],
             configz: configuration.configz().to_string(),
             health: Health::with_readiness(move || ready.is_ready()),
         };
         tokio::spawn(Serving::open(port, endpoints)?.run());
     }
-    Ok(scheduler::run(configuration, client, &registry, running, stop).await?)
+    let pages = scheduler::Pages { metrics: registry, resources };
+    Ok(scheduler::run(configuration, client, &pages, running, stop).await?)
 }
 
 /// Runs the scheduler until the context's stop. If it panics, it starts again.
@@ -277,15 +304,17 @@ pub async fn run_all(context: Context, controllers: Vec<Controller>) {
             while !context.stop.is_cancelled() {
                 info!(controller = controller.name, "starting");
                 let work = panics::task((controller.run)(context.clone()));
-                tokio::select! {
-                    ended = work => match ended {
-                        Ok(()) => {
-                            info!(controller = controller.name, "nothing to do");
-                            return;
-                        }
-                        Err(panicked) => error!(controller = controller.name, "{panicked}"),
-                    },
-                    () = context.stop.cancelled() => return,
+                let running = context.metrics.running.with([controller.name, MANAGER]);
+                running.set(1.0);
+                let ended = context.stop.run_until_cancelled(work).await;
+                running.set(0.0);
+                match ended {
+                    None => return,
+                    Some(Ok(())) => {
+                        info!(controller = controller.name, "nothing to do");
+                        return;
+                    }
+                    Some(Err(panicked)) => error!(controller = controller.name, "{panicked}"),
                 }
                 tokio::select! {
                     () = tokio::time::sleep(RESTART_DELAY) => {}

@@ -10,11 +10,12 @@ use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
 use serde_json::{Value, json};
 
 use crate::Context;
-use crate::writes::{unless_gone, unless_stopped};
+use crate::writes::{reference, unless_gone, unless_stopped};
 
 const NAME: &str = "service-cidr-controller";
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
@@ -25,10 +26,12 @@ const ALLOCATOR: &str = "ipallocator.k8s.io";
 const GRACE: Duration = Duration::from_secs(10);
 const WORKERS: usize = 5;
 const READY: &str = "Kubernetes Service CIDR is ready";
+const NOT_READY: &str = "The ServiceCIDR Status can not be set to Ready=True";
 const TERMINATING: &str = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR";
 
 struct Controller {
     client: Client,
+    recorder: Recorder,
     queue: WorkQueue<String>,
     cidrs: Informer<ServiceCIDR>,
     addresses: Informer<IPAddress>,
@@ -87,6 +90,7 @@ pub(crate) async fn run(context: Context) {
     let queue: WorkQueue<String> = WorkQueue::new("ipaddresses", &context.queues);
     let controller = Controller {
         client: context.client.clone(),
+        recorder: context.recorder(NAME),
         queue: queue.clone(),
         cidrs: context.informers.get(),
         addresses: context.informers.get(),
@@ -141,7 +145,12 @@ impl Controller {
             if !is_protected {
                 self.patch(&name, json!({"metadata": {"finalizers": [FINALIZER]}})).await?;
             }
-            return self.report(&name, condition(&cidr, false)).await;
+            let reported = self.report(&name, condition(&cidr, false)).await;
+            if reported.is_err() {
+                let reason = "KubernetesServiceCIDRError";
+                self.recorder.event(reference(&*cidr), EventType::Warning, reason, NOT_READY);
+            }
+            return reported;
         };
         let all = self.addresses.store().list();
         let given: Vec<IpAddr> = all.iter().filter_map(|own| allocated(own)).collect();

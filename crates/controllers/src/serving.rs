@@ -19,7 +19,7 @@ use longshore_client::reviews::{
     AccessReviews, Attributes, AuthenticationError, DecisionTtls, ReviewLimits, ReviewMetrics,
     TokenReviews, User, bearer,
 };
-use longshore_metrics::Registry;
+use longshore_metrics::{Healthchecks, Registry};
 use longshore_serving::tls::{
     ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
 };
@@ -74,6 +74,8 @@ pub(crate) struct Endpoints {
     pub(crate) reviewers: Reviewers,
     /// The page `/metrics`.
     pub(crate) registry: Registry,
+    /// More pages of metrics, by their paths.
+    pub(crate) more: Vec<(&'static str, Registry)>,
     /// The page `/configz`, as JSON.
     pub(crate) configz: String,
     /// Whether the program works as it should.
@@ -110,6 +112,15 @@ impl Health {
     /// The lease is lost: the program ends.
     pub(crate) fn set_unhealthy(&self) {
         self.lost_lease.store(true, Ordering::Relaxed);
+    }
+
+    /// The checks behind a page, and whether they pass.
+    fn checks(&self, page: &str) -> Vec<(&'static str, bool)> {
+        let mut checks = vec![("leaderElection", !self.lost_lease.load(Ordering::Relaxed))];
+        if page == "readyz" {
+            checks.push(("informer-sync", (self.ready)()));
+        }
+        checks
     }
 
     /// What is wrong, of `/healthz`, `/livez` or `/readyz`.
@@ -159,6 +170,8 @@ impl Serving {
             .map_err(|error| ServingError::Listen(options.address, error))?;
         let metrics = ReviewMetrics::new(&endpoints.registry);
         let limits = ReviewLimits::DEFAULT;
+        let slis = Registry::default();
+        let checks = Healthchecks::new(&slis);
         let Reviewers { authentication, authorization } = &endpoints.reviewers;
         let (ttl, ttls) = (options.token_ttl, options.decision_ttls);
         let handler = Port {
@@ -166,6 +179,8 @@ impl Serving {
             tokens: TokenReviews::new(authentication.clone(), ttl, limits, metrics.clone()),
             access: AccessReviews::new(authorization.clone(), ttls, limits, metrics),
             always_allow_paths: options.always_allow_paths,
+            checks,
+            slis,
             endpoints,
         };
         Ok(Self { listener, tls, handler: Arc::new(handler) })
@@ -207,6 +222,9 @@ struct Port {
     tokens: TokenReviews,
     access: AccessReviews,
     always_allow_paths: Vec<String>,
+    checks: Healthchecks,
+    /// The page `/metrics/slis`.
+    slis: Registry,
 }
 
 impl Handler for Port {
@@ -254,10 +272,19 @@ impl Port {
         }
         let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         match (path, first) {
-            (_, "healthz" | "livez" | "readyz") => match self.endpoints.health.fault(first) {
-                None => text(StatusCode::OK, "ok"),
-                Some(fault) => text(StatusCode::INTERNAL_SERVER_ERROR, fault),
-            },
+            (_, "healthz" | "livez" | "readyz") => {
+                let health = &self.endpoints.health;
+                for (name, passed) in health.checks(first) {
+                    self.checks.checked(name, first, passed);
+                }
+                match health.fault(first) {
+                    None => text(StatusCode::OK, "ok"),
+                    Some(fault) => text(StatusCode::INTERNAL_SERVER_ERROR, fault),
+                }
+            }
+            ("/metrics/slis", _) => {
+                page(StatusCode::OK, longshore_metrics::CONTENT_TYPE, self.slis.text())
+            }
             ("/metrics", _) => page(
                 StatusCode::OK,
                 longshore_metrics::CONTENT_TYPE,
@@ -266,7 +293,12 @@ impl Port {
             ("/configz", _) => {
                 page(StatusCode::OK, "application/json", self.endpoints.configz.clone())
             }
-            _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+            _ => match self.endpoints.more.iter().find(|(known, _)| *known == path) {
+                Some((_, registry)) => {
+                    page(StatusCode::OK, longshore_metrics::CONTENT_TYPE, registry.text())
+                }
+                None => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+            },
         }
     }
 

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::Context;
+use crate::metrics::EvictionMetrics;
 use crate::nodelifecycle::taints::{evicting, tolerates};
 use crate::pods::{BY_NODE, condition, delete, index_by_node, node_of, patch_status};
 use crate::writes::{reference, unless_replaced, unless_stopped};
@@ -49,6 +50,7 @@ struct Controller {
     pods: Informer<Pod>,
     queue: WorkQueue<String>,
     recorder: Recorder,
+    metrics: EvictionMetrics,
     /// Since when a pod is to be deleted, by its key and UID.
     scheduled: Mutex<HashMap<String, (Option<String>, Instant)>>,
 }
@@ -101,6 +103,7 @@ pub(crate) async fn run(context: Context) {
         pods,
         queue: queue.clone(),
         recorder: context.recorder("taint-eviction-controller"),
+        metrics: context.metrics.taint_eviction.clone(),
         scheduled: Mutex::default(),
     };
     run_workers("taint-eviction-controller", &queue, 8, &context.stop, |key| controller.sync(key))
@@ -149,6 +152,8 @@ impl Controller {
                     return Ok(());
                 }
                 self.evict(&key, &pod).await?;
+                self.metrics.deletions.inc();
+                self.metrics.latency.took(Instant::now().saturating_duration_since(due));
                 self.forget(&key);
                 Ok(())
             }

@@ -11,9 +11,16 @@ use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_
 
 use crate::Context;
 use crate::writes::{unless_replaced, unless_stopped};
+use longshore_metrics::Histogram;
 
 /// PURE: how long the finished job stays from now on; `None`: it stays.
 fn left(job: &Job, now: Timestamp) -> Option<Duration> {
+    let left = due(job)?.saturating_sub(now.as_millisecond());
+    Some(Duration::from_millis(u64::try_from(left).unwrap_or_default()).min(time::FOREVER))
+}
+
+/// PURE: when the finished job goes, in milliseconds since 1970; `None`: it stays.
+fn due(job: &Job) -> Option<i64> {
     let ttl = job.spec.as_ref()?.ttl_seconds_after_finished?;
     if job.metadata.deletion_timestamp.is_some() {
         return None;
@@ -23,9 +30,7 @@ fn left(job: &Job, now: Timestamp) -> Option<Duration> {
         matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True"
     })?;
     let finished = finished.last_transition_time.as_ref()?.0;
-    let due = finished.as_millisecond().saturating_add(i64::from(ttl).saturating_mul(1000));
-    let left = due.saturating_sub(now.as_millisecond());
-    Some(Duration::from_millis(u64::try_from(left).unwrap_or_default()).min(time::FOREVER))
+    Some(finished.as_millisecond().saturating_add(i64::from(ttl).saturating_mul(1000)))
 }
 
 /// Runs until the context's stop.
@@ -48,7 +53,7 @@ pub(crate) async fn run(context: Context) {
     let workers = context.settings.cluster.ttl_after_finished_workers;
     let name = "ttl-after-finished-controller";
     run_workers(name, &queue, workers, &context.stop, |key| {
-        sync(context.client.clone(), &jobs, queue.clone(), key)
+        sync(context.client.clone(), &jobs, queue.clone(), &context.metrics.job_ttl, key)
     })
     .await;
 }
@@ -57,6 +62,7 @@ async fn sync(
     client: Client,
     jobs: &Informer<Job>,
     queue: WorkQueue<String>,
+    latency: &Histogram,
     key: String,
 ) -> Result<(), kube::Error> {
     let Some(known) = jobs.store().get(&key) else { return Ok(()) };
@@ -84,7 +90,12 @@ async fn sync(
                 }),
                 ..DeleteParams::default()
             };
-            unless_replaced(api.delete(name, &params).await).map(drop)
+            unless_replaced(api.delete(name, &params).await)?;
+            if let Some(due) = due(&latest) {
+                let late = Timestamp::now().as_millisecond().saturating_sub(due);
+                latency.observe(late as f64 / 1000.0);
+            }
+            Ok(())
         }
     }
 }

@@ -91,7 +91,7 @@ impl FeatureGates {
 
     fn write(&self, text: &mut Text) {
         let help =
-            "Whether a feature gate is on, and how far it has come: nothing for what is done.";
+            "[BETA] This metric records the data about the stage and enablement of a k8s feature.";
         let mut samples = text.family("kubernetes_feature_enabled", help, Kind::Gauge);
         for (name, _, stage, _) in GATES {
             let labels = Labels::new(&[("name", name), ("stage", stage.name())]);

@@ -12,6 +12,7 @@ use kube::Api;
 use kube::api::PostParams;
 use longshore_base::time;
 use longshore_client::{Item, object, optional};
+use longshore_metrics::{Counter, Family, Gauge, Registry};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -47,6 +48,35 @@ impl LeaderConfig {
             retry_period: Duration::from_secs(2),
             releases_on_stop: false,
         }
+    }
+}
+
+/// The metrics of elections, under client-go's names.
+#[derive(Debug, Clone)]
+pub struct LeaderMetrics {
+    leads: Family<Gauge, 1>,
+    slow: Family<Counter, 1>,
+}
+
+impl LeaderMetrics {
+    /// Registers the families; once for a registry.
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            leads: registry.gauges(
+                "leader_election_master_status",
+                "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 indicates backup, 1 indicates master. 'name' is the string used to identify the lease. Please make sure to group by name.",
+                ["name"],
+            ),
+            slow: registry.counters(
+                "leader_election_slowpath_total",
+                "[ALPHA] Total number of slow path exercised in renewing leader leases. 'name' is the string used to identify the lease. Please make sure to group by name.",
+                ["name"],
+            ),
+        }
+    }
+
+    fn set(&self, lease: &str, leads: bool) {
+        self.leads.with([lease]).set(if leads { 1.0 } else { 0.0 });
     }
 }
 
@@ -101,6 +131,7 @@ impl LeaseStore for LeaseApi {
 pub struct LeaderElector<S> {
     store: S,
     config: LeaderConfig,
+    metrics: Option<LeaderMetrics>,
     /// The lease as it was last seen, and when it was first seen so.
     observed: Option<(Lease, Instant)>,
 }
@@ -108,7 +139,19 @@ pub struct LeaderElector<S> {
 impl<S: LeaseStore> LeaderElector<S> {
     /// Nothing is read or written yet.
     pub fn new(store: S, config: LeaderConfig) -> Self {
-        Self { store, config, observed: None }
+        Self { store, config, metrics: None, observed: None }
+    }
+
+    /// With metrics.
+    #[must_use]
+    pub fn with_metrics(self, metrics: LeaderMetrics) -> Self {
+        Self { metrics: Some(metrics), ..self }
+    }
+
+    fn report(&self, leads: bool) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set(&self.config.name, leads);
+        }
     }
 
     /// Waits until this copy leads, then does the work until `stop`. The lease is released when the
@@ -123,6 +166,7 @@ impl<S: LeaseStore> LeaderElector<S> {
     ) -> Result<Option<W::Output>, ElectionError> {
         let name = format!("{}/{}", self.config.namespace, self.config.name);
         info!(lease = name, identity = self.config.identity, "waiting for the lease");
+        self.report(false);
         let acquired = async {
             while !self.attempt().await {
                 sleep(self.config.retry_period).await;
@@ -132,11 +176,16 @@ impl<S: LeaseStore> LeaderElector<S> {
             return Ok(None);
         }
         info!(lease = name, "this copy leads");
+        self.report(true);
         let done = tokio::select! {
             done = work() => Some(done),
             () = stop.cancelled() => None,
-            () = self.lost() => return Err(ElectionError::Lost(name)),
+            () = self.lost() => {
+                self.report(false);
+                return Err(ElectionError::Lost(name));
+            }
         };
+        self.report(false);
         // work that is done may be so because it was stopped
         if !stop.is_cancelled() || self.config.releases_on_stop {
             self.release().await;
@@ -183,7 +232,12 @@ impl<S: LeaseStore> LeaderElector<S> {
         {
             match self.store.replace(&self.renewed(lease)).await {
                 Ok(lease) => return Ok(self.observe(lease)),
-                Err(error) => debug!("the lease has changed: {error}"),
+                Err(error) => {
+                    debug!("the lease has changed: {error}");
+                    if let Some(metrics) = &self.metrics {
+                        metrics.slow.with([&self.config.name]).inc();
+                    }
+                }
             }
         }
         let Some(lease) = self.store.get().await? else {

@@ -45,8 +45,10 @@ use serde::de::DeserializeOwned;
 
 pub use self::expectations::Expectations;
 pub use self::informer::{Event, Informer, Informers, Options};
-pub use self::leader::{ElectionError, LeaderConfig, LeaderElector, LeaseApi, LeaseStore};
-pub use self::queue::WorkQueue;
+pub use self::leader::{
+    ElectionError, LeaderConfig, LeaderElector, LeaderMetrics, LeaseApi, LeaseStore,
+};
+pub use self::queue::{Retries, WorkQueue};
 pub use self::queue_metrics::QueueMetrics;
 pub use self::store::{Store, key_of, object_key, split_key};
 pub use self::worker::{SyncError, run_workers};

@@ -18,10 +18,27 @@ use tokio::time::Instant;
 use crate::QueueMetrics;
 use crate::queue_metrics::{Metrics, Processing};
 
-/// The pause before the first retry of an item; it doubles with each.
-const MIN_BACKOFF: Duration = Duration::from_millis(5);
-/// The longest pause before a retry of an item.
-const MAX_BACKOFF: Duration = Duration::from_secs(1000);
+/// The pauses before retries of the items of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retries {
+    /// The pause before the first retry of an item; it doubles with each.
+    pub first: Duration,
+    /// The longest pause before a retry of an item.
+    pub longest: Duration,
+    /// Whether retries of all items are limited to 10 in a second after the first 100.
+    pub limits_rate: bool,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_millis(5),
+            longest: Duration::from_secs(1000),
+            limits_rate: true,
+        }
+    }
+}
+
 /// Retries in a second, of all items.
 const RETRY_RATE: f64 = 10.0;
 /// Retries at once, of all items.
@@ -49,6 +66,7 @@ struct State<T> {
     /// Orders items that are due at the same time.
     sequence: usize,
     failures: HashMap<T, u32>,
+    retries: Retries,
     bucket: TokenBucket,
     shutdown: bool,
 }
@@ -88,6 +106,11 @@ impl<T> Clone for WorkQueue<T> {
 impl<T: Clone + Eq + Hash + Send + Sync + 'static> WorkQueue<T> {
     /// An empty queue.
     pub fn new(name: &'static str, metrics: &QueueMetrics) -> Self {
+        Self::with_retries(name, metrics, Retries::default())
+    }
+
+    /// An empty queue with other pauses before retries.
+    pub fn with_retries(name: &'static str, metrics: &QueueMetrics, retries: Retries) -> Self {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
@@ -97,6 +120,7 @@ impl<T: Clone + Eq + Hash + Send + Sync + 'static> WorkQueue<T> {
             due: HashMap::new(),
             sequence: 0,
             failures: HashMap::new(),
+            retries,
             bucket: TokenBucket::new(RETRY_RATE, RETRY_BURST, now.into_std()),
             shutdown: false,
         };
@@ -138,8 +162,8 @@ impl<T: Clone + Eq + Hash + Send + Sync + 'static> WorkQueue<T> {
         self.0.wake.notify_one();
     }
 
-    /// Queues an item after its back-off: 5 ms, doubled by each call until [`forget`], at most
-    /// 1000 s; and at most 10 items in a second after the first 100.
+    /// Queues an item after its back-off, as [`Retries`] says: by default 5 ms, doubled by each call
+    /// until [`forget`], at most 1000 s; and at most 10 items in a second after the first 100.
     ///
     /// [`forget`]: Self::forget
     pub fn add_rate_limited(&self, item: T) {
@@ -148,8 +172,12 @@ impl<T: Clone + Eq + Hash + Send + Sync + 'static> WorkQueue<T> {
             let failures = state.failures.entry(item.clone()).or_default();
             let factor = 1_u32.checked_shl(*failures).unwrap_or(u32::MAX);
             *failures = failures.saturating_add(1);
-            let backoff = MIN_BACKOFF.saturating_mul(factor).min(MAX_BACKOFF);
-            backoff.max(state.bucket.reserve(Instant::now().into_std()))
+            let Retries { first, longest, limits_rate } = state.retries;
+            let backoff = first.saturating_mul(factor).min(longest);
+            match limits_rate {
+                true => backoff.max(state.bucket.reserve(Instant::now().into_std())),
+                false => backoff,
+            }
         };
         self.add_after(item, wait);
     }

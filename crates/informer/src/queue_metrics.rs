@@ -37,7 +37,7 @@ pub(crate) struct Metrics {
 impl QueueMetrics {
     /// Registers the families; once for a registry.
     pub fn new(registry: &Registry) -> Self {
-        let buckets = Buckets::exponential(1e-8, 10.0, 12);
+        let buckets = Buckets::exponential(1e-8, 10.0, 10);
         let queues: Arc<Mutex<Vec<Known>>> = Arc::default();
         let metrics = Self {
             depth: registry.gauges(

@@ -172,6 +172,32 @@ async fn workqueue_delays_and_backs_off() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn workqueue_backs_off_as_its_retries_say() {
+    let retries = Retries {
+        first: Duration::from_secs(1),
+        longest: Duration::from_secs(3),
+        limits_rate: false,
+    };
+    let queue: WorkQueue<String> =
+        WorkQueue::with_retries("test", &QueueMetrics::unregistered(), retries);
+    for expected in [1, 2, 3, 3] {
+        let start = Instant::now();
+        queue.add_rate_limited("f".into());
+        queue.get().await.unwrap();
+        queue.done(&"f".to_owned());
+        assert_eq!(start.elapsed().as_secs(), expected);
+    }
+    let start = Instant::now();
+    for number in 0..500 {
+        queue.add_rate_limited(number.to_string());
+    }
+    for _ in 0..500 {
+        queue.get().await.unwrap();
+    }
+    assert_eq!(start.elapsed().as_secs(), 1, "items do not wait for each other");
+}
+
+#[tokio::test(start_paused = true)]
 async fn workqueue_delayed_item_finds_a_worker_while_others_work() {
     let queue = queue();
     let worker = tokio::spawn({
@@ -385,6 +411,26 @@ async fn leader_election_stops_the_work_when_the_lease_cannot_be_renewed() {
     let lost = one.await.unwrap();
     assert!(matches!(lost, Err(ElectionError::Lost(_))));
     assert!(down.elapsed() < Duration::from_secs(15), "before another may lead");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_election_reports_who_leads() {
+    let registry = longshore_metrics::Registry::default();
+    let metrics = LeaderMetrics::new(&registry);
+    let store = MemoryLease::default();
+    let config = LeaderConfig::new("kube-system", "test", "one");
+    let elector = LeaderElector::new(store.clone(), config).with_metrics(metrics);
+    let stop = CancellationToken::new();
+    let until_stopped = stop.clone();
+    let one = tokio::spawn(async move {
+        elector.run(&until_stopped, std::future::pending::<()>).await.unwrap()
+    });
+    let leads = |value: u8| format!("leader_election_master_status{{name=\"test\"}} {value}\n");
+    sleep(Duration::from_secs(5)).await;
+    assert!(registry.text().contains(&leads(1)), "{}", registry.text());
+    stop.cancel();
+    one.await.unwrap();
+    assert!(registry.text().contains(&leads(0)), "{}", registry.text());
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ use longshore_config::ProxyConfig;
 use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
 use longshore_proxy::health::{Health, HealthResponse, Time};
-use longshore_server::{Zpages, serve_plain};
+use longshore_server::{Zpages, serve_plain, zpages};
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::{info, warn};
@@ -145,7 +145,7 @@ pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router 
         .route("/healthz", ok())
         .route("/healthz/ping", ok())
         .route("/livez", ok())
-        .merge(ZPAGES.routes(&config.gates, &config.flags))
+        .merge(zpages(ZPAGES, &config.gates, &config.flags))
 }
 
 /// Serves a port until dropped. One that cannot be opened is an error if `hard`, else it is tried

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::text::{Labels, Text};
+use crate::text::{Kind, Labels, Text};
 use crate::value::Metric;
 
 /// Series of one name with `N` labels each. Clones lead to the same series.
 ///
-/// Callers must keep the number of label values small.
+/// Callers must keep the number of label values small, see [`Family::with_at_most`].
 #[derive(Debug)]
 pub struct Family<M: Metric, const N: usize>(Arc<Inner<M, N>>);
 
@@ -55,6 +55,19 @@ impl<M: Metric, const N: usize> Family<M, N> {
         found.unwrap_or_else(|| self.begin(values))
     }
 
+    /// The series with these label values; `None` when it would be new and there are `max` already. For
+    /// labels that others choose.
+    pub fn with_at_most(&self, max: usize, values: [&str; N]) -> Option<M> {
+        let is_full = {
+            let series = self.0.series.read();
+            match find(&series, values) {
+                Ok(at) => return Some(series[at].metric.clone()),
+                Err(_) => series.len() >= max,
+            }
+        };
+        (!is_full).then(|| self.begin(values))
+    }
+
     fn begin(&self, values: [&str; N]) -> M {
         let mut series = self.0.series.write();
         match find(&series, values) {
@@ -90,15 +103,34 @@ fn find<M, const N: usize>(series: &[Series<M, N>], values: [&str; N]) -> Result
     })
 }
 
+/// What a family is called and what its series have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is about.
+    pub help: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: Vec<&'static str>,
+}
+
 /// A family, as the registry sees it.
 pub(crate) trait Page: Send + Sync {
     fn name(&self) -> &'static str;
+    fn describe(&self) -> Description;
     fn write(&self, text: &mut Text);
 }
 
 impl<M: Metric, const N: usize> Page for Family<M, N> {
     fn name(&self) -> &'static str {
         self.0.name
+    }
+
+    fn describe(&self) -> Description {
+        let Inner { name, help, labels, .. } = *self.0;
+        Description { name, help, kind: M::KIND, labels: labels.to_vec() }
     }
 
     fn write(&self, text: &mut Text) {

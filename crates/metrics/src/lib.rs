@@ -22,9 +22,9 @@ mod tests;
 mod text;
 mod value;
 
-pub use family::Family;
+pub use family::{Description, Family};
 pub use process::{register_process_metrics, register_start_time};
-pub use registry::Registry;
+pub use registry::{Registry, Slot};
 pub use standard::{Healthchecks, RestClient, Version, register_version};
 pub use text::{CONTENT_TYPE, Kind, Labels, SampleTime, Samples, Text};
 pub use value::{Buckets, Counter, Gauge, Histogram, Metric};

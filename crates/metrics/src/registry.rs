@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::family::{Family, Page};
-use crate::text::Text;
+use crate::family::{Description, Family, Page};
+use crate::text::{Kind, Labels, Text};
 use crate::value::{Buckets, Counter, Gauge, Histogram, Metric};
 
 /// Families and collectors. Clones are the same registry.
@@ -22,9 +22,32 @@ struct Inner {
     collectors: Mutex<Vec<Collector>>,
     /// Size of the last page, to allocate the next.
     length: AtomicUsize,
+    /// Whether the page says how many families there are.
+    counts_families: AtomicBool,
 }
 
+/// The levels of stability that the help of a family may begin with.
+const LEVELS: [&str; 4] = ["ALPHA", "BETA", "INTERNAL", "STABLE"];
+
 type Collector = Box<dyn Fn(&mut Text) + Send + Sync>;
+
+/// A part of the page that somebody writes at each scrape, and that may change hands. Clones are the
+/// same.
+#[derive(Clone, Default)]
+pub struct Slot(Arc<Mutex<Option<Collector>>>);
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// Has this write the part, instead of what did before.
+    pub fn set(&self, collector: impl Fn(&mut Text) + Send + Sync + 'static) {
+        *self.0.lock() = Some(Box::new(collector));
+    }
+}
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,6 +108,50 @@ impl Registry {
         self.0.collectors.lock().push(Box::new(collector));
     }
 
+    /// A part of the page that is empty until somebody writes it; as for [`Self::collect`].
+    pub fn slot(&self) -> Slot {
+        let slot = Slot::default();
+        let own = slot.clone();
+        self.collect(move |text| {
+            if let Some(collector) = &*own.0.lock() {
+                collector(text);
+            }
+        });
+        slot
+    }
+
+    /// The families, in the order of their names; what collectors write is not known.
+    pub fn families(&self) -> Vec<Description> {
+        self.0.pages.lock().iter().map(|page| page.describe()).collect()
+    }
+
+    /// Has the page say how many families of each level of stability there are, as programs of
+    /// Kubernetes do: `registered_metrics_total`, with those that are hidden or disabled, of which there
+    /// are none.
+    pub fn count_families(&self) {
+        self.0.counts_families.store(true, Ordering::Relaxed);
+    }
+
+    fn write_counts(&self, text: &mut Text) {
+        let help = "[BETA] The count of disabled metrics.";
+        text.family("disabled_metrics_total", help, Kind::Counter).add(&Labels::NONE, 0.0);
+        let help = "[BETA] The count of hidden metrics.";
+        text.family("hidden_metrics_total", help, Kind::Counter).add(&Labels::NONE, 0.0);
+        let help = "[BETA] The count of registered metrics broken by stability level and deprecation version.";
+        let families = self.families();
+        let mut samples = text.family("registered_metrics_total", help, Kind::Counter);
+        for level in LEVELS {
+            let is_of = |family: &&Description| {
+                family.help.strip_prefix('[').is_some_and(|rest| rest.starts_with(level))
+            };
+            let count = families.iter().filter(is_of).count();
+            if count > 0 {
+                let labels = [("stability_level", level), ("deprecated_version", "")];
+                samples.add(&Labels::new(&labels), count as f64);
+            }
+        }
+    }
+
     /// The page: families ordered by name, then the collectors.
     pub fn text(&self) -> String {
         let expected = self.0.length.load(Ordering::Relaxed);
@@ -94,6 +161,9 @@ impl Registry {
         }
         for collector in self.0.collectors.lock().iter() {
             collector(&mut text);
+        }
+        if self.0.counts_families.load(Ordering::Relaxed) {
+            self.write_counts(&mut text);
         }
         let page = text.finish();
         self.0.length.store(page.len(), Ordering::Relaxed);

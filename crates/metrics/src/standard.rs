@@ -33,7 +33,7 @@ pub fn register_version(registry: &Registry, version: Version<'_>) {
         "minor",
         "platform",
     ];
-    let help = "A metric with a constant '1' value labeled by major, minor, git version, git commit, git \
+    let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git \
          tree state, build date, Go version, and compiler from which Kubernetes was built, and \
          platform on which it is running.";
     let values =
@@ -63,30 +63,30 @@ impl RestClient {
         Self {
             requests: registry.counters(
                 "rest_client_requests_total",
-                "Requests to the apiserver by the status that came back, method and host.",
+                "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.",
                 ["code", "method", "host"],
             ),
             duration: registry.histograms(
                 "rest_client_request_duration_seconds",
-                "How long answers of the apiserver took, in seconds, by verb and host.",
+                "[ALPHA] Request latency in seconds. Broken down by verb, and host.",
                 ["verb", "host"],
                 buckets.clone(),
             ),
             waited: registry.histograms(
                 "rest_client_rate_limiter_duration_seconds",
-                "How long requests waited for the own rate limit, in seconds, by verb and host.",
+                "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.",
                 ["verb", "host"],
                 buckets,
             ),
             sent: registry.histograms(
                 "rest_client_request_size_bytes",
-                "Bytes of requests to the apiserver, by verb and host.",
+                "[ALPHA] Request size in bytes. Broken down by verb and host.",
                 ["verb", "host"],
                 sizes.clone(),
             ),
             answered: registry.histograms(
                 "rest_client_response_size_bytes",
-                "Bytes of the apiserver's answers, by verb and host.",
+                "[ALPHA] Response size in bytes. Broken down by verb and host.",
                 ["verb", "host"],
                 sizes,
             ),
@@ -129,12 +129,12 @@ impl Healthchecks {
         Self {
             last: registry.gauges(
                 "kubernetes_healthcheck",
-                "1 if the last check of that name passed, else 0.",
+                "[STABLE] This metric records the result of a single healthcheck.",
                 ["name", "type"],
             ),
             all: registry.counters(
                 "kubernetes_healthchecks_total",
-                "Health checks made, by name and result.",
+                "[STABLE] This metric records the results of all healthcheck.",
                 ["name", "type", "status"],
             ),
         }

@@ -46,6 +46,44 @@ c_seconds_count 4
 }
 
 #[test]
+fn metrics_slots_are_written_by_the_last() {
+    let registry = Registry::default();
+    let slot = registry.slot();
+    assert_eq!(registry.text(), "");
+    for value in [1.0, 2.0] {
+        slot.set(move |text| text.gauge("a", "of a", value));
+    }
+    assert_eq!(read(&registry).sum("a", &[]), Some(2.0));
+}
+
+#[test]
+fn metrics_families_are_described_and_counted() {
+    let registry = Registry::default();
+    registry.counters("b_total", "[STABLE] of b", ["kind", "code"]).with(["x", "1"]).inc();
+    registry.gauge("a", "[ALPHA] of a");
+    registry.histograms("c_seconds", "[STABLE] of c", ["kind"], Buckets::usual());
+    registry.counter("d_total", "of no level");
+    let families = registry.families();
+    let names: Vec<_> = families.iter().map(|family| (family.name, family.kind)).collect();
+    assert_eq!(
+        names,
+        [
+            ("a", Kind::Gauge),
+            ("b_total", Kind::Counter),
+            ("c_seconds", Kind::Histogram),
+            ("d_total", Kind::Counter),
+        ]
+    );
+    assert_eq!(families[1].labels, ["kind", "code"]);
+    assert!(!read(&registry).families.contains_key("registered_metrics_total"));
+    registry.count_families();
+    let page = read(&registry);
+    let count = |level: &str| page.sum("registered_metrics_total", &[("stability_level", level)]);
+    assert_eq!((count("STABLE"), count("ALPHA"), count("BETA")), (Some(2.0), Some(1.0), None));
+    assert_eq!(page.sum("hidden_metrics_total", &[]), Some(0.0));
+}
+
+#[test]
 fn metrics_series_are_removed_and_restarted() {
     let registry = Registry::default();
     let family = registry.counters("a", "", ["pod", "result"]);
@@ -61,6 +99,20 @@ fn metrics_series_are_removed_and_restarted() {
     family.retain(|[pod, _]| pod.as_ref() == "q");
     assert_eq!(read(&registry).samples("a", &[]).count(), 1);
     assert_eq!(family.with(["p", "ok"]).get(), 0);
+}
+
+#[test]
+fn metrics_series_are_bounded_on_request() {
+    let registry = Registry::default();
+    let counters = registry.counters("a_total", "help", ["name"]);
+    for name in ["x", "y", "z", "x"] {
+        if let Some(counter) = counters.with_at_most(2, [name]) {
+            counter.inc();
+        }
+    }
+    let page = read(&registry);
+    let count = |name| page.sum("a_total", &[("name", name)]);
+    assert_eq!(["x", "y", "z"].map(count), [Some(2.0), Some(1.0), None]);
 }
 
 #[test]

@@ -107,13 +107,18 @@ struct Distribution {
 impl Histogram {
     /// Observes a value; NaN is ignored.
     pub fn observe(&self, value: f64) {
+        self.observe_many(value, 1);
+    }
+
+    /// Observes a value so many times, such as once for each nanosecond in which it was in force.
+    pub fn observe_many(&self, value: f64, times: u64) {
         if value.is_nan() {
             return;
         }
         let bucket = self.0.buckets.0.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.0.counts.get(bucket) {
-            count.fetch_add(1, Ordering::Relaxed);
-            self.0.sum.add(value);
+            count.fetch_add(times, Ordering::Relaxed);
+            self.0.sum.add(value * times as f64);
         }
     }
 

@@ -39,7 +39,7 @@ fn subject(action: &Action) -> Option<Outcome> {
     let failed = |uid: &Uid| Outcome::Failed(uid.clone(), "the scheduler failed".to_owned());
     match action {
         Action::Bind { pod, .. } | Action::PreBind { pod, .. } => Some(failed(&pod.uid)),
-        Action::Preempt { pod, .. } => Some(Outcome::Preempted(pod.uid.clone())),
+        Action::Preempt { pod, .. } => Some(Outcome::Preempted(pod.uid.clone(), false)),
         Action::Report { .. }
         | Action::Unreserve { .. }
         | Action::Deallocate { .. }

@@ -16,6 +16,7 @@ pub mod model;
 pub mod plugins;
 pub mod program;
 pub mod queue;
+mod resource_metrics;
 pub mod scheduler;
 pub mod service;
 #[cfg(test)]

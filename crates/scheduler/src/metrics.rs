@@ -24,6 +24,14 @@ pub struct Metrics {
     sizes: Family<Gauge, 1>,
     sli: Family<Histogram, 1>,
     tries: Histogram,
+    pub(crate) after_flush: Counter,
+    goroutines: Family<Gauge, 1>,
+    permit_wait: Family<Histogram, 1>,
+    pub(crate) handled: Family<Histogram, 1>,
+    preemptions: Family<Counter, 1>,
+    preemption_durations: Family<Histogram, 1>,
+    /// Claims that are made for extended resources, by `success` or `failure`.
+    pub(crate) claim_creates: Family<Counter, 1>,
 }
 
 impl Metrics {
@@ -104,6 +112,43 @@ impl Metrics {
                 "[STABLE] Number of attempts to successfully schedule a pod.",
                 Buckets::exponential(1.0, 2.0, 5),
             ),
+            after_flush: registry.counter(
+                "scheduler_pod_scheduled_after_flush_total",
+                "[ALPHA] Number of pods that were successfully scheduled after being flushed from unschedulablePods due to timeout. This metric helps detect potential queueing hint misconfigurations or event handling issues.",
+            ),
+            goroutines: registry.gauges(
+                "scheduler_goroutines",
+                "[BETA] Number of running goroutines split by the work they do such as binding.",
+                ["operation"],
+            ),
+            permit_wait: registry.histograms(
+                "scheduler_permit_wait_duration_seconds",
+                "[BETA] Duration of waiting on permit.",
+                ["result"],
+                seconds(),
+            ),
+            handled: registry.histograms(
+                "scheduler_event_handling_duration_seconds",
+                "[ALPHA] Event handling latency in seconds.",
+                ["event"],
+                Buckets::exponential(0.0001, 2.0, 12),
+            ),
+            preemptions: registry.counters(
+                "scheduler_preemption_goroutines_execution_total",
+                "[ALPHA] Number of preemption goroutines executed.",
+                ["result"],
+            ),
+            preemption_durations: registry.histograms(
+                "scheduler_preemption_goroutines_duration_seconds",
+                "[ALPHA] Duration in seconds for running goroutines for the preemption.",
+                ["result"],
+                Buckets::exponential(0.01, 2.0, 20),
+            ),
+            claim_creates: registry.counters(
+                "scheduler_resourceclaim_creates_total",
+                "[ALPHA] Number of ResourceClaims creation requests within scheduler",
+                ["status"],
+            ),
         }
     }
 
@@ -131,8 +176,21 @@ impl Metrics {
         self.sli.with([&label]).took(waited);
     }
 
+    /// Pods were deleted to make room, or not all of them.
+    pub(crate) fn preempted(&self, is_done: bool, took: Duration) {
+        let result = if is_done { "success" } else { "error" };
+        self.preemptions.with([result]).inc();
+        self.preemption_durations.with([result]).took(took);
+    }
+
+    /// A pod waited for a permit: not at all, as none of the plugins here lets pods wait.
+    pub(crate) fn permitted(&self) {
+        self.permit_wait.with([SUCCESS]).took(Duration::ZERO);
+    }
+
     #[allow(clippy::cast_precision_loss, reason = "numbers of pods and nodes")]
-    pub(crate) fn sizes(&self, queues: [usize; 4], cache: [usize; 3]) {
+    pub(crate) fn sizes(&self, queues: [usize; 4], cache: [usize; 3], bindings: usize) {
+        self.goroutines.with(["binding"]).set(bindings as f64);
         for (queue, size) in ["active", "backoff", "unschedulable", "gated"].iter().zip(queues) {
             self.pending.with([queue]).set(size as f64);
         }
@@ -186,5 +244,39 @@ impl Recorder<'_> {
         if let Some(metrics) = self.metrics {
             metrics.evaluations.with([plugin, point, self.profile]).inc();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use longshore_metrics::{Description, Registry};
+
+    use super::Metrics;
+
+    /// The file has the families that upstream documents for kube-scheduler, as far as what they
+    /// measure is here; all that are stable or beta are.
+    #[test]
+    fn metrics_of_the_scheduler_are_those_that_upstream_documents() {
+        let registry = Registry::default();
+        let _metrics = Metrics::new(&registry);
+        let line = |family: &Description| {
+            let (level, _) = family.help.strip_prefix('[').unwrap().split_once(']').unwrap();
+            let mut labels = family.labels.clone();
+            labels.sort_unstable();
+            let line =
+                format!("{level} {} {} {}", family.kind.as_str(), family.name, labels.join(","));
+            line.trim_end().to_owned()
+        };
+        let served: BTreeSet<String> = registry.families().iter().map(line).collect();
+        let documented: BTreeSet<String> = include_str!("testdata/metrics.txt")
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(str::to_owned)
+            .collect();
+        let missing: Vec<_> = documented.difference(&served).collect();
+        let unknown: Vec<_> = served.difference(&documented).collect();
+        assert!(missing.is_empty() && unknown.is_empty(), "{missing:#?} {unknown:#?}");
     }
 }

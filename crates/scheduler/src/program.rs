@@ -12,13 +12,16 @@ use std::time::Duration;
 
 use kube::Client;
 use longshore_client::{ConfigSource, Limits};
-use longshore_informer::{ElectionError, Informers, LeaderConfig, LeaderElector, LeaseApi};
+use longshore_informer::{
+    ElectionError, Informers, LeaderConfig, LeaderElector, LeaderMetrics, LeaseApi,
+};
 use longshore_metrics::RestClient;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 pub use self::flags::{FlagError, Options, Parsed};
 use crate::config::{ConfigError, Configuration, Policy, provider};
+pub use crate::service::Pages;
 use crate::service::{Error as ServiceError, Service};
 
 /// The component, in user agents and leases.
@@ -130,13 +133,13 @@ pub async fn connect(
 pub async fn run(
     configuration: Configuration,
     client: Client,
-    metrics: &longshore_metrics::Registry,
+    pages: &Pages,
     running: Running,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     // An invalid configuration ends the program before it leads.
     let election = configuration.leader_election.clone();
-    let service = Service::new(configuration, metrics);
+    let service = Service::new(configuration, pages);
     service.check()?;
     let informers = Informers::new(client.clone());
     let lease_client = client.clone();
@@ -155,7 +158,9 @@ pub async fn run(
         config.retry_period = election.retry_period.get();
         config.releases_on_stop = true;
         let lease = LeaseApi::new(lease_client, &config);
-        match LeaderElector::new(lease, config).run(&stop, work).await? {
+        let metrics = LeaderMetrics::new(&pages.metrics);
+        let elector = LeaderElector::new(lease, config).with_metrics(metrics);
+        match elector.run(&stop, work).await? {
             Some(worked) => Ok(worked?),
             None => Ok(()),
         }

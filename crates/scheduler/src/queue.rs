@@ -58,6 +58,8 @@ pub struct Queued {
     is_preempting: bool,
     /// Whether a change came that may help, while it was not free to be tried.
     is_requeued: bool,
+    /// Whether it is tried again because it was unschedulable for too long.
+    pub is_flushed: bool,
 }
 
 /// The order of pods to be tried.
@@ -154,6 +156,7 @@ impl Queue {
             backoff_until: Duration::ZERO,
             is_preempting: false,
             is_requeued: false,
+            is_flushed: false,
             pod,
         };
         let uid = queued.pod.uid.clone();
@@ -226,6 +229,7 @@ impl Queue {
             return;
         }
         own.since = now;
+        own.is_flushed = false;
         let is_error = match failure {
             Failure::Rejected(rejectors) => {
                 own.rejectors = rejectors;
@@ -299,9 +303,13 @@ impl Queue {
 
     /// Moves on pods that have been unschedulable for too long.
     pub fn flush(&mut self, now: Duration) {
-        self.requeue("UnschedulableTimeout", now, |own| {
-            now.saturating_sub(own.since) > MAX_UNSCHEDULABLE
-        });
+        let is_late = |own: &Queued| now.saturating_sub(own.since) > MAX_UNSCHEDULABLE;
+        for uid in &self.unschedulable {
+            if let Some(own) = self.pods.get_mut(uid).filter(|own| is_late(own)) {
+                own.is_flushed = true;
+            }
+        }
+        self.requeue("UnschedulableTimeout", now, is_late);
     }
 
     /// When the next pause ends.

@@ -145,8 +145,8 @@ pub enum Outcome {
     Unprepared(Uid, String, Vec<ResourceClaim>),
     /// A pod could not be bound, or what it claims not be had.
     Failed(Uid, String),
-    /// Pods were deleted for this one, or that failed.
-    Preempted(Uid),
+    /// Pods were deleted for this one; whether all were.
+    Preempted(Uid, bool),
 }
 
 /// An attempt to schedule a pod.
@@ -205,6 +205,8 @@ struct Binding {
     since: Duration,
     attempts: u32,
     first_attempt: Duration,
+    /// Whether the pod was tried for no other reason than that it had waited for too long.
+    is_flushed: bool,
 }
 
 /// Settings of a scheduler.
@@ -247,6 +249,8 @@ pub struct Scheduler {
     objects: Objects,
     queue: Queue,
     bindings: HashMap<Uid, Binding>,
+    /// Since when pods are deleted for others.
+    preemptions: HashMap<Uid, Duration>,
     actions: Vec<Action>,
     metrics: Metrics,
     next_start: usize,
@@ -265,6 +269,7 @@ impl Scheduler {
             snapshot: Snapshot::default(),
             objects: Objects::default(),
             bindings: HashMap::new(),
+            preemptions: HashMap::new(),
             actions: Vec::new(),
             metrics,
             next_start: 0,
@@ -321,7 +326,7 @@ impl Scheduler {
 
     /// Sets the gauges of queues and cache.
     pub fn record_sizes(&self) {
-        self.metrics.sizes(self.queue.sizes(), self.cache.sizes());
+        self.metrics.sizes(self.queue.sizes(), self.cache.sizes(), self.bindings.len());
     }
 
     fn requeue(&mut self, event: ClusterEvent<'_>, now: Duration) {
@@ -597,6 +602,7 @@ impl Scheduler {
                 return self.fail(&attempt, failure, message, Some(None), now);
             }
         };
+        self.metrics.permitted();
         let assumed = Arc::new(pod.on(&info.name));
         if let Err(error) = self.cache.assume(assumed.clone(), &info.name) {
             return self.fail(&attempt, Failure::Error, error.to_string(), Some(None), now);
@@ -619,6 +625,7 @@ impl Scheduler {
                 since: now,
                 attempts: attempt.queued.attempts,
                 first_attempt: attempt.queued.first_attempt.unwrap_or(attempt.started),
+                is_flushed: attempt.queued.is_flushed,
             },
         );
     }
@@ -660,6 +667,7 @@ impl Scheduler {
             #[allow(clippy::cast_precision_loss, reason = "a number of pods")]
             self.metrics.victims.observe(victims.len() as f64);
             self.queue.set_preempting(&pod.uid);
+            self.preemptions.insert(pod.uid.clone(), now);
             self.actions.push(Action::Preempt { pod, node, victims });
         }
     }

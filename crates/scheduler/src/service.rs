@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use longshore_client::events::Recorder;
 use longshore_informer::Informers;
+use longshore_metrics::Slot;
 use tokio::sync::mpsc;
 use tracing::info;
 
@@ -14,6 +15,7 @@ use crate::config::{ConfigError, Configuration};
 use crate::driver::{self, ApiExecutor, Extender, ExtenderError, Extenders, Follower};
 use crate::metrics::Metrics;
 use crate::plugins::Registry;
+use crate::resource_metrics;
 use crate::scheduler::{Scheduler, Settings};
 
 /// Why a scheduler does not run.
@@ -27,6 +29,15 @@ pub enum Error {
     Extender(#[from] ExtenderError),
 }
 
+/// The registries of a scheduler's metrics.
+#[derive(Debug, Clone, Default)]
+pub struct Pages {
+    /// The page `/metrics`.
+    pub metrics: longshore_metrics::Registry,
+    /// The page `/metrics/resources`.
+    pub resources: longshore_metrics::Registry,
+}
+
 /// What a scheduler is made of.
 #[derive(Debug, Clone)]
 pub struct Service {
@@ -36,17 +47,20 @@ pub struct Service {
     pub registry: Registry,
     /// Its metrics.
     pub metrics: Metrics,
+    /// The page about the resources of pods.
+    pub resources: Slot,
     /// Whether others use the same informers, so that nothing is left out of objects.
     pub shares_informers: bool,
 }
 
 impl Service {
-    /// A scheduler with all plugins, and metrics in `registry`.
-    pub fn new(configuration: Configuration, registry: &longshore_metrics::Registry) -> Self {
+    /// A scheduler with all plugins, and metrics in these pages.
+    pub fn new(configuration: Configuration, pages: &Pages) -> Self {
         Self {
             configuration,
             registry: Registry::default(),
-            metrics: Metrics::new(registry),
+            metrics: Metrics::new(&pages.metrics),
+            resources: pages.resources.slot(),
             shares_informers: false,
         }
     }
@@ -88,6 +102,10 @@ impl Service {
             let (recorder, _) = Recorder::start_as(name, Some(client.clone()), "");
             recorders.insert(profile.name.clone(), recorder);
         }
+        self.resources.set({
+            let pods = follower.pods_informer();
+            move |text| resource_metrics::write(text, &pods.store().list())
+        });
         let (initial_backoff, max_backoff) = self.configuration.backoff();
         let settings = Settings {
             initial_backoff,
@@ -97,13 +115,14 @@ impl Service {
             has_extenders: !extenders.is_empty(),
             epoch: Timestamp::now(),
         };
-        let scheduler = Scheduler::new(profiles, settings, self.metrics);
+        let metrics = self.metrics;
+        let scheduler = Scheduler::new(profiles, settings, metrics.clone());
         all_sent.await;
         info!("the caches are complete");
         synced();
         let follower = Arc::new(follower);
         let extenders = Extenders::new(extenders, follower.clone());
-        let executor = Arc::new(ApiExecutor::new(client, recorders, extenders.clone()));
+        let executor = Arc::new(ApiExecutor::new(client, recorders, extenders.clone(), &metrics));
         driver::run(scheduler, received, executor, extenders).await;
         drop((changes, follower));
         Ok(())

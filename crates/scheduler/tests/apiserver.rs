@@ -33,6 +33,8 @@ impl Cluster {
         let dir = tempfile::tempdir().unwrap();
         let server = Server::start(Config {
             store: Arc::new(EmbeddedStore::open(dir.path().join("store")).await.unwrap()),
+            storage_media_type: longshore_apiserver::StorageMediaType::Json,
+            snapshots: None,
             bind: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1".parse().unwrap(),
             cert_dir: dir.path().join("pki"),
@@ -79,6 +81,7 @@ impl Cluster {
             configuration: Configuration::default(),
             registry: longshore_scheduler::plugins::Registry::default(),
             metrics: Metrics::new(&Registry::default()),
+            resources: Registry::default().slot(),
             shares_informers: false,
         };
         tokio::spawn(async move {

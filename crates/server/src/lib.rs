@@ -57,7 +57,7 @@ pub use self::metrics::Requests;
 pub use self::registries::NodeMetrics;
 pub use self::stats::StatsEndpoints;
 pub use self::tls::TlsError;
-pub use self::zpages::Zpages;
+pub use self::zpages::{Zpages, zpages};
 
 /// The data that is served, provided by the rest of the daemon.
 pub trait Host: Send + Sync + 'static {

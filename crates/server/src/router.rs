@@ -8,7 +8,7 @@ use axum::routing::any;
 use longshore_config::Config;
 use longshore_cri::Runtime;
 
-use super::zpages::Zpages;
+use super::zpages::{Zpages, zpages};
 use super::{
     Host, Refusal, checkpoint, configz, debug, health, logs, metrics, node_logs, pods, stats,
     streaming,
@@ -42,7 +42,7 @@ pub(super) fn control_plane(config: &Config, host: &Arc<dyn Host>, runtime: Runt
         .merge(node_logs::routes(&config.kubelet))
         .merge(debug::routes(&config.kubelet))
         .merge(configz::routes(&config.kubelet))
-        .merge(ZPAGES.routes(&config.gates, &config.flags))
+        .merge(zpages(ZPAGES, &config.gates, &config.flags))
 }
 
 /// Replaces disabled debugging handlers.

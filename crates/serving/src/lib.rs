@@ -10,6 +10,7 @@ mod front_proxy;
 mod peer;
 mod routes;
 pub mod tls;
+mod zpages;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub use self::front_proxy::FrontProxyHeaders;
 pub use self::peer::{Monitored, Peer};
 pub use self::routes::Routes;
 use self::tls::Tls;
+pub use self::zpages::{NotAcceptable, Page, Zpages};
 
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -10,13 +10,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
+pub mod backup;
 mod embedded;
 mod etcd;
 mod prefix;
 mod pull;
 mod transform;
 
-pub use embedded::EmbeddedStore;
+pub use embedded::{Checked, EmbeddedStore, NewFile, check_file, defragment_file};
 pub use etcd::{EtcdStore, EtcdTls};
 pub use prefix::{PREFIX, with_prefix};
 pub use transform::{Transformed, Transformer, with_transformer};

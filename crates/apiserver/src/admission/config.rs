@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::plugins::is_in_force;
+use super::event_rate_limit::{self, Limit};
+use super::plugins::Plugins;
 use super::pod_security::PodSecurity;
+use super::quota::{self, LimitedResource};
 use crate::config_file::parse;
 
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
@@ -37,6 +39,10 @@ pub enum ConfigError {
 #[derive(Clone, Debug, Default)]
 pub struct AdmissionConfig {
     pub(crate) pod_security: PodSecurity,
+    /// How many events may be written.
+    pub(crate) event_limits: Vec<Limit>,
+    /// What needs a quota to be used at all.
+    pub(crate) limited_resources: Vec<LimitedResource>,
 }
 
 #[derive(Deserialize)]
@@ -59,11 +65,15 @@ struct Plugin {
 }
 
 impl AdmissionConfig {
-    /// Reads a file and those that it names. Also what has no effect of it, in words for the log.
+    /// Reads a file and those that it names, for these plugins. Also what has no effect of it, in words for
+    /// the log.
     ///
     /// # Errors
     /// A file cannot be read, or says what cannot be done.
-    pub fn load(path: &Path) -> Result<(AdmissionConfig, Vec<String>), ConfigError> {
+    pub fn load(
+        path: &Path,
+        plugins: Plugins,
+    ) -> Result<(AdmissionConfig, Vec<String>), ConfigError> {
         let invalid = |reason| ConfigError::Invalid { path: path.to_owned(), reason };
         let file: File = parse(&read(path)?).map_err(invalid)?;
         if file.kind != "AdmissionConfiguration" || !VERSIONS.contains(&file.api_version.as_str()) {
@@ -76,16 +86,21 @@ impl AdmissionConfig {
             if file.plugins.iter().take(i).any(|other| other.name == name) {
                 return Err(invalid(format!("plugins[{i}]: {name} is configured twice")));
             }
-            if !is_in_force(name) {
+            if !plugins.has(name) {
                 warnings.push(format!("the admission plugin {name} is not enabled"));
                 continue;
             }
             let Some(configuration) = plugin.configuration(path)? else { continue };
+            let at = |why| invalid(format!("plugins[{i}], {name}: {why}"));
             match name {
                 "PodSecurity" => {
-                    let read = PodSecurity::read(&configuration);
-                    let at = |why| invalid(format!("plugins[{i}], {name}: {why}"));
-                    config.pod_security = read.map_err(at)?;
+                    config.pod_security = PodSecurity::read(&configuration).map_err(at)?;
+                }
+                "EventRateLimit" => {
+                    config.event_limits = event_rate_limit::read(&configuration).map_err(at)?;
+                }
+                "ResourceQuota" => {
+                    config.limited_resources = quota::read(&configuration).map_err(at)?;
                 }
                 _ => {
                     return Err(invalid(format!(
@@ -131,7 +146,9 @@ mod tests {
         std::fs::write(dir.path().join("other.yaml"), other).unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, text).unwrap();
-        AdmissionConfig::load(&path).map_err(|error| error.to_string())
+        let plugins =
+            Plugins { event_rate_limit: other.contains("eventratelimit"), ..Plugins::default() };
+        AdmissionConfig::load(&path, plugins).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -150,15 +167,34 @@ mod tests {
     }
 
     #[test]
+    fn admission_config_limits_events_and_resources() {
+        let events = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\n\
+                      limits: [{type: Server, qps: 1, burst: 1}]\n";
+        let quota = "apiVersion: apiserver.config.k8s.io/v1\nkind: ResourceQuotaConfiguration\n\
+                     limitedResources: [{resource: pods, matchContains: [cpu]}]\n";
+        for (name, other, expected) in
+            [("EventRateLimit", events, (1, 0)), ("ResourceQuota", quota, (0, 1))]
+        {
+            let text = format!("{HEAD}plugins: [{{name: {name}, path: other.yaml}}]\n");
+            let (config, warnings) = load(&text, other).unwrap();
+            let found = (config.event_limits.len(), config.limited_resources.len());
+            assert_eq!((found, warnings.len()), (expected, 0), "{name}");
+            let error = load(&text, &other.replace("kind: ", "kind: Other")).unwrap_err();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
     fn admission_config_that_cannot_be_done_is_an_error() {
         let (_, warnings) =
             load(&format!("{HEAD}plugins: [{{name: EventRateLimit, path: none}}]"), "").unwrap();
         assert_eq!(warnings, ["the admission plugin EventRateLimit is not enabled"]);
         for (plugins, why) in [
             (
-                "[{name: ResourceQuota, configuration: {limitedResources: []}}]",
+                "[{name: LimitRanger, configuration: {limitedResources: []}}]",
                 "cannot be configured",
             ),
+            ("[{name: ResourceQuota, configuration: {limitedResources: []}}]", "apiVersion"),
             ("[{name: PodSecurity, path: none.yaml}]", "none.yaml"),
             ("[{name: PodSecurity}, {name: PodSecurity}]", "configured twice"),
             ("[{name: PodSecurity, configuration: {}}]", "PodSecurityConfiguration"),

@@ -20,6 +20,7 @@ enum Support {
 use Support::{Absent, Always, Idle, Optional, Unprotected};
 
 const DENY_EXTERNAL_IPS: &str = "DenyServiceExternalIPs";
+const EVENT_RATE_LIMIT: &str = "EventRateLimit";
 
 /// All plugins of 1.36.
 const PLUGINS: [(&str, Support); 41] = [
@@ -34,7 +35,7 @@ const PLUGINS: [(&str, Support); 41] = [
     ("DefaultStorageClass", Always),
     ("DefaultTolerationSeconds", Always),
     (DENY_EXTERNAL_IPS, Optional),
-    ("EventRateLimit", Unprotected),
+    (EVENT_RATE_LIMIT, Optional),
     ("ExtendedResourceToleration", Absent),
     ("ImagePolicyWebhook", Unprotected),
     ("JobValidation", Absent),
@@ -85,6 +86,8 @@ pub enum PluginError {
 pub struct Plugins {
     /// Services get no new addresses outside the cluster.
     pub deny_service_external_ips: bool,
+    /// Events are limited by the configuration of the plugin.
+    pub event_rate_limit: bool,
 }
 
 impl Plugins {
@@ -102,6 +105,7 @@ impl Plugins {
             match support(ENABLE, name)? {
                 Unprotected => return Err(PluginError::Unprotected(ENABLE, name.clone())),
                 Absent => warnings.push(format!("{ENABLE}: {name} is not there")),
+                Optional if name == EVENT_RATE_LIMIT => plugins.event_rate_limit = true,
                 Optional => plugins.deny_service_external_ips = true,
                 Always | Idle => {}
             }
@@ -118,9 +122,15 @@ impl Plugins {
     }
 }
 
-/// Whether this plugin does something here.
-pub(super) fn is_in_force(name: &str) -> bool {
-    PLUGINS.iter().any(|(known, support)| *known == name && matches!(support, Always | Optional))
+impl Plugins {
+    /// Whether a plugin does something.
+    pub(super) fn has(&self, name: &str) -> bool {
+        match name {
+            DENY_EXTERNAL_IPS => self.deny_service_external_ips,
+            EVENT_RATE_LIMIT => self.event_rate_limit,
+            _ => PLUGINS.contains(&(name, Always)),
+        }
+    }
 }
 
 fn support(flag: &'static str, name: &str) -> Result<Support, PluginError> {
@@ -159,7 +169,10 @@ mod tests {
             assert_eq!(warnings.len(), usize::from(support == Always), "{name}");
         }
         assert!(choose(&[DENY_EXTERNAL_IPS], &[]).unwrap().0.deny_service_external_ips);
-        assert!(!choose(&[], &[]).unwrap().0.deny_service_external_ips);
+        assert_eq!(choose(&[], &[]).unwrap().0, Plugins::default());
+        let limited = choose(&[EVENT_RATE_LIMIT], &[]).unwrap().0;
+        assert!(limited.has(EVENT_RATE_LIMIT) && !limited.has(DENY_EXTERNAL_IPS));
+        assert!(limited.has("PodSecurity") && !limited.has("AlwaysAdmit"));
         assert!(choose(&["Nothing"], &[]).unwrap_err().contains("unknown"));
         assert!(choose(&[DENY_EXTERNAL_IPS], &[DENY_EXTERNAL_IPS]).is_err());
     }

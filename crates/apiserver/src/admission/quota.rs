@@ -4,10 +4,13 @@
 //! written after all; that of deleted objects, and what an update takes away, is for the controller of
 //! quotas to recompute.
 //!
-//! Current limitations: there are no quotas that are required by configuration.
+//! Resources that the plugin's configuration limits need a quota that covers them to be used at all.
+//!
+//! Current limitations: such a quota is required of new objects, and not of what an update adds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::resources::{Amounts, pod_limits, pod_requests};
@@ -47,6 +50,100 @@ const COUNTED: [&str; 7] = [
     "services",
 ];
 
+/// A resource that needs a quota to be used.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct LimitedResource {
+    #[serde(default)]
+    api_group: String,
+    resource: String,
+    /// Parts of the names of amounts, such as `cpu`.
+    #[serde(default)]
+    match_contains: Vec<String>,
+    #[serde(default)]
+    match_scopes: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Configuration {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    limited_resources: Vec<LimitedResource>,
+}
+
+/// Reads a configuration of the plugin; the error says what is wrong with it.
+pub(super) fn read(configuration: &Value) -> Result<Vec<LimitedResource>, String> {
+    let Configuration { api_version, kind, limited_resources } =
+        Configuration::deserialize(configuration).map_err(|error| error.to_string())?;
+    match (api_version.as_str(), kind.as_str()) {
+        ("apiserver.config.k8s.io/v1", "ResourceQuotaConfiguration")
+        | (
+            "resourcequota.admission.k8s.io/v1beta1" | "resourcequota.admission.k8s.io/v1alpha1",
+            "Configuration",
+        ) => {}
+        _ => return Err(format!("{api_version}, {kind} is not a ResourceQuotaConfiguration")),
+    }
+    match limited_resources.iter().position(|limited| limited.resource.is_empty()) {
+        Some(i) => Err(format!("limitedResources[{i}].resource: Required value")),
+        None => Ok(limited_resources),
+    }
+}
+
+/// Refuses an object that uses what needs a quota, where no quota covers that.
+fn check_limited(
+    limited: &[LimitedResource],
+    quotas: &[Value],
+    resource: &Resource,
+    object: &Value,
+    usage: &Amounts,
+) -> Result<(), StatusError> {
+    if limited.is_empty() {
+        return Ok(());
+    }
+    let own = limited.iter().filter(|limited| {
+        limited.api_group == resource.group && limited.resource == resource.plural
+    });
+    let needed: BTreeSet<&str> = own
+        .flat_map(|limited| &limited.match_contains)
+        .flat_map(|part| usage.0.iter().filter(|(name, _)| name.contains(part.as_str())))
+        .filter(|(_, amount)| amount.amount() > 0)
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let covering = quotas.iter().filter(|quota| covers(quota, resource, object));
+    let hard: Vec<Amounts> = covering.map(|quota| Amounts::of(&quota["status"]["hard"])).collect();
+    let is_covered = |name: &&str| hard.iter().any(|hard| hard.get(name).is_some());
+    let missing: Vec<&str> = needed.into_iter().filter(|name| !is_covered(name)).collect();
+    if !missing.is_empty() {
+        let why = format!("insufficient quota to consume: {}", missing.join(","));
+        return Err(StatusError::forbidden(resource, object::name(object), &why));
+    }
+    let matched: Vec<Value> = quotas
+        .iter()
+        .flat_map(scopes)
+        .filter(|scope| is_in_scope(scope, resource, object))
+        .collect();
+    let uncovered: Vec<String> = limited
+        .iter()
+        .flat_map(|limited| &limited.match_scopes)
+        .filter(|scope| is_in_scope(scope, resource, object))
+        .filter(|scope| !matched.iter().any(|other| other["scopeName"] == scope["scopeName"]))
+        .map(|scope| {
+            let values: Vec<&str> = items(&scope["values"]).iter().map(text).collect();
+            let (name, operator) = (text(&scope["scopeName"]), text(&scope["operator"]));
+            format!("{{{name} {operator} [{}]}}", values.join(" "))
+        })
+        .collect();
+    if uncovered.is_empty() {
+        return Ok(());
+    }
+    // upstream has no code for it, so that it is 500
+    let uncovered = uncovered.join(" ");
+    let why = format!("insufficient quota to match these scopes: [{uncovered}]");
+    Err(StatusError::internal_plain(why))
+}
+
 /// What quotas were charged for an object that is about to be made.
 #[derive(Debug, Default)]
 pub(crate) struct Charge {
@@ -56,8 +153,10 @@ pub(crate) struct Charge {
 }
 
 /// Charges the quotas of the object's namespace, or refuses it. With `dry_run` they are only checked.
+/// `limited` is what needs a quota to be used.
 pub(crate) async fn charge(
     registry: &Registry,
+    limited: &[LimitedResource],
     resource: &Resource,
     namespace: &str,
     object: &Value,
@@ -69,10 +168,11 @@ pub(crate) async fn charge(
     }
     let quotas = core("resourcequotas")?;
     let all = registry.list_all(quotas, namespace).await?;
-    if all.is_empty() {
+    if all.is_empty() && limited.is_empty() {
         return Ok(charge);
     }
     let usage = usage(resource, object);
+    check_limited(limited, &all, resource, object, &usage)?;
     let covering = all.iter().filter(|quota| covers(quota, resource, object));
     let due = covering.map(|quota| (object::name(quota).to_owned(), usage.clone())).collect();
     charge.pay(registry, resource, object, due, dry_run).await?;
@@ -310,15 +410,25 @@ fn covers(quota: &Value, resource: &Resource, object: &Value) -> bool {
     if !hard.0.keys().any(|limited| is_of(resource, limited)) {
         return false;
     }
+    scopes(quota).all(|scope| is_in_scope(&scope, resource, object))
+}
+
+/// The scopes of a quota, as requirements.
+fn scopes(quota: &Value) -> impl Iterator<Item = Value> {
     let scopes = items(&quota["spec"]["scopes"])
         .iter()
         .map(|scope| json!({"scopeName": scope, "operator": "Exists"}));
     let selected = items(&quota["spec"]["scopeSelector"]["matchExpressions"]).iter().cloned();
-    scopes.chain(selected).all(|scope| match (resource.group, resource.plural) {
-        ("", "pods") => in_scope(&scope, object),
-        ("", "persistentvolumeclaims") => is_in_claim_scope(&scope, object),
+    scopes.chain(selected)
+}
+
+/// Whether an object is in a scope; only pods and claims are in any.
+fn is_in_scope(scope: &Value, resource: &Resource, object: &Value) -> bool {
+    match (resource.group, resource.plural) {
+        ("", "pods") => in_scope(scope, object),
+        ("", "persistentvolumeclaims") => is_in_claim_scope(scope, object),
         _ => false,
-    })
+    }
 }
 
 /// The one scope of claims is by their VolumeAttributesClasses.
@@ -532,6 +642,58 @@ mod tests {
     }
 
     #[test]
+    fn quota_of_limited_resources() {
+        let configuration = |limited: Value| {
+            read(&json!({
+                "apiVersion": "apiserver.config.k8s.io/v1",
+                "kind": "ResourceQuotaConfiguration",
+                "limitedResources": limited,
+            }))
+        };
+        let cpu = json!([{"resource": "pods", "matchContains": ["cpu"]}]);
+        let gold =
+            json!({"scopeName": "PriorityClass", "operator": "In", "values": ["gold", "top"]});
+        let scope = json!([{"resource": "pods", "matchScopes": [gold.clone()]}]);
+        let plain = pod(json!({}));
+        let busy = pod(json!({"requests": {"cpu": "1"}}));
+        let mut top = plain.clone();
+        top["spec"]["priorityClassName"] = "top".into();
+        let of_cpu = quota(json!({"cpu": "4", "requests.cpu": "4"}), json!({}));
+        let of_pods = quota(json!({"pods": "4"}), json!({}));
+        let mut of_top = of_pods.clone();
+        of_top["spec"]["scopeSelector"] = json!({"matchExpressions": [gold]});
+        let consume = "insufficient quota to consume: cpu,requests.cpu";
+        let scopes = "insufficient quota to match these scopes: [{PriorityClass In [gold top]}]";
+        for (limited, quotas, pod, expected) in [
+            (&cpu, vec![], &plain, None),
+            (&cpu, vec![], &busy, Some((403, consume))),
+            (&cpu, vec![of_pods.clone()], &busy, Some((403, consume))),
+            (&cpu, vec![of_pods.clone(), of_cpu], &busy, None),
+            (&scope, vec![of_pods.clone()], &busy, None),
+            (&scope, vec![of_pods], &top, Some((500, scopes))),
+            (&scope, vec![of_top], &top, None),
+            (
+                &json!([{"apiGroup": "apps", "resource": "pods", "matchContains": ["cpu"]}]),
+                vec![],
+                &busy,
+                None,
+            ),
+        ] {
+            let pods = core("pods").unwrap();
+            let limited = configuration(limited.clone()).unwrap();
+            let found = check_limited(&limited, &quotas, pods, pod, &usage(pods, pod)).err();
+            let (code, end) = expected.unwrap_or_default();
+            let has = found
+                .as_ref()
+                .is_none_or(|error| error.code == code && error.message.ends_with(end));
+            assert!(has && found.is_some() == expected.is_some(), "{limited:?} {pod}: {found:?}");
+        }
+        let error = configuration(json!([{"matchContains": ["cpu"]}])).unwrap_err();
+        assert!(error.contains("missing field `resource`"), "{error}");
+        assert!(configuration(json!([{"resource": ""}])).is_err());
+    }
+
+    #[test]
     fn quota_messages() {
         let small = quota(json!({"cpu": "1", "pods": "2"}), json!({"cpu": "500m", "pods": "1"}));
         let requests = |cpu: &str| pod(json!({"requests": {"cpu": cpu}}));
@@ -692,7 +854,7 @@ mod tests {
             let registry = registry.clone();
             tokio::spawn(async move {
                 let pods = core("pods").unwrap();
-                match charge(&registry, pods, "a", &pod(json!({})), false).await {
+                match charge(&registry, &[], pods, "a", &pod(json!({})), false).await {
                     // Every fifth of them fails later.
                     Ok(mut charge) if i % 5 == 0 => {
                         charge.release(&registry).await;

@@ -197,7 +197,7 @@ fn deny_external_ips_allows_unchanged_or_removed() {
         ServiceAllocator::new("10.0.0.0/24".parse().unwrap(), NodePorts::default(), plugins)
             .unwrap()
     };
-    let on = choose(Plugins { deny_service_external_ips: true });
+    let on = choose(Plugins { deny_service_external_ips: true, ..Plugins::default() });
     let off = choose(Plugins::default());
     for (new, old, expected) in [
         (spec(&[]), None, true),

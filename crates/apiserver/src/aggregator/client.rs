@@ -17,11 +17,11 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::service::Backend;
+use crate::http_client::tls;
 use crate::pki::Identity;
 use crate::registry::Registry;
 use crate::service_resolver::ServiceResolver;
 use crate::user::User;
-use crate::webhook_client::tls;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest document that is read of an aggregated server.

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
+use super::types::{Field, Type, types};
+
 /// A field of a message, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Slot {
@@ -15,23 +17,21 @@ pub(crate) enum Slot {
         name: &'static str,
         /// Whether a zero value is distinct from an absent one (a pointer in Go).
         is_pointer: bool,
+        /// Whether JSON shows a zero value though nothing else says that it must.
+        shows_zero: bool,
     },
     /// A message of this type, whose fields are the outer type's own in JSON.
     Inline(&'static str),
 }
 
-/// One message: its slots by field number.
+/// One message: its slots, sorted by field number.
 #[derive(Debug)]
-pub(crate) struct Message(HashMap<u32, Slot>);
+pub(crate) struct Message(Vec<(u32, Slot)>);
 
 impl Message {
-    pub(crate) fn slot(&self, number: u32) -> Option<Slot> {
-        self.0.get(&number).copied()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.0.values().copied()
+    /// All slots in the order of their numbers.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, Slot)> {
+        self.0.iter().copied()
     }
 }
 
@@ -39,6 +39,61 @@ impl Message {
 pub(crate) fn message(name: &str) -> Option<&'static Message> {
     static MESSAGES: OnceLock<HashMap<&'static str, Message>> = OnceLock::new();
     MESSAGES.get_or_init(read).get(name)
+}
+
+/// How objects of a type travel: what is at each field number, sorted by it.
+pub(crate) struct Layout(Vec<(u32, Place)>);
+
+/// What is at a field number.
+pub(crate) enum Place {
+    /// A field of the type.
+    Field {
+        field: &'static Field,
+        /// Whether it is left out when it is not set.
+        is_pointer: bool,
+        /// Whether JSON shows it when it is zero.
+        keeps_zero: bool,
+    },
+    /// A message of its own, whose fields are the type's in JSON.
+    Inline(Layout),
+}
+
+impl Layout {
+    pub(crate) fn place(&self, number: u32) -> Option<&Place> {
+        let at = self.0.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        self.0.get(at).map(|(_, place)| place)
+    }
+
+    /// All of it in the order of the numbers.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &(u32, Place)> {
+        self.0.iter()
+    }
+
+    fn of(ty: &'static Type, message_name: &str) -> Option<Layout> {
+        let places = message(message_name)?.slots().filter_map(|(number, slot)| {
+            let place = match slot {
+                Slot::Inline(part) => Place::Inline(Layout::of(ty, part)?),
+                Slot::Field { name, is_pointer, shows_zero } => Place::Field {
+                    field: ty.field(name)?,
+                    is_pointer,
+                    keeps_zero: is_pointer
+                        || shows_zero
+                        || ty.required.contains(&name)
+                        || ty.always.contains(&name),
+                },
+            };
+            Some((number, place))
+        });
+        Some(Layout(places.collect()))
+    }
+}
+
+/// The layout of the type of this index, made on first use. `None`: it has none.
+pub(crate) fn layout(index: usize) -> Option<&'static Layout> {
+    static LAYOUTS: OnceLock<Vec<OnceLock<Option<Layout>>>> = OnceLock::new();
+    let all = LAYOUTS.get_or_init(|| types().all().iter().map(|_| OnceLock::new()).collect());
+    let make = || types().all().get(index).and_then(|ty| Layout::of(ty, ty.name));
+    all.get(index)?.get_or_init(make).as_ref()
 }
 
 #[derive(Deserialize)]
@@ -49,6 +104,8 @@ struct Raw {
     inline: BTreeMap<&'static str, u32>,
     #[serde(default, borrow)]
     pointers: Vec<&'static str>,
+    #[serde(default, borrow)]
+    zeros: Vec<&'static str>,
 }
 
 /// The text is compiled in, so it either parses for every user or fails the crate's first test.
@@ -61,8 +118,14 @@ fn read() -> HashMap<&'static str, Message> {
 }
 
 fn build(raw: &Raw) -> Message {
-    let field = |name| Slot::Field { name, is_pointer: raw.pointers.contains(&name) };
+    let field = |name| Slot::Field {
+        name,
+        is_pointer: raw.pointers.contains(&name),
+        shows_zero: raw.zeros.contains(&name),
+    };
     let fields = raw.fields.iter().map(|(name, number)| (*number, field(name)));
     let inline = raw.inline.iter().map(|(name, number)| (*number, Slot::Inline(name)));
-    Message(fields.chain(inline).collect())
+    let mut slots: Vec<(u32, Slot)> = fields.chain(inline).collect();
+    slots.sort_unstable_by_key(|(number, _)| *number);
+    Message(slots)
 }

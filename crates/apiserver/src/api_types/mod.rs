@@ -10,7 +10,9 @@ pub use custom::Live;
 pub(crate) use custom::{
     Column, Conversion, ConversionWebhook, Definition, MergeRules, Scale, Version,
 };
-pub(crate) use messages::{Message, Slot, message};
+pub(crate) use messages::{Layout, Place, layout};
+#[cfg(test)]
+pub(crate) use messages::{Slot, message};
 pub(crate) use resources::{
     CONNECT, CREATE, NO_COLLECTION_DELETE, PROXY, READ_WRITE, SCALE, core, grouped, review, status,
     status_of,

@@ -149,6 +149,12 @@ impl Types {
         self.by_gvk.get(format!("{}/{}", gvk.api_version(), gvk.kind).as_str()).copied()
     }
 
+    /// The index of the type of objects that say this of themselves.
+    #[must_use]
+    pub fn of_kind(&self, api_version: &str, kind: &str) -> Option<usize> {
+        self.by_gvk.get(format!("{api_version}/{kind}").as_str()).copied()
+    }
+
     /// All types, by index.
     #[must_use]
     pub fn all(&self) -> &[Type] {
@@ -158,7 +164,13 @@ impl Types {
     /// The type of this full name.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Type> {
-        self.types.binary_search_by(|t| t.name.cmp(name)).ok().map(|i| &self.types[i])
+        self.index_named(name).map(|i| self.get(i))
+    }
+
+    /// The index of that type.
+    #[must_use]
+    pub fn index_named(&self, name: &str) -> Option<usize> {
+        self.types.binary_search_by(|t| t.name.cmp(name)).ok()
     }
 }
 

@@ -4,6 +4,7 @@ mod aggregation;
 mod audit;
 mod authentication;
 mod authorization;
+mod stores;
 mod upstream;
 
 use std::collections::BTreeMap;
@@ -14,24 +15,28 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
-use longshore_store::{EmbeddedStore, EtcdStore, EtcdTls, Store};
+use longshore_store::{EmbeddedStore, Store};
 
 pub use aggregation::AggregationArgs;
 pub use audit::AuditArgs;
 pub use authentication::AuthenticationArgs;
 pub use authorization::AuthorizationArgs;
+pub(crate) use stores::store_file;
+pub use stores::{EtcdArgs, MigrateArgs, Place, SnapshotCommand};
 pub use upstream::UpstreamArgs;
 
 use crate::cidr::family_of;
 use crate::pki::Identity;
+use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
 use crate::{
     ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, ServiceRanges, TlsOptions,
 };
-use crate::{Encryption, PagesConfig, refuse_encrypted};
+use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
 /// What `/logs/` serves, as upstream.
 const LOGS: &str = "/var/log";
 const STORE_FILE: &str = "longshore.db";
+const DATA_DIR: &str = "/var/lib/longshore";
 
 /// The companion apiserver of a Longshore node.
 #[derive(Debug, Parser)]
@@ -87,6 +92,11 @@ fn with_program(mut error: clap::Error) -> clap::Error {
 pub enum Command {
     /// Print (or write) a kubeconfig for a user
     Kubeconfig(KubeconfigArgs),
+    /// Back up, restore, verify or pack the embedded store
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Copy all objects from an etcd into a new embedded store, or back
+    Migrate(MigrateArgs),
 }
 
 /// Flags of `kubeconfig`.
@@ -141,26 +151,18 @@ pub struct ServeArgs {
     /// The address under which the cluster reaches this server [default: the bind address, or that of the default route]
     #[arg(long, value_name = "IP")]
     pub advertise_address: Option<IpAddr>,
-    /// etcd servers that hold the objects (http://host:port,… or https://host:port,…)
-    #[arg(long, value_name = "URLS", conflicts_with = "data_dir")]
-    pub etcd_servers: Option<String>,
-    /// The CA of the etcd servers
-    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
-    pub etcd_cafile: String,
-    /// The client certificate for etcd
-    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
-    pub etcd_certfile: String,
-    /// The key of --etcd-certfile
-    #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
-    pub etcd_keyfile: String,
-    /// What the keys of all objects begin with
-    #[arg(long, value_name = "PREFIX", default_value = longshore_store::PREFIX)]
-    pub etcd_prefix: String,
+    /// Where etcd is.
+    #[command(flatten)]
+    pub etcd: EtcdArgs,
+    /// In which form objects of built-in kinds are stored, as far as upstream's apiserver stores them in it
+    /// [default: protobuf in etcd, JSON in the embedded store]
+    #[arg(long, value_name = "TYPE", value_parser = media_type)]
+    pub storage_media_type: Option<StorageMediaType>,
     /// How often old revisions are forgotten; 0 is never
     #[arg(long, value_name = "DURATION", default_value = "5m0s", value_parser = interval)]
     pub etcd_compaction_interval: Duration,
     /// The directory of the embedded store, used when there is no etcd
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/longshore")]
+    #[arg(long, value_name = "DIR", default_value = DATA_DIR, conflicts_with = "etcd_servers")]
     pub data_dir: PathBuf,
     /// Where certificates are kept, and made when absent
     #[arg(long, value_name = "DIR", default_value = "/var/run/kubernetes")]
@@ -212,7 +214,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_privileged: bool,
-    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs
+    /// Admission plugins to add to those that are always on: DenyServiceExternalIPs, EventRateLimit
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
     /// Admission plugins not to have; those that are always on cannot be named
@@ -228,10 +230,15 @@ pub struct ServeArgs {
     /// How long events are kept, such as 1h0m0s
     #[arg(long, value_name = "DURATION", default_value = "1h0m0s", value_parser = duration)]
     pub event_ttl: Duration,
-    /// The most requests under way that change nothing; 0 is no limit
+    /// Queue and dispatch requests with priority and fairness: FlowSchemas and
+    /// PriorityLevelConfigurations divide --max-requests-inflight and --max-mutating-requests-inflight
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_priority_and_fairness: bool,
+    /// The most requests under way that change nothing; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().reading)]
     pub max_requests_inflight: u32,
-    /// The most requests under way that change something; 0 is no limit
+    /// The most requests under way that change something; without priority and fairness, 0 is no limit
     #[arg(long, value_name = "COUNT", default_value_t = RequestLimits::default().mutating)]
     pub max_mutating_requests_inflight: u32,
     /// How long a request may take that is no watch
@@ -274,22 +281,19 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The etcd servers as URLs, or else the file of the embedded store.
     pub fn store(&self) -> StoreLocation {
-        match &self.etcd_servers {
-            Some(servers) => StoreLocation::Etcd(
-                servers
-                    .split(',')
-                    .map(|server| {
-                        let server = server.trim().trim_end_matches('/');
-                        match server.split_once("://") {
-                            Some(("etcd", host)) => format!("http://{host}"),
-                            Some(_) => server.to_owned(),
-                            None => format!("http://{server}"),
-                        }
-                    })
-                    .collect(),
-            ),
-            None => StoreLocation::File(self.data_dir.join(STORE_FILE)),
+        match self.etcd.servers() {
+            Some(servers) => StoreLocation::Etcd(servers),
+            None => StoreLocation::File(store_file(&self.data_dir)),
         }
+    }
+
+    /// The form in which objects are stored from now on: in etcd that of upstream's apiserver. The
+    /// embedded store has no other readers, and JSON can be read by people.
+    fn media_type(&self) -> StorageMediaType {
+        self.storage_media_type.unwrap_or(match self.store() {
+            StoreLocation::Etcd(_) => StorageMediaType::Protobuf,
+            StoreLocation::File(_) => StorageMediaType::Json,
+        })
     }
 
     /// The encryption of values, if there is one.
@@ -307,51 +311,31 @@ impl ServeArgs {
         loaded.map(Some).context("--encryption-provider-config")
     }
 
-    /// Opens the store. Errors name the flag.
+    /// Opens the store, and says how snapshots are made of it. Errors name the flag.
     async fn open_store(
         &self,
         encryption: Option<&Arc<Encryption>>,
-    ) -> anyhow::Result<Arc<dyn Store>> {
-        let store: Arc<dyn Store> = match self.store() {
-            StoreLocation::Etcd(servers) => {
-                let is_tls = servers.iter().any(|server| server.starts_with("https://"));
-                let tls = is_tls.then(|| self.etcd_tls()).transpose()?;
-                let store = EtcdStore::connect_with(&servers, tls.as_ref());
-                Arc::new(store.await.context("--etcd-servers")?)
-            }
+    ) -> anyhow::Result<(Arc<dyn Store>, Option<SnapshotSocket>)> {
+        let (store, snapshots): (Arc<dyn Store>, _) = match self.store() {
+            StoreLocation::Etcd(servers) => (Arc::new(self.etcd.connect(&servers).await?), None),
             StoreLocation::File(file) => {
                 let dir = self.data_dir.display();
                 std::fs::create_dir_all(&self.data_dir)
                     .with_context(|| format!("--data-dir: create {dir}"))?;
                 let store = EmbeddedStore::open(&file).await;
-                Arc::new(store.with_context(|| format!("--data-dir: open {}", file.display()))?)
+                let store =
+                    store.with_context(|| format!("--data-dir: open {}", file.display()))?;
+                let store = Arc::new(store);
+                let path = self.data_dir.join(SNAPSHOT_SOCKET);
+                (store.clone(), Some(SnapshotSocket { store, path }))
             }
         };
+        let prefix = &self.etcd.etcd_prefix;
         let store = match encryption {
-            Some(encryption) => encryption.encrypt(store, &self.etcd_prefix),
+            Some(encryption) => encryption.encrypt(store, prefix),
             None => refuse_encrypted(store),
         };
-        Ok(longshore_store::with_prefix(store, &self.etcd_prefix))
-    }
-
-    fn etcd_tls(&self) -> anyhow::Result<EtcdTls> {
-        let read = |flag: &str, path: &str| {
-            std::fs::read(path).with_context(|| format!("{flag}: read {path}"))
-        };
-        let (certificate, key) = (&self.etcd_certfile, &self.etcd_keyfile);
-        anyhow::ensure!(
-            !self.etcd_cafile.is_empty(),
-            "--etcd-cafile: missing, though --etcd-servers has servers with TLS"
-        );
-        anyhow::ensure!(
-            certificate.is_empty() == key.is_empty(),
-            "--etcd-certfile and --etcd-keyfile: one needs the other"
-        );
-        let identity = match certificate.is_empty() {
-            true => None,
-            false => Some((read("--etcd-certfile", certificate)?, read("--etcd-keyfile", key)?)),
-        };
-        Ok(EtcdTls { authority: read("--etcd-cafile", &self.etcd_cafile)?, identity })
+        Ok((longshore_store::with_prefix(store, prefix), snapshots))
     }
 
     /// Opens the store and puts everything together. Errors name the flag.
@@ -373,7 +357,7 @@ impl ServeArgs {
         }
         let admission = match &self.admission_control_config_file {
             Some(file) => {
-                let (admission, warnings) = crate::AdmissionConfig::load(file)
+                let (admission, warnings) = crate::AdmissionConfig::load(file, plugins)
                     .context("--admission-control-config-file")?;
                 for warning in warnings {
                     tracing::warn!("--admission-control-config-file: {warning}");
@@ -382,6 +366,11 @@ impl ServeArgs {
             }
             None => crate::AdmissionConfig::default(),
         };
+        anyhow::ensure!(
+            !plugins.event_rate_limit || !admission.event_limits.is_empty(),
+            "--enable-admission-plugins: EventRateLimit has no limits: configure them with \
+             --admission-control-config-file"
+        );
         let authorization = self.authorization.config()?;
         let mut authentication = self.authentication.config()?;
         if authorization.local().contains(&Mode::AlwaysAllow) && authentication.anonymous.enabled {
@@ -403,9 +392,16 @@ impl ServeArgs {
             self.allow_privileged,
             "--allow-privileged=false is refused: privileged containers are left to pod security"
         );
+        anyhow::ensure!(
+            !self.enable_priority_and_fairness
+                || self.max_requests_inflight > 0
+                || self.max_mutating_requests_inflight > 0,
+            "--max-requests-inflight and --max-mutating-requests-inflight are 0: they must add up to \
+             something positive, or --enable-priority-and-fairness=false"
+        );
         let audit = self.audit.config()?;
         let encryption = self.encryption().await?;
-        let store = self.open_store(encryption.as_ref()).await?;
+        let (store, snapshots) = self.open_store(encryption.as_ref()).await?;
         let identity = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| {
             certificate
                 .clone()
@@ -414,6 +410,8 @@ impl ServeArgs {
         };
         Ok(crate::Config {
             store,
+            storage_media_type: self.media_type(),
+            snapshots,
             bind: SocketAddr::new(self.bind_address, self.secure_port),
             advertise,
             cert_dir: self.cert_dir.clone(),
@@ -438,6 +436,7 @@ impl ServeArgs {
             requests: RequestLimits {
                 reading: self.max_requests_inflight,
                 mutating: self.max_mutating_requests_inflight,
+                has_flow_control: self.enable_priority_and_fairness,
             },
             request_timeout: self.request_timeout,
             connections: ConnectionLimits::for_open_files(raise_open_files()),
@@ -470,6 +469,14 @@ impl ServeArgs {
             _ => "debug",
         }
     }
+}
+
+/// A media type that objects can be stored in.
+fn media_type(text: &str) -> Result<StorageMediaType, String> {
+    StorageMediaType::parse(text).ok_or_else(|| {
+        let [json, protobuf] = StorageMediaType::ALL.map(StorageMediaType::name);
+        format!("{text} is not supported, {json} and {protobuf} are")
+    })
 }
 
 /// Raises the limit on open files as far as this process may, as Go's runtime does, and returns it.
@@ -561,6 +568,15 @@ mod tests {
             parse("--v=2 --data-dir=d").unwrap().serve.store(),
             StoreLocation::File("d/longshore.db".into())
         );
+        let (json, protobuf) = (StorageMediaType::Json, StorageMediaType::Protobuf);
+        for (line, expected) in [
+            ("--data-dir=d", json),
+            ("--etcd-servers=a", protobuf),
+            ("--etcd-servers=a --storage-media-type=application/json", json),
+            ("--data-dir=d --storage-media-type=application/vnd.kubernetes.protobuf", protobuf),
+        ] {
+            assert_eq!(parse(line).unwrap().serve.media_type(), expected, "{line}");
+        }
     }
 
     #[test]
@@ -583,6 +599,7 @@ mod tests {
     fn flags_with_invalid_values_are_rejected() {
         for (line, flag) in [
             ("--secure-port=70000", "--secure-port"),
+            ("--storage-media-type=application/cbor", "--storage-media-type"),
             ("--bind-address=nowhere", "--bind-address"),
             ("--service-cluster-ip-range=10.0.0.0/99", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=10.0.0.0", "--service-cluster-ip-range"),
@@ -697,6 +714,7 @@ mod tests {
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
             "enable-logs-handler",
+            "enable-priority-and-fairness",
             "encryption-provider-config",
             "encryption-provider-config-automatic-reload",
             "etcd-cafile",
@@ -741,6 +759,7 @@ mod tests {
             "service-account-signing-key-file",
             "service-cluster-ip-range",
             "service-node-port-range",
+            "storage-media-type",
             "tls-cert-file",
             "tls-cipher-suites",
             "tls-curve-preferences",

@@ -37,7 +37,7 @@ use self::metrics::Metrics;
 use self::policy::{Decision, Policy};
 pub(crate) use self::record::{
     Received, Record, annotate, begin, current, impersonated, panicked, records_bodies, refuse,
-    request_object, request_patch, scope,
+    request_object, request_patch, scope, wants_response,
 };
 use crate::authz::Target;
 use crate::object;

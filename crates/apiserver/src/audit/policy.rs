@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::event::{Level, Stage};
 use crate::authz::Target;
+use crate::config_file;
 use crate::schema::is_dns_subdomain;
 use crate::user::User;
 
@@ -78,7 +79,7 @@ impl Policy {
     /// effect.
     pub(crate) fn parse(text: &str) -> Result<(Policy, Vec<String>), String> {
         let failed = |error: &dyn std::fmt::Display| format!("failed decoding: {error}");
-        let value: Value = serde_saphyr::from_str(text).map_err(|error| failed(&error))?;
+        let value: Value = config_file::parse(text).map_err(|error| failed(&error))?;
         let mut warnings = Vec::new();
         unknown_fields(&value, &mut warnings);
         let policy: Policy = serde_json::from_value(value).map_err(|error| failed(&error))?;

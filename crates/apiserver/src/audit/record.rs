@@ -42,6 +42,11 @@ fn with_current(change: impl FnOnce(&mut State)) {
     });
 }
 
+/// Whether the text of the response is recorded.
+pub(crate) fn wants_response() -> bool {
+    current().is_some_and(|record| record.state.lock().is_at_least(Level::RequestResponse))
+}
+
 /// Adds an annotation to the events that follow. The first value of a key stays.
 pub(crate) fn annotate(key: impl Into<String>, value: impl Into<String>) {
     with_current(|state| {

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
+use longshore_metrics::{Counter, Family, Registry};
 use longshore_tls::{ClientCa, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,6 @@ use super::jwt::config::Anonymous;
 use super::jwt::{JwtAuthenticators, JwtConfig};
 use super::token_file::TokenFile;
 use super::webhook::{TokenWebhook, TokenWebhookConfig};
-use crate::counters::Counters;
 use crate::kinds::core;
 use crate::operations::Api;
 use crate::pki;
@@ -101,13 +101,15 @@ pub(crate) struct Authenticator {
     file: TokenFile,
     jwt: JwtAuthenticators,
     webhook: Option<TokenWebhook>,
-    attempts: Counters,
+    metrics: Registry,
+    attempts: Family<Counter, 1>,
     front_proxy: Option<FrontProxies>,
 }
 
 impl Authenticator {
     pub(crate) fn new(config: &AuthenticationConfig, api: Arc<Api>) -> pki::Result<Authenticator> {
         let issuers = api.tokens.issuers().to_vec();
+        let metrics = Registry::default();
         let invalid = |reason| {
             let path = config.jwt.path.as_ref().map(|(path, _)| path.clone());
             pki::Error::Invalid { path: path.unwrap_or_default(), reason }
@@ -115,7 +117,12 @@ impl Authenticator {
         Ok(Authenticator {
             jwt: JwtAuthenticators::new(config.jwt.clone(), issuers).map_err(invalid)?,
             webhook: config.webhook.as_ref().map(TokenWebhook::load).transpose()?,
-            attempts: Counters::default(),
+            attempts: metrics.counters(
+                "authentication_attempts",
+                "[ALPHA] Counter of authenticated attempts.",
+                ["result"],
+            ),
+            metrics,
             api,
             anonymous: config.anonymous.clone(),
             bootstrap_tokens: config.bootstrap_tokens,
@@ -143,7 +150,7 @@ impl Authenticator {
 
     /// In Prometheus' text format.
     pub(crate) fn metrics(&self) -> String {
-        self.attempts.render("authentication_attempts", "Counter of authenticated attempts.")
+        self.metrics.text()
     }
 
     /// Authenticates a request of that path; `certified` is the user of its client's certificate. Removes
@@ -159,7 +166,7 @@ impl Authenticator {
         // What proxies say of users is for this server, and for nobody that a request is handed on to.
         self.drop_proxy_headers(headers);
         let result = if caller.is_ok() { "success" } else { "error" };
-        self.attempts.increment(&[("result", result)]);
+        self.attempts.with([result]).inc();
         caller
     }
 

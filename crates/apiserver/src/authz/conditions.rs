@@ -4,10 +4,11 @@ use std::sync::{Arc, LazyLock};
 
 use longshore_cel::decl::Decl;
 use longshore_cel::{
-    Budget, Declarations, Error as CelError, MATCH_CONDITIONS_BUDGET, Program, Type, Value as Cel,
-    Variables, compile,
+    Budget, Declarations, Error, MATCH_CONDITIONS_BUDGET, Type, Value as Cel, Variables,
 };
 use serde_json::Value;
+
+use crate::expressions::{self, Expression};
 
 /// The SubjectAccessReviewSpec that expressions see.
 static REQUEST: LazyLock<Arc<Decl>> = LazyLock::new(|| {
@@ -49,54 +50,36 @@ static DECLARATIONS: LazyLock<Declarations> = LazyLock::new(|| {
     declarations
 });
 
-/// An expression of a review's spec.
-#[derive(Debug)]
-pub(super) struct Condition {
-    source: String,
-    program: Program,
-}
-
-impl Condition {
-    /// Compiles an expression, which must be a boolean.
-    pub(super) fn compile(source: &str) -> Result<Condition, String> {
-        let program = compile(source, &DECLARATIONS)
-            .map_err(|issues| format!("compilation failed: {issues}"))?;
-        match program.output() {
-            Type::Bool => Ok(Condition { source: source.to_owned(), program }),
-            _ => Err("must evaluate to bool".to_owned()),
-        }
+/// Compiles an expression of a review's spec, which must be a boolean.
+pub(super) fn compile(source: &str) -> Result<Expression, String> {
+    let program = longshore_cel::compile(source, &DECLARATIONS)
+        .map_err(|issues| format!("compilation failed: {issues}"))?;
+    match program.output() {
+        Type::Bool => Ok(Expression { source: source.to_owned(), program: Ok(program) }),
+        _ => Err("must evaluate to bool".to_owned()),
     }
 }
 
 struct Request<'v>(&'v Value);
 
 impl<'v> Variables<'v> for Request<'v> {
-    fn get(&self, _: usize) -> Result<Cel<'v>, CelError> {
+    fn get(&self, _: usize) -> Result<Cel<'v>, Error> {
         Cel::declared(self.0, &REQUEST)
     }
 }
 
-/// Whether all conditions hold for the spec of a review. One that fails counts only if no other says no.
-pub(super) fn all_hold(conditions: &[Condition], spec: &Value) -> Result<bool, String> {
+/// Whether all conditions hold for the spec of a review.
+pub(super) fn all_hold(conditions: &[Expression], spec: &Value) -> Result<bool, String> {
     let mut budget = Budget(MATCH_CONDITIONS_BUDGET);
-    let mut failures = Vec::new();
-    for Condition { source, program } in conditions {
-        match program.evaluate(&Request(spec), &mut budget) {
-            Ok(Cel::Bool(true)) => {}
-            Ok(Cel::Bool(false)) => return Ok(false),
-            Ok(_) => failures.push(format!(
-                "cel evaluation error: expression '{source}' eval result type should be bool"
-            )),
-            Err(error) => failures.push(format!(
-                "cel evaluation error: expression '{source}' resulted in error: {error}"
-            )),
-        }
-    }
-    match failures.as_slice() {
-        [] => Ok(true),
-        [one] => Err(one.clone()),
-        all => Err(format!("[{}]", all.join(", "))),
-    }
+    let failed = |condition: &Expression, error: &Error| {
+        let source = &condition.source;
+        format!("cel evaluation error: expression '{source}' resulted in error: {error}")
+    };
+    expressions::all_hold(
+        conditions,
+        |program| program.evaluate(&Request(spec), &mut budget),
+        failed,
+    )
 }
 
 #[cfg(test)]
@@ -112,7 +95,7 @@ mod tests {
             "resourceAttributes": {"namespace": "kube-system", "verb": "get", "group": "",
                 "version": "v1", "resource": "pods", "subresource": "", "name": ""}});
         let holds = |sources: &[&str]| {
-            let all: Vec<_> = sources.iter().map(|one| Condition::compile(one).unwrap()).collect();
+            let all: Vec<_> = sources.iter().map(|one| compile(one).unwrap()).collect();
             all_hold(&all, &spec)
         };
         assert_eq!(holds(&[]), Ok(true));

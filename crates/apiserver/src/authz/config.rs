@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 use super::Mode;
-use super::conditions::Condition;
+use super::conditions;
 use crate::config_file;
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
@@ -368,7 +368,7 @@ fn check_conditions(conditions: &[MatchCondition], causes: &mut Causes) {
             causes.required(&path, "");
         } else if !seen.insert(source) {
             causes.duplicate(&path, source, "");
-        } else if let Err(why) = Condition::compile(&condition.expression) {
+        } else if let Err(why) = conditions::compile(&condition.expression) {
             causes.invalid(&path, &condition.expression, why);
         }
     }

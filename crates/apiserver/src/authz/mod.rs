@@ -12,6 +12,7 @@ mod conditions;
 mod config;
 mod coverage;
 mod escalation;
+mod metrics;
 mod node;
 pub(crate) mod policy;
 mod rbac;
@@ -27,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,7 @@ use self::abac::Policies;
 pub use self::config::AuthorizationConfig;
 pub(crate) use self::config::{AuthorizerConfig, Connection, WebhookConfig};
 pub(crate) use self::coverage::Missing;
+use self::metrics::Metrics;
 use self::node::NodeAuthorizer;
 pub(crate) use self::node::{mirror_pod_reference, names_audience, secrets};
 pub(crate) use self::rbac::GROUP;
@@ -42,7 +44,7 @@ use self::rbac::Rbac;
 pub(crate) use self::rule::Rule;
 use self::webhook::{Opinion, Verdict, Webhook};
 use crate::api_types::Resource;
-use crate::counters::Counters;
+use crate::config_file::{FollowedFile, Rejected};
 use crate::offload;
 use crate::registry::Registry;
 use crate::status::StatusError;
@@ -216,11 +218,8 @@ pub(crate) struct Authorizer {
     policies: Policies,
     rbac: Rbac,
     nodes: NodeAuthorizer,
-    file: Option<PathBuf>,
-    /// The file as it was looked at last, and will not be looked at again.
-    text: Mutex<Option<String>>,
-    attempts: Counters,
-    decisions: Counters,
+    file: Option<FollowedFile>,
+    metrics: Metrics,
 }
 
 impl Authorizer {
@@ -228,22 +227,23 @@ impl Authorizer {
     pub(crate) fn new(config: AuthorizationConfig) -> Result<Authorizer, StatusError> {
         let modes = config.local();
         let unusable = |why: String| StatusError::internal_plain(why);
-        let chain = chain(&config.authorizers).map_err(unusable)?;
+        let metrics = Metrics::default();
+        let chain = chain(&config.authorizers, &metrics).map_err(unusable)?;
         let policies = match &config.policy_file {
             Some(file) => Policies::load(file).map_err(|error| unusable(error.to_string()))?,
             None => Policies::default(),
         };
-        let (file, text) = config.file.unzip();
+        let followed = |(path, text): (PathBuf, String)| {
+            FollowedFile::new(path, &text, RELOAD_INTERVAL, RELOAD_INTERVAL)
+        };
         Ok(Authorizer {
             modes,
             chain: RwLock::new(Arc::new(chain)),
             policies,
             rbac: Rbac::new()?,
             nodes: NodeAuthorizer::new()?,
-            file,
-            text: Mutex::new(text),
-            attempts: Counters::default(),
-            decisions: Counters::default(),
+            file: config.file.map(followed),
+            metrics,
         })
     }
 
@@ -287,38 +287,32 @@ impl Authorizer {
 
     /// Takes the file in whenever it has changed and is valid; otherwise what was there stays.
     async fn follow_file(&self) {
-        let Some(path) = &self.file else { return };
+        let Some(file) = &self.file else { return };
         loop {
-            tokio::time::sleep(RELOAD_INTERVAL).await;
-            match tokio::fs::read_to_string(path).await {
-                Ok(text) => self.reload(text),
-                Err(error) => tracing::error!(%error, "failed to read authorization config file"),
+            let result = match file.changed().await {
+                Ok(text) => file.noted(&text, self.reload(&text)),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = result {
+                tracing::error!(why, "failed to reload authorization config");
             }
         }
     }
 
-    fn reload(&self, text: String) {
-        if self.text.lock().as_ref() == Some(&text) {
-            return;
-        }
-        let read = config::parse(&text).and_then(|authorizers| {
+    fn reload(&self, text: &str) -> Result<(), Rejected> {
+        let read = config::parse(text).and_then(|authorizers| {
             let config = AuthorizationConfig { authorizers, ..AuthorizationConfig::default() };
             let (local, own) = (config.local(), &self.modes);
             match local.iter().all(|mode| own.contains(mode)) && local.len() == own.len() {
-                true => chain(&config.authorizers),
+                true => chain(&config.authorizers, &self.metrics),
                 false => Err(format!(
                     "missing required types, or types that were not there at the start: {own:?}"
                 )),
             }
         });
-        match read {
-            Ok(chain) => {
-                *self.chain.write() = Arc::new(chain);
-                tracing::info!("reloaded authorization config");
-            }
-            Err(why) => tracing::error!(%why, "failed to reload authorization config"),
-        }
-        *self.text.lock() = Some(text);
+        *self.chain.write() = Arc::new(read.map_err(Rejected::Invalid)?);
+        tracing::info!("reloaded authorization config");
+        Ok(())
     }
 
     /// Whether a caller may do something, and why or why not. Where it cannot be decided, it is an error.
@@ -334,7 +328,7 @@ impl Authorizer {
             Decision::Veto(_) => "denied",
             Decision::Failed { .. } => "error",
         };
-        self.attempts.increment(&[("result", result)]);
+        self.metrics.attempt(result);
         match decision {
             Decision::Allow(reason) => Ok(Ok(reason)),
             Decision::Deny(reason) | Decision::Veto(reason) => Ok(Err(reason)),
@@ -387,9 +381,7 @@ impl Authorizer {
                         Verdict::NoOpinion => None,
                     };
                     if let Some(decision) = final_one {
-                        let labels =
-                            [("type", "Webhook"), ("name", webhook.name()), ("decision", decision)];
-                        self.decisions.increment(&labels);
+                        self.metrics.decided("Webhook", webhook.name(), decision);
                     }
                     match (verdict, error) {
                         (Verdict::Allow, _) => return Decision::Allow(reason),
@@ -448,8 +440,7 @@ impl Authorizer {
                 Decision::Deny(reason) => reasons.push(reason),
                 decision => {
                     let (kind, name) = mode.names();
-                    let labels = [("type", kind), ("name", name), ("decision", "allowed")];
-                    self.decisions.increment(&labels);
+                    self.metrics.decided(kind, name, "allowed");
                     return decision;
                 }
             }
@@ -459,23 +450,7 @@ impl Authorizer {
 
     /// In Prometheus' text format.
     pub(crate) fn metrics(&self) -> String {
-        const ATTEMPTS: &str = "Counter of authorization attempts broken down by result. It can be either \
-            'allowed', 'denied', 'no-opinion' or 'error'.";
-        const DECISIONS: &str = "Total number of terminal decisions made by an authorizer split by \
-            authorizer type, name, and decision.";
-        const EVALUATIONS: &str = "Round-trips to authorization webhooks.";
-        let chain = self.chain.read().clone();
-        let webhooks = chain.iter().filter_map(|step| match step {
-            Step::Webhook(webhook) => Some(webhook.evaluations()),
-            Step::Local(_) => None,
-        });
-        self.attempts.render("authorization_attempts_total", ATTEMPTS)
-            + &self.decisions.render("apiserver_authorization_decisions_total", DECISIONS)
-            + &Counters::render_all(
-                webhooks,
-                "apiserver_authorization_webhook_evaluations_total",
-                EVALUATIONS,
-            )
+        self.metrics.text()
     }
 
     /// What a user may do in a namespace.
@@ -503,12 +478,12 @@ impl Authorizer {
 }
 
 /// The chain of authorizers. Without any, everything is denied.
-fn chain(authorizers: &[AuthorizerConfig]) -> Result<Vec<Step>, String> {
+fn chain(authorizers: &[AuthorizerConfig], metrics: &Metrics) -> Result<Vec<Step>, String> {
     let mut chain: Vec<Step> = Vec::new();
     for authorizer in authorizers {
         match (authorizer, chain.last_mut()) {
             (AuthorizerConfig::Webhook(config), _) => {
-                let webhook = Webhook::new(config)
+                let webhook = Webhook::new(config, metrics.clone())
                     .map_err(|why| format!("authorization webhook {}: {why}", config.name))?;
                 chain.push(Step::Webhook(Box::new(webhook)));
             }

@@ -9,10 +9,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::conditions::{Condition, all_hold};
+use super::conditions::{all_hold, compile};
 use super::config::{Connection, WebhookConfig};
+use super::metrics::Metrics;
 use super::{Access, Target};
-use crate::counters::Counters;
+use crate::expressions::Expression;
 use crate::remote::Remote;
 
 /// The most answers that are cached.
@@ -52,10 +53,10 @@ pub(super) struct Webhook {
     authorized_ttl: Duration,
     unauthorized_ttl: Duration,
     denies_on_failure: bool,
-    conditions: Vec<Condition>,
+    conditions: Vec<Expression>,
     /// By SHA-256 of the spec.
     cache: TtlCache<[u8; 32], Status>,
-    evaluations: Counters,
+    metrics: Metrics,
 }
 
 #[derive(Deserialize)]
@@ -76,7 +77,7 @@ struct Status {
 }
 
 impl Webhook {
-    pub(super) fn new(config: &WebhookConfig) -> Result<Webhook, String> {
+    pub(super) fn new(config: &WebhookConfig, metrics: Metrics) -> Result<Webhook, String> {
         let remote = match &config.connection {
             Connection::Kubeconfig(path) => {
                 Remote::of_kubeconfig(path).map_err(|error| error.to_string())?
@@ -85,7 +86,7 @@ impl Webhook {
                 Remote::of_pod("/apis/authorization.k8s.io/v1/subjectaccessreviews")?
             }
         };
-        let conditions = config.conditions.iter().map(|source| Condition::compile(source));
+        let conditions = config.conditions.iter().map(|source| compile(source));
         Ok(Webhook {
             name: config.name.clone(),
             remote,
@@ -96,18 +97,13 @@ impl Webhook {
             denies_on_failure: config.denies_on_failure,
             conditions: conditions.collect::<Result<_, _>>()?,
             cache: TtlCache::new(MAX_CACHED),
-            evaluations: Counters::default(),
+            metrics,
         })
     }
 
     /// What the configuration calls it.
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    /// How often it was called, by result.
-    pub(super) fn evaluations(&self) -> &Counters {
-        &self.evaluations
     }
 
     pub(super) async fn opinion(&self, access: &Access<'_>) -> Opinion {
@@ -129,8 +125,7 @@ impl Webhook {
             Some(known) => known,
             None => {
                 let answer = self.review(spec).await;
-                let result = if answer.is_ok() { "success" } else { "error" };
-                self.evaluations.increment(&[("name", &self.name), ("result", result)]);
+                self.metrics.called(&self.name, answer.is_ok());
                 let status = match answer {
                     Ok(status) => status,
                     Err(error) => {

@@ -1,24 +1,14 @@
 //! Conversions by webhooks, counted under upstream's names.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
 
-/// Upper bounds of the durations of calls (seconds).
-const CALLS: [f64; 15] =
-    [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
-/// The same of conversions by definition.
-const CONVERSIONS: [f64; 15] = [
-    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
-    8.192, 16.384,
-];
 /// The most definitions and versions that are counted apart.
 const MAX_SERIES: usize = 1000;
 
 /// How a call failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// There was no answer.
     Call,
@@ -41,44 +31,42 @@ impl Failure {
     }
 }
 
-#[derive(Default)]
-struct Histogram {
-    buckets: [u64; 15],
-    count: u64,
-    sum: f64,
+/// The families.
+pub(super) struct Metrics {
+    registry: Registry,
+    calls: Family<Histogram, 2>,
+    requests: Family<Counter, 2>,
+    conversions: Family<Histogram, 4>,
 }
 
-impl Histogram {
-    fn observe(&mut self, bounds: &[f64; 15], seconds: f64) {
-        for (count, bound) in self.buckets.iter_mut().zip(bounds) {
-            *count = count.saturating_add(u64::from(seconds <= *bound));
+impl Default for Metrics {
+    fn default() -> Self {
+        let registry = Registry::default();
+        Metrics {
+            calls: registry.histograms(
+                "apiserver_conversion_webhook_duration_seconds",
+                "[ALPHA] Conversion webhook request latency",
+                ["result", "failure_type"],
+                Buckets::of(&[
+                    0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0,
+                    60.0,
+                ]),
+            ),
+            requests: registry.counters(
+                "apiserver_conversion_webhook_request_total",
+                "[ALPHA] Counter for conversion webhook requests with success/failure and failure error type",
+                ["result", "failure_type"],
+            ),
+            conversions: registry.histograms(
+                "apiserver_crd_conversion_webhook_duration_seconds",
+                "[ALPHA] CRD webhook conversion duration in seconds",
+                ["crd_name", "from_version", "to_version", "succeeded"],
+                Buckets::exponential(0.001, 2.0, 15),
+            ),
+            registry,
         }
-        self.count = self.count.saturating_add(1);
-        self.sum += seconds;
-    }
-
-    fn render(&self, text: &mut String, name: &str, labels: &str, bounds: &[f64; 15]) {
-        // Writing into a string cannot fail.
-        for (count, bound) in self.buckets.iter().zip(bounds) {
-            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
-        }
-        let Histogram { count, sum, .. } = self;
-        let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
-        let _ = writeln!(text, "{name}_sum{{{labels}}} {sum}");
-        let _ = writeln!(text, "{name}_count{{{labels}}} {count}");
     }
 }
-
-#[derive(Default)]
-struct Series {
-    calls: BTreeMap<Option<Failure>, Histogram>,
-    /// By name of the definition, the versions from and to, and whether it succeeded.
-    conversions: BTreeMap<(String, String, String, bool), Histogram>,
-}
-
-/// The counters.
-#[derive(Default)]
-pub(super) struct Metrics(Mutex<Series>);
 
 /// A conversion that has ended.
 pub(super) struct Conversion<'a> {
@@ -92,53 +80,23 @@ pub(super) struct Conversion<'a> {
 impl Metrics {
     pub(super) fn observe(&self, conversion: &Conversion<'_>) {
         let Conversion { definition, from, to, took, failure } = conversion;
-        let seconds = took.as_secs_f64();
-        let mut series = self.0.lock();
-        series.calls.entry(*failure).or_default().observe(&CALLS, seconds);
-        let text = |text: &str| text.to_owned();
-        let key = (text(definition), text(from), text(to), failure.is_none());
-        let is_full = series.conversions.len() >= MAX_SERIES;
-        if !is_full || series.conversions.contains_key(&key) {
-            series.conversions.entry(key).or_default().observe(&CONVERSIONS, seconds);
+        let result = match failure {
+            None => ["success", ""],
+            Some(failure) => ["failure", failure.name()],
+        };
+        self.calls.with(result).took(*took);
+        self.requests.with(result).inc();
+        let succeeded = if failure.is_none() { "true" } else { "false" };
+        let series = self.conversions.with_at_most(MAX_SERIES, [definition, from, to, succeeded]);
+        if let Some(series) = series {
+            series.took(*took);
         }
     }
 
     /// In Prometheus' text format.
     pub(super) fn render(&self) -> String {
-        let series = self.0.lock();
-        let mut text = String::new();
-        let name = "apiserver_conversion_webhook_duration_seconds";
-        head(&mut text, name, "histogram", "Conversion webhook request latency");
-        let labels = |failure: &Option<Failure>| match failure {
-            None => "result=\"success\",failure_type=\"\"".to_owned(),
-            Some(failure) => format!("result=\"failure\",failure_type=\"{}\"", failure.name()),
-        };
-        for (failure, histogram) in &series.calls {
-            histogram.render(&mut text, name, &labels(failure), &CALLS);
-        }
-        let name = "apiserver_conversion_webhook_request_total";
-        let help =
-            "Counter for conversion webhook requests with success/failure and failure error type";
-        head(&mut text, name, "counter", help);
-        for (failure, histogram) in &series.calls {
-            let _ = writeln!(text, "{name}{{{}}} {}", labels(failure), histogram.count);
-        }
-        let name = "apiserver_crd_conversion_webhook_duration_seconds";
-        head(&mut text, name, "histogram", "CRD webhook conversion duration in seconds");
-        for ((definition, from, to, succeeded), histogram) in &series.conversions {
-            // Names of definitions and versions have no character to escape.
-            let labels = format!(
-                "crd_name=\"{definition}\",from_version=\"{from}\",to_version=\"{to}\",succeeded=\"{succeeded}\""
-            );
-            histogram.render(&mut text, name, &labels, &CONVERSIONS);
-        }
-        text
+        self.registry.text()
     }
-}
-
-fn head(text: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(text, "# HELP {name} [ALPHA] {help}");
-    let _ = writeln!(text, "# TYPE {name} {kind}");
 }
 
 #[cfg(test)]

@@ -19,6 +19,10 @@ pub fn version() -> Value {
     json!({
         "major": "1",
         "minor": MINOR.to_string(),
+        "emulationMajor": "1",
+        "emulationMinor": MINOR.to_string(),
+        "minCompatibilityMajor": "1",
+        "minCompatibilityMinor": MINOR.saturating_sub(1).to_string(),
         "gitVersion": format!("v1.{MINOR}.0+longshore.{}", env!("CARGO_PKG_VERSION")),
         "gitCommit": "",
         "gitTreeState": "",

@@ -8,7 +8,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
+
+use crate::config_file;
 
 const DEFAULT_KMS_TIMEOUT: Duration = Duration::from_secs(3);
 const AES_KEY_SIZES: &[usize] = &[16, 24, 32];
@@ -134,8 +135,8 @@ struct FileKms {
     timeout: Option<String>,
 }
 
-/// The text of a configuration file, and its hash, by which a change is known.
-pub(super) fn read(path: &Path) -> Result<(String, String), String> {
+/// The text of a configuration file.
+pub(super) fn read(path: &Path) -> Result<String, String> {
     let named = |what: &str, why: String| {
         format!(
             "error while loading file: {what} encryption provider configuration file {path:?}{why}"
@@ -146,15 +147,14 @@ pub(super) fn read(path: &Path) -> Result<(String, String), String> {
     if text.is_empty() {
         return Err(named("", " is empty".to_owned()));
     }
-    let hash: String = Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok((text, format!("sha256:{hash}")))
+    Ok(text)
 }
 
 impl Configuration {
     /// Parses and checks the text of a file.
     pub(super) fn parse(text: &str) -> Result<Configuration, String> {
-        let file: File = serde_saphyr::from_str(text).map_err(|_| {
-            // the parser quotes what it has read, which has keys
+        let file: File = config_file::parse(text).map_err(|_| {
+            // the reason may quote a value of a wrong type, which may be a key
             "error decoding encryption provider configuration: it is no EncryptionConfiguration, or has unknown fields"
                 .to_owned()
         })?;

@@ -20,13 +20,14 @@ use bytes::Bytes;
 use futures::future::join_all;
 use longshore_store::{Store, Transformed, Transformer, with_transformer};
 use parking_lot::RwLock;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::ciphers::{AesKey, Cipher, GcmKey};
 use self::config::{Configuration, GroupResource, Key};
 use self::kms::Kms;
 use self::metrics::{Direction, Metrics};
+use crate::config_file::{FollowedFile, Rejected};
 use crate::kinds;
 
 /// What every encrypted value begins with.
@@ -48,15 +49,14 @@ pub struct EncryptionError {
 
 /// The encryption of a store.
 pub struct Encryption {
-    path: PathBuf,
-    reload: bool,
+    /// Followed when it is to be reloaded.
+    file: Option<FollowedFile>,
     loaded: RwLock<Arc<Loaded>>,
     metrics: Arc<Metrics>,
 }
 
 /// A configuration in force.
 struct Loaded {
-    hash: String,
     resources: HashMap<GroupResource, Arc<Providers>>,
     plugins: Vec<Arc<Kms>>,
 }
@@ -77,8 +77,8 @@ impl Encryption {
     pub async fn load(path: &Path, reload: bool) -> Result<Arc<Encryption>, EncryptionError> {
         let metrics = Arc::new(Metrics::default());
         let failed = |reason| EncryptionError { path: path.to_owned(), reason };
-        let (text, hash) = config::read(path).map_err(failed)?;
-        let loaded = Loaded::new(&text, hash, &metrics).map_err(failed)?;
+        let text = config::read(path).map_err(failed)?;
+        let loaded = Loaded::new(&text, &metrics).map_err(failed)?;
         for plugin in &loaded.plugins {
             if let Err(error) = plugin.check().await {
                 tracing::error!(
@@ -89,7 +89,9 @@ impl Encryption {
             }
         }
         let loaded = RwLock::new(Arc::new(loaded));
-        Ok(Arc::new(Encryption { path: path.to_owned(), reload, loaded, metrics }))
+        let followed =
+            || FollowedFile::new(path.to_owned(), &text, RELOAD_INTERVAL, RETRY_INTERVAL);
+        Ok(Arc::new(Encryption { file: reload.then(followed), loaded, metrics }))
     }
 
     /// The store, with its values encrypted. `prefix`: what its keys begin with.
@@ -105,7 +107,7 @@ impl Encryption {
     /// The health check of plugins, if there are any or may be: its name, and what is wrong.
     pub(crate) async fn health(&self) -> Option<(&'static str, Result<(), String>)> {
         let loaded = self.loaded();
-        if loaded.plugins.is_empty() && !self.reload {
+        if loaded.plugins.is_empty() && self.file.is_none() {
             return None;
         }
         Some((HEALTH_CHECK, loaded.check().await))
@@ -128,46 +130,38 @@ impl Encryption {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = watching => {}
-                () = self.reloaded(), if self.reload => {}
+                () = self.reloaded() => {}
             }
         }
     }
 
-    /// Returns when another configuration is in force.
+    /// Returns when another configuration is in force; never if the file is not followed.
     async fn reloaded(&self) {
-        let mut wait = RELOAD_INTERVAL;
+        let Some(file) = &self.file else { return std::future::pending().await };
         loop {
-            sleep(wait).await;
-            wait = match self.read_again().await {
-                Ok(true) => return,
-                Ok(false) => RELOAD_INTERVAL,
-                Err(reason) => {
-                    self.metrics.reloaded(false);
-                    let path = self.path.display();
-                    tracing::error!(%path, reason, "error processing encryption config file");
-                    RETRY_INTERVAL
-                }
+            let result = match file.changed().await {
+                Ok(text) => file.noted(&text, self.apply(&text).await.map_err(Rejected::NotYet)),
+                Err(reason) => Err(reason),
             };
+            let Err(reason) = result else { return };
+            self.metrics.reloaded(false);
+            tracing::error!(reason, "error processing encryption config file");
         }
     }
 
-    /// Puts a changed file in force, once its plugins are well. `false`: it has not changed.
-    async fn read_again(&self) -> Result<bool, String> {
-        let (text, hash) = config::read(&self.path)?;
-        if hash == self.loaded().hash {
-            return Ok(false);
-        }
-        let loaded = Loaded::new(&text, hash, &self.metrics)?;
+    /// Puts a text in force, once its plugins are well.
+    async fn apply(&self, text: &str) -> Result<(), String> {
+        let loaded = Loaded::new(text, &self.metrics)?;
         loaded.check().await?;
         *self.loaded.write() = Arc::new(loaded);
         self.metrics.reloaded(true);
-        tracing::info!(path = %self.path.display(), "another encryption config is in force");
-        Ok(true)
+        tracing::info!("another encryption config is in force");
+        Ok(())
     }
 }
 
 impl Loaded {
-    fn new(text: &str, hash: String, metrics: &Arc<Metrics>) -> Result<Loaded, String> {
+    fn new(text: &str, metrics: &Arc<Metrics>) -> Result<Loaded, String> {
         let configuration =
             Configuration::parse(text).map_err(|why| format!("error while parsing file: {why}"))?;
         let mut lists: HashMap<GroupResource, Vec<Arc<Vec<Provider>>>> = HashMap::new();
@@ -198,7 +192,7 @@ impl Loaded {
         };
         let resources =
             lists.into_iter().map(|(resource, lists)| (resource, joined(lists))).collect();
-        Ok(Loaded { hash, resources, plugins })
+        Ok(Loaded { resources, plugins })
     }
 
     /// Those of a resource; `None`: its values are stored as they are.
@@ -661,14 +655,11 @@ mod tests {
         let encryption = fixture.load(&[("secrets", &["identity: {}"])]).await;
         let store = encryption.encrypt(fixture.raw.clone(), PREFIX);
         write(&store, KEY, b"{}").await;
-        assert_eq!(encryption.read_again().await, Ok(false));
-        std::fs::write(fixture.file(), text(&[("secrets", &[GCM, "identity: {}"])])).unwrap();
-        assert_eq!(encryption.read_again().await, Ok(true));
+        encryption.apply(&text(&[("secrets", &[GCM, "identity: {}"])])).await.unwrap();
         assert!(store.get(KEY).await.unwrap().unwrap().is_stale);
         write(&store, KEY, b"{}").await;
         assert!(fixture.raw(KEY).await.starts_with(b"k8s:enc:aesgcm"));
-        std::fs::write(fixture.file(), "nonsense").unwrap();
-        assert!(encryption.read_again().await.is_err());
+        assert!(encryption.apply("nonsense").await.is_err());
         assert!(!store.get(KEY).await.unwrap().unwrap().is_stale, "the last one stays in force");
         assert_eq!(encryption.health().await, Some(("kms-providers", Ok(()))));
     }

@@ -1,4 +1,5 @@
-//! FlowSchema and PriorityLevelConfiguration: stored, and without effect on this server.
+//! FlowSchema and PriorityLevelConfiguration as objects; what they mean for requests is in
+//! [`crate::flow_control`].
 
 use std::collections::BTreeSet;
 
@@ -8,13 +9,15 @@ use super::printers::{AGE, NAME, Printer, age, name, string};
 use super::{Kind, Strategy, validate as rules};
 use crate::api_types::{Resource, grouped, status_of};
 use crate::schema::names;
-use crate::schema::value::{default, default_absent, is_zero, items, map_mut, text};
+use crate::schema::value::{default, default_absent, is_zero, items, map_mut, same, text};
 use crate::schema::{Causes, Path};
 
 /// The schema and the level of requests that are never limited.
-const EXEMPT: &str = "exempt";
+pub(crate) const EXEMPT: &str = "exempt";
 /// The schema and the level of requests that match nothing else.
-const CATCH_ALL: &str = "catch-all";
+pub(crate) const CATCH_ALL: &str = "catch-all";
+/// The bits of a hash that a hand of queues may need.
+pub(crate) const MAX_HASH_BITS: u32 = 60;
 const VERBS: [&str; 9] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"];
 
@@ -162,6 +165,9 @@ fn schema(schema: &Value, _: Option<&Value>, causes: &mut Causes) {
     let list = path.child("rules");
     for (i, rule) in items(&spec["rules"]).iter().enumerate() {
         policy_rule(&list.index(i), rule, causes);
+    }
+    if matches!(own, EXEMPT | CATCH_ALL) && !fixed(own).is_some_and(|fixed| same(spec, &fixed)) {
+        causes.invalid(&path, spec, format!("spec of '{own}' must equal the fixed value"));
     }
     schema_status(schema, causes);
 }
@@ -426,10 +432,26 @@ fn queues(path: &Path<'_>, queuing: &Value, causes: &mut Causes) {
         let detail = format!("must not be greater than {MAX_QUEUES}");
         causes.invalid(&path.child("queues"), &queues, detail);
     }
-    if hand > queues {
-        let detail = format!("should not be greater than queues ({queues})");
-        causes.invalid(&path.child("handSize"), &hand, detail);
+    let bits = |queues, hand| Some(entropy_bits(queues, hand)).filter(|bits| *bits > MAX_HASH_BITS);
+    match (u32::try_from(queues), u32::try_from(hand)) {
+        _ if hand > queues => {
+            let detail = format!("should not be greater than queues ({queues})");
+            causes.invalid(&path.child("handSize"), &hand, detail);
+        }
+        (Ok(deck), Ok(size)) if deck > 0 && bits(deck, size).is_some() => {
+            let detail = format!(
+                "required entropy bits of deckSize {queues} and handSize {hand} should not be \
+                 greater than {MAX_HASH_BITS}"
+            );
+            causes.invalid(&path.child("handSize"), &hand, detail);
+        }
+        _ => {}
     }
+}
+
+/// The bits of a hash that hands of this size from this many queues need.
+pub(crate) fn entropy_bits(queues: u32, hand: u32) -> u32 {
+    (f64::from(queues).log2() * f64::from(hand)).ceil() as u32
 }
 
 /// The condition of a schema that says whether its level exists; `None` when it has it already.
@@ -467,6 +489,13 @@ pub(crate) fn set_condition(schema: &mut Value, condition: Value) {
         None => conditions.push(condition),
     }
     schema["status"]["conditions"] = conditions.into();
+}
+
+/// The spec of a mandatory schema.
+fn fixed(name: &str) -> Option<Value> {
+    let objects = bootstrap().into_iter();
+    let mut own = objects.filter(|object| object["kind"] == "FlowSchema");
+    own.find(|object| object["metadata"]["name"] == name).map(|mut object| object["spec"].take())
 }
 
 /// The levels and schemas of a new cluster: `data/flowcontrol.json`.
@@ -544,6 +573,14 @@ mod tests {
         assert_eq!(causes(level, &object), [""; 0]);
         object["spec"]["limited"]["limitResponse"]["queuing"]["handSize"] = 65.into();
         assert!(causes(level, &object)[0].contains("greater than queues"));
+        object["spec"]["limited"]["limitResponse"]["queuing"]["handSize"] = 11.into();
+        assert!(causes(level, &object)[0].contains("deckSize 64 and handSize 11 should not be"));
+        let mut exempt = bootstrap()
+            .into_iter()
+            .find(|object| object["kind"] == "FlowSchema" && object["metadata"]["name"] == EXEMPT);
+        let exempt = exempt.as_mut().unwrap();
+        exempt["spec"]["rules"][0]["subjects"][0]["group"]["name"] = "own".into();
+        assert!(causes(schema, exempt)[0].contains("spec of 'exempt' must equal the fixed value"));
         object["spec"] = json!({"type": "Exempt"});
         assert!(causes(level, &object)[0].contains("if and only if"));
     }

@@ -288,6 +288,12 @@ pub fn lookup(group: &str, version: &str, plural: &str) -> Option<&'static Resou
     resources().find(|r| r.plural == plural && r.group == group && r.version == version)
 }
 
+/// The resource whose objects say this of themselves.
+pub(crate) fn of_kind(api_version: &str, kind: &str) -> Option<&'static Resource> {
+    let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
+    resources().find(|r| r.kind == kind && r.version == version && r.group == group)
+}
+
 /// A resource of the core group that this crate itself works with.
 pub(crate) fn core(plural: &str) -> Result<&'static Resource, StatusError> {
     known("", plural)

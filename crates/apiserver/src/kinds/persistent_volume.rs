@@ -23,6 +23,7 @@ pub(super) static KIND: Kind = Kind {
         prepare_status: note_transition,
         validate: validate::persistent_volume::volume,
         printer: &printers::storage::VOLUMES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

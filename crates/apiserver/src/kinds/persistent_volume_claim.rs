@@ -27,6 +27,7 @@ pub(super) static KIND: Kind = Kind {
         validate: validate::claim::claim,
         validate_status: |claim, _, causes| validate::claim::status(claim, causes),
         printer: &printers::storage::CLAIMS,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

@@ -26,6 +26,7 @@ pub(super) static KIND: Kind = Kind {
         },
         printer: &PRINTER,
         warnings: warnings::pod_template,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

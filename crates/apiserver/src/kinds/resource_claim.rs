@@ -81,6 +81,7 @@ pub(super) static DEVICE_CLASS: Kind = Kind {
             }
         },
         printer: &CLASSES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -108,6 +109,7 @@ pub(super) static KIND: Kind = Kind {
         validate_status: |claim, old, causes| status(claim, old, causes),
         printer: &CLAIMS,
         reset_by_status: &["metadata", "spec"],
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -138,6 +140,7 @@ pub(super) static TEMPLATE: Kind = Kind {
             }
         },
         printer: &CLASSES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -160,6 +163,7 @@ pub(super) static SLICE: Kind = Kind {
         },
         validate: slice,
         printer: &SLICES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

@@ -38,6 +38,7 @@ pub(super) static KIND: Kind = Kind {
             }
         },
         printer: &PRINTER,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

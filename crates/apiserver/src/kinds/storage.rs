@@ -15,6 +15,7 @@ pub(super) static DRIVER: Kind = Kind {
         default: defaults::storage::driver,
         validate: validate::storage::csi_driver,
         printer: &printers::storage::DRIVERS,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -27,6 +28,7 @@ pub(super) static NODE: Kind = Kind {
     strategy: Strategy {
         validate: validate::storage::csi_node,
         printer: &printers::storage::NODES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -55,6 +57,7 @@ pub(super) static CLASS: Kind = Kind {
         default: defaults::storage::class,
         validate: validate::storage::storage_class,
         printer: &printers::storage::CLASSES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -78,6 +81,7 @@ pub(super) static ATTACHMENT: Kind = Kind {
         },
         printer: &printers::storage::ATTACHMENTS,
         reset_by_status: &["metadata", "spec"],
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };
@@ -96,6 +100,7 @@ pub(super) static ATTRIBUTES_CLASS: Kind = Kind {
     strategy: Strategy {
         validate: validate::storage::attributes_class,
         printer: &printers::storage::ATTRIBUTES,
+        returned_when_deleted: true,
         ..Strategy::PLAIN
     },
 };

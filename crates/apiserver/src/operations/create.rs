@@ -1,5 +1,7 @@
 //! Making an object.
 
+use std::time::Instant;
+
 use serde_json::Value;
 
 use super::{Api, settle_namespace};
@@ -84,13 +86,21 @@ impl Api {
         let mut warnings =
             admission::validate_create(&self.registry, &self.pod_security, user, resource, &object)
                 .await?;
+        self.event_limits.admit(&attributes, &object, Instant::now())?;
         warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         warnings.append(&mut said);
         self.chain
             .validate(&self.registry, &attributes, Some(&object), None, &mut warnings)
             .await?;
-        let mut charge =
-            quota::charge(&self.registry, resource, namespace, &object, dry_run).await?;
+        let mut charge = quota::charge(
+            &self.registry,
+            &self.limited_resources,
+            resource,
+            namespace,
+            &object,
+            dry_run,
+        )
+        .await?;
         if dry_run {
             return match self.registry.find(resource, namespace, &name).await? {
                 Some(_) => Err(StatusError::already_exists(resource, &name)),

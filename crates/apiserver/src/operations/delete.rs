@@ -18,7 +18,8 @@ use crate::registry::{Write, Written};
 use crate::status::StatusError;
 use crate::user::User;
 
-const PROPAGATION: &[&str] = &["Foreground", "Background", "Orphan"];
+const OPTIONS: &str = "DeleteOptions";
+const PROPAGATION: &[&str] = &["Foreground", "Background", "Orphan", "nil"];
 
 /// The options of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,16 +51,22 @@ const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
 
 impl DeleteOptions {
-    /// Reads an object that conforms to `DeleteOptions`; 400 for choices that do not exist.
+    /// Reads an object that conforms to `DeleteOptions`; 422 for choices that do not exist.
     pub(crate) fn from_value(options: &Value) -> Result<DeleteOptions, StatusError> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         for stage in options["dryRun"].as_array().into_iter().flatten() {
-            check_choice("dryRun", stage, &["All"])?;
+            check_choice("dryRun", stage, &options["dryRun"], &["All"])?;
         }
-        check_choice("propagationPolicy", &options["propagationPolicy"], PROPAGATION)?;
+        let propagation = &options["propagationPolicy"];
+        check_choice("propagationPolicy", propagation, propagation, PROPAGATION)?;
         if options["propagationPolicy"].is_string() && options["orphanDependents"].is_boolean() {
-            return Err(StatusError::bad_request(
-                "propagationPolicy: orphanDependents and propagationPolicy cannot be both set",
+            return Err(StatusError::invalid_option(
+                OPTIONS,
+                "propagationPolicy",
+                "FieldValueInvalid",
+                format!(
+                    "Invalid value: {propagation}: orphanDependents and deletionPropagation cannot be both set"
+                ),
             ));
         }
         Ok(DeleteOptions {
@@ -135,12 +142,17 @@ impl DeleteOptions {
 }
 
 /// An absent choice is a good one.
-fn check_choice(field: &str, choice: &Value, supported: &[&str]) -> Result<(), StatusError> {
+fn check_choice(
+    field: &str,
+    choice: &Value,
+    value: &Value,
+    supported: &[&str],
+) -> Result<(), StatusError> {
     match choice.as_str() {
-        Some(chosen) if !supported.contains(&chosen) => Err(StatusError::bad_request(format!(
-            "{field}: Unsupported value: {chosen:?}: supported values: {}",
-            supported.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(", ")
-        ))),
+        // "nil" is upstream's word for an absent one
+        Some(chosen) if chosen == "nil" || !supported.contains(&chosen) => {
+            Err(StatusError::unsupported_option(OPTIONS, field, &value.to_string(), supported))
+        }
         _ => Ok(()),
     }
 }

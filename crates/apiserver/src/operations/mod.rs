@@ -20,7 +20,9 @@ pub(crate) use update::{Change, UpdateRequest};
 
 use crate::admission::attributes::{Attributes, Operation};
 use crate::admission::chain::Chain;
+use crate::admission::event_rate_limit::EventLimits;
 use crate::admission::pod_security::PodSecurity;
+use crate::admission::quota::LimitedResource;
 use crate::admission::services::ServiceAllocator;
 use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
@@ -54,6 +56,10 @@ pub(crate) struct Api {
     pub(crate) advertised: SocketAddr,
     /// What pods may be, where their namespace does not say.
     pub(crate) pod_security: PodSecurity,
+    /// How many events may be written.
+    pub(crate) event_limits: EventLimits,
+    /// What needs a quota to be used.
+    pub(crate) limited_resources: Vec<LimitedResource>,
     /// Issues and verifies tokens of service accounts.
     pub(crate) tokens: Tokens,
     /// Data of the config map with which other servers verify clients as this one does.

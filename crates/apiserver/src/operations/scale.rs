@@ -147,8 +147,8 @@ impl Api {
                     }
                     Change::Replace(scale) => scale.clone(),
                     Change::Patch { kind, body, validation } => {
-                        let patched = patch::apply(*kind, gvk, &of(resource, current), body)?;
-                        schema::conform(gvk, patched, *validation)?.0
+                        let conform = |patched| schema::conform(gvk, patched, *validation);
+                        patch::conformed(*kind, gvk, &of(resource, current), body, conform)?.0
                     }
                 };
                 let version = object::resource_version(&scale);
@@ -171,7 +171,7 @@ impl Api {
                         ),
                         field: "spec.replicas".into(),
                     };
-                    return Err(StatusError::invalid(resource, name, vec![cause]));
+                    return Err(StatusError::invalid_kind(gvk.group, gvk.kind, name, vec![cause]));
                 }
                 let mut new = match applied {
                     Some(mut new) => {

@@ -1,5 +1,7 @@
 //! Changing an object: PUT and PATCH, of the whole or of a part that is a subresource.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use super::review::{Pause, Reviews};
@@ -99,6 +101,7 @@ impl Api {
         let mut charge =
             UpdateCharge::of(&self.registry, resource, subresource, request.namespace).await?;
         let mut payments = 0;
+        let mut is_counted = false;
         let written = loop {
             let written = self
                 .registry
@@ -144,6 +147,10 @@ impl Api {
                                     &new,
                                     current,
                                 )?);
+                                if !std::mem::replace(&mut is_counted, true) {
+                                    let now = Instant::now();
+                                    self.event_limits.admit(&attributes, &new, now)?;
+                                }
                                 kinds::validate_change(resource, subresource, &new, current)?;
                                 if subresource.is_empty() {
                                     let said = kinds::strategy(resource).warnings;
@@ -387,8 +394,8 @@ fn propose(
             if *kind == PatchKind::Strategic && request.resource.custom.is_some() {
                 return Err(StatusError::unsupported_media_type(patch::ACCEPTED_CUSTOM));
             }
-            let decoded = patch::apply(*kind, gvk, current, body)?;
-            let (object, said) = kinds::conform_object(request.resource, decoded, *validation)?;
+            let conform = |decoded| kinds::conform_object(request.resource, decoded, *validation);
+            let (object, said) = patch::conformed(*kind, gvk, current, body, conform)?;
             *warnings = said;
             Ok(object)
         }

@@ -2,7 +2,7 @@
 //! short patch can otherwise double an object ten thousand times, or walk through all of it as often.
 
 use json_patch::jsonptr::Pointer;
-use json_patch::{Patch, PatchOperation, patch_unsafe};
+use json_patch::{AddOperation, Patch, PatchOperation, ReplaceOperation, patch_unsafe};
 use serde_json::Value;
 
 use super::Work;
@@ -28,10 +28,15 @@ pub(super) fn apply(
             "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {operations}"
         )));
     }
-    let Patch(operations) = serde_json::from_value(patch)
-        .map_err(|e| StatusError::bad_request(format!("error decoding patch: {e}")))?;
+    let is_list = patch.as_array().is_some_and(|list| list.iter().all(Value::is_object));
+    let Patch(operations) = serde_json::from_value(patch).map_err(|error| match is_list {
+        // an operation or a path that there is not
+        true => StatusError::unprocessable(error.to_string()),
+        false => StatusError::bad_request(format!("error decoding patch: {error}")),
+    })?;
     let mut copied = 0;
     for (index, operation) in operations.into_iter().enumerate() {
+        let operation = made_if_absent(document, operation);
         charge(document, &operation, work)?;
         if let PatchOperation::Copy(copy) = &operation {
             copied += document.pointer(copy.from.as_str()).map_or(0, size);
@@ -50,6 +55,22 @@ pub(super) fn apply(
         })?;
     }
     Ok(())
+}
+
+/// A member of an object that is replaced may be absent, as upstream's library has it.
+fn made_if_absent(document: &Value, operation: PatchOperation) -> PatchOperation {
+    match operation {
+        PatchOperation::Replace(ReplaceOperation { path, value })
+            if document.pointer(path.as_str()).is_none() =>
+        {
+            let parent = path.parent().and_then(|parent| document.pointer(parent.as_str()));
+            match parent.is_some_and(Value::is_object) {
+                true => PatchOperation::Add(AddOperation { path, value }),
+                false => PatchOperation::Replace(ReplaceOperation { path, value }),
+            }
+        }
+        other => other,
+    }
 }
 
 /// Charges an operation before it is executed, for all values that it reads, compares, copies

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::api_types::{Gvk, types};
 use crate::schema::{self, Decoded, MAX_DEPTH};
-use crate::status::StatusError;
+use crate::status::{Cause, StatusError};
 
 /// The kinds of patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,29 @@ pub fn apply(
         )));
     }
     Ok(Decoded { value, duplicates })
+}
+
+/// Applies a patch body, and makes of the result an object of its kind with `conform`. That it is none is the
+/// fault of the patch: 422.
+pub(crate) fn conformed<T>(
+    kind: PatchKind,
+    gvk: Gvk,
+    current: &Value,
+    body: &[u8],
+    conform: impl FnOnce(Decoded) -> Result<T, StatusError>,
+) -> Result<T, StatusError> {
+    conform(apply(kind, gvk, current, body)?).map_err(|error| {
+        let reason = error.message.split_once(" cannot be handled as a ");
+        let (400, Some((_, reason))) = (error.code, reason) else { return error };
+        let reason = reason.split_once(": ").map_or(reason, |(_, reason)| reason);
+        let patched = apply(kind, gvk, current, body).map(|patched| patched.value.to_string());
+        let cause = Cause {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: {:?}: {reason}", patched.unwrap_or_default()),
+            field: "patch".to_owned(),
+        };
+        StatusError::invalid_kind("", "", "", vec![cause])
+    })
 }
 
 /// How many values one patch has visited, list items compared and the like. Patches of people and

@@ -50,6 +50,12 @@ fn json_patches() {
             json!([{"op": "copy", "from": "/a", "path": "/c"}, {"op": "replace", "path": "/c/b", "value": 0}]),
             Some(json!({"a": {"b": [1, 2]}, "c": {"b": 0}, "x/y": 1})),
         ),
+        (
+            json!([{"op": "replace", "path": "/a/new", "value": 3}]),
+            Some(json!({"a": {"b": [1, 2], "new": 3}, "x/y": 1})),
+        ),
+        (json!([{"op": "replace", "path": "/a/b/7", "value": 3}]), None),
+        (json!([{"op": "replace", "path": "/nope/new", "value": 3}]), None),
         (json!([{"op": "test", "path": "/a/b/0", "value": 1}]), Some(current.clone())),
         (json!([{"op": "test", "path": "/a/b/0", "value": 2}]), None),
         (json!([{"op": "remove", "path": "/nope"}]), None),
@@ -65,10 +71,13 @@ fn json_patches() {
             (result, wanted) => panic!("{patch}: {result:?}, wanted {wanted:?}"),
         }
     }
-    for patch in
-        [json!({}), json!([{"op": "fly"}]), json!([{"op": "add", "path": "a", "value": 1}])]
-    {
-        assert_eq!(patched(PatchKind::Json, &current, &patch).unwrap_err().code, 400, "{patch}");
+    for (patch, code) in [
+        (json!({}), 400),
+        (json!([1]), 400),
+        (json!([{"op": "fly"}]), 422),
+        (json!([{"op": "add", "path": "a", "value": 1}]), 422),
+    ] {
+        assert_eq!(patched(PatchKind::Json, &current, &patch).unwrap_err().code, code, "{patch}");
     }
 }
 

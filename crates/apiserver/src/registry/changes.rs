@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 
 use super::{decode_raw, refusal, too_large};
 use crate::api_types::Resource;
+use crate::schema::protobuf;
 use crate::status::StatusError;
 
 /// Bounds of the history of one resource.
@@ -51,6 +52,7 @@ pub(crate) struct Stored {
     revision: Revision,
     value: OnceLock<Option<Value>>,
     json: OnceLock<Option<Bytes>>,
+    protobuf: OnceLock<Option<Bytes>>,
     /// What a webhook made of it, by version.
     converted: Mutex<Vec<(&'static str, Converted)>>,
 }
@@ -60,8 +62,14 @@ type Converted = Arc<OnceCell<Arc<Value>>>;
 
 impl Stored {
     fn new(raw: KeyValue, revision: Revision) -> Stored {
-        let (value, json) = (OnceLock::new(), OnceLock::new());
-        Stored { raw, revision, value, json, converted: Mutex::default() }
+        Stored {
+            raw,
+            revision,
+            value: OnceLock::new(),
+            json: OnceLock::new(),
+            protobuf: OnceLock::new(),
+            converted: Mutex::default(),
+        }
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -102,6 +110,14 @@ impl Stored {
     /// The same as JSON text, made once for all watchers.
     pub(crate) fn json(&self) -> Option<Bytes> {
         self.json.get_or_init(|| longshore_json::write(self.value()?).ok().map(Bytes::from)).clone()
+    }
+}
+
+impl Stored {
+    /// The same as protobuf, made once for all watchers. `None`: it is of a custom kind.
+    pub(crate) fn protobuf(&self) -> Option<Bytes> {
+        let encode = || protobuf::encode_any(self.value()?).map(Bytes::from);
+        self.protobuf.get_or_init(encode).clone()
     }
 }
 

@@ -27,6 +27,13 @@ pub(crate) enum VersionMatch {
     Exact(Revision),
 }
 
+/// How much there is of a resource in the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+}
+
 /// What to list.
 pub(crate) struct ListRequest<'a> {
     pub(crate) resource: &'a Resource,
@@ -110,6 +117,7 @@ impl Registry {
             return self.list_one(request, name, revision, item).await;
         }
         let mut found = 0;
+        let mut size = Size::default();
         loop {
             let wanted = match request.limit {
                 0 => PAGE,
@@ -125,6 +133,8 @@ impl Registry {
                 return Err(too_large(least, revision));
             }
             let bytes = page.items.iter().map(|stored| stored.value.len()).sum::<usize>();
+            size.objects = size.objects.saturating_add(page.items.len() as u64);
+            size.bytes = size.bytes.saturating_add(bytes as u64);
             let mut take = |object: Value| match request.matches(&object) {
                 true => {
                     found += 1;
@@ -144,6 +154,9 @@ impl Registry {
             }
             let last = page.items.last().filter(|_| page.remaining > 0);
             let Some(last) = last else {
+                if !is_continued && request.namespace.is_empty() {
+                    self.note_size(request.resource, size);
+                }
                 return Ok(ListMeta { revision, continue_token: None, remaining: None });
             };
             if request.limit > 0 && found >= request.limit {

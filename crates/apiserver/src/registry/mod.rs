@@ -6,6 +6,7 @@ mod continue_token;
 mod convert;
 mod keys;
 mod list;
+mod storage_form;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +22,9 @@ use serde_json::{Value, json};
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
-pub(crate) use list::{ListRequest, VersionMatch};
+pub(crate) use list::{ListRequest, Size, VersionMatch};
+pub use storage_form::StorageMediaType;
+pub(crate) use storage_form::check as check_stored;
 
 use crate::api_types::Resource;
 use crate::object;
@@ -37,12 +40,16 @@ const MAX_LEFT_OUT: usize = 1000;
 /// All stored objects.
 pub(crate) struct Registry {
     store: Arc<dyn Store>,
+    /// In which form objects are stored from now on; either is read.
+    media_type: StorageMediaType,
     converter: Arc<dyn Converter>,
     feeds: Feeds,
     /// The newest write of this server by resource, for readers that must see it.
     written: Mutex<HashMap<&'static str, Revision>>,
     /// Objects that were left out of a list and logged, by key.
     left_out: Mutex<HashMap<String, Revision>>,
+    /// Of resources, as the last list found it.
+    sizes: Mutex<HashMap<&'static str, Size>>,
 }
 
 /// What a write does with the stored object.
@@ -76,17 +83,24 @@ impl Registry {
     /// Without webhooks.
     #[cfg(test)]
     pub(crate) fn new(store: Arc<dyn Store>) -> Registry {
-        Registry::with_converter(store, Arc::new(convert::NoConverter))
+        let converter = Arc::new(convert::NoConverter);
+        Registry::with_converter(store, StorageMediaType::default(), converter)
     }
 
     /// All objects of a store. Custom ones whose definitions have a webhook are converted by `converter`.
-    pub(crate) fn with_converter(store: Arc<dyn Store>, converter: Arc<dyn Converter>) -> Registry {
+    pub(crate) fn with_converter(
+        store: Arc<dyn Store>,
+        media_type: StorageMediaType,
+        converter: Arc<dyn Converter>,
+    ) -> Registry {
         Registry {
+            media_type,
             feeds: Feeds::new(store.clone()),
             converter,
             store,
             written: Mutex::default(),
             left_out: Mutex::default(),
+            sizes: Mutex::default(),
         }
     }
 
@@ -102,6 +116,15 @@ impl Registry {
     pub(crate) fn written(&self, resource: &Resource) -> Revision {
         let written = self.written.lock();
         written.get(resource.storage).copied().unwrap_or(0)
+    }
+
+    /// How much there is of a resource, if it was listed.
+    pub(crate) fn size(&self, resource: &Resource) -> Option<Size> {
+        self.sizes.lock().get(resource.storage).copied()
+    }
+
+    fn note_size(&self, resource: &Resource, size: Size) {
+        self.sizes.lock().insert(resource.storage, size);
     }
 
     fn note(&self, resource: &Resource, revision: Revision) {
@@ -182,7 +205,7 @@ impl Registry {
     async fn encode(&self, resource: &Resource, mut object: Value) -> Result<Bytes, StatusError> {
         object::metadata_mut(&mut object).remove("resourceVersion");
         let stored = self.to_storage(resource, object).await?;
-        longshore_json::write(&stored).map(Bytes::from).map_err(StatusError::internal)
+        storage_form::encode(self.media_type, resource, stored)
     }
 
     /// A stored object for a list. One that cannot be read must not hide the others: it is left out, and
@@ -279,13 +302,21 @@ impl Registry {
             }
             // What is in an old version of its kind, or encrypted with an old key, is stored anew all the
             // same: that is how objects get from one to the next.
-            let is_stale = is_outdated || stored.is_stale;
+            let is_stale = is_outdated
+                || stored.is_stale
+                || !storage_form::is_current(self.media_type, resource, &stored.value);
             let next = next.filter(|object| is_stale || *object != current);
             if dry_run {
                 return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
             }
+            // Nor is what differs only in zero values, which are not stored.
+            let value = match next {
+                Some(object) => Some(self.encode(resource, object).await?),
+                None => None,
+            };
+            let value = value.filter(|value| is_stale || *value != stored.value);
             let conflict = match self
-                .write_once(resource, &key, stored.mod_revision, next, deletes, ttl)
+                .write_once(resource, &key, stored.mod_revision, value, deletes, ttl)
                 .await
             {
                 Ok(Some(written)) => return Ok(written),
@@ -311,13 +342,12 @@ impl Registry {
         resource: &Resource,
         key: &str,
         mut revision: Revision,
-        next: Option<Value>,
+        next: Option<Bytes>,
         deletes: bool,
         ttl: Option<Duration>,
     ) -> Result<Option<Written>, WriteError> {
         let mut written = None;
-        if let Some(object) = next {
-            let value = self.encode(resource, object).await?;
+        if let Some(value) = next {
             let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
             revision = stored.mod_revision;
             self.note(resource, revision);
@@ -401,7 +431,7 @@ fn read(stored: &KeyValue) -> Result<Value, StatusError> {
 /// Parses stored bytes and puts the revision in. `None` for what is no object with a name: it was
 /// damaged, encrypted, or written in a form that is not known here.
 fn decode_raw(bytes: &[u8], revision: Revision) -> Option<Value> {
-    let mut value: Value = longshore_json::read(bytes).ok()?;
+    let mut value = storage_form::decode(bytes)?;
     if object::name(&value).is_empty() {
         return None;
     }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{Authorization, Origin, Remote, bearer};
 use crate::config_file;
-use crate::webhook_client::tls;
+use crate::http_client::tls;
 
 /// Where a pod finds what its service account may show.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";

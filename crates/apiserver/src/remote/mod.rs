@@ -10,28 +10,20 @@ mod kubeconfig;
 pub(crate) mod testing;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Incoming};
-use hyper::client::conn::http1::{SendRequest, handshake};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT,
 };
 use hyper::{Request, Response, Uri};
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
-use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsConnector;
 
 pub(crate) use self::kubeconfig::Error as KubeconfigError;
-use crate::webhook_client::{go_words, refusal};
+use crate::http_client::{self, Pool, Sender, Tls, refusal};
 
 /// The most calls of one server at once.
 const MAX_CALLS: usize = 64;
@@ -47,11 +39,6 @@ const RETRIES: [Duration; 4] = [
     Duration::from_millis(1688),
 ];
 const AGENT: &str = "kube-apiserver";
-
-type Sender = SendRequest<Full<Bytes>>;
-
-/// How certificates are verified, and what is shown.
-pub(crate) type Tls = Arc<rustls::ClientConfig>;
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,30 +76,9 @@ impl Origin {
     }
 
     async fn connect(&self, tls: &Tls, server_name: &str) -> Result<Sender, String> {
-        let Origin { host, port, .. } = self;
-        let failed =
-            |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
-        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        if !self.is_tls {
-            return speak(stream).await;
-        }
-        let name = ServerName::try_from(server_name.to_owned()).map_err(|e| e.to_string())?;
-        let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
-        speak(stream.map_err(|error| format!("tls: failed to verify certificate: {error}"))?).await
+        let tls = self.is_tls.then_some((tls, server_name));
+        http_client::connect(&self.host, self.port, tls).await
     }
-}
-
-async fn speak(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-) -> Result<Sender, String> {
-    let (sender, connection) =
-        handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-    // ends when the sender is dropped, or the server closes it
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok(sender)
 }
 
 /// An answer, whatever its status is.
@@ -126,21 +92,8 @@ pub(crate) struct Answer {
 
 impl Answer {
     async fn read(response: Response<Incoming>) -> Result<Answer, String> {
-        let too_large = || format!("the answer exceeds the limit of {MAX_ANSWER} bytes");
         let code = response.status().as_u16();
-        let mut body = response.into_body();
-        if body.size_hint().lower() > MAX_ANSWER as u64 {
-            return Err(too_large());
-        }
-        let mut text = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            let data = frame.map_err(|error| error.to_string())?.into_data().unwrap_or_default();
-            if text.len().saturating_add(data.len()) > MAX_ANSWER {
-                return Err(too_large());
-            }
-            text.extend_from_slice(&data);
-        }
-        Ok(Answer { code, body: text.freeze() })
+        Ok(Answer { code, body: http_client::read(response, MAX_ANSWER, None).await? })
     }
 }
 
@@ -182,7 +135,7 @@ pub(crate) struct Remote {
     tls: Tls,
     authorization: Authorization,
     calls: Semaphore,
-    idle: Mutex<Vec<Sender>>,
+    connections: Pool,
 }
 
 impl Remote {
@@ -201,7 +154,7 @@ impl Remote {
             tls,
             authorization,
             calls: Semaphore::new(MAX_CALLS),
-            idle: Mutex::default(),
+            connections: Pool::new(MAX_IDLE),
         })
     }
 
@@ -210,12 +163,13 @@ impl Remote {
         let whole = async {
             let _slot = self.calls.acquire().await;
             let authorization = self.authorization().await?;
-            let (response, sender) = self.exchange(body, authorization.as_ref()).await?;
+            let exchange = self.connections.exchange(
+                || self.request(body.clone(), authorization.as_ref()),
+                self.origin.connect(&self.tls, &self.server_name),
+            );
+            let (response, sender) = exchange.await?;
             let answer = Answer::read(response).await?;
-            let mut idle = self.idle.lock();
-            if idle.len() < MAX_IDLE && !sender.is_closed() {
-                idle.push(sender);
-            }
+            self.connections.keep(sender);
             Ok(answer)
         };
         let answer = timeout(limit, whole).await;
@@ -272,29 +226,6 @@ impl Remote {
                 bearer(token.trim()).map(Some)
             }
         }
-    }
-
-    async fn exchange(
-        &self,
-        body: Bytes,
-        authorization: Option<&HeaderValue>,
-    ) -> Result<(Response<Incoming>, Sender), String> {
-        loop {
-            let Some(mut sender) = self.idle.lock().pop() else { break };
-            if sender.ready().await.is_err() {
-                continue;
-            }
-            match sender.try_send_request(self.request(body.clone(), authorization)?).await {
-                Ok(response) => return Ok((response, sender)),
-                // it was closed before anything of the request was sent
-                Err(error) if error.message().is_some() => {}
-                Err(error) => return Err(error.error().to_string()),
-            }
-        }
-        let mut sender = self.origin.connect(&self.tls, &self.server_name).await?;
-        let request = self.request(body, authorization)?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        Ok((response, sender))
     }
 
     fn request(

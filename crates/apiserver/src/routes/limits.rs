@@ -2,7 +2,8 @@
 //! Nodes, administrators and the cluster's own controllers have reserved shares, so that leases and
 //! status never wait behind others.
 //!
-//! Current limitations: no API priority and fairness; the classes of callers are fixed.
+//! With priority and fairness ([`crate::flow_control`]) the limits of requests are wider, as requests wait
+//! in its queues: then they bound the memory of those that wait.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ use crate::{RequestLimits, user};
 
 /// Requests of the system beyond the common limit; upstream does not limit administrators.
 const SYSTEM_REQUESTS: u64 = 4096;
+/// Requests of each kind that wait in queues or are answered, with priority and fairness.
+const QUEUED: (u64, u64) = (4096, SYSTEM_REQUESTS);
 /// Bodies that are being read or worked on, in bytes; a JSON value takes several times as much.
 const BODIES: (u64, u64) = (12 << 20, 4 << 20);
 /// Answers that are being made or sent, in bytes, without the small ones.
@@ -64,10 +67,11 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new(most: RequestLimits) -> Limits {
-        // Zero means no limit, as upstream has it.
-        let requests = |most: u32| match most {
+        let requests = |limit: u32| match limit {
+            _ if most.seats().is_some() => Budget::new(QUEUED.0, QUEUED.1),
+            // Zero means no limit, as upstream has it.
             0 => Budget::new(u64::MAX, 0),
-            most => Budget::new(most.into(), SYSTEM_REQUESTS),
+            limit => Budget::new(limit.into(), SYSTEM_REQUESTS),
         };
         let budget = |(ordinary, reserved)| Budget::new(ordinary, reserved);
         Limits {
@@ -208,7 +212,8 @@ mod tests {
     // Finding 3
     #[test]
     fn request_limits_by_kind() {
-        let limits = Limits::new(RequestLimits { reading: 2, mutating: 2 });
+        let most = |reading, mutating| RequestLimits { reading, mutating, has_flow_control: false };
+        let limits = Limits::new(most(2, 2));
         let user = Holder::new("a", Priority::Ordinary);
         let [read, write, watch] = [
             line(Method::GET, "/api/v1/pods"),
@@ -221,9 +226,13 @@ mod tests {
         let watches: Vec<_> = (0..100).map(|_| limits.admit(&user, &watch).unwrap()).collect();
         drop(held);
         assert!(limits.admit(&user, &read).is_ok() && watches.len() == 100);
-        let unlimited = Limits::new(RequestLimits { reading: 0, mutating: 0 });
+        let unlimited = Limits::new(most(0, 0));
         let held: Vec<_> = (0..5000).map(|_| unlimited.admit(&user, &read)).collect();
         assert!(held.iter().all(Result::is_ok));
+        // with queues, one user has half of what may wait
+        let queued = Limits::new(RequestLimits { has_flow_control: true, ..most(2, 2) });
+        let held: Vec<_> = (0..5000).filter_map(|_| queued.admit(&user, &read).ok()).collect();
+        assert_eq!(held.len(), 2048);
     }
 
     #[test]

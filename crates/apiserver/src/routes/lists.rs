@@ -9,14 +9,19 @@ use super::negotiate::Form;
 use super::request::Query;
 use super::respond::{self, Result, View};
 use super::{Call, Router, limits};
-use crate::api_types::Resource;
+use crate::api_types::{Resource, types};
+use crate::audit;
 use crate::object;
 use crate::offload::LARGE;
 use crate::registry::{ListRequest, VersionMatch, too_large};
 use crate::response_body::Memory;
+use crate::schema::protobuf::ListWriter;
 use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::StatusError;
 use crate::table::{self, Rows};
+
+/// Which revisions a version means.
+pub(super) const MATCH: &str = "resourceVersionMatch";
 
 impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
@@ -38,7 +43,9 @@ impl Router {
     }
 
     pub(super) async fn list(&self, call: Call<'_>) -> Result {
-        let view = call.view()?;
+        let mut view = call.view()?;
+        // The audit has answers as JSON: such a one becomes protobuf after it.
+        view.is_protobuf &= !audit::wants_response();
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
         let _permit = self.limits.list_permit(&call.holder, call.resource).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
@@ -51,6 +58,8 @@ impl Router {
 pub(super) struct ListText<'a> {
     view: &'a View,
     rows: Option<Rows>,
+    /// The list so far, if it is in protobuf.
+    messages: Option<ListWriter>,
     text: Vec<u8>,
     is_empty: bool,
     memory: Arc<Memory>,
@@ -80,10 +89,27 @@ impl<'a> ListText<'a> {
             ),
             _ => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","items":["#),
         };
-        ListText { view, rows, text: head.into_bytes(), is_empty: true, memory, counted: 0 }
+        let messages = view.is_protobuf.then(|| {
+            let index = types().index_of(view.resource.gvk());
+            ListWriter::new(index.filter(|_| view.form == Form::Object))
+        });
+        ListText {
+            view,
+            rows,
+            messages,
+            text: head.into_bytes(),
+            is_empty: true,
+            memory,
+            counted: 0,
+        }
     }
 
     pub(super) fn push(&mut self, object: &Value) -> Result<()> {
+        if let Some(messages) = &mut self.messages {
+            messages.push(object).map_err(StatusError::internal)?;
+            let length = messages.len();
+            return self.count(length);
+        }
         if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
@@ -95,17 +121,32 @@ impl<'a> ListText<'a> {
             _ => longshore_json::append(&mut self.text, object),
         };
         written.map_err(StatusError::internal)?;
-        let more = self.text.len().saturating_sub(self.counted);
+        self.count(self.text.len())
+    }
+
+    fn count(&mut self, length: usize) -> Result<()> {
+        let more = length.saturating_sub(self.counted);
         if more >= Self::STEP {
             if !self.memory.grow(more) {
                 return Err(limits::too_many());
             }
-            self.counted = self.text.len();
+            self.counted = length;
         }
         Ok(())
     }
 
     pub(super) fn finish(mut self, meta: &Value) -> Result {
+        if let Some(messages) = self.messages.take() {
+            let (api_version, kind) = match self.view.form {
+                Form::Metadata => {
+                    ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned())
+                }
+                _ => (self.view.resource.gvk().api_version(), self.view.resource.list_kind()),
+            };
+            let list = messages.finish(&api_version, &kind, meta).map_err(StatusError::internal)?;
+            let answer = respond::protobuf(StatusCode::OK, list);
+            return Ok(answer.map(|body| body.with_memory(self.memory)));
+        }
         self.text.extend_from_slice(b"],\"metadata\":");
         longshore_json::append(&mut self.text, meta).map_err(StatusError::internal)?;
         self.text.push(b'}');
@@ -145,7 +186,14 @@ pub(super) fn list_request<'a>(
     namespace: &'a str,
 ) -> Result<ListRequest<'a>> {
     let (labels, fields) = selectors(query, resource)?;
-    let limit = query.number::<usize>("limit")?.unwrap_or(0);
+    let limit = query.number::<i64>("limit")?.unwrap_or(0);
+    // less than nothing is no limit
+    let limit = usize::try_from(limit).unwrap_or(0);
+    query.number::<i64>("timeoutSeconds")?;
+    if query.has("sendInitialEvents") {
+        let why = "sendInitialEvents is forbidden for list";
+        return Err(forbidden("sendInitialEvents", why));
+    }
     let continue_token = query.get("continue").unwrap_or_default();
     Ok(ListRequest {
         resource,
@@ -160,23 +208,25 @@ pub(super) fn list_request<'a>(
 
 fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<VersionMatch> {
     let version = version(query)?;
-    let wanted = query.get("resourceVersionMatch");
+    let wanted = query.get(MATCH);
     if is_continued {
         return match (version.unwrap_or(0), wanted) {
             (0, None) => Ok(VersionMatch::Newest),
-            (0, Some(_)) => Err(StatusError::bad_request(
-                "resourceVersionMatch is forbidden when continue is provided",
-            )),
+            (0, Some(_)) => {
+                Err(forbidden(MATCH, "resourceVersionMatch is forbidden when continue is provided"))
+            }
             _ => Err(StatusError::bad_request(
                 "specifying resource version is not allowed when using continue",
             )),
         };
     }
     match (version, wanted) {
-        (None, Some(_)) => Err(StatusError::bad_request(
+        (None, Some(_)) => Err(forbidden(
+            MATCH,
             "resourceVersionMatch is forbidden unless resourceVersion is provided",
         )),
-        (Some(0), Some("Exact")) => Err(StatusError::bad_request(
+        (Some(0), Some("Exact")) => Err(forbidden(
+            MATCH,
             "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
         )),
         (None | Some(0), _) => Ok(VersionMatch::Newest),
@@ -185,10 +235,19 @@ fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<Vers
         // Without a word a limited list is exact, an unlimited one is not older: as ever.
         (Some(version), None) if limit > 0 => Ok(VersionMatch::Exact(version)),
         (Some(version), None) => Ok(VersionMatch::NotOlderThan(version)),
-        (_, Some(other)) => Err(StatusError::bad_request(format!(
-            "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
-        ))),
+        (_, Some(other)) => Err(StatusError::unsupported_option(
+            "ListOptions",
+            MATCH,
+            &format!("{other:?}"),
+            &["Exact", "NotOlderThan", ""],
+        )),
     }
+}
+
+/// An option of a list or a watch that may not be given.
+pub(super) fn forbidden(field: &str, why: &str) -> StatusError {
+    let message = format!("Forbidden: {why}");
+    StatusError::invalid_option("ListOptions", field, "FieldValueForbidden", message)
 }
 
 /// `kind`, `apiVersion` and `metadata` of an object that has only a revision.

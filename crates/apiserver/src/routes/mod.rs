@@ -5,6 +5,7 @@ mod aggregated;
 mod body;
 mod components;
 mod connect;
+mod flow_control;
 mod impersonation;
 mod limits;
 mod links;
@@ -41,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::body::drain;
 use self::limits::Limits;
+use self::negotiate::Accepted;
 use self::pages::Pages;
 pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
@@ -53,6 +55,7 @@ use crate::audit::{self, Audit, Received};
 use crate::auth::Authenticator;
 use crate::authz::{self, Access, Target};
 use crate::encryption::Encryption;
+use crate::flow_control::{Class, FlowControl};
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
 use crate::operations::Api;
@@ -73,6 +76,8 @@ pub(crate) struct Router {
     kubelet: KubeletClient,
     gates: FeatureGates,
     metrics: RequestMetrics,
+    /// `None`: only the numbers of requests are limited.
+    flow_control: Option<Arc<FlowControl>>,
     request_timeout: Duration,
     stop: CancellationToken,
     limits: Limits,
@@ -123,6 +128,7 @@ impl Router {
         kubelet: KubeletClient,
         gates: FeatureGates,
         requests: RequestLimits,
+        flow_control: Option<Arc<FlowControl>>,
         request_timeout: Duration,
         stop: CancellationToken,
     ) -> Router {
@@ -135,6 +141,7 @@ impl Router {
             kubelet,
             gates,
             metrics: RequestMetrics::new(),
+            flow_control,
             request_timeout,
             stop,
             limits: Limits::new(requests),
@@ -178,8 +185,15 @@ impl Router {
         &self.authenticator
     }
 
-    /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one.
-    async fn admit(&self, peer: &Peer, line: &RequestLine, head: &mut Parts) -> Result<Admitted> {
+    /// Authenticates, authorizes and admits a request. Its connection becomes an authorized one. `class` is
+    /// set once the user is known.
+    async fn admit(
+        &self,
+        peer: &Peer,
+        line: &RequestLine,
+        head: &mut Parts,
+        class: &mut Option<Class>,
+    ) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
         let authorization = head.headers.get(header::AUTHORIZATION).cloned();
         let caller =
@@ -200,6 +214,7 @@ impl Router {
             }
         }
         let user = self.effective(caller?, &head.headers).await?;
+        *class = self.classify(&user, line);
         let remote = self.remote(line).await;
         let local = line.resource.as_ref().filter(|_| remote.is_none());
         let kinds = self.api.definitions.snapshot();
@@ -274,7 +289,7 @@ impl Router {
             "update" | "patch" => self.update(call).await,
             "delete" => self.delete(call).await,
             "deletecollection" => self.delete_collection(call).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 
@@ -293,7 +308,7 @@ impl Router {
             ("eviction", _) => self.evict(call, subresource).await,
             ("log", _) => self.log(call).await,
             ("token", _) => self.token(call, subresource).await,
-            _ => Err(StatusError::method_not_allowed(call.resource, call.verb)),
+            _ => Err(StatusError::method_not_allowed()),
         }
     }
 }
@@ -310,6 +325,7 @@ impl Handler for Router {
     ) -> Answer {
         let (mut head, body) = request.into_parts();
         let takes_gzip = negotiate::takes_gzip(&head.headers);
+        let takes_protobuf = negotiate::prefers_protobuf(&head.headers);
         let id = audit::audit_id(&mut head.headers);
         let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
         let work = async {
@@ -318,6 +334,9 @@ impl Handler for Router {
             answer
         };
         let mut answer = audit::scope(record, work).await;
+        if takes_protobuf {
+            respond::to_protobuf(&mut answer);
+        }
         if takes_gzip {
             respond::compress(&mut answer);
         }
@@ -343,12 +362,14 @@ impl Router {
         let began = Instant::now();
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let mut body = Some(body);
-        let line = RequestLine::parse(&method, &uri);
+        let mut class = None;
+        let line = RequestLine::parse(&method, &uri).map(Arc::new);
         let admitted = match &line {
             Ok(line) => {
                 // Many requests may wait here: they are small until they are admitted.
                 let permit = self.limits.admission_permit(peer.holder()).await;
-                let mut admission = std::pin::pin!(contained(self.admit(&peer, line, &mut head)));
+                let admission = self.admit(&peer, line, &mut head, &mut class);
+                let mut admission = std::pin::pin!(contained(admission));
                 // A permit is for work that is done here: who waits longer, for a webhook or an issuer of
                 // tokens, gives it back.
                 let early = timeout(limits::ADMISSION_SLOT, admission.as_mut()).await;
@@ -371,6 +392,7 @@ impl Router {
             metrics::labels(&self.api.definitions.snapshot(), line, &method, &head.headers)
         });
         let mut record = None;
+        let mut rejected = None;
         let (answer, held) = match admitted {
             Ok((line, admitted)) => {
                 drop(unadmitted);
@@ -378,9 +400,26 @@ impl Router {
                 // Aggregated servers count what they serve.
                 let own = labels.filter(|_| caller.remote.is_none());
                 let lasts = limits::is_long_running(line);
-                record = own.map(|labels| self.metrics.begin(labels, began, lasts));
-                let answer = contained(self.answer(caller, line, head, &mut body)).await;
-                (answer, RequestGuard::Admitted(share))
+                if own.is_some_and(|labels| labels.is_deprecated) {
+                    audit::annotate("k8s.io/deprecated", "true");
+                }
+                match self.seat(class.as_ref(), &caller, line, began).await {
+                    Ok(seat) => {
+                        record = own.map(|labels| self.metrics.begin(labels, began, lasts));
+                        let watch = self.count_watch(class.as_ref(), line);
+                        let answer = contained(self.answer(caller, line, head, &mut body)).await;
+                        // A watch has none from now on.
+                        drop(seat);
+                        (answer, RequestGuard::Admitted(share, watch))
+                    }
+                    Err(error) => {
+                        if let Some(labels) = own {
+                            self.metrics.dropped(labels);
+                        }
+                        rejected = Some(error);
+                        (Err(limits::too_many()), RequestGuard::Admitted(share, None))
+                    }
+                }
             }
             Err(error) => {
                 if let Some(labels) = labels.filter(|_| error.code == 429) {
@@ -395,9 +434,15 @@ impl Router {
                 if let Some(body) = body {
                     drain(body).await;
                 }
-                respond::refusal(&error)
+                match rejected {
+                    Some(rejected) => respond::rejected(rejected.retry_after),
+                    None => respond::refusal(&error),
+                }
             }
         };
+        if let Some(class) = class {
+            class.mark(answer.headers_mut());
+        }
         answer.body_mut().hold(held);
         if let Some(memory) = answer.body().memory() {
             let memory: Arc<dyn Monitored> = memory.clone();
@@ -472,9 +517,13 @@ impl Call<'_> {
 
     /// The requested form of objects of the resource.
     fn view(&self) -> Result<View> {
+        let accept = self.header(header::ACCEPT);
+        let has_protobuf = self.resource.custom.is_none();
+        let Accepted { form, is_protobuf } = negotiate::accepted(accept, has_protobuf)?;
         Ok(View {
             resource: self.resource,
-            form: negotiate::form(self.header(header::ACCEPT))?,
+            form,
+            is_protobuf,
             include: IncludeObject::parse(self.line.query.get("includeObject"))?,
         })
     }

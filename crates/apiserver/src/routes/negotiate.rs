@@ -2,9 +2,10 @@
 
 use hyper::header::{self, HeaderMap};
 
+use crate::schema::protobuf::MEDIA_TYPE;
 use crate::status::StatusError;
 
-/// The form of objects in an answer; all of them are JSON.
+/// The form of objects in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// As they are.
@@ -57,24 +58,51 @@ fn is_json(media_type: &str) -> bool {
     matches!(media_type, "application/json" | "application/*" | "*/*")
 }
 
-/// The first form in `Accept` that can be produced; JSON without the header.
-pub(super) fn form(accept: Option<&str>) -> Result<Form, StatusError> {
+/// What an answer is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Accepted {
+    pub(super) form: Form,
+    /// Protobuf, and not JSON.
+    pub(super) is_protobuf: bool,
+}
+
+/// The first of those in `Accept` that can be produced; JSON without the header. `has_protobuf`: the
+/// objects are of a built-in kind.
+pub(super) fn accepted(accept: Option<&str>, has_protobuf: bool) -> Result<Accepted, StatusError> {
+    let json = |form| Accepted { form, is_protobuf: false };
     let Some(accept) = accept.filter(|accept| !accept.trim().is_empty()) else {
-        return Ok(Form::Object);
+        return Ok(json(Form::Object));
     };
-    let clauses = clauses(accept);
-    let mut forms =
-        clauses.iter().filter(|clause| is_json(clause.media_type)).filter_map(|clause| {
-            match (clause.group, clause.version, clause.kind) {
-                (_, _, "") => Some(Form::Object),
-                ("meta.k8s.io", "v1", "Table") => Some(Form::Table),
-                ("meta.k8s.io", "v1", "PartialObjectMetadata" | "PartialObjectMetadataList") => {
-                    Some(Form::Metadata)
-                }
-                _ => None,
+    let found = clauses(accept).iter().find_map(|clause| {
+        let form = match (clause.group, clause.version, clause.kind) {
+            (_, _, "") => Form::Object,
+            ("meta.k8s.io", "v1", "Table") => Form::Table,
+            ("meta.k8s.io", "v1", "PartialObjectMetadata" | "PartialObjectMetadataList") => {
+                Form::Metadata
             }
-        });
-    forms.next().ok_or_else(|| StatusError::not_acceptable(&["application/json"]))
+            _ => return None,
+        };
+        let is_protobuf = clause.media_type == MEDIA_TYPE;
+        let can_be = match form {
+            Form::Object => has_protobuf,
+            Form::Metadata => true,
+            Form::Table => false,
+        };
+        let is_accepted = is_json(clause.media_type) || (is_protobuf && can_be);
+        is_accepted.then_some(Accepted { form, is_protobuf })
+    });
+    found.ok_or_else(|| match has_protobuf {
+        true => StatusError::not_acceptable(&["application/json", MEDIA_TYPE]),
+        false => StatusError::not_acceptable(&["application/json"]),
+    })
+}
+
+/// Whether protobuf is to be preferred in an answer that can be either.
+pub(super) fn prefers_protobuf(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accept.is_some_and(|accept| {
+        accept.contains(MEDIA_TYPE) && accepted(Some(accept), true).is_ok_and(|by| by.is_protobuf)
+    })
 }
 
 /// Whether the client prefers aggregated discovery.
@@ -116,13 +144,54 @@ mod tests {
             ),
             (Some("application/json;as=Unknown;g=meta.k8s.io;v=v1,application/json"), Form::Object),
         ] {
-            assert_eq!(form(accept).unwrap(), expected, "{accept:?}");
+            let found = accepted(accept, false).unwrap();
+            assert_eq!((found.form, found.is_protobuf), (expected, false), "{accept:?}");
         }
-        assert_eq!(form(Some("application/vnd.kubernetes.protobuf")).unwrap_err().code, 406);
-        assert_eq!(
-            form(Some("application/json;as=Table;g=meta.k8s.io;v=v9")).unwrap_err().code,
-            406
-        );
+        for accept in [MEDIA_TYPE, "application/json;as=Table;g=meta.k8s.io;v=v9"] {
+            assert_eq!(accepted(Some(accept), false).unwrap_err().code, 406);
+        }
+    }
+
+    #[test]
+    fn forms_in_protobuf() {
+        const METADATA: &str = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        const TABLE: &str = "as=Table;g=meta.k8s.io;v=v1";
+        for (accept, built_in, custom) in [
+            (MEDIA_TYPE.to_owned(), Some((Form::Object, true)), None),
+            (
+                format!("{MEDIA_TYPE},application/json"),
+                Some((Form::Object, true)),
+                Some((Form::Object, false)),
+            ),
+            (
+                format!("application/json,{MEDIA_TYPE}"),
+                Some((Form::Object, false)),
+                Some((Form::Object, false)),
+            ),
+            (
+                format!("{MEDIA_TYPE};q=0.5,application/json;q=0.4"),
+                Some((Form::Object, true)),
+                Some((Form::Object, false)),
+            ),
+            (format!("{MEDIA_TYPE};stream=watch"), Some((Form::Object, true)), None),
+            (
+                format!("{MEDIA_TYPE};{METADATA},application/json;{METADATA},application/json"),
+                Some((Form::Metadata, true)),
+                Some((Form::Metadata, true)),
+            ),
+            (
+                format!("{MEDIA_TYPE};{TABLE},application/json;{TABLE}"),
+                Some((Form::Table, false)),
+                Some((Form::Table, false)),
+            ),
+            (format!("{MEDIA_TYPE};{TABLE}"), None, None),
+        ] {
+            for (has_protobuf, expected) in [(true, built_in), (false, custom)] {
+                let found = accepted(Some(&accept), has_protobuf);
+                let found = found.ok().map(|by| (by.form, by.is_protobuf));
+                assert_eq!(found, expected, "{accept} {has_protobuf}");
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Pages about the server itself for people: `/statusz`, `/flagz`, `/metrics/slis`, and `/logs/`, the files of its
 //! machine's log directory.
 //!
-//! Current limitations: the first two are text alone; files are sent whole.
+//! Current limitations: files are sent whole.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,9 +13,8 @@ use hyper::StatusCode;
 use hyper::header::{self, HeaderValue};
 use jiff::Timestamp;
 use longshore_base::panics;
-use longshore_base::version::KUBERNETES_VERSION;
 use longshore_metrics::{Healthchecks, Registry};
-use longshore_serving::BoxError;
+use longshore_serving::{BoxError, NotAcceptable, Page, Zpages};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2};
 use tokio::io::AsyncReadExt;
@@ -25,9 +24,6 @@ use super::respond::{self, Result};
 use crate::response_body::Body;
 use crate::status::StatusError;
 
-const COMPONENT: &str = "apiserver";
-const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting \
-                       compatibility guarantees and is for debugging purposes only.";
 /// The most entries of a directory that are shown.
 const MAX_ENTRIES: usize = 10_000;
 
@@ -61,39 +57,24 @@ impl Pages {
     }
 
     /// The page of a path; `None`: it is none of these. `listed`: all paths.
-    pub(super) async fn page(&self, path: &str, listed: &[&str]) -> Option<Result> {
+    pub(super) async fn page(
+        &self,
+        path: &str,
+        accept: Option<&str>,
+        listed: &'static [&'static str],
+    ) -> Option<Result> {
+        let zpages = Zpages { component: "apiserver", paths: listed };
+        let accept = accept.unwrap_or_default();
         match path.trim_end_matches('/') {
             "/metrics/slis" => Some(Ok(respond::text(StatusCode::OK, self.registry.text()))),
-            "/flagz" => Some(Ok(respond::text(StatusCode::OK, self.flagz()))),
-            "/statusz" => Some(Ok(respond::text(StatusCode::OK, self.statusz(listed)))),
+            "/flagz" => Some(negotiated(zpages.flagz(accept, &self.config.flags))),
+            "/statusz" => Some(negotiated(zpages.statusz(accept, self.started))),
             "/logs" => Some(self.log("", path).await),
             other => match other.strip_prefix("/logs/") {
                 Some(below) => Some(self.log(below, path).await),
                 None => None,
             },
         }
-    }
-
-    fn flagz(&self) -> String {
-        let flags = self.config.flags.iter();
-        let lines: String = flags.map(|(name, value)| format!("{name}={value}\n")).collect();
-        format!("\n{COMPONENT} flagz\n{WARNING}\n\n{lines}")
-    }
-
-    fn statusz(&self, listed: &[&str]) -> String {
-        let version = KUBERNETES_VERSION.trim_start_matches('v');
-        let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
-        let up = Timestamp::now().as_second().saturating_sub(self.started.as_second()).max(0);
-        let up = u32::try_from(up).unwrap_or(u32::MAX);
-        format!(
-            "\n{COMPONENT} statusz\n{WARNING}\n\nStarted: {}\nUp: {} hr {:02} min {:02} sec\n\
-             Binary version: {version}\nEmulation version: {minor}\nPaths: {}\n",
-            self.started.strftime("%a %b %e %H:%M:%S UTC %Y"),
-            up / 3600,
-            up / 60 % 60,
-            up % 60,
-            listed.join(" "),
-        )
     }
 
     async fn log(&self, below: &str, path: &str) -> Result {
@@ -128,6 +109,12 @@ impl Pages {
             }
         }
     }
+}
+
+fn negotiated(page: std::result::Result<Page, NotAcceptable>) -> Result {
+    let Page { content_type, body } =
+        page.map_err(|_| StatusError::not_acceptable(&["text/plain", "application/json"]))?;
+    Ok(respond::raw(StatusCode::OK, HeaderValue::from_static(content_type), body.into()))
 }
 
 /// A path below the directory; `None` for one that leads elsewhere.
@@ -196,7 +183,7 @@ mod tests {
     use super::*;
 
     async fn get(pages: &Pages, path: &str) -> (u16, String) {
-        match pages.page(path, &["/version"]).await {
+        match pages.page(path, None, &["/version"]).await {
             None => (0, String::new()),
             Some(Err(error)) => (error.code, error.message),
             Some(Ok(answer)) => {

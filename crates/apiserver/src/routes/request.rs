@@ -5,6 +5,7 @@ use hyper::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
 use crate::authz::{ResourceTarget, Target};
+use crate::flow_control::{Describe, Digest};
 use crate::registry::is_path_segment;
 use crate::selector::{FieldSelector, equalities};
 use crate::status::StatusError;
@@ -94,7 +95,7 @@ impl Query {
         let parse = |text: &str| {
             let invalid = |_| {
                 StatusError::bad_request(format!(
-                    "invalid value for {name}: {text:?} is not a valid number"
+                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
                 ))
             };
             text.parse().map_err(invalid)
@@ -102,14 +103,15 @@ impl Query {
         self.get(name).map(parse).transpose()
     }
 
-    /// `dryRun=All`.
-    pub(super) fn dry_run(&self) -> Result<bool, StatusError> {
+    /// `dryRun=All`. `options`: what the options of the request are.
+    pub(super) fn dry_run(&self, options: &str) -> Result<bool, StatusError> {
         match self.get("dryRun") {
             None => Ok(false),
             Some("All") => Ok(true),
-            Some(other) => Err(StatusError::bad_request(format!(
-                "dryRun: Unsupported value: {other:?}: supported values: \"All\""
-            ))),
+            Some(other) => {
+                let given = format!("[{other:?}]");
+                Err(StatusError::unsupported_option(options, "dryRun", &given, &["All"]))
+            }
         }
     }
 }
@@ -169,11 +171,35 @@ impl RequestLine {
         })
     }
 
+    /// Whether it is about one node's objects alone.
+    pub(super) fn selects_node(&self) -> bool {
+        self.fields.iter().any(|(field, node)| field == "spec.nodeName" && !node.is_empty())
+    }
+
     /// The name that the selector of a list or a watch requires: the authorized name.
     fn selected_name(&self) -> &str {
         let mut fields = self.fields.iter().filter(|_| matches!(self.verb, "list" | "watch"));
         let name = fields.find(|(field, _)| field == "metadata.name");
         name.map(|(_, name)| name.as_str()).filter(|name| is_path_segment(name)).unwrap_or_default()
+    }
+}
+
+impl Describe for RequestLine {
+    fn digest(&self) -> Digest<'_> {
+        let common = Digest { verb: self.verb, path: &self.path, ..Digest::default() };
+        match self.target() {
+            Target::Path(_) => common,
+            Target::Resource(target) => Digest {
+                is_resource: true,
+                group: target.group,
+                version: target.version,
+                resource: target.resource,
+                subresource: target.subresource,
+                namespace: target.namespace,
+                name: target.name,
+                ..common
+            },
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::api_types::Resource;
 use crate::kinds;
 use crate::registry::Stored;
 use crate::response_body::Body;
+use crate::schema::protobuf;
 use crate::status::StatusError;
 use crate::table::{self, IncludeObject};
 
@@ -20,6 +21,7 @@ pub(super) type Answer = Response<Body>;
 pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static(protobuf::MEDIA_TYPE);
 
 /// An extension of an answer that is a `Status` object.
 #[derive(Clone)]
@@ -39,17 +41,41 @@ pub(super) fn json_text(code: StatusCode, text: impl Into<Bytes>) -> Answer {
     raw(code, JSON, Body::from(text))
 }
 
-pub(super) fn json_stream(body: Body) -> Answer {
-    raw(StatusCode::OK, JSON, body)
+/// A whole body in protobuf.
+pub(super) fn protobuf(code: StatusCode, bytes: Vec<u8>) -> Answer {
+    raw(code, PROTOBUF, Body::from(bytes))
 }
 
-/// Has a JSON answer sent in gzip, if it is so long that this pays.
+/// What a watch yields.
+pub(super) fn watch_stream(body: Body, is_protobuf: bool) -> Answer {
+    const PROTOBUF_STREAM: HeaderValue =
+        HeaderValue::from_static("application/vnd.kubernetes.protobuf;stream=watch");
+    raw(StatusCode::OK, if is_protobuf { PROTOBUF_STREAM } else { JSON }, body)
+}
+
+/// Has an object or a list that is there as JSON sent as protobuf, if it is of a built-in kind.
+pub(super) fn to_protobuf(answer: &mut Answer) {
+    if answer.headers().get(header::CONTENT_TYPE).is_none_or(|value| value != JSON) {
+        return;
+    }
+    let Some(bytes) = answer.body().whole().and_then(|text| {
+        let object: Value = longshore_json::read(text).ok()?;
+        protobuf::encode_any(&object)
+    }) else {
+        return;
+    };
+    answer.body_mut().replace(bytes.into());
+    answer.headers_mut().insert(header::CONTENT_TYPE, PROTOBUF);
+}
+
+/// Has an answer of objects sent in gzip, if it is so long that this pays.
 pub(super) fn compress(answer: &mut Answer) {
     const WORTHWHILE: usize = 128 << 10;
     let headers = answer.headers();
-    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|value| value == JSON);
+    let content_type = headers.get(header::CONTENT_TYPE);
+    let has_objects = content_type.is_some_and(|value| [JSON, PROTOBUF].contains(value));
     let is_encoded = headers.contains_key(header::CONTENT_ENCODING);
-    if !is_json || is_encoded || answer.body().len() <= WORTHWHILE {
+    if !has_objects || is_encoded || answer.body().len() <= WORTHWHILE {
         return;
     }
     if answer.body_mut().compress() {
@@ -107,6 +133,14 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
     response
 }
 
+/// The answer to a request that got no seat, as upstream has it: a text, and not a `Status`.
+pub(super) fn rejected(retry_after: u32) -> Answer {
+    let text = "Too many requests, please try again later.\n";
+    let mut response = self::text(StatusCode::TOO_MANY_REQUESTS, text.into());
+    response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+    response
+}
+
 /// A `Status` object of success.
 pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
     let mut status =
@@ -125,6 +159,8 @@ pub(super) fn success(code: StatusCode, details: Option<Value>) -> Answer {
 pub(super) struct View {
     pub(super) resource: &'static Resource,
     pub(super) form: Form,
+    /// Protobuf, and not JSON: what is one answer becomes that in the end ([`to_protobuf`]).
+    pub(super) is_protobuf: bool,
     pub(super) include: IncludeObject,
 }
 

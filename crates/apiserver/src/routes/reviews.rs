@@ -24,7 +24,7 @@ impl Router {
         let body = self.body(&mut call).await?;
         let (review, mut unknown) = body.read(call.resource.gvk(), validation(&call)?)?;
         audit::request_object(&review);
-        let dry_run = call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run("CreateOptions")?;
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         check(&call, kind, &review)?;
         unknown.extend(warnings);

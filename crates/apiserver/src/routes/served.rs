@@ -50,7 +50,7 @@ pub(super) fn route(
         Some(verb) if verbs.contains(&verb) => Ok(route),
         // Any method is handed on to what is behind a proxy.
         None if is_proxy && matches!(*method, Method::HEAD | Method::OPTIONS) => Ok(route),
-        verb => Err(StatusError::method_not_allowed(resource, verb.unwrap_or_default())),
+        _ => Err(StatusError::method_not_allowed()),
     }
 }
 

@@ -26,12 +26,15 @@ impl Router {
             "" => "/",
             path => path,
         };
-        if let Some(page) = self.pages.page(&line.path, PATHS).await {
+        if let Some(page) = self.pages.page(&line.path, accept, PATHS).await {
             return page;
         }
         let aggregator = &self.api.aggregator;
         if let Some(answer) = self.discovery(path) {
             return answer;
+        }
+        if let Some(answer) = self.flow_control_page(path, line) {
+            return Ok(answer);
         }
         let snapshot = self.api.definitions.snapshot();
         let custom = snapshot.resources();
@@ -47,8 +50,11 @@ impl Router {
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
                 let encryption = self.encryption.as_ref().map(|known| known.metrics());
+                let flow_control = self.flow_control.as_ref();
+                let in_flight = flow_control.map(|known| known.in_flight());
                 let text = [
-                    self.metrics.render(self.limits.in_flight()),
+                    self.metrics.render(in_flight.unwrap_or_else(|| self.limits.in_flight())),
+                    flow_control.map(|known| known.metrics()).unwrap_or_default(),
                     self.audit.metrics(),
                     encryption.unwrap_or_default(),
                     self.api.chain.metrics(),
@@ -108,6 +114,21 @@ impl Router {
                 None => Err(StatusError::no_such_path()),
             },
         }
+    }
+
+    /// What priority and fairness is doing.
+    fn flow_control_page(&self, path: &str, line: &RequestLine) -> Option<respond::Answer> {
+        let page = path.strip_prefix("/debug/api_priority_and_fairness/")?;
+        let flow_control = self.flow_control.as_ref()?;
+        let text = match page {
+            "dump_priority_levels" => flow_control.dump_levels(),
+            "dump_queues" => flow_control.dump_queues(),
+            "dump_requests" => {
+                flow_control.dump_requests(line.query.get("includeRequestDetails").is_some())
+            }
+            _ => return None,
+        };
+        Some(respond::text(StatusCode::OK, text))
     }
 
     async fn health(&self, name: &str, is_verbose: bool) -> respond::Answer {

@@ -24,8 +24,9 @@ impl Router {
     /// Issues a token. A dry run issues one too: nothing is stored of it.
     pub(super) async fn token(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let validation = FieldValidation::parse(call.line.query.get("fieldValidation"))?;
-        let dry_run = call.line.query.dry_run()?;
+        let validation =
+            FieldValidation::parse("CreateOptions", call.line.query.get("fieldValidation"))?;
+        let dry_run = call.line.query.dry_run("CreateOptions")?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
         audit::request_object(&request);
         let (request, said) = self.admit_created(&call, request, dry_run).await?;

@@ -21,6 +21,7 @@ use crate::object;
 use crate::offload::{self, LARGE};
 use crate::registry::{self, Change, ListRequest, Registry, Stored, Subscription, VersionMatch};
 use crate::response_body::{Body, Memory};
+use crate::schema::protobuf;
 use crate::status::StatusError;
 use crate::table;
 
@@ -51,7 +52,7 @@ impl Router {
         };
         let version = lists::version(query)?;
         let sends_initial = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
-        check_initial(sends_initial, query.get("resourceVersionMatch"))?;
+        check_initial(sends_initial, query.get(lists::MATCH))?;
 
         let namespace = call.namespace();
         let prefix = match namespace {
@@ -119,7 +120,7 @@ impl Router {
             let frame = watcher.next().await?;
             Some((Ok(frame), watcher))
         });
-        Ok(respond::json_stream(Body::stream(frames).with_memory(memory)))
+        Ok(respond::watch_stream(Body::stream(frames).with_memory(memory), view.is_protobuf))
     }
 }
 
@@ -131,7 +132,7 @@ fn check_initial(sends_initial: Option<bool>, version_match: Option<&str>) -> Re
         }
         (Some(_), _) => "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
     };
-    Err(StatusError::bad_request(why))
+    Err(lists::forbidden(lists::MATCH, why))
 }
 
 /// Which objects a watch is about.
@@ -314,6 +315,12 @@ impl Watcher {
         };
         match (self.view.converted(stored), self.view.form) {
             (Some(shown), _) => self.push(kind, &shown),
+            (None, Form::Object) if self.view.is_protobuf => {
+                // The same for all watchers.
+                if let Some(object) = stored.protobuf() {
+                    self.push_raw(kind, &object);
+                }
+            }
             (None, Form::Object) => {
                 // The same text for all watchers.
                 if let Some(text) = stored.json() {
@@ -325,15 +332,26 @@ impl Watcher {
     }
 
     fn push(&mut self, kind: &str, object: &Value) {
-        let shown = match self.view.form {
-            Form::Object => object.to_string(),
-            Form::Metadata => table::partial_metadata(object).to_string(),
+        match self.view.form {
+            Form::Object => self.push_shown(kind, object),
+            Form::Metadata => self.push_shown(kind, &table::partial_metadata(object)),
             Form::Table => {
                 let headers = !std::mem::replace(&mut self.has_headers, true);
-                self.view.render(object, headers).to_string()
+                self.push_shown(kind, &self.view.render(object, headers));
             }
-        };
-        self.push_raw(kind, shown.as_bytes());
+        }
+    }
+
+    /// Pushes what is in the form that the client wants already.
+    fn push_shown(&mut self, kind: &str, shown: &Value) {
+        match self.view.is_protobuf {
+            true => match protobuf::encode_any(shown) {
+                Some(object) => self.push_raw(kind, &object),
+                // it was read from the store, and so it can be written
+                None => tracing::error!(kind, "an object cannot be sent as protobuf"),
+            },
+            false => self.push_raw(kind, shown.to_string().as_bytes()),
+        }
     }
 
     fn push_bookmark(&mut self, revision: i64, ends_initial_events: bool) {
@@ -346,11 +364,11 @@ impl Watcher {
                 self.view.table([], bookmark["metadata"].clone(), headers)
             }
         };
-        self.push_raw("BOOKMARK", shown.to_string().as_bytes());
+        self.push_shown("BOOKMARK", &shown);
     }
 
     fn push_error(&mut self, error: &StatusError) {
-        self.push_raw("ERROR", error.to_value().to_string().as_bytes());
+        self.push_shown("ERROR", &error.to_value());
     }
 
     /// A large object is not copied: clients that read slowly wait with one text in common.
@@ -367,14 +385,21 @@ impl Watcher {
     }
 
     fn push_raw(&mut self, kind: &str, object: &[u8]) {
+        if self.view.is_protobuf {
+            return self.push_frame(protobuf::watch_frame(kind, object).into());
+        }
         let mut frame = BytesMut::with_capacity(object.len() + 40);
         frame.put_slice(b"{\"type\":\"");
         frame.put_slice(kind.as_bytes());
         frame.put_slice(b"\",\"object\":");
         frame.put_slice(object);
         frame.put_slice(b"}\n");
-        let counted = if frame.len() < COUNTED_FROM { 0 } else { frame.len() };
-        self.ready.push_back(Ready { text: frame.freeze(), counted });
+        self.push_frame(frame.freeze());
+    }
+
+    fn push_frame(&mut self, text: Bytes) {
+        let counted = if text.len() < COUNTED_FROM { 0 } else { text.len() };
+        self.ready.push_back(Ready { text, counted });
     }
 }
 
@@ -465,7 +490,7 @@ mod tests {
         let resource = core("configmaps").unwrap();
         let watcher = Watcher {
             registry: registry.clone(),
-            view: View { resource, form, include: IncludeObject::Metadata },
+            view: View { resource, form, is_protobuf: false, include: IncludeObject::Metadata },
             filter: Filter {
                 prefix: "/registry/configmaps/".into(),
                 labels: Default::default(),

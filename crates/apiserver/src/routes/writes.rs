@@ -28,7 +28,7 @@ impl Router {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
         let (object, mut warnings) = read(&call, call.resource.gvk(), &body)?;
-        let dry_run = call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run(options_of(&call))?;
         let (namespace, resource) = (call.namespace(), call.resource);
         let manager = manager(&call, "CreateOptions")?;
         let (created, said) = self
@@ -52,7 +52,7 @@ impl Router {
             namespace: call.namespace(),
             name: &call.path.name,
             change,
-            dry_run: call.line.query.dry_run()?,
+            dry_run: call.line.query.dry_run(options_of(&call))?,
         };
         let (object, said) = match self.api.update(&request).await {
             Err(error) if error.code == 404 && creates_on_update(&request) => {
@@ -161,7 +161,10 @@ impl Router {
         }
         let body = self.body(&mut call).await?;
         let (change, mut warnings) = change(&call, subresource.gvk, &body)?;
-        let dry_run = call.line.query.dry_run()?;
+        if let Change::Replace(scale) = &change {
+            check_name(scale, &name)?;
+        }
+        let dry_run = call.line.query.dry_run(options_of(&call))?;
         let manager = manager(&call, options_of(&call))?;
         let key = (&*namespace, &*name);
         let scale = self
@@ -176,7 +179,7 @@ impl Router {
     pub(super) async fn bind(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
         let (binding, _) = read(&call, subresource.gvk, &body)?;
-        let dry_run = call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run(options_of(&call))?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         let (binding, warnings) = self.admit_created(&call, binding, dry_run).await?;
         self.api.bind(call.user, call.resource, namespace, name, &binding, dry_run).await?;
@@ -187,7 +190,7 @@ impl Router {
     pub(super) async fn bind_named(&self, mut call: Call<'_>) -> Result {
         let body = self.body(&mut call).await?;
         let (binding, _) = read(&call, call.resource.gvk(), &body)?;
-        let dry_run = call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run(options_of(&call))?;
         let name = object::name(&binding).to_owned();
         if name.is_empty() {
             return Err(StatusError::bad_request("name must be provided"));
@@ -204,7 +207,7 @@ impl Router {
         drop(body);
         // All budgets of the namespace are read, however many and large they are.
         let _permit = self.limits.large_work_permit(&call.holder).await;
-        let dry_run = call.line.query.dry_run()?;
+        let dry_run = call.line.query.dry_run(options_of(&call))?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         let (eviction, warnings) = self.admit_created(&call, eviction, dry_run).await?;
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
@@ -269,7 +272,7 @@ impl Router {
                 "orphanDependents": query.get("orphanDependents").map(|orphan| orphan == "true"),
             }))?,
         };
-        options.dry_run |= query.dry_run()?;
+        options.dry_run |= query.dry_run("DeleteOptions")?;
         Ok(options)
     }
 }
@@ -299,8 +302,24 @@ fn manager(call: &Call<'_>, options: &'static str) -> Result<String> {
     managed::manager(options, name, user_agent, apply)
 }
 
-fn options_of(call: &Call<'_>) -> &'static str {
-    if call.verb == "patch" { "PatchOptions" } else { "UpdateOptions" }
+/// A name in the body must be that of the URL.
+fn check_name(object: &Value, name: &str) -> Result<()> {
+    match object::name(object) {
+        "" => Ok(()),
+        own if own == name => Ok(()),
+        own => Err(StatusError::bad_request(format!(
+            "the name of the object ({own}) does not match the name on the URL ({name})"
+        ))),
+    }
+}
+
+/// The kind of the options that a write has.
+pub(super) fn options_of(call: &Call<'_>) -> &'static str {
+    match call.verb {
+        "patch" => "PatchOptions",
+        "update" => "UpdateOptions",
+        _ => "CreateOptions",
+    }
 }
 
 fn is_apply(call: &Call<'_>) -> bool {
@@ -309,7 +328,7 @@ fn is_apply(call: &Call<'_>) -> bool {
 }
 
 pub(super) fn validation(call: &Call<'_>) -> Result<FieldValidation> {
-    FieldValidation::parse(call.line.query.get("fieldValidation"))
+    FieldValidation::parse(options_of(call), call.line.query.get("fieldValidation"))
 }
 
 fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {

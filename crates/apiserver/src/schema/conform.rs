@@ -284,7 +284,7 @@ fn time(text: &str, layout: &str) -> Result<DateTime, String> {
 }
 
 /// Go does not mind bits that are left over at the end.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
+pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );

@@ -95,6 +95,22 @@ fn yaml_options() -> serde_saphyr::Options {
     options
 }
 
+/// JSON text within another body, at some depth of it; what is no JSON is null.
+pub(super) fn embedded<E: de::Error>(
+    state: &mut State,
+    depth: usize,
+    text: &[u8],
+) -> Result<Value, E> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = Node { state, depth }.deserialize(&mut reader);
+    let value = value.and_then(|value| reader.end().map(|()| value));
+    // of what is too much, nothing is left out in silence
+    match value {
+        Err(_) if state.is_exceeded() => Err(E::custom("too many values")),
+        value => Ok(value.unwrap_or_default()),
+    }
+}
+
 /// What one reading keeps track of.
 #[derive(Default)]
 pub(super) struct State {
@@ -102,6 +118,8 @@ pub(super) struct State {
     duplicates: Vec<String>,
     values: usize,
     maps: usize,
+    /// Anything goes: it is in the store, and must be read.
+    is_stored: bool,
 }
 
 impl State {
@@ -118,15 +136,24 @@ impl State {
         }
     }
 
+    /// For a stored object, to which the fields of many managers may have been added.
+    pub(super) fn of_stored() -> State {
+        State { is_stored: true, ..State::default() }
+    }
+
+    fn is_exceeded(&self) -> bool {
+        !self.is_stored && (self.values > MAX_VALUES || self.maps > MAX_MAPS)
+    }
+
     pub(super) fn count<E: de::Error>(&mut self) -> Result<(), E> {
         self.values += 1;
-        if self.values > MAX_VALUES { Err(E::custom("too many values")) } else { Ok(()) }
+        if self.is_exceeded() { Err(E::custom("too many values")) } else { Ok(()) }
     }
 
     /// A map gets its first entry.
     pub(super) fn count_map<E: de::Error>(&mut self) -> Result<(), E> {
         self.maps += 1;
-        if self.maps > MAX_MAPS { Err(E::custom("too many maps")) } else { Ok(()) }
+        if self.is_exceeded() { Err(E::custom("too many maps")) } else { Ok(()) }
     }
 }
 

@@ -5,7 +5,7 @@ mod conform;
 mod decode;
 pub(crate) mod field;
 pub(crate) mod names;
-mod protobuf;
+pub(crate) mod protobuf;
 pub(crate) mod quantity;
 pub(crate) mod service;
 pub(crate) mod value;
@@ -49,15 +49,18 @@ pub enum FieldValidation {
 }
 
 impl FieldValidation {
-    /// Reads the query parameter; absent or empty is `Warn`, anything unknown is 400.
-    pub fn parse(text: Option<&str>) -> Result<Self, StatusError> {
+    /// Reads the query parameter; absent or empty is `Warn`, anything unknown is 422 of those `options`.
+    pub fn parse(options: &str, text: Option<&str>) -> Result<Self, StatusError> {
         match text.unwrap_or_default() {
             "" | "Warn" => Ok(Self::Warn),
             "Ignore" => Ok(Self::Ignore),
             "Strict" => Ok(Self::Strict),
-            other => Err(StatusError::bad_request(format!(
-                "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-            ))),
+            other => Err(StatusError::unsupported_option(
+                options,
+                "fieldValidation",
+                &format!("{other:?}"),
+                &["", "Ignore", "Strict", "Warn"],
+            )),
         }
     }
 }

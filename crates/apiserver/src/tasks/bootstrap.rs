@@ -1,6 +1,6 @@
 //! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which leads to this server.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,21 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::namespaces;
 use crate::api_types::Resource;
 use crate::auth::FrontProxyConfig;
-use crate::kinds::flow_control::{bootstrap as flow_control_objects, dangling, set_condition};
+use crate::kinds::flow_control::{CATCH_ALL, EXEMPT, bootstrap as flow_control_objects};
 use crate::kinds::priority_class::SYSTEM;
 use crate::kinds::{core, known, lookup};
 use crate::object;
-use crate::operations::Api;
+use crate::operations::{Api, DeleteOptions};
 use crate::pki;
+use crate::schema::value::same;
 use crate::status::StatusError;
+use crate::user::User;
 
 const NAME: &str = "kubernetes";
 /// How often the service `kubernetes` and its endpoints are reconciled.
 const CHECK: Duration = Duration::from_secs(10);
+/// The annotation of flow schemas and priority levels that follow the version of the server.
+const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
 /// Makes what is missing and corrects where `default/kubernetes` leads to.
 pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
@@ -147,41 +151,85 @@ async fn service_cidr(api: &Api) -> Result<(), StatusError> {
     .map(drop)
 }
 
-/// The flow schemas and priority levels of every cluster, and of each schema whether its level exists.
+/// The flow schemas and priority levels of every cluster. Mandatory ones are what they have to be, and the
+/// others as long as their annotation or their generation says that nobody has made them his own.
 async fn flow_control(api: &Api) -> Result<(), StatusError> {
     const GROUP: &str = "flowcontrol.apiserver.k8s.io";
-    let levels = known(GROUP, "prioritylevelconfigurations")?;
-    let schemas = known(GROUP, "flowschemas")?;
-    let names = async |resource| -> Result<BTreeSet<String>, StatusError> {
-        let all = api.list_all(resource, "").await?;
-        Ok(all.iter().map(|object| object::name(object).to_owned()).collect())
-    };
-    let (had_levels, had_schemas) = (names(levels).await?, names(schemas).await?);
-    for object in flow_control_objects() {
-        let (resource, had) = match object["kind"] == "FlowSchema" {
-            true => (schemas, &had_schemas),
-            false => (levels, &had_levels),
-        };
-        if !had.contains(object::name(&object)) {
-            api.ensure(resource, object).await?;
+    let bootstrap = flow_control_objects();
+    for (plural, kind) in [
+        ("prioritylevelconfigurations", "PriorityLevelConfiguration"),
+        ("flowschemas", "FlowSchema"),
+    ] {
+        let resource = known(GROUP, plural)?;
+        let mut existing: BTreeMap<String, Value> = BTreeMap::new();
+        for object in api.list_all(resource, "").await? {
+            existing.insert(object::name(&object).to_owned(), object);
         }
-    }
-    let has_levels = names(levels).await?;
-    for schema in api.list_all(schemas, "").await? {
-        let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str();
-        let has_level = level.is_some_and(|level| has_levels.contains(level));
-        let now = object::now().to_string();
-        let Some(condition) = dangling(&schema, has_level, &now) else { continue };
-        let written = api.amend(schemas, "", object::name(&schema), |schema| {
-            set_condition(schema, condition.clone());
-            Ok(())
-        });
-        match written.await {
-            Err(error) if error.code != 404 => return Err(error),
-            _ => {}
+        for wanted in bootstrap.iter().filter(|object| object["kind"] == kind) {
+            let name = object::name(wanted);
+            match existing.remove(name) {
+                None => api.ensure(resource, wanted.clone()).await?,
+                Some(current) if revised(&current, wanted).is_some() => {
+                    let written = api.amend(resource, "", name, |current| {
+                        if let Some(revised) = revised(current, wanted) {
+                            *current = revised;
+                        }
+                        Ok(())
+                    });
+                    match written.await {
+                        Err(error) if error.code != 404 => return Err(error),
+                        _ => tracing::info!(kind, name, "restored what every cluster has"),
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        // what an earlier version had
+        for (name, _) in existing.iter().filter(|(_, object)| updates_itself(object) == Some(true))
+        {
+            let options = DeleteOptions::default();
+            match api.delete(&User::apiserver(), resource, "", name, &options).await {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => tracing::info!(kind, name, "deleted what clusters no longer have"),
+            }
         }
     }
     Ok(())
+}
+
+/// Whether an object's annotation says that it follows the version of the server; `None`: it does not say.
+fn updates_itself(object: &Value) -> Option<bool> {
+    match object["metadata"]["annotations"][AUTOUPDATE].as_str()? {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// A schema or level with the spec and the annotation that it has to have; `None`: it has them.
+fn revised(current: &Value, wanted: &Value) -> Option<Value> {
+    let name = object::name(wanted);
+    // without a word about it, one that was never changed
+    let is_untouched = || current["metadata"]["generation"] == 1;
+    let updates =
+        matches!(name, EXEMPT | CATCH_ALL) || updates_itself(current).unwrap_or_else(is_untouched);
+    let mut expected = wanted["spec"].clone();
+    if name == EXEMPT && !current["spec"]["exempt"].is_null() {
+        // how many seats it lends is for administrators to say
+        expected["exempt"] = current["spec"]["exempt"].clone();
+    }
+    let has_spec = !updates || same(&current["spec"], &expected);
+    if has_spec && updates_itself(current) == Some(updates) {
+        return None;
+    }
+    let mut revised = current.clone();
+    if !has_spec {
+        revised["spec"] = wanted["spec"].clone();
+    }
+    let metadata = object::metadata_mut(&mut revised);
+    let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
+    annotations[AUTOUPDATE] = updates.to_string().into();
+    Some(revised)
 }
 
 /// What other servers need to verify clients, and front proxies, as this one does: the data of the
@@ -299,4 +347,46 @@ async fn settle(
     })
     .await
     .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_control_objects_are_restored_unless_somebody_owns_them() {
+        let wanted = |name: &str| json!({"metadata": {"name": name}, "spec": {"limited": {"nominalConcurrencyShares": 20}}});
+        let current = |name: &str, shares: i64, annotation: Value, generation: i64| {
+            let annotations = json!({AUTOUPDATE: annotation, "own": "x"});
+            json!({
+                "metadata": {"name": name, "annotations": annotations, "generation": generation},
+                "spec": {"limited": {"nominalConcurrencyShares": shares}},
+            })
+        };
+        for (name, shares, annotation, generation, expected) in [
+            ("low", 20, json!("true"), 1, None),
+            ("low", 99, json!("true"), 5, Some((20, "true"))),
+            ("low", 99, json!("false"), 1, None),
+            ("low", 99, Value::Null, 1, Some((20, "true"))),
+            ("low", 99, Value::Null, 2, Some((99, "false"))),
+            ("low", 99, json!("perhaps"), 2, Some((99, "false"))),
+            (CATCH_ALL, 99, json!("false"), 2, Some((20, "true"))),
+            (CATCH_ALL, 20, json!("false"), 2, Some((20, "true"))),
+        ] {
+            let current = current(name, shares, annotation, generation);
+            let found = revised(&current, &wanted(name)).map(|object| {
+                assert_eq!(object["metadata"]["annotations"]["own"], "x");
+                let annotation = object["metadata"]["annotations"][AUTOUPDATE].clone();
+                (object["spec"]["limited"]["nominalConcurrencyShares"].clone(), annotation)
+            });
+            let expected = expected.map(|(shares, annotation)| (json!(shares), json!(annotation)));
+            assert_eq!(found, expected, "{current}");
+        }
+        let wanted = json!({"metadata": {"name": EXEMPT}, "spec": {
+            "type": "Exempt", "exempt": {"nominalConcurrencyShares": 0}}});
+        let mut own = wanted.clone();
+        own["metadata"]["annotations"] = json!({AUTOUPDATE: "true"});
+        own["spec"]["exempt"]["nominalConcurrencyShares"] = 7.into();
+        assert_eq!(revised(&own, &wanted), None);
+    }
 }

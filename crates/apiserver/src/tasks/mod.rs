@@ -5,6 +5,7 @@ pub(crate) mod apiservices;
 pub(crate) mod bootstrap;
 pub(crate) mod compaction;
 pub(crate) mod definitions;
+pub(crate) mod flow_control;
 pub(crate) mod policies;
 pub(crate) mod roles;
 

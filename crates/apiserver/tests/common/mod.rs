@@ -12,6 +12,7 @@ pub mod hook;
 pub mod kubectl;
 pub mod node;
 pub mod tokens;
+pub mod upstream;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,7 +25,8 @@ use hyper::Request;
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use longshore_apiserver::{
-    AuthenticationConfig, Config, ConnectionLimits, FeatureGates, Mode, RequestLimits, Server, pki,
+    AuthenticationConfig, Config, ConnectionLimits, FeatureGates, Mode, RequestLimits, Server,
+    StorageMediaType, pki,
 };
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
@@ -52,6 +54,12 @@ pub async fn client(kubeconfig: &Path) -> Client {
     Client(kube::Client::try_from(config).unwrap())
 }
 
+/// `STORAGE_MEDIA_TYPE` has all tests store objects in that form.
+pub fn storage_media_type() -> StorageMediaType {
+    let name = std::env::var("STORAGE_MEDIA_TYPE").ok();
+    name.map_or_else(StorageMediaType::default, |name| StorageMediaType::parse(&name).unwrap())
+}
+
 impl Cluster {
     pub async fn start() -> Cluster {
         Cluster::start_with(|_| {}).await
@@ -62,6 +70,8 @@ impl Cluster {
         let store = Arc::new(EmbeddedStore::open(dir.path().join("store")).await.unwrap());
         let mut config = Config {
             store,
+            storage_media_type: storage_media_type(),
+            snapshots: None,
             bind: "127.0.0.1:0".parse().unwrap(),
             advertise: "127.0.0.1".parse().unwrap(),
             cert_dir: dir.path().join("pki"),

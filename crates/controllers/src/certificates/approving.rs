@@ -57,7 +57,8 @@ enum Decision {
 
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
-    let queue: WorkQueue<String> = WorkQueue::new("certificate", &context.queues);
+    let queue: WorkQueue<String> =
+        WorkQueue::with_retries("certificate", &context.queues, super::RETRIES);
     let settings = &context.settings.cluster;
     let approver = Approver {
         client: context.client.clone(),

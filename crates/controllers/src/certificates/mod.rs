@@ -5,6 +5,8 @@ pub(crate) mod approving;
 mod node_names;
 pub(crate) mod signing;
 
+use std::time::Duration;
+
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition,
 };
@@ -13,7 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::PostParams;
 use longshore_csr::{Request, Signer};
-use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of};
+use longshore_informer::{Event, Informer, Retries, SyncError, WorkQueue, key_of};
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -23,6 +25,12 @@ use crate::writes::{is_conflict, unless_gone};
 const APPROVED: &str = "Approved";
 const DENIED: &str = "Denied";
 const FAILED: &str = "Failed";
+/// The pauses before a request is tried again.
+const RETRIES: Retries = Retries {
+    first: Duration::from_millis(200),
+    longest: Duration::from_secs(1000),
+    limits_rate: true,
+};
 /// Workers of each controller, as upstream has them.
 const WORKERS: usize = 5;
 

@@ -38,7 +38,8 @@ pub(crate) async fn run(context: Context) {
         warn!("no --cluster-signing-cert-file: certificate signing requests are not signed");
         return;
     }
-    let queue: WorkQueue<String> = WorkQueue::new("csrsigning", &context.queues);
+    let queue: WorkQueue<String> =
+        WorkQueue::with_retries("csrsigning", &context.queues, super::RETRIES);
     let signing = Signing {
         client: context.client.clone(),
         requests: requests(&context, &queue),

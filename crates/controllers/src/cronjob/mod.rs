@@ -16,6 +16,7 @@ use kube::api::{DeleteParams, Preconditions};
 use longshore_client::events::{EventType, Recorder};
 use longshore_client::{object, optional};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, object_key, run_workers};
+use longshore_metrics::Histogram;
 
 use self::plan::{Missed, next_check};
 use self::schedule::Schedule;
@@ -37,10 +38,13 @@ pub(crate) async fn run(context: Context) {
         cron_jobs: context.informers.get(),
         jobs: context.informers.get(),
         queue: WorkQueue::new("cronjob", &context.queues),
+        skew: context.metrics.cronjob_skew.clone(),
     };
     index_by_controller(controller.jobs.store());
-    let queue = controller.queue.clone();
-    controller.cron_jobs.subscribe(move |event| queue.add(key_of(&**event.latest())));
+    controller.cron_jobs.subscribe({
+        let (queue, recorder) = (controller.queue.clone(), controller.recorder.clone());
+        move |event: &Event<CronJob>| follow(&queue, &recorder, event)
+    });
     let queue = controller.queue.clone();
     controller.jobs.subscribe(move |event: &Event<Job>| {
         for job in event.old().into_iter().chain([event.latest()]) {
@@ -56,12 +60,40 @@ pub(crate) async fn run(context: Context) {
         .await;
 }
 
+/// Queues a CronJob that changes. With another schedule it waits for the next time of that: what the
+/// new schedule would have had in the past is not made up for.
+fn follow(queue: &WorkQueue<String>, recorder: &Recorder, event: &Event<CronJob>) {
+    let cron = event.latest();
+    let key = key_of(&**cron);
+    let is_rescheduled = event.old().is_some_and(|old| {
+        (&old.spec.schedule, &old.spec.time_zone) != (&cron.spec.schedule, &cron.spec.time_zone)
+    });
+    if !is_rescheduled {
+        return queue.add(key);
+    }
+    // without a zone that is known the sync says so
+    let Ok(zone) = plan::zone_of(cron) else { return queue.add(key) };
+    match Schedule::parse(&cron.spec.schedule, zone) {
+        Ok(schedule) => match next_check(cron, &schedule, Timestamp::now()) {
+            Some(wait) => queue.add_after(key, wait),
+            None => queue.add(key),
+        },
+        Err(_) => {
+            let message = format!("unparseable schedule for cronjob: {}", cron.spec.schedule);
+            let reason = "UnParseableCronJobSchedule";
+            recorder.event(reference(&**cron), EventType::Warning, reason, &message);
+        }
+    }
+}
+
 struct Controller {
     client: kube::Client,
     recorder: Recorder,
     cron_jobs: Informer<CronJob>,
     jobs: Informer<Job>,
     queue: WorkQueue<String>,
+    /// How long after its time a Job is created.
+    skew: Histogram,
 }
 
 impl Controller {
@@ -179,17 +211,13 @@ impl Controller {
         if cron.metadata.deletion_timestamp.is_some() {
             return Ok(None);
         }
-        let zone = match spec.time_zone.as_deref() {
-            // the zone of the controllers
-            None => TimeZone::system(),
-            Some(name) => match TimeZone::get(name) {
-                Ok(zone) => zone,
-                Err(error) => {
-                    let message = format!("invalid timeZone: {name:?}: {error}");
-                    self.event(cron, EventType::Warning, "UnknownTimeZone", &message);
-                    return Ok(None);
-                }
-            },
+        let zone = match plan::zone_of(cron) {
+            Ok(zone) => zone,
+            Err(name) => {
+                let message = format!("invalid timeZone: {name:?}: unknown time zone {name}");
+                self.event(cron, EventType::Warning, "UnknownTimeZone", &message);
+                return Ok(None);
+            }
         };
         if spec.suspend == Some(true) {
             return Ok(None);
@@ -209,7 +237,14 @@ impl Controller {
                 return Ok(None);
             }
         };
-        let Some(missed) = Missed::of(cron, &schedule, now, true) else { return Ok(None) };
+        let Some(missed) = Missed::of(cron, &schedule, now, true) else {
+            let message = format!(
+                "invalid schedule: {} : time difference between two schedules is less than 1 second",
+                spec.schedule
+            );
+            self.event(cron, EventType::Warning, "InvalidSchedule", &message);
+            return Ok(None);
+        };
         let Some(time) = missed.latest else { return Ok(next_check(cron, &schedule, now)) };
         if missed.are_many() {
             let message = "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew";
@@ -274,6 +309,9 @@ impl Controller {
         let new = new_job(cron, name, time, zone);
         let job = match create(&self.client, &new).await {
             Ok(job) => {
+                if let Some(created) = &job.metadata.creation_timestamp {
+                    self.skew.observe(created.0.duration_since(time).as_secs_f64());
+                }
                 let message = format!("Created job {name}");
                 self.event(cron, EventType::Normal, "SuccessfulCreate", &message);
                 job
@@ -342,9 +380,7 @@ fn new_job(cron: &CronJob, name: &str, time: Timestamp, zone: &TimeZone) -> Job 
     let from = template.metadata.unwrap_or_default();
     let mut annotations = from.annotations.unwrap_or_default();
     let zone = if cron.spec.time_zone.is_some() { zone.clone() } else { TimeZone::UTC };
-    let format = if zone == TimeZone::UTC { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%:z" };
-    let scheduled = time.to_zoned(zone).strftime(format).to_string();
-    annotations.insert(SCHEDULED.to_owned(), scheduled);
+    annotations.insert(SCHEDULED.to_owned(), plan::annotated(time, zone));
     Job {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),

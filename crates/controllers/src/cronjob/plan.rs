@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::CronJob;
 
@@ -11,6 +12,25 @@ use super::schedule::Schedule;
 const DELTA: Duration = Duration::from_millis(100);
 /// With more missed times than this a warning is due.
 const MANY: i64 = 100;
+
+/// The zone of a CronJob's schedule: its own, or that of the controllers.
+///
+/// # Errors
+/// The name of a zone that is not known.
+pub(super) fn zone_of(job: &CronJob) -> Result<TimeZone, &str> {
+    match job.spec.time_zone.as_deref() {
+        None => Ok(TimeZone::system()),
+        Some(name) => TimeZone::get(name).map_err(|_| name),
+    }
+}
+
+/// A time in the annotation of a Job, as RFC 3339 has it: what has no offset ends in `Z`.
+pub(super) fn annotated(time: Timestamp, zone: TimeZone) -> String {
+    let time = time.to_zoned(zone);
+    let format =
+        if time.offset().seconds() == 0 { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%:z" };
+    time.strftime(format).to_string()
+}
 
 /// The times that a CronJob has missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +114,46 @@ mod tests {
         let schedule = Schedule::parse("0 * * * *", TimeZone::UTC).unwrap();
         let missed = Missed::of(&job, &schedule, now.parse().unwrap(), true).unwrap();
         (missed.latest.map(|time| time.to_string()), missed.are_many())
+    }
+
+    #[test]
+    fn cronjob_annotates_times_as_go_prints_them() {
+        for (time, zone, expected) in [
+            ("2026-01-01T05:00:00Z", "Etc/UTC", "2026-01-01T05:00:00Z"),
+            ("2026-01-01T05:00:00Z", "Europe/London", "2026-01-01T05:00:00Z"),
+            ("2026-07-01T05:00:00Z", "Europe/London", "2026-07-01T06:00:00+01:00"),
+            ("2026-01-01T05:00:00Z", "America/New_York", "2026-01-01T00:00:00-05:00"),
+        ] {
+            let zone = TimeZone::get(zone).unwrap();
+            assert_eq!(annotated(time.parse().unwrap(), zone), expected);
+        }
+    }
+
+    #[test]
+    fn cronjob_with_another_schedule_waits_for_its_next_time() {
+        let job: CronJob = serde_json::from_value(json!({
+            "metadata": {"creationTimestamp": "2026-01-01T11:00:00Z"},
+            "spec": {"schedule": "*/2 * * * *", "jobTemplate": {}},
+        }))
+        .unwrap();
+        let schedule = Schedule::parse("*/2 * * * *", TimeZone::UTC).unwrap();
+        let now = "2026-01-01T11:05:00Z".parse().unwrap();
+        // 11:04 has passed under the new schedule
+        assert_eq!(next_check(&job, &schedule, now), Some(Duration::from_millis(60_100)));
+        let never = Schedule::parse("0 0 31 2 *", TimeZone::UTC).unwrap();
+        assert_eq!(next_check(&job, &never, now), None);
+        assert_eq!(Missed::of(&job, &never, now, true), None, "reported as an invalid schedule");
+    }
+
+    #[test]
+    fn cronjob_of_an_unknown_zone_names_it() {
+        let job = |zone: &str| -> CronJob {
+            serde_json::from_value(json!({"metadata": {}, "spec":
+                {"schedule": "", "jobTemplate": {}, "timeZone": zone}}))
+            .unwrap()
+        };
+        assert_eq!(zone_of(&job("Nowhere/Land")).err(), Some("Nowhere/Land"));
+        assert!(zone_of(&job("Europe/Berlin")).is_ok());
     }
 
     #[test]

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use self::plan::Actions;
 use crate::Context;
 use crate::workload::{
-    Current, Error, HASH_LABEL, HashOf, Owners, PodControl, Revisions, claim, count,
+    Counts, Current, Error, HASH_LABEL, HashOf, Owners, PodControl, Revisions, claim, count,
     index_by_controller, name_of, namespace_of, new_pod, number, owned_or_orphans, replace_status,
     revision_hash, selector, size, uid_of,
 };
@@ -142,7 +142,8 @@ impl Controller {
                     uid_of(one) == uid_of(&*current)
                         || pods.iter().any(|pod| nodes::hash_of(pod) == hash)
                 };
-                failure = revisions.truncate(client, size(count(Some(limit))), live).await.err();
+                let (limit, counts) = (size(count(Some(limit))), Counts::AllBut(&current));
+                failure = revisions.truncate(client, limit, counts, live).await.err();
             }
         }
         let status = plan::status(&set, &nodes, &by_node, &hash, now, satisfied);
@@ -171,7 +172,8 @@ impl Controller {
         now: Timestamp,
     ) -> Result<(), Error> {
         let mut actions = plan::manage(set, nodes, by_node, hash, now);
-        actions.delete.retain(|pod| self.may_replace(key, set, pod));
+        actions.ended.retain(|pod| self.may_replace(key, set, pod));
+        actions.delete.append(&mut actions.ended);
         if actions.is_empty() {
             actions = plan::roll(set, nodes, by_node, hash, now);
         }

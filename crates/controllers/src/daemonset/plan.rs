@@ -22,11 +22,13 @@ pub(super) struct Actions {
     /// The nodes that get a pod.
     pub(super) create: Vec<String>,
     pub(super) delete: Vec<Arc<Pod>>,
+    /// Those that have ended where they should run; failed ones are deleted after a pause.
+    pub(super) ended: Vec<Arc<Pod>>,
 }
 
 impl Actions {
     pub(super) fn is_empty(&self) -> bool {
-        self.create.is_empty() && self.delete.is_empty()
+        self.create.is_empty() && self.delete.is_empty() && self.ended.is_empty()
     }
 }
 
@@ -78,7 +80,7 @@ pub(super) fn manage(
             fit => {
                 let alive = pods.iter().filter(is_alive).cloned();
                 let (ended, running): (Vec<_>, Vec<_>) = alive.partition(|pod| is_finished(pod));
-                actions.delete.extend(ended);
+                actions.ended.extend(ended);
                 match (allows_surge, running.as_slice()) {
                     (true, []) if fit == Fit::Run => actions.create.push(name.to_owned()),
                     (_, [] | [_]) => {}
@@ -304,6 +306,24 @@ mod tests {
         let status = status(&of, &nodes, &pods, "1", now, true);
         assert_eq!((status.desired_number_scheduled, status.current_number_scheduled), (2, 1));
         assert_eq!((status.number_misscheduled, status.number_ready), (1, 1));
+    }
+
+    #[test]
+    fn daemonset_pods_that_ended_wait_only_where_they_should_run() {
+        let ended = |node: &str| {
+            let mut ended = Pod::clone(&pod(node, "1", false));
+            ended.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+            Arc::new(ended)
+        };
+        let of = set(json!(0), json!(1));
+        let nodes = [node("a", None), node("b", Some(("x", "NoExecute")))];
+        let pods = super::super::nodes::by_node(&[ended("a"), ended("b")]);
+        let actions = manage(&of, &nodes, &pods, "1", Timestamp::now());
+        let names = |pods: &[Arc<Pod>]| -> Vec<String> {
+            pods.iter().map(|pod| name_of(&**pod).to_owned()).collect()
+        };
+        assert_eq!(names(&actions.ended), ["a-1"]);
+        assert_eq!(names(&actions.delete), ["b-1"]);
     }
 
     proptest! {

@@ -16,7 +16,9 @@ use kube::core::{Request, Selector, SelectorExt};
 use kube::{Api, Client};
 use longshore_base::time;
 use longshore_client::events::{EventType, Recorder};
-use longshore_informer::{Event, Informer, Object, WorkQueue, key_of, run_workers, split_key};
+use longshore_informer::{
+    Event, Informer, Object, SyncError, WorkQueue, key_of, run_workers, split_key,
+};
 
 use crate::Context;
 use crate::discovery::discover;
@@ -101,13 +103,24 @@ pub(crate) async fn run(context: Context) {
     });
     controller.pods.subscribe({
         let (queue, budgets) = (queue.clone(), controller.budgets.clone());
+        let recorder = controller.recorder.clone();
         move |event: &Event<Pod>| {
             let pod = event.latest();
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let mut of_pod = Vec::new();
             for budget in budgets.store().list_namespace(namespace) {
-                if selects(&budget, pod) || event.old().is_some_and(|old| selects(&budget, old)) {
+                let is_selected = selects(&budget, pod);
+                if is_selected || event.old().is_some_and(|old| selects(&budget, old)) {
                     queue.add(Key::Budget(key_of(&*budget)));
                 }
+                if is_selected {
+                    of_pod.push(name_of(&*budget).to_owned());
+                }
+            }
+            if let Some(message) = plan::several(pod, of_pod) {
+                let about = reference(&**pod);
+                let reason = "MultiplePodDisruptionBudgets";
+                recorder.event(about, EventType::Warning, reason, &message);
             }
             if !matches!(event, Event::Deleted(_)) && is_stale_candidate(pod) {
                 queue.add(Key::Pod(key_of(&**pod)));
@@ -183,17 +196,23 @@ impl Controller {
 
     async fn sync_budget(&self, key: String) -> Result<(), Error> {
         let Some(budget) = self.budgets.store().get(&key) else { return Ok(()) };
+        let mut failure = Ok(());
         let status = match self.try_sync(&key, &budget).await {
             Ok(status) => status,
-            Err(Error::Invalid(why)) => {
+            Err(error) if error.is_conflict() => return Err(error),
+            // nothing is allowed to be disrupted before it is known how much may be
+            Err(error) => {
+                let why = error.to_string();
                 let message = format!("Failed to calculate the number of expected pods: {why}");
                 self.warn(&budget, "CalculateExpectedPodCountFailed", &message);
+                if let Error::Api(_) = error {
+                    failure = Err(error);
+                }
                 plan::failed(&budget, &why, Timestamp::now())
             }
-            Err(error) => return Err(error),
         };
         if plan::is_same(budget.status.as_ref(), &status) {
-            return Ok(());
+            return failure;
         }
         let mut new = (*budget).clone();
         new.status = Some(status);
@@ -203,7 +222,10 @@ impl Controller {
                 self.queue.add_after(Key::Budget(key), Duration::from_millis(50));
                 Ok(())
             }
-            written => Ok(unless_replaced(written).map(drop)?),
+            written => {
+                unless_replaced(written)?;
+                failure
+            }
         }
     }
 
@@ -281,7 +303,7 @@ impl Controller {
         }
         if is_unmanaged {
             let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-            let selector = selector.map(|selector| serde_json::json!(selector).to_string());
+            let selector = selector.map(plan::printed);
             let message = format!(
                 "Pods selected by this PodDisruptionBudget (selector: {}) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
                 selector.unwrap_or_default()

@@ -5,14 +5,48 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::workload::{Rounding, count, is_ready, name_of, number, scaled};
+use crate::workload::{Rounding, count, is_ready, name_of, namespace_of, number, scaled};
 
 /// How long a pod whose eviction was allowed may take to be deleted, in seconds.
 const DELETION_TIMEOUT: i64 = 120;
+
+/// The message about a pod that several budgets are for, of these names.
+pub(super) fn several(pod: &Pod, mut budgets: Vec<String>) -> Option<String> {
+    budgets.sort();
+    let first = budgets.first().filter(|_| budgets.len() > 1)?;
+    Some(format!(
+        "Pod {:?}/{:?} matches multiple PodDisruptionBudgets.  Chose {first:?} arbitrarily.",
+        namespace_of(pod),
+        name_of(pod)
+    ))
+}
+
+/// A selector as Go prints it in messages.
+pub(super) fn printed(selector: &LabelSelector) -> String {
+    let labels: String = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}: {value},"))
+        .collect();
+    let expressions: String = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(|one| {
+            let values = one.values.as_deref().unwrap_or_default().join(" ");
+            let (key, operator) = (&one.key, &one.operator);
+            format!("LabelSelectorRequirement{{Key:{key},Operator:{operator},Values:[{values}],}},")
+        })
+        .collect();
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:[]LabelSelectorRequirement{{{expressions}}},}}"
+    )
+}
 
 /// The numbers that a budget needs of the pods' owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +213,29 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
     use serde_json::{Value, json};
 
-    use super::{Expected, expected, failed, is_same, needs_scale, plan};
+    use super::{Expected, expected, failed, is_same, needs_scale, plan, printed, several};
+
+    #[test]
+    fn disruption_names_selectors_and_several_budgets_as_upstream() {
+        let selector = serde_json::from_value(json!({
+            "matchLabels": {"foo": "bar", "a": "b"},
+            "matchExpressions": [{"key": "k", "operator": "In", "values": ["x", "y"]}],
+        }))
+        .unwrap();
+        assert_eq!(
+            printed(&selector),
+            "&LabelSelector{MatchLabels:map[string]string{a: b,foo: bar,},MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:k,Operator:In,Values:[x y],},},}"
+        );
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "p"}})).unwrap();
+        assert_eq!(several(&pod, vec!["one".into()]), None);
+        assert_eq!(
+            several(&pod, vec!["two".into(), "one".into()]).as_deref(),
+            Some(
+                "Pod \"ns\"/\"p\" matches multiple PodDisruptionBudgets.  Chose \"one\" arbitrarily."
+            )
+        );
+    }
 
     fn budget(spec: Value, status: Value) -> PodDisruptionBudget {
         serde_json::from_value(json!({

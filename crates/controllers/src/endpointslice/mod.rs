@@ -9,22 +9,25 @@ pub(crate) mod plan;
 mod tests;
 pub(crate) mod trigger;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use longshore_client::error_message;
+use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{
     Event, Expectations, Informer, SyncError, WorkQueue, key_of, object_key, run_workers, split_key,
 };
 use parking_lot::Mutex;
 
 use self::membership::Membership;
-use self::plan::{LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY};
+use self::plan::{Counts, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Totals};
 use self::trigger::TriggerTimes;
-use crate::Context;
-use crate::writes::{is_terminating, unless_gone, unless_stopped};
+use crate::writes::{is_terminating, reference, unless_gone, unless_stopped};
+use crate::{Context, Metrics};
 
 /// The index of slices by the key of their service.
 pub(crate) const BY_SERVICE: &str = "service";
@@ -32,9 +35,9 @@ pub(crate) const BY_SERVICE: &str = "service";
 /// Why a service is tried again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A request failed.
-    #[error(transparent)]
-    Request(#[from] kube::Error),
+    /// A slice cannot be written.
+    #[error("failed to {what} for Service {service}: {}", error_message(.error))]
+    Write { what: String, service: String, error: kube::Error },
     /// A pod was left out.
     #[error("skipping Pod {pod} for Service {service}: Node {node} Not Found")]
     NoNode { pod: String, service: String, node: String },
@@ -42,7 +45,7 @@ pub(crate) enum Error {
 
 impl SyncError for Error {
     fn is_conflict(&self) -> bool {
-        matches!(self, Self::Request(error) if error.is_conflict())
+        matches!(self, Self::Write { error, .. } if error.is_conflict())
     }
 }
 
@@ -113,6 +116,11 @@ struct Controller {
     times: Mutex<TriggerTimes>,
     expectations: Arc<Expectations>,
     maximum: usize,
+    recorder: Recorder,
+    metrics: Arc<Metrics>,
+    totals: Mutex<Totals>,
+    /// The traffic distribution of services that say one, by their keys.
+    distributions: Mutex<HashMap<String, String>>,
 }
 
 /// Runs until the context's stop.
@@ -145,6 +153,10 @@ pub(crate) async fn run(context: Context) {
         times: Mutex::default(),
         expectations,
         maximum: context.settings.cluster.max_endpoints_per_slice,
+        recorder: context.recorder("endpoint-slice-controller"),
+        metrics: context.metrics.clone(),
+        totals: Mutex::default(),
+        distributions: Mutex::default(),
     };
     let workers = context.settings.cluster.service_endpoint_workers;
     run_workers("endpointslice-controller", &queue, workers, &context.stop, |key| {
@@ -177,12 +189,50 @@ pub(crate) fn follow_slices(
 
 impl Controller {
     async fn sync(&self, key: String) -> Result<(), Error> {
-        let (namespace, name) = split_key(&key);
+        let synced = self.try_sync(&key).await;
+        let result = if synced.is_ok() { "success" } else { "error" };
+        self.metrics.slices.syncs.with([result]).inc();
+        if let Err(error) = &synced
+            && let Some(service) = self.services.store().get(&key)
+        {
+            let message = format!("Error updating Endpoint Slices for Service {key}: {error}");
+            let (about, reason) = (reference(&*service), "FailedToUpdateEndpointSlices");
+            self.recorder.event(about, EventType::Warning, reason, &message);
+        }
+        synced
+    }
+
+    /// Notes what a service's slices hold, and how its traffic is distributed; `None`: it is gone.
+    fn note(&self, key: &str, service: Option<&Service>, counts: Option<Counts>) {
+        let metrics = &self.metrics.slices;
+        let mut totals = self.totals.lock();
+        totals.set(key, counts);
+        let gauges = [&metrics.desired_endpoints, &metrics.slices, &metrics.desired_slices];
+        totals.show(gauges);
+        let spec = service.and_then(|service| service.spec.as_ref());
+        let distribution = spec.and_then(|spec| spec.traffic_distribution.clone());
+        let mut known = self.distributions.lock();
+        let old = match &distribution {
+            Some(new) => known.insert(key.to_owned(), new.clone()),
+            None => known.remove(key),
+        };
+        if old != distribution {
+            for (value, change) in [(old, -1.0), (distribution, 1.0)] {
+                if let Some(value) = value {
+                    metrics.distributions.with([&value]).add(change);
+                }
+            }
+        }
+    }
+
+    async fn try_sync(&self, key: &str) -> Result<(), Error> {
+        let (namespace, name) = split_key(key);
         let times = || self.times.lock();
-        let Some(service) = self.services.store().get(&key) else {
+        let Some(service) = self.services.store().get(key) else {
             // The garbage collector deletes the slices.
             times().forget(namespace, name);
-            self.expectations.remove(&key);
+            self.expectations.remove(key);
+            self.note(key, None, None);
             return Ok(());
         };
         let spec = service.spec.as_ref();
@@ -190,7 +240,7 @@ impl Controller {
         if is_external || spec.is_none_or(|spec| spec.selector.is_none()) {
             return Ok(());
         }
-        if !self.expectations.satisfied(&key) {
+        if !self.expectations.satisfied(key) {
             // The informer shows the new slices soon.
             return Ok(());
         }
@@ -203,7 +253,7 @@ impl Controller {
         let existing: Vec<Arc<EndpointSlice>> = self
             .slices
             .store()
-            .by_index(BY_SERVICE, &key)
+            .by_index(BY_SERVICE, key)
             .into_iter()
             .filter(|slice| is_managed_by(slice, MANAGED_BY))
             .filter(|slice| slice.metadata.deletion_timestamp.is_none())
@@ -217,33 +267,47 @@ impl Controller {
         let node = |name: &str| nodes.get(name).map(|node| &**node);
         let trigger = times().observe(&service, &pods);
         let mut plan = plan::plan(&service, &pods, &node, &existing, self.maximum);
+        let metrics = &self.metrics.slices;
+        self.note(key, Some(&service), Some(plan.counts));
+        metrics.added.observe(plan.counts.added as f64);
+        metrics.removed.observe(plan.counts.removed as f64);
+        let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
+        let labels = ["Disabled", distribution.unwrap_or_default()];
+        metrics.changed.with(labels).observe(plan.changes() as f64);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), namespace);
         let params = PostParams::default();
         if !plan.create.is_empty() {
-            self.expectations.expect_creations(&key, plan.create.len());
+            self.expectations.expect_creations(key, plan.create.len());
         }
+        let failed =
+            |what: String| move |error| Error::Write { what, service: key.to_owned(), error };
         let mut left = plan.create.len();
         for slice in &mut plan.create {
             plan::set_trigger_time(slice, trigger);
             if let Err(error) = api.create(&params, slice).await {
-                self.expectations.creations_observed(&key, left);
+                self.expectations.creations_observed(key, left);
                 if is_terminating(&error) {
                     return Ok(());
                 }
-                return Err(error.into());
+                return Err(failed("create EndpointSlice".to_owned())(error));
             }
+            metrics.changes.with(["create"]).inc();
             left -= 1;
         }
         for slice in &mut plan.update {
             plan::set_trigger_time(slice, trigger);
             let name = slice.metadata.name.clone().unwrap_or_default();
-            api.replace(&name, &params, slice).await?;
+            let replaced = api.replace(&name, &params, slice).await;
+            replaced.map_err(failed(format!("update {name} EndpointSlice")))?;
+            metrics.changes.with(["update"]).inc();
         }
         for name in &plan.delete {
-            unless_gone(api.delete(name, &DeleteParams::default()).await)?;
+            let deleted = unless_gone(api.delete(name, &DeleteParams::default()).await);
+            deleted.map_err(failed(format!("delete {name} EndpointSlice")))?;
+            metrics.changes.with(["delete"]).inc();
         }
         match plan.without_node.into_iter().next() {
-            Some((pod, node)) => Err(Error::NoNode { pod, service: key.clone(), node }),
+            Some((pod, node)) => Err(Error::NoNode { pod, service: key.to_owned(), node }),
             None => Ok(()),
         }
     }

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::workload::{is_finished, is_ready};
+use longshore_metrics::Gauge;
 
 /// The controller in the label `managed-by` of its slices.
 pub(crate) const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
@@ -35,6 +36,31 @@ pub(crate) struct Plan {
     pub(crate) delete: Vec<String>,
     /// Pods that were left out because their node is not known, with the node: they are tried later.
     pub(crate) without_node: Vec<(String, String)>,
+    pub(crate) counts: Counts,
+}
+
+/// Numbers of what is planned, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Endpoints that were in no slice of their ports.
+    pub(crate) added: usize,
+    /// Endpoints that are not what they were.
+    pub(crate) updated: usize,
+    /// Endpoints that are in no slice any more.
+    pub(crate) removed: usize,
+    /// Endpoints in all slices.
+    pub(crate) endpoints: usize,
+    /// Slices as there are then.
+    pub(crate) slices: usize,
+    /// Slices as few as they could be.
+    pub(crate) desired_slices: usize,
+}
+
+impl Plan {
+    /// The number of slices that are written or deleted.
+    pub(crate) fn changes(&self) -> usize {
+        self.create.len().saturating_add(self.update.len()).saturating_add(self.delete.len())
+    }
 }
 
 /// Whether the pod has an address and is not over.
@@ -330,10 +356,19 @@ pub(crate) fn arrange(
     groups.sort_by(|one, other| one.0.cmp(&other.0));
     let (mut create, mut update) = (Vec::new(), Vec::new());
     let mut delete: Vec<&EndpointSlice> = Vec::new();
+    let mut desired_slices = 0_usize;
     for (key, group) in groups {
         let slices = by_ports.remove(&key).unwrap_or_default();
+        plan.counts.of_group(&slices, &group);
+        let fewest = group.endpoints.len().div_ceil(template.maximum.max(1));
+        desired_slices = desired_slices.saturating_add(fewest);
         arrange_group(template, &slices, group, (&mut create, &mut update, &mut delete));
     }
+    let gone = by_ports.values().flatten().map(|slice| count(slice)).sum();
+    plan.counts.removed = plan.counts.removed.saturating_add(gone);
+    let least = usize::from(template.has_placeholder);
+    plan.counts.desired_slices =
+        plan.counts.desired_slices.saturating_add(desired_slices.max(least));
     let mut unwanted: Vec<(PortsKey, Vec<&EndpointSlice>)> = by_ports.into_iter().collect();
     unwanted.sort_by(|one, other| one.0.cmp(&other.0));
     delete.extend(unwanted.into_iter().flat_map(|(_, slices)| slices));
@@ -359,9 +394,62 @@ pub(crate) fn arrange(
         update.push(new);
         delete.pop();
     }
+    let slices = existing.len().saturating_add(create.len()).saturating_sub(delete.len());
+    plan.counts.slices = plan.counts.slices.saturating_add(slices);
     plan.create.append(&mut create);
     plan.update.append(&mut update);
     plan.delete.extend(delete.into_iter().map(name));
+}
+
+impl Counts {
+    /// Compares the endpoints of existing slices of the same ports with those that there should be.
+    fn of_group(&mut self, existing: &[&EndpointSlice], group: &Group) {
+        let mut kept = 0_usize;
+        for endpoint in existing.iter().flat_map(|slice| slice.endpoints.iter().flatten()) {
+            match group.endpoints.get(&endpoint_key(endpoint)) {
+                Some(desired) => {
+                    kept = kept.saturating_add(1);
+                    let is_changed = usize::from(!is_same(desired, endpoint));
+                    self.updated = self.updated.saturating_add(is_changed);
+                }
+                None => self.removed = self.removed.saturating_add(1),
+            }
+        }
+        let all = group.endpoints.len();
+        self.added = self.added.saturating_add(all.saturating_sub(kept));
+        self.endpoints = self.endpoints.saturating_add(all);
+    }
+}
+
+/// The sums of [`Counts`] of all services or Endpoints, for gauges.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    known: HashMap<String, Counts>,
+    endpoints: usize,
+    slices: usize,
+    desired_slices: usize,
+}
+
+impl Totals {
+    /// Replaces those of a key; `None`: it is gone.
+    pub(crate) fn set(&mut self, key: &str, counts: Option<Counts>) {
+        let old = match counts {
+            Some(counts) => self.known.insert(key.to_owned(), counts),
+            None => self.known.remove(key),
+        };
+        let (old, new) = (old.unwrap_or_default(), counts.unwrap_or_default());
+        let sum = |sum: usize, new: usize, old: usize| sum.saturating_add(new).saturating_sub(old);
+        self.endpoints = sum(self.endpoints, new.endpoints, old.endpoints);
+        self.slices = sum(self.slices, new.slices, old.slices);
+        self.desired_slices = sum(self.desired_slices, new.desired_slices, old.desired_slices);
+    }
+
+    /// Shows the sums: endpoints, slices, and slices as few as they could be.
+    pub(crate) fn show(&self, [endpoints, slices, desired]: [&Gauge; 3]) {
+        endpoints.set(self.endpoints as f64);
+        slices.set(self.slices as f64);
+        desired.set(self.desired_slices as f64);
+    }
 }
 
 type Writes<'w, 'a> =

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use longshore_metrics::Gauge;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::plan::{Plan, TRIGGER_TIME, plan, set_trigger_time};
+use super::plan::{Counts, Plan, TRIGGER_TIME, Totals, plan, set_trigger_time};
 
 fn service(spec: Value) -> Service {
     serde_json::from_value(json!({
@@ -64,6 +65,41 @@ fn node() -> Node {
 fn planned(service: &Service, pods: &[Arc<Pod>], existing: &[Arc<EndpointSlice>]) -> Plan {
     let node = node();
     plan(service, pods, &|name| (name == "n1").then_some(&node), existing, 3)
+}
+
+/// What is written, without how much that is.
+fn written(plan: Plan) -> Plan {
+    Plan { counts: Counts::default(), ..plan }
+}
+
+#[test]
+fn endpointslice_counts_what_changes() {
+    let pods: Vec<_> =
+        (1..=5).map(|n| pod(&format!("p{n}"), &format!("10.0.0.{n}"), true)).collect();
+    let first = planned(&web(), &pods, &[]);
+    let expected =
+        Counts { added: 5, endpoints: 5, slices: 2, desired_slices: 2, ..Counts::default() };
+    assert_eq!(first.counts, expected);
+    let existing: Vec<_> = first
+        .create
+        .into_iter()
+        .enumerate()
+        .map(|(at, slice)| named(slice, &format!("s{at}")))
+        .collect();
+    let mut changed = pods[1..].to_vec();
+    changed[0] = pod("p2", "10.0.0.2", false);
+    changed.push(pod("p6", "10.0.0.6", true));
+    let second = planned(&web(), &changed, &existing);
+    let expected =
+        Counts { added: 1, updated: 1, removed: 1, endpoints: 5, slices: 2, desired_slices: 2 };
+    assert_eq!(second.counts, expected);
+    let mut totals = Totals::default();
+    totals.set("a", Some(expected));
+    totals.set("b", Some(expected));
+    totals.set("a", None);
+    let gauges = [Gauge::default(), Gauge::default(), Gauge::default()];
+    totals.show([&gauges[0], &gauges[1], &gauges[2]]);
+    assert_eq!(gauges.map(|gauge| gauge.get()), [5.0, 2.0, 2.0]);
 }
 
 fn named(mut slice: EndpointSlice, name: &str) -> Arc<EndpointSlice> {
@@ -197,7 +233,7 @@ fn endpointslice_placeholder_stays_and_becomes_the_first_slice() {
     let made = planned(&web(), &[], &[]);
     assert_eq!(made.create[0].ports.as_deref(), Some(&[][..]));
     let placeholder = named(made.create[0].clone(), "web-x");
-    assert_eq!(planned(&web(), &[], std::slice::from_ref(&placeholder)), Plan::default());
+    assert_eq!(written(planned(&web(), &[], std::slice::from_ref(&placeholder))), Plan::default());
     let made = planned(&web(), &[pod("a", "10.0.0.1", true)], &[placeholder]);
     assert_eq!((made.create.len(), made.delete.len()), (0, 0));
     assert_eq!(made.update[0].metadata.name.as_deref(), Some("web-x"));
@@ -215,7 +251,7 @@ fn endpointslice_changes_as_few_slices_as_possible() {
         .enumerate()
         .map(|(at, slice)| named(slice, &format!("s{at}")))
         .collect();
-    assert_eq!(planned(&web(), &pods, &existing), Plan::default());
+    assert_eq!(written(planned(&web(), &pods, &existing)), Plan::default());
     // a sixth fits into the slice of two
     let mut more = pods.clone();
     more.push(pod("p6", "10.0.0.6", true));
@@ -317,7 +353,7 @@ proptest! {
                 .collect();
             let made = planned(&web(), &objects, &existing);
             apply(&mut existing, made, &mut serial);
-            prop_assert_eq!(planned(&web(), &objects, &existing), Plan::default());
+            prop_assert_eq!(written(planned(&web(), &objects, &existing)), Plan::default());
             let mut seen = BTreeMap::new();
             for slice in &existing {
                 let endpoints = slice.endpoints.as_ref().unwrap();

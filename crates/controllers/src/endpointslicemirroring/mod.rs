@@ -3,6 +3,7 @@
 pub(crate) mod plan;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Endpoints, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -12,11 +13,13 @@ use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{
     Event, Expectations, Informer, WorkQueue, key_of, run_workers, split_key,
 };
+use parking_lot::Mutex;
 
 use self::plan::MANAGED_BY;
-use crate::Context;
+use crate::endpointslice::plan::{Counts, Totals};
 use crate::endpointslice::{BY_SERVICE, follow_slices, is_managed_by, service_of};
 use crate::writes::{is_terminating, reference, unless_gone, unless_stopped};
+use crate::{Context, Metrics};
 
 struct Controller {
     client: kube::Client,
@@ -25,6 +28,8 @@ struct Controller {
     slices: Informer<EndpointSlice>,
     expectations: Arc<Expectations>,
     recorder: Recorder,
+    metrics: Arc<Metrics>,
+    totals: Mutex<Totals>,
 }
 
 /// Runs until the context's stop.
@@ -59,6 +64,8 @@ pub(crate) async fn run(context: Context) {
         slices,
         expectations,
         recorder: context.recorder("endpoint-slice-mirroring-controller"),
+        metrics: context.metrics.clone(),
+        totals: Mutex::default(),
     };
     let workers = context.settings.cluster.mirroring_workers;
     let name = "endpointslice-mirroring-controller";
@@ -67,6 +74,21 @@ pub(crate) async fn run(context: Context) {
 
 impl Controller {
     async fn sync(&self, key: String) -> Result<(), kube::Error> {
+        let start = Instant::now();
+        let synced = self.try_sync(key).await;
+        self.metrics.mirroring.duration.took(start.elapsed());
+        synced
+    }
+
+    fn note(&self, key: &str, counts: Option<Counts>) {
+        let metrics = &self.metrics.mirroring;
+        let mut totals = self.totals.lock();
+        totals.set(key, counts);
+        let gauges = [&metrics.desired_endpoints, &metrics.slices, &metrics.desired_slices];
+        totals.show(gauges);
+    }
+
+    async fn try_sync(&self, key: String) -> Result<(), kube::Error> {
         let (namespace, _) = split_key(&key);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), namespace);
         let existing: Vec<Arc<EndpointSlice>> = self
@@ -82,6 +104,7 @@ impl Controller {
             endpoints.filter(|endpoints| plan::is_mirrored(endpoints, service.as_deref()));
         let Some(endpoints) = endpoints else {
             self.expectations.remove(&key);
+            self.note(&key, None);
             for slice in existing {
                 let name = slice.metadata.name.as_deref().unwrap_or_default();
                 unless_gone(api.delete(name, &DeleteParams::default()).await)?;
@@ -92,6 +115,12 @@ impl Controller {
             return Ok(());
         }
         let mirror = plan::plan(&endpoints, &existing);
+        let (metrics, counts) = (&self.metrics.mirroring, mirror.plan.counts);
+        self.note(&key, Some(counts));
+        metrics.added.observe(counts.added as f64);
+        metrics.updated.observe(counts.updated as f64);
+        metrics.removed.observe(counts.removed as f64);
+        metrics.skipped.observe(mirror.skipped as f64);
         if mirror.invalid > 0 {
             let count = mirror.invalid;
             self.warn(
@@ -120,14 +149,17 @@ impl Controller {
                 self.expectations.creations_observed(&key, left);
                 return if is_terminating(&error) { Ok(()) } else { Err(error) };
             }
+            metrics.changes.with(["create"]).inc();
             left -= 1;
         }
         for slice in &mirror.plan.update {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
             api.replace(name, &params, slice).await?;
+            metrics.changes.with(["update"]).inc();
         }
         for name in &mirror.plan.delete {
             unless_gone(api.delete(name, &DeleteParams::default()).await)?;
+            metrics.changes.with(["delete"]).inc();
         }
         Ok(())
     }

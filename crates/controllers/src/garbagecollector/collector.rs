@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use longshore_informer::SyncError;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
@@ -52,6 +52,8 @@ pub(crate) trait Cluster: Send + Sync {
         resource_version: Option<&str>,
         policy: Policy,
     ) -> Result<(), Error>;
+    /// Tells the user that the object's owner is not in its namespace.
+    fn report(&self, object: &Identity, owner: &Identity);
     /// Patches the metadata (a JSON merge patch).
     async fn patch(&self, object: &Identity, patch: Value) -> Result<(), Error>;
 }
@@ -83,6 +85,17 @@ impl<C: Cluster> Collector<C> {
         match work {
             Work::Delete(uid) => self.delete(uid).await,
             Work::Orphan(uid) => self.orphan(uid).await.map(|()| Next::default()),
+            Work::Report(uid, owner) => {
+                self.report(uid, owner);
+                Ok(Next::default())
+            }
+        }
+    }
+
+    fn report(&self, uid: &str, owner: &str) {
+        let Some(node) = self.graph().get(uid).cloned() else { return };
+        if let Some(owner) = node.owners.iter().find(|own| own.uid == owner) {
+            self.cluster.report(&node.identity, &named_by(&node.identity, owner));
         }
     }
 
@@ -101,14 +114,7 @@ impl<C: Cluster> Collector<C> {
         }
         let mut states = Vec::new();
         for owner in latest.owner_references.iter().flatten() {
-            let identity = Identity {
-                api_version: owner.api_version.clone(),
-                kind: owner.kind.clone(),
-                namespace: node.identity.namespace.clone(),
-                name: owner.name.clone(),
-                uid: owner.uid.clone(),
-            };
-            match self.owner_state(identity).await? {
+            match self.owner_state(named_by(&node.identity, owner)).await? {
                 Some(state) => states.push(state),
                 // An object of the cluster cannot have an owner in a namespace: it is left alone.
                 None => return Ok(Next::default()),
@@ -241,6 +247,17 @@ impl<C: Cluster> Collector<C> {
         }
         let patch = metadata_patch(&latest, json!({"finalizers": finalizers}));
         self.cluster.patch(object, patch).await
+    }
+}
+
+/// The owner as the dependent names it: in the dependent's namespace.
+fn named_by(dependent: &Identity, owner: &OwnerReference) -> Identity {
+    Identity {
+        api_version: owner.api_version.clone(),
+        kind: owner.kind.clone(),
+        namespace: dependent.namespace.clone(),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) enum Work {
     Delete(String),
     /// Its dependents are to lose their references to it.
     Orphan(String),
+    /// The dependent, that is first, is to be told that its owner is in another namespace.
+    Report(String, String),
 }
 
 impl Display for Work {
@@ -45,6 +47,7 @@ impl Display for Work {
         match self {
             Work::Delete(uid) => write!(f, "delete {uid}"),
             Work::Orphan(uid) => write!(f, "orphan {uid}"),
+            Work::Report(uid, owner) => write!(f, "report owner {owner} of {uid}"),
         }
     }
 }
@@ -80,6 +83,11 @@ fn has_finalizer(metadata: &ObjectMeta, finalizer: &str) -> bool {
 
 pub(crate) fn waits_for_dependents(metadata: &ObjectMeta) -> bool {
     metadata.deletion_timestamp.is_some() && has_finalizer(metadata, FOREGROUND)
+}
+
+/// Whether an owner cannot be one of the dependent, as it is in another namespace.
+fn is_elsewhere(owner: &Identity, dependent: &Identity) -> bool {
+    !owner.namespace.is_empty() && owner.namespace != dependent.namespace
 }
 
 fn blocks(owner: &OwnerReference) -> bool {
@@ -146,6 +154,12 @@ impl Graph {
             && before.identity != identity
         {
             // What the references said of it is wrong: its dependents are looked at again.
+            let is_elsewhere = |dependent: &&String| {
+                let dependent = self.nodes.get(*dependent);
+                dependent.is_some_and(|dependent| is_elsewhere(&identity, &dependent.identity))
+            };
+            let wrong = before.dependents.iter().filter(is_elsewhere);
+            work.extend(wrong.map(|dependent| Work::Report(dependent.clone(), uid.clone())));
             work.extend(before.dependents.iter().cloned().map(Work::Delete));
         }
         let dependents = node.dependents.clone();
@@ -181,13 +195,8 @@ impl Graph {
     }
 
     /// Records that `dependent` has this owner.
-    fn own(
-        &mut self,
-        owner: &OwnerReference,
-        dependent: &str,
-        identity: &Identity,
-    ) -> Option<Work> {
-        let mut work = None;
+    fn own(&mut self, owner: &OwnerReference, dependent: &str, identity: &Identity) -> Vec<Work> {
+        let mut work = Vec::new();
         match self.nodes.get_mut(&owner.uid) {
             Some(node) => {
                 let is_new = node.dependents.insert(dependent.to_owned());
@@ -196,11 +205,13 @@ impl Graph {
                         != owner.api_version.split('/').next()
                         || node.identity.kind != owner.kind
                         || node.identity.name != owner.name
-                        || (!node.identity.namespace.is_empty()
-                            && node.identity.namespace != identity.namespace));
+                        || is_elsewhere(&node.identity, identity));
                 // The reference names another object than the one of that UID, or one that waits.
+                if is_new && !node.is_virtual && is_elsewhere(&node.identity, identity) {
+                    work.push(Work::Report(dependent.to_owned(), owner.uid.clone()));
+                }
                 if is_new && (is_wrong || node.waits_for_dependents) {
-                    work = Some(Work::Delete(dependent.to_owned()));
+                    work.push(Work::Delete(dependent.to_owned()));
                 }
             }
             None => {
@@ -221,7 +232,7 @@ impl Graph {
                     is_virtual: true,
                 };
                 self.nodes.insert(owner.uid.clone(), node);
-                work = Some(Work::Delete(owner.uid.clone()));
+                work.push(Work::Delete(owner.uid.clone()));
             }
         }
         work

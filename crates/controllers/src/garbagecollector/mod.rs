@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{
     DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
@@ -20,6 +21,7 @@ use kube::core::{ApiResource, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
+use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{WorkQueue, run_workers};
 use parking_lot::RwLock;
 use serde_json::Value;
@@ -32,6 +34,7 @@ use self::graph::{Identity, Policy, Work};
 use crate::Context;
 use crate::discovery::{Discovered, discover};
 use crate::writes::{is_conflict, is_not_found, unless_stopped};
+use longshore_metrics::Counter;
 
 /// How often the apiserver is asked for new resources.
 const RESYNC: Duration = Duration::from_secs(30);
@@ -48,6 +51,7 @@ type Kinds = HashMap<(String, String), (ApiResource, bool)>;
 struct ApiCluster {
     client: Client,
     kinds: RwLock<Kinds>,
+    recorder: Recorder,
 }
 
 impl ApiCluster {
@@ -125,6 +129,21 @@ impl Cluster for ApiCluster {
         }
     }
 
+    fn report(&self, object: &Identity, owner: &Identity) {
+        let Identity { api_version, kind, namespace, name, uid } = object.clone();
+        let about = ObjectReference {
+            api_version: Some(api_version),
+            kind: Some(kind),
+            namespace: Some(namespace).filter(|namespace| !namespace.is_empty()),
+            name: Some(name),
+            uid: Some(uid),
+            ..ObjectReference::default()
+        };
+        let message =
+            format!("ownerRef {owner} does not exist in namespace {:?}", object.namespace);
+        self.recorder.event(about, EventType::Warning, "OwnerRefInvalidNamespace", &message);
+    }
+
     async fn patch(&self, object: &Identity, patch: Value) -> Result<(), Error> {
         let patch = Patch::Merge(patch);
         let params = PatchParams::default();
@@ -146,11 +165,18 @@ type Shared = Arc<Collector<ApiCluster>>;
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
     let queue: WorkQueue<Work> = WorkQueue::new("garbage_collector", &context.queues);
-    let cluster = ApiCluster { client: context.client.clone(), kinds: RwLock::default() };
+    let cluster = ApiCluster {
+        client: context.client.clone(),
+        kinds: RwLock::default(),
+        recorder: context.recorder("garbage-collector-controller"),
+    };
     let collector: Shared = Arc::new(Collector::new(cluster));
     let (synced, mut is_synced) = watch::channel(false);
     let client = context.informers.client().clone();
-    let monitors = follow_resources(client, collector.clone(), queue.clone(), synced);
+    let monitors = {
+        let errors = context.metrics.garbage_sync_errors.clone();
+        follow_resources(client, collector.clone(), queue.clone(), synced, errors)
+    };
     let worker = async {
         let ready = async {
             if is_synced.wait_for(|synced| *synced).await.is_err() {
@@ -195,12 +221,14 @@ async fn follow_resources(
     collector: Shared,
     queue: WorkQueue<Work>,
     synced: watch::Sender<bool>,
+    errors: Counter,
 ) {
     let mut monitors: HashMap<ApiResource, Monitor> = HashMap::new();
     loop {
         let discovery = match discover(&client).await {
             Ok(discovery) => discovery,
             Err(error) => {
+                errors.inc();
                 warn!("cannot discover resources: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 continue;
@@ -255,6 +283,7 @@ async fn follow_resources(
                 }
             };
             if tokio::time::timeout(FIRST_LISTS, all).await.is_err() {
+                errors.inc();
                 warn!("not all resources were listed in time; collecting without them");
             }
             synced.send_replace(true);

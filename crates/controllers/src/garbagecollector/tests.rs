@@ -44,6 +44,8 @@ struct State {
     /// Changes that no watch has delivered yet: the object, or that it is gone.
     events: VecDeque<(String, Option<ObjectMeta>)>,
     version: u64,
+    /// The owners that users were told to be elsewhere.
+    reports: Vec<(String, String)>,
 }
 
 impl State {
@@ -103,6 +105,10 @@ impl Cluster for Fake {
         }
         state.delete(&object.name, policy);
         Ok(())
+    }
+
+    fn report(&self, object: &Identity, owner: &Identity) {
+        self.state().reports.push((object.to_string(), owner.to_string()));
     }
 
     async fn patch(&self, object: &Identity, patch: Value) -> Result<(), Error> {
@@ -353,4 +359,39 @@ fn graph_of_many_owners_is_indexed() {
     assert_eq!(graph.observe(identity("many"), &many), []);
     assert_eq!(graph.observe(identity("many"), &ObjectMeta::default()), []);
     assert!(graph.get("0").is_none() && graph.get("many").is_some());
+}
+
+/// Whichever of the two is seen first.
+#[test]
+fn gc_reports_owners_of_other_namespaces() {
+    fn place(namespace: &str, uid: &str) -> Identity {
+        Identity { namespace: namespace.into(), ..identity(uid) }
+    }
+    let table = [("ns", "other", true), ("ns", "ns", false), ("ns", "", false), ("", "ns", true)];
+    for (dependent, above, is_wrong) in table {
+        for is_owner_first in [true, false] {
+            let collector = Collector::new(Fake::default());
+            let owned = ObjectMeta {
+                owner_references: Some(vec![owner("a", false)]),
+                ..ObjectMeta::default()
+            };
+            let mut objects =
+                vec![(place(above, "a"), ObjectMeta::default()), (place(dependent, "b"), owned)];
+            if !is_owner_first {
+                objects.reverse();
+            }
+            let mut work: Vec<Work> = Vec::new();
+            for (identity, metadata) in objects {
+                work.extend(collector.graph().observe(identity, &metadata));
+            }
+            work.retain(|work| matches!(work, Work::Report(..)));
+            for work in &work {
+                block_on(collector.work(work)).unwrap();
+            }
+            let about = |uid: &str| place(dependent, uid).to_string();
+            let expected = if is_wrong { vec![(about("b"), about("a"))] } else { Vec::new() };
+            let reports = &collector.cluster.state().reports;
+            assert_eq!(*reports, expected, "{dependent} {above} {is_owner_first}");
+        }
+    }
 }

@@ -18,23 +18,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use k8s_openapi::api::batch::v1::{Job, JobCondition};
+use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use longshore_client::events::EventType;
 use longshore_informer::{
-    Event, Expectations, Informer, WorkQueue, key_of, object_key, run_workers,
+    Event, Expectations, Informer, Retries, WorkQueue, key_of, object_key, run_workers,
 };
 use parking_lot::{Mutex, MutexGuard};
 
 use self::backoff::Backoff;
 use self::view::View;
-use crate::Context;
 use crate::workload::{
-    Error, Owners, PodControl, claim, controller_of, length, namespace_of, owned_or_orphans, patch,
-    selector, size, uid_of,
+    Error, Owners, PodControl, claim, controller_of, is_finished as is_pod_finished, length,
+    namespace_of, owned_or_orphans, patch, selector, size, uid_of,
 };
 use crate::writes::is_not_found;
+use crate::{Context, Metrics};
 
 /// The finalizer of pods that are not counted yet.
 const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
@@ -42,6 +42,9 @@ const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
 const BATCH_PERIOD: Duration = Duration::from_secs(1);
 /// The controller's name in `spec.managedBy`.
 const NAME: &str = "kubernetes.io/job-controller";
+/// The pauses before a sync that failed is tried again.
+const RETRIES: Retries =
+    Retries { first: Duration::from_secs(1), longest: Duration::from_secs(60), limits_rate: false };
 /// The most pods that one sync creates or deletes.
 const BURST: usize = 500;
 
@@ -49,19 +52,20 @@ const BURST: usize = 500;
 pub(crate) async fn run(context: Context) {
     let owners = Owners::<Job> {
         informer: context.informers.get(),
-        queue: WorkQueue::new("job", &context.queues),
+        queue: WorkQueue::with_retries("job", &context.queues, RETRIES),
         expectations: Arc::new(Expectations::default()),
         selector: |job| job.spec.as_ref()?.selector.clone(),
         delay: BATCH_PERIOD,
     };
     let controller = Controller {
         pods: context.informers.get(),
-        orphans: WorkQueue::new("job_orphan_pod", &context.queues),
+        orphans: WorkQueue::with_retries("job_orphan_pod", &context.queues, RETRIES),
         control: PodControl {
             client: context.client.clone(),
             recorder: context.recorder("job-controller"),
         },
         state: Arc::default(),
+        metrics: context.metrics.clone(),
         owners,
     };
     controller.owners.follow(&controller.pods);
@@ -87,6 +91,7 @@ struct Controller {
     orphans: WorkQueue<String>,
     control: PodControl,
     state: Arc<Mutex<State>>,
+    metrics: Arc<Metrics>,
 }
 
 /// What this copy has done and the informers have not shown yet.
@@ -109,6 +114,9 @@ impl Controller {
         let controller = self.clone();
         self.pods.subscribe(move |event| {
             let pod = event.latest();
+            if let Some(label) = finalizer_event(event) {
+                controller.metrics.job.terminated_with_finalizer.with([label]).inc();
+            }
             if matches!(event, Event::Deleted(_)) || !has_finalizer(pod) {
                 controller.state().released.remove(uid_of(&**pod));
             } else if controller.is_orphan(pod) {
@@ -118,6 +126,9 @@ impl Controller {
         let controller = self.clone();
         self.owners.informer.subscribe(move |event| {
             let job = event.latest();
+            if let (Event::Added(_), Some(manager)) = (event, external_manager(job)) {
+                controller.metrics.job.external.with([manager]).inc();
+            }
             if let Event::Deleted(_) = event {
                 controller.state().finished.remove(uid_of(&**job));
                 controller.state().backoffs.remove(&key_of(&**job));
@@ -132,15 +143,12 @@ impl Controller {
 
     /// Whether no unfinished Job counts the pod.
     fn is_orphan(&self, pod: &Pod) -> bool {
-        let job =
-            controller_of(&pod.metadata).filter(|it| it.kind == "Job").and_then(|reference| {
-                let key = object_key(namespace_of(pod), &reference.name);
-                let job = self.owners.informer.store().get(&key)?;
-                (uid_of(&*job) == reference.uid).then_some(job)
-            });
-        // pods of other kinds have the finalizer of their own will
-        let is_other = controller_of(&pod.metadata).is_some_and(|it| it.kind != "Job");
-        has_finalizer(pod) && !is_other && job.is_none_or(|job| is_finished(&job))
+        let job = controller_of(&pod.metadata).and_then(|reference| {
+            let key = object_key(namespace_of(pod), &reference.name);
+            let job = self.owners.informer.store().get(&key)?;
+            (uid_of(&*job) == reference.uid).then_some(job)
+        });
+        is_uncounted(pod, job.as_deref())
     }
 
     /// Removes the finalizer of a pod that no Job counts.
@@ -153,7 +161,8 @@ impl Controller {
         if let Some(reference) = controller_of(&pod.metadata) {
             let jobs = crate::workload::api::<Job>(&self.control.client, namespace_of(&*pod));
             let job = longshore_client::optional(jobs.get_opt(&reference.name)).await?;
-            if job.is_some_and(|job| uid_of(&job) == reference.uid && !is_finished(&job)) {
+            let job = job.filter(|job| uid_of(job) == reference.uid);
+            if !is_uncounted(&pod, job.as_ref()) {
                 return Ok(());
             }
         }
@@ -178,7 +187,7 @@ impl Controller {
             return Ok(());
         };
         let Some(spec) = &job.spec else { return Ok(()) };
-        if spec.managed_by.as_deref().is_some_and(|manager| manager != NAME) {
+        if external_manager(&job).is_some() {
             return Ok(());
         }
         if is_finished(&job) {
@@ -196,14 +205,42 @@ impl Controller {
             self.control.event(&*job, EventType::Warning, "UnknownCompletionMode", message);
             return Ok(());
         }
+        let start = std::time::Instant::now();
+        let (action, result) = self.sync_active(key, &job, spec).await;
+        let outcome = if result.is_ok() { "success" } else { "error" };
+        let labels = [completion_mode(&job), outcome, action];
+        self.metrics.job.syncs.with(labels).inc();
+        self.metrics.job.sync_duration.with(labels).took(start.elapsed());
+        result
+    }
+
+    /// Syncs a Job that has not finished; what was done, as metrics name it.
+    async fn sync_active(
+        &self,
+        key: String,
+        job: &Job,
+        spec: &JobSpec,
+    ) -> (&'static str, Result<(), Error>) {
+        let mut action = "reconciling";
+        let result = self.try_sync(key, job, spec, &mut action).await;
+        (action, result)
+    }
+
+    async fn try_sync(
+        &self,
+        key: String,
+        job: &Job,
+        spec: &JobSpec,
+        action: &mut &'static str,
+    ) -> Result<(), Error> {
         let satisfied = self.owners.expectations.satisfied(&key);
         let Ok(selector) = selector(spec.selector.as_ref()) else { return Ok(()) };
-        let pods = owned_or_orphans(self.pods.store(), &*job);
+        let pods = owned_or_orphans(self.pods.store(), job);
         let client = &self.control.client;
-        let pods = claim(client, &*job, &selector, pods, |_| true, Some(FINALIZER)).await?;
+        let pods = claim(client, job, &selector, pods, |_| true, Some(FINALIZER)).await?;
         let released = self.state().released.clone();
         let now = Timestamp::now();
-        let mut view = View::new(Job::clone(&job), pods, released, now);
+        let mut view = View::new(job.clone(), pods, released, now);
         let known = self.state().backoffs.get(&key).copied().unwrap_or_default();
         let (succeeded, failed) = view.new_ends();
         let backoff = known.with(&succeeded, &failed);
@@ -226,7 +263,9 @@ impl Controller {
         } else {
             let manages = satisfied && job.metadata.deletion_timestamp.is_none();
             if manages {
-                failure = self.manage(&key, &mut view, backoff, now).await.err();
+                let (done, managed) = self.manage(&key, &mut view, backoff, now).await;
+                *action = done;
+                failure = managed.err();
             }
             if view.is_complete() {
                 view.finish = Some(view::completed());
@@ -243,31 +282,31 @@ impl Controller {
         tracked.and(failure.map_or(Ok(()), Err))
     }
 
-    /// Creates and deletes pods.
+    /// Creates and deletes pods; what was done, as metrics name it.
     async fn manage(
         &self,
         key: &str,
         view: &mut View,
         backoff: Backoff,
         now: Timestamp,
-    ) -> Result<(), Error> {
-        let doomed = view.surplus(BURST, now);
+    ) -> (&'static str, Result<(), Error>) {
+        let doomed = view.surplus(BURST);
         if !doomed.is_empty() || view.is_suspended() {
             let (deleted, result) = self.delete(key, &view.job, &doomed, true).await;
             view.note_deleted(&deleted);
-            return result;
+            return ("pods_deleted", result);
         }
         let terminating =
             if policy::only_replaces_failed(&view.job) { view.terminating } else { 0 };
         let missing = view.wanted() - length(&view.active) - terminating;
         if missing <= 0 {
-            return Ok(());
+            return ("tracking", Ok(()));
         }
         let wait =
             if view.limit_per_index().is_none() { backoff.wait(now) } else { Duration::ZERO };
         if !wait.is_zero() {
             self.owners.queue.add_after(key.to_owned(), wait.max(BATCH_PERIOD));
-            return Ok(());
+            return ("pods_created", Ok(()));
         }
         let pods = match view.indexes_to_create(size(missing).min(BURST), now) {
             None => vec![pods::new(&view.job, None, None); size(missing).min(BURST)],
@@ -276,7 +315,7 @@ impl Controller {
                     && let Some(wait) = wait
                 {
                     self.owners.queue.add_after(key.to_owned(), wait.max(BATCH_PERIOD));
-                    return Ok(());
+                    return ("pods_created", Ok(()));
                 }
                 let new = |index| pods::new(&view.job, Some(index), view.delayed.get(&index));
                 indexes.into_iter().map(new).collect()
@@ -288,7 +327,14 @@ impl Controller {
         let (created, result) = self.control.create_all(&view.job, &pods).await;
         expectations.creations_observed(key, pods.len().saturating_sub(created));
         view.created = view.created.saturating_add(created);
-        result
+        let reason = view.creation_reason();
+        let failed = usize::from(result.is_err());
+        for (status, count) in [("succeeded", created), ("failed", failed)] {
+            if let Some(count) = u64::try_from(count).ok().filter(|count| *count > 0) {
+                self.metrics.job.pods_created.with([reason, status]).add(count);
+            }
+        }
+        ("pods_created", result)
     }
 
     /// Deletes pods; those whose finalizer is of no use any more lose it. Returns those that were.
@@ -328,6 +374,50 @@ fn has_finalizer(pod: &Pod) -> bool {
     pod.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
 }
 
+/// The completion mode of a Job, as metrics name it.
+fn completion_mode(job: &Job) -> &'static str {
+    match job.spec.as_ref().and_then(|spec| spec.completion_mode.as_deref()) {
+        Some("Indexed") => "Indexed",
+        _ => "NonIndexed",
+    }
+}
+
+/// Whether a pod that has ended got the finalizer, or lost it, as metrics name it.
+fn finalizer_event(event: &Event<Pod>) -> Option<&'static str> {
+    let counts = |pod: &Pod| is_pod_finished(pod) && has_finalizer(pod);
+    let after = match event {
+        Event::Deleted(_) => false,
+        Event::Added(pod) | Event::Updated { new: pod, .. } => counts(pod),
+    };
+    let before = match event {
+        Event::Added(_) => false,
+        Event::Deleted(pod) => counts(pod),
+        Event::Updated { old, .. } => counts(old),
+    };
+    match (before, after) {
+        (false, true) => Some("add"),
+        (true, false) => Some("delete"),
+        _ => None,
+    }
+}
+
+/// The controller of others that syncs the Job.
+fn external_manager(job: &Job) -> Option<&str> {
+    job.spec.as_ref()?.managed_by.as_deref().filter(|manager| *manager != NAME)
+}
+
+/// Whether a pod has the finalizer though nothing counts it: its Job, if there is one, has finished.
+/// Pods of other kinds, and those of Jobs that others manage, have it of their managers' will.
+fn is_uncounted(pod: &Pod, job: Option<&Job>) -> bool {
+    let is_of_job = controller_of(&pod.metadata).is_none_or(|reference| {
+        reference.kind == "Job"
+            && reference.api_version == <Job as k8s_openapi::Resource>::API_VERSION
+    });
+    has_finalizer(pod)
+        && is_of_job
+        && job.is_none_or(|job| is_finished(job) && external_manager(job).is_none())
+}
+
 /// The condition of a type that is true.
 fn true_condition<'a>(job: &'a Job, kind: &str) -> Option<&'a JobCondition> {
     let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -337,4 +427,70 @@ fn true_condition<'a>(job: &'a Job, kind: &str) -> Option<&'a JobCondition> {
 /// Whether a Job is complete or has failed.
 pub(crate) fn is_finished(job: &Job) -> bool {
     true_condition(job, "Complete").or_else(|| true_condition(job, "Failed")).is_some()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn job_counts_ended_pods_that_get_and_lose_the_finalizer() {
+        let pod = |phase: &str, finalizers: Value| -> Arc<Pod> {
+            let pod = json!({"metadata": {"finalizers": finalizers}, "status": {"phase": phase}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let (running, ended) =
+            (pod("Running", json!([FINALIZER])), pod("Failed", json!([FINALIZER])));
+        let released = pod("Failed", json!([]));
+        let update =
+            |old: &Arc<Pod>, new: &Arc<Pod>| Event::Updated { old: old.clone(), new: new.clone() };
+        for (event, expected) in [
+            (Event::Added(running.clone()), None),
+            (Event::Added(ended.clone()), Some("add")),
+            (update(&running, &ended), Some("add")),
+            (update(&ended, &ended), None),
+            (update(&ended, &released), Some("delete")),
+            (Event::Deleted(ended.clone()), Some("delete")),
+            (Event::Deleted(released), None),
+        ] {
+            assert_eq!(finalizer_event(&event), expected);
+        }
+    }
+
+    #[test]
+    fn job_finalizer_goes_only_where_no_manager_counts_the_pod() {
+        let pod = |owner: Value, finalizers: Value| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "p", "finalizers": finalizers,
+                "ownerReferences": owner}}))
+            .unwrap()
+        };
+        let owner = |kind: &str, version: &str| json!([{"kind": kind, "apiVersion": version, "name": "j", "uid": "u", "controller": true}]);
+        let job = |finished: bool, manager: Value| -> Job {
+            serde_json::from_value(json!({
+                "metadata": {"name": "j", "uid": "u"},
+                "spec": {"template": {}, "managedBy": manager},
+                "status": {"conditions": finished.then(|| json!([
+                    {"type": "Complete", "status": "True"}]))},
+            }))
+            .unwrap()
+        };
+        let ours = || pod(owner("Job", "batch/v1"), json!([FINALIZER]));
+        let (running, done) = (job(false, Value::Null), job(true, Value::Null));
+        let external = job(true, json!("example.com/other"));
+        for (pod, job, expected) in [
+            (ours(), None, true),
+            (ours(), Some(&running), false),
+            (ours(), Some(&done), true),
+            (ours(), Some(&external), false),
+            (pod(Value::Null, json!([FINALIZER])), None, true),
+            (pod(owner("Job", "batch/v1"), json!([])), None, false),
+            (pod(owner("Other", "batch/v1"), json!([FINALIZER])), None, false),
+            (pod(owner("Job", "batch.example.com/v1"), json!([FINALIZER])), None, false),
+        ] {
+            assert_eq!(is_uncounted(&pod, job), expected, "{pod:?} {job:?}");
+        }
+    }
 }

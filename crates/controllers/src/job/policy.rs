@@ -47,23 +47,25 @@ pub(super) fn is_failed(pod: &Pod, job: &Job) -> bool {
 
 /// What the first rule says that a failed pod matches; without one it counts.
 pub(super) fn failure_of(pod: &Pod, job: &Job) -> Failure {
-    let policy = job.spec.as_ref().and_then(|spec| spec.pod_failure_policy.as_ref());
-    let rules = policy.map(|policy| policy.rules.as_slice()).unwrap_or_default();
-    for (index, rule) in rules.iter().enumerate() {
-        let Some(matched) = matched(pod, rule) else { continue };
-        match rule.action.as_str() {
-            "Ignore" => return Failure::Ignore,
-            "FailIndex" => return Failure::FailIndex,
-            "Count" => return Failure::Count,
+    rule_of(pod, job).map_or(Failure::Count, |(_, failure)| failure)
+}
+
+/// The action of the first rule that a failed pod matches, and what it means.
+pub(super) fn rule_of<'a>(pod: &Pod, job: &'a Job) -> Option<(&'a str, Failure)> {
+    let policy = job.spec.as_ref()?.pod_failure_policy.as_ref()?;
+    policy.rules.iter().enumerate().find_map(|(index, rule)| {
+        let matched = matched(pod, rule)?;
+        let failure = match rule.action.as_str() {
+            "Ignore" => Failure::Ignore,
+            "FailIndex" => Failure::FailIndex,
+            "Count" => Failure::Count,
             "FailJob" => {
-                return Failure::FailJob(format!(
-                    "{matched} matching FailJob rule at index {index}"
-                ));
+                Failure::FailJob(format!("{matched} matching FailJob rule at index {index}"))
             }
-            _ => {}
-        }
-    }
-    Failure::Count
+            _ => return None,
+        };
+        Some((rule.action.as_str(), failure))
+    })
 }
 
 /// What of the pod a rule matches, for the message.

@@ -1,6 +1,6 @@
 //! Counts finished pods once each.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures::future::join_all;
@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_client::events::EventType;
 
 use super::backoff::Backoff;
-use super::indexes::index_of;
-use super::policy::{failure_of, is_failed};
+use super::indexes::{Indexes, index_of};
+use super::policy::{is_failed, rule_of};
 use super::view::{Finish, FinishKind, View, set_condition};
-use super::{Controller, has_finalizer, true_condition};
-use crate::workload::{Error, count, number, phase, replace_status, uid_of};
+use super::{Controller, completion_mode, has_finalizer, true_condition};
+use crate::workload::{Error, count, number, phase, replace_status, size, uid_of};
 
 /// The most pods that the status notes at once.
 const MAX_UNCOUNTED: usize = 500;
@@ -33,14 +33,19 @@ impl Controller {
             .filter(|pod| view.is_tracked(pod))
             .map(|pod| uid_of(&**pod).to_owned())
             .collect();
+        let mut counted = Counted::of(&view.job);
         let status = view.job.status.get_or_insert_default();
         changed |= count_released(status, &tracked);
-        let (release, is_full) = note(view, &mut changed);
+        let Noted { release, is_full, actions } = note(view, &mut changed);
         let terminal = terminal_condition(view, &mut changed);
         if changed {
             self.write(&mut view.job).await?;
             self.state().backoffs.insert(key.to_owned(), backoff);
+            counted = self.count(&view.job, counted);
             changed = false;
+        }
+        for (action, count) in actions {
+            self.metrics.job.handled_failures.with([&action]).add(count);
         }
         let released = self.release_all(&release, &mut tracked).await;
         let status = view.job.status.get_or_insert_default();
@@ -65,6 +70,7 @@ impl Controller {
         }
         if changed {
             self.write(&mut view.job).await?;
+            self.count(&view.job, counted);
         }
         if let Some((kind, finish)) = ends {
             self.state().finished.insert(uid_of(&view.job).to_owned());
@@ -109,7 +115,32 @@ impl Controller {
         failure
     }
 
+    /// Counts what a written status has more of than the one before.
+    fn count(&self, job: &Job, before: Counted) -> Counted {
+        let metrics = &self.metrics.job;
+        let after = Counted::of(job);
+        let mode = completion_mode(job);
+        for (result, more) in [
+            ("succeeded", after.succeeded.saturating_sub(before.succeeded)),
+            ("failed", after.failed.saturating_sub(before.failed)),
+        ] {
+            metrics.pods_finished.with([mode, result]).add(more);
+        }
+        if let Some(limit) = after.limit {
+            for (status, more) in [
+                ("succeeded", after.succeeded.saturating_sub(before.succeeded)),
+                ("failed", after.failed_indexes.saturating_sub(before.failed_indexes)),
+            ] {
+                metrics.finished_indexes.with([status, limit]).add(more);
+            }
+        }
+        after
+    }
+
     fn report_end(&self, job: &Job, kind: &str, finish: &Finish) {
+        let result = if kind == "Complete" { "succeeded" } else { "failed" };
+        let labels = [completion_mode(job), result, finish.reason.as_str()];
+        self.metrics.job.finished.with(labels).inc();
         if kind != "Complete" {
             return self.control.event(job, EventType::Warning, &finish.reason, &finish.message);
         }
@@ -121,6 +152,51 @@ impl Controller {
         }
         self.control.event(job, EventType::Normal, "Completed", "Job completed");
     }
+}
+
+/// What the status of a Job counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counted {
+    succeeded: u64,
+    failed: u64,
+    failed_indexes: u64,
+    /// Of an indexed Job: what its limit of failures is for, as metrics name it.
+    limit: Option<&'static str>,
+}
+
+impl Counted {
+    fn of(job: &Job) -> Self {
+        let unsigned = |number: Option<i32>| u64::try_from(number.unwrap_or_default()).unwrap_or(0);
+        let status = job.status.clone().unwrap_or_default();
+        let failed = unsigned(status.failed);
+        if completion_mode(job) != "Indexed" {
+            let succeeded = unsigned(status.succeeded);
+            return Self { succeeded, failed, failed_indexes: 0, limit: None };
+        }
+        let spec = job.spec.as_ref();
+        let completions = size(count(spec.and_then(|spec| spec.completions)));
+        let total = |text: Option<String>| {
+            let indexes = Indexes::parse(&text.unwrap_or_default(), completions);
+            u64::try_from(indexes.total()).unwrap_or(u64::MAX)
+        };
+        let is_per_index = spec.is_some_and(|spec| spec.backoff_limit_per_index.is_some());
+        Self {
+            succeeded: total(status.completed_indexes),
+            failed,
+            failed_indexes: total(status.failed_indexes),
+            limit: Some(if is_per_index { "perIndex" } else { "global" }),
+        }
+    }
+}
+
+/// What came of [`note`].
+struct Noted {
+    /// Pods that are to be released.
+    release: Vec<Arc<Pod>>,
+    /// Whether the status has room for no more.
+    is_full: bool,
+    /// How many failed pods which action of the failure policy was for.
+    actions: BTreeMap<String, u64>,
 }
 
 /// Counts noted pods that are tracked no more; whether there were any.
@@ -143,10 +219,10 @@ fn count_released(status: &mut JobStatus, tracked: &HashSet<String>) -> bool {
     changed
 }
 
-/// Notes finished pods in the status. Returns those that are to be released, and whether the status
-/// has room for no more.
-fn note(view: &mut View, changed: &mut bool) -> (Vec<Arc<Pod>>, bool) {
+/// Notes finished pods in the status.
+fn note(view: &mut View, changed: &mut bool) -> Noted {
     let (mut release, mut is_full) = (Vec::new(), false);
+    let mut actions: BTreeMap<String, u64> = BTreeMap::new();
     let (mut succeeded, mut failed, mut indexes) = (Vec::new(), Vec::new(), Vec::new());
     let noted = view.uncounted[0].len() + view.uncounted[1].len();
     let has_failed = matches!(
@@ -174,12 +250,15 @@ fn note(view: &mut View, changed: &mut bool) -> (Vec<Arc<Pod>>, bool) {
                 (None, _) if !view.uncounted[0].contains(uid) => succeeded.push(uid.to_owned()),
                 _ => {}
             }
-        } else if (is_failure || has_failed)
-            && !is_noted_failed
-            && valid != Some(None)
-            && failure_of(pod, &view.job).counts()
-        {
-            failed.push(uid.to_owned());
+        } else if (is_failure || has_failed) && !is_noted_failed && valid != Some(None) {
+            let rule = rule_of(pod, &view.job);
+            if let Some((action, _)) = &rule {
+                let count = actions.entry((*action).to_owned()).or_default();
+                *count = count.saturating_add(1);
+            }
+            if rule.is_none_or(|(_, failure)| failure.counts()) {
+                failed.push(uid.to_owned());
+            }
         }
         if noted + succeeded.len() + failed.len() + indexes.len() >= MAX_UNCOUNTED {
             is_full = true;
@@ -210,7 +289,7 @@ fn note(view: &mut View, changed: &mut bool) -> (Vec<Arc<Pod>>, bool) {
             *changed = true;
         }
     }
-    (release, is_full)
+    Noted { release, is_full, actions }
 }
 
 /// Whether a pod is needed no more to know what has become of it.
@@ -238,4 +317,37 @@ fn terminal_condition(view: &mut View, changed: &mut bool) -> Option<(&'static s
         set_condition(status, target, "True", &finish.reason, &finish.message);
     }
     Some((kind, finish))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn job_metrics_count_pods_or_indexes() {
+        let counted = |spec: Value, status: Value| {
+            let mut job = json!({"metadata": {}, "spec": spec, "status": status});
+            job["spec"]["template"] = json!({});
+            Counted::of(&serde_json::from_value(job).unwrap())
+        };
+        let plain = counted(json!({"completions": 9}), json!({"succeeded": 3, "failed": 2}));
+        let expected = Counted { succeeded: 3, failed: 2, failed_indexes: 0, limit: None };
+        assert_eq!(plain, expected);
+        let status = json!({"succeeded": 4, "failed": 2, "completedIndexes": "0-2,7",
+            "failedIndexes": "3,4"});
+        let indexed = |spec: Value| {
+            let mut spec = spec;
+            spec["completionMode"] = "Indexed".into();
+            counted(spec, status.clone())
+        };
+        let limited = indexed(json!({"completions": 9, "backoffLimitPerIndex": 1}));
+        assert_eq!((limited.succeeded, limited.failed_indexes), (4, 2));
+        assert_eq!(limited.limit, Some("perIndex"));
+        // indexes above the number of completions are none any more
+        let fewer = indexed(json!({"completions": 5}));
+        assert_eq!((fewer.succeeded, fewer.limit), (3, Some("global")));
+    }
 }

@@ -15,8 +15,7 @@ use super::pods::{ignored_failures, index_failures};
 use super::policy::{self, Failure, failure_of, is_failed};
 use super::{has_finalizer, true_condition};
 use crate::workload::{
-    count, first_to_delete, is_active, is_ready, is_terminating, length, number, phase, size,
-    uid_of,
+    count, is_active, is_ready, is_terminating, length, newest_first, number, phase, size, uid_of,
 };
 
 /// How a Job ends.
@@ -327,6 +326,16 @@ impl View {
         Some(Duration::try_from(left).unwrap_or_default())
     }
 
+    /// Why pods are created, as metrics name it.
+    pub(super) fn creation_reason(&self) -> &'static str {
+        let policy = self.spec().and_then(|spec| spec.pod_replacement_policy.as_deref());
+        match (policy, self.failed > 0, self.terminating > 0) {
+            (Some("Failed"), true, _) => "recreate_failed",
+            (_, true, _) | (_, _, true) => "recreate_terminating_or_failed",
+            _ => "new",
+        }
+    }
+
     /// Whether there are all completions and no pod is active.
     pub(super) fn is_complete(&self) -> bool {
         if !self.active.is_empty() || self.created > 0 {
@@ -350,12 +359,12 @@ impl View {
     }
 
     /// Active pods that are too many.
-    pub(super) fn surplus(&self, most: usize, now: Timestamp) -> Vec<Arc<Pod>> {
+    pub(super) fn surplus(&self, most: usize) -> Vec<Arc<Pod>> {
         let wanted = if self.is_suspended() { 0 } else { self.wanted() };
         let surplus = size(length(&self.active) - wanted);
-        let (mut doomed, rest) = self.duplicates(now);
+        let (mut doomed, rest) = self.duplicates();
         if doomed.len() < surplus {
-            doomed.extend(first_to_delete(&rest, &[], surplus - doomed.len(), now));
+            doomed.extend(newest_first(&rest, surplus - doomed.len()));
         }
         if !self.is_suspended() {
             doomed.truncate(most);
@@ -364,7 +373,7 @@ impl View {
     }
 
     /// Active pods without a valid index, or of one that another pod has; and the others.
-    fn duplicates(&self, now: Timestamp) -> (Vec<Arc<Pod>>, Vec<Arc<Pod>>) {
+    fn duplicates(&self) -> (Vec<Arc<Pod>>, Vec<Arc<Pod>>) {
         let Some(indexes) = &self.indexes else { return (Vec::new(), self.active.clone()) };
         let mut by_index: HashMap<usize, Vec<Arc<Pod>>> = HashMap::new();
         let mut doomed = Vec::new();
@@ -376,7 +385,7 @@ impl View {
         }
         let mut rest = Vec::new();
         for pods in by_index.into_values() {
-            let first = first_to_delete(&pods, &[], pods.len() - 1, now);
+            let first = newest_first(&pods, pods.len() - 1);
             let is_doomed =
                 |pod: &&Arc<Pod>| first.iter().any(|one| uid_of(&**one) == uid_of(&***pod));
             rest.extend(pods.iter().filter(|pod| !is_doomed(pod)).cloned());

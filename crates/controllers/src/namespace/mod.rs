@@ -9,7 +9,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
-use longshore_informer::{Event, Informer, SyncError, WorkQueue, key_of, run_workers};
+use longshore_client::error_message;
+use longshore_informer::{Event, Informer, Retries, SyncError, WorkQueue, key_of, run_workers};
 
 use self::plan::{Outcome, conditions, grace};
 use crate::Context;
@@ -17,6 +18,12 @@ use crate::discovery::{Discovered, Discovery, discover};
 use crate::writes::{has_code, unless_gone, unless_stopped};
 
 const FINALIZER: &str = "kubernetes";
+/// The pauses before a namespace is tried again.
+const RETRIES: Retries = Retries {
+    first: Duration::from_millis(5),
+    longest: Duration::from_secs(60),
+    limits_rate: true,
+};
 /// The pause for other controllers to see the namespace terminate (upstream: 5 s).
 const GRACE: Duration = Duration::from_millis(100);
 /// When finalizers are looked at again.
@@ -45,7 +52,7 @@ struct Controller {
 
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
-    let queue: WorkQueue<String> = WorkQueue::new("namespace", &context.queues);
+    let queue: WorkQueue<String> = WorkQueue::with_retries("namespace", &context.queues, RETRIES);
     let namespaces = context.informers.get::<Namespace>();
     namespaces.subscribe({
         let queue = queue.clone();
@@ -168,7 +175,7 @@ impl Controller {
         let discovery = match discover(&self.client).await {
             Ok(discovery) => discovery,
             Err(error) => {
-                outcome.discovery = Some(error.to_string());
+                outcome.discovery = Some(error_message(&error));
                 Discovery::default()
             }
         };
@@ -190,7 +197,7 @@ impl Controller {
             let estimate = match api.list(&ListParams::default()).await {
                 Ok(list) => grace(&list.items, deleted, Timestamp::now()),
                 Err(error) => {
-                    outcome.failures.push(error.to_string());
+                    outcome.failures.push(error_message(&error));
                     continue;
                 }
             };
@@ -230,7 +237,7 @@ impl Controller {
                     (estimate, _) => outcome.estimate = outcome.estimate.max(estimate),
                 }
             }
-            Err(error) => outcome.failures.push(error.to_string()),
+            Err(error) => outcome.failures.push(error_message(&error)),
         }
     }
 

@@ -37,6 +37,11 @@ impl Health {
         }
     }
 
+    /// The UID of the node.
+    pub(super) fn uid(&self) -> Option<String> {
+        self.uid.clone()
+    }
+
     /// Compares the node with what was seen last.
     pub(super) fn observe(&mut self, node: &Node, lease: Option<&Lease>, now: Instant) {
         if self.uid != node.metadata.uid {

@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use self::health::{Health, lost_conditions};
 use self::taints::{NOT_READY, UNREACHABLE};
 use self::zones::{Limits, Zone, is_excluded, rates, zone_of};
+use crate::Metrics;
 use crate::pods::{BY_NODE, condition, index_by_node, patch_status};
 use crate::writes::{is_conflict, reference, unless_gone, unless_stopped};
 use crate::{ClusterSettings, Context};
@@ -47,6 +48,7 @@ struct Monitor {
     health: HashMap<String, Health>,
     waiting: BTreeMap<String, Waiting>,
     is_all_down: bool,
+    metrics: Arc<Metrics>,
 }
 
 /// Runs until the context's stop.
@@ -82,6 +84,7 @@ pub(crate) async fn run(context: Context) {
         health: HashMap::new(),
         waiting: BTreeMap::new(),
         is_all_down: false,
+        metrics: context.metrics.clone(),
         settings,
     };
     let (client, store) = (context.client.clone(), nodes.clone());
@@ -129,12 +132,17 @@ impl Monitor {
     }
 
     async fn pass(&mut self) {
+        let metrics = self.metrics.clone();
+        let start = std::time::Instant::now();
         let nodes = self.nodes.store().list();
         self.note_known(&nodes);
         let mut zones: BTreeMap<String, Zone> = BTreeMap::new();
         let mut statuses: BTreeMap<String, Option<String>> = BTreeMap::new();
         for node in &nodes {
-            let status = match self.check(node).await {
+            let one = std::time::Instant::now();
+            let checked = self.check(node).await;
+            metrics.nodes.one_update.took(one.elapsed());
+            let status = match checked {
                 Ok(status) => status,
                 Err(error) => {
                     warn!(node = node.metadata.name, "cannot update the node's health: {error}");
@@ -151,6 +159,7 @@ impl Monitor {
             statuses.insert(node.metadata.name.clone().unwrap_or_default(), status);
         }
         self.limit(&zones);
+        self.report(&zones);
         for node in &nodes {
             let name = node.metadata.name.clone().unwrap_or_default();
             if let Some(status) = statuses.get(&name)
@@ -162,13 +171,30 @@ impl Monitor {
         if let Err(error) = self.taint_waiting(&nodes).await {
             warn!("cannot taint nodes: {error}");
         }
+        metrics.nodes.all_updates.took(start.elapsed());
+    }
+
+    fn report(&self, zones: &BTreeMap<String, Zone>) {
+        let metrics = &self.metrics.nodes;
+        for family in [&metrics.zone_size, &metrics.unhealthy, &metrics.zone_health] {
+            family.retain(|[zone]| zones.contains_key(&**zone));
+        }
+        for (name, zone) in zones {
+            let size = zone.ready.saturating_add(zone.unhealthy);
+            metrics.zone_size.with([name]).set(size as f64);
+            metrics.unhealthy.with([name]).set(zone.unhealthy as f64);
+            let health = 100.0 * zone.ready as f64 / size.max(1) as f64;
+            metrics.zone_health.with([name]).set(health);
+            // without an eviction the counter is 0
+            metrics.evictions.with([name]);
+        }
     }
 
     fn note_known(&mut self, nodes: &[Arc<Node>]) {
         for node in nodes {
             let name = node.metadata.name.clone().unwrap_or_default();
             if !self.health.contains_key(&name) {
-                let message = format!("Registered Node {name} in Controller");
+                let message = format!("Node {name} event: Registered Node {name} in Controller");
                 self.record(node, EventType::Normal, "RegisteredNode", &message);
             }
         }
@@ -177,13 +203,15 @@ impl Monitor {
         let gone: Vec<String> =
             self.health.keys().filter(|name| !is_there.contains(name.as_str())).cloned().collect();
         for name in gone {
-            self.health.remove(&name);
+            let health = self.health.remove(&name);
             let about = ObjectReference {
+                api_version: Some("v1".into()),
                 kind: Some("Node".into()),
                 name: Some(name.clone()),
+                uid: health.and_then(|health| health.uid()),
                 ..ObjectReference::default()
             };
-            let message = format!("Removing Node {name} from Controller");
+            let message = format!("Node {name} event: Removing Node {name} from Controller");
             self.recorder.event(about, EventType::Normal, "RemovingNode", &message);
         }
     }
@@ -335,7 +363,8 @@ impl Monitor {
         let by_name: HashMap<&str, &Arc<Node>> =
             nodes.iter().filter_map(|node| Some((node.metadata.name.as_deref()?, node))).collect();
         let now = Instant::now();
-        for waiting in self.waiting.values_mut().filter(|waiting| waiting.rate > 0.0) {
+        let evictions = &self.metrics.nodes.evictions;
+        for (zone, waiting) in self.waiting.iter_mut().filter(|(_, own)| own.rate > 0.0) {
             while let Some(name) = waiting.nodes.first().cloned() {
                 let Some(node) = by_name.get(name.as_str()) else {
                     waiting.nodes.remove(&name);
@@ -357,12 +386,13 @@ impl Monitor {
                     Some("Unknown") => UNREACHABLE,
                     _ => continue,
                 };
-                if let Some(taints) = taints::no_execute(&latest, Some(wanted), Timestamp::now())
-                    && !set_taints(&self.client, &latest, taints).await?
-                {
+                let taints = taints::no_execute(&latest, Some(wanted), Timestamp::now());
+                let Some(taints) = taints else { continue };
+                if !set_taints(&self.client, &latest, taints).await? {
                     waiting.nodes.insert(name);
                     break;
                 }
+                evictions.with([zone]).inc();
             }
         }
         Ok(())

@@ -198,7 +198,8 @@ impl Source<'_> {
         if let Some(plural) = known_plural(group, kind) {
             return Ok(if group.is_empty() { plural.into() } else { format!("{plural}.{group}") });
         }
-        let discovery = discover(self.client).await.map_err(|error| error.to_string())?;
+        let discovery = discover(self.client).await;
+        let discovery = discovery.map_err(|error| Error::from(error).to_string())?;
         let found = discovery
             .resources
             .into_iter()

@@ -6,6 +6,7 @@ mod limits;
 mod replicas;
 mod selector;
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, Request, Selector, SelectorExt};
 use kube::{Api, Client};
+use longshore_client::error_message;
 use longshore_client::events::{EventType, Recorder};
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers, split_key};
 use longshore_pod::quantity::milli;
@@ -36,7 +38,7 @@ use self::replicas::{Delays, Pods, Proposal, Sample, Samples, Target, Tolerances
 use crate::discovery::discover;
 use crate::workload::{Error, count, now, number, replace_status};
 use crate::writes::{is_conflict, reference, unless_replaced, unless_stopped};
-use crate::{ClusterSettings, Context};
+use crate::{ClusterSettings, Context, Metrics};
 
 /// The answer of `metrics.k8s.io`.
 #[derive(Debug, Deserialize)]
@@ -95,11 +97,10 @@ struct Scale {
     selector: String,
 }
 
-/// What the metrics ask for.
+/// What the metrics ask for, and the metric that asks for most.
 struct Computed {
     replicas: isize,
     metric: String,
-    statuses: Vec<MetricStatus>,
 }
 
 struct Controller {
@@ -110,6 +111,18 @@ struct Controller {
     recorder: Recorder,
     settings: ClusterSettings,
     histories: Mutex<HashMap<String, History>>,
+    /// The selectors of the autoscalers' pods, by their keys.
+    selectors: Mutex<HashMap<String, Selector>>,
+    metrics: Arc<Metrics>,
+}
+
+/// What became of the number of replicas, as metrics name it.
+fn action(before: isize, after: isize) -> &'static str {
+    match after.cmp(&before) {
+        Ordering::Greater => "scale_up",
+        Ordering::Less => "scale_down",
+        Ordering::Equal => "none",
+    }
 }
 
 /// Runs until the context's stop.
@@ -118,15 +131,25 @@ pub(crate) async fn run(context: Context) {
     let autoscalers = context.informers.get::<HorizontalPodAutoscaler>();
     let pods = context.informers.get::<Pod>();
     autoscalers.subscribe({
-        let queue = queue.clone();
-        move |event: &Event<HorizontalPodAutoscaler>| match event {
+        let (queue, metrics) = (queue.clone(), context.metrics.clone());
+        move |event: &Event<HorizontalPodAutoscaler>| {
+            match event {
+                Event::Added(_) => metrics.autoscaler.count.add(1.0),
+                Event::Deleted(_) => metrics.autoscaler.count.add(-1.0),
+                Event::Updated { .. } => {}
+            }
+            changed(&queue, event);
+        }
+    });
+    fn changed(queue: &WorkQueue<String>, event: &Event<HorizontalPodAutoscaler>) {
+        match event {
             // Its own writes of the status wait for the next period.
             Event::Updated { old, new } if old.spec == new.spec => {}
             Event::Deleted(_) | Event::Added(_) | Event::Updated { .. } => {
                 queue.add(key_of(&**event.latest()));
             }
         }
-    });
+    }
     let all = async {
         autoscalers.synced().await;
         pods.synced().await;
@@ -142,6 +165,8 @@ pub(crate) async fn run(context: Context) {
         recorder: context.recorder("horizontal-pod-autoscaler"),
         settings: context.settings.cluster.clone(),
         histories: Mutex::default(),
+        selectors: Mutex::default(),
+        metrics: context.metrics.clone(),
     };
     let workers = context.settings.cluster.hpa_workers;
     let name = "horizontal-pod-autoscaler-controller";
@@ -172,6 +197,72 @@ fn set_condition(
     match old {
         Some(old) => *old = new,
         None => conditions.push(new),
+    }
+}
+
+/// The keys of autoscalers whose selectors match one of the pods.
+fn controlling(
+    namespace: &str,
+    pods: &[Arc<Pod>],
+    selectors: &HashMap<String, Selector>,
+) -> Vec<String> {
+    let no_labels = Default::default();
+    let matches = |selector: &Selector| {
+        let labels =
+            |pod: &Arc<Pod>| selector.matches(pod.metadata.labels.as_ref().unwrap_or(&no_labels));
+        pods.iter().any(labels)
+    };
+    let mut keys: Vec<String> = selectors
+        .iter()
+        .filter(|(key, selector)| split_key(key).0 == namespace && matches(selector))
+        .map(|(key, _)| key.clone())
+        .collect();
+    keys.sort();
+    keys
+}
+
+/// The error of a metric as part of the error of all: what its events and condition say, with what it is
+/// about.
+fn about_metric(metric: &MetricSpec, why: &str) -> String {
+    if let Some(source) = &metric.resource {
+        return format!("failed to get {} resource metric value: {why}", source.name);
+    }
+    if let Some(source) = &metric.container_resource {
+        return format!("failed to get {} container metric value: {why}", source.container);
+    }
+    if let Some(source) = &metric.object {
+        let name = &source.metric.name;
+        return match source.target.average_value {
+            Some(_) => format!(
+                "failed to get object metric value: failed to get {name} object metric: {why}"
+            ),
+            None => format!("failed to get object metric value: {why}"),
+        };
+    }
+    if metric.pods.is_some() {
+        return format!("failed to get pods metric value: {why}");
+    }
+    if let Some(source) = &metric.external {
+        let name = &source.metric.name;
+        let inner = match source.target.average_value {
+            Some(_) => format!("failed to get {name} external metric: {why}"),
+            None => format!("failed to get external metric {name}: {why}"),
+        };
+        return format!("failed to get {name} external metric value: {inner}");
+    }
+    why.to_owned()
+}
+
+/// The name of a resource metric in messages.
+fn resource_metric_name(resource: &str, is_of_container: bool, wanted: Target) -> String {
+    match (wanted, is_of_container) {
+        (Target::Average(_), _) => format!("{resource} resource"),
+        (Target::Utilization(_), false) => {
+            format!("{resource} resource utilization (percentage of request)")
+        }
+        (Target::Utilization(_), true) => {
+            format!("{resource} container resource utilization (percentage of request)")
+        }
     }
 }
 
@@ -209,17 +300,38 @@ impl Controller {
     async fn sync(&self, key: String) -> Result<(), Error> {
         let Some(autoscaler) = self.autoscalers.store().get(&key) else {
             self.histories().remove(&key);
+            self.selectors.lock().remove(&key);
+            let (namespace, name) = split_key(&key);
+            self.metrics.autoscaler.desired.remove([namespace, name]);
             return Ok(());
         };
         // The next period, whatever comes of this one.
         self.queue.add_after(key.clone(), self.settings.hpa_period);
         let spec = &autoscaler.spec;
         let mut status = autoscaler.status.clone().unwrap_or_default();
-        let failed = self.reconcile(&key, &autoscaler, spec, &mut status).await.err();
+        let start = std::time::Instant::now();
+        let reconciled = self.reconcile(&key, &autoscaler, spec, &mut status).await;
+        let labels = match &reconciled {
+            Ok(action) => [*action, "none"],
+            Err(_) => ["none", "internal"],
+        };
+        self.metrics.autoscaler.reconciliations.with(labels).inc();
+        self.metrics.autoscaler.duration.with(labels).took(start.elapsed());
+        if reconciled.is_ok() {
+            let (namespace, name) = split_key(&key);
+            let desired = f64::from(status.desired_replicas);
+            self.metrics.autoscaler.desired.with([namespace, name]).set(desired);
+        }
+        let failed = reconciled.err();
         if autoscaler.status.as_ref() != Some(&status) {
             let mut new = (*autoscaler).clone();
             new.status = Some(status);
-            unless_replaced(replace_status(&self.client, &new).await)?;
+            let written = replace_status(&self.client, &new).await;
+            if let Err(error) = &written {
+                let why = error_message(error);
+                self.record(&autoscaler, EventType::Warning, "FailedUpdateStatus", &why);
+            }
+            unless_replaced(written)?;
         }
         if let Some(failed) = failed {
             // Known to the user by condition and event: the next period is soon enough.
@@ -242,13 +354,14 @@ impl Controller {
         self.recorder.event(reference(about), kind, reason, message);
     }
 
+    /// Computes and applies the number of replicas; what was done, as metrics name it.
     async fn reconcile(
         &self,
         key: &str,
         autoscaler: &HorizontalPodAutoscaler,
         spec: &HorizontalPodAutoscalerSpec,
         status: &mut HorizontalPodAutoscalerStatus,
-    ) -> Result<(), Error> {
+    ) -> Result<&'static str, Error> {
         let (namespace, _) = split_key(key);
         let scale = match self.scale(namespace, spec).await {
             Ok(scale) => scale,
@@ -276,6 +389,7 @@ impl Controller {
         let desired;
         let mut reason = String::new();
         status.current_replicas = Some(number(current));
+        status.current_metrics = None;
         status.observed_generation = autoscaler.metadata.generation;
         if current == 0 && least != 0 {
             set_condition(
@@ -293,7 +407,7 @@ impl Controller {
             reason = "Current number of replicas below Spec.MinReplicas".into();
             desired = least;
         } else {
-            let computed = match self.compute(namespace, autoscaler, spec, &scale, status).await {
+            let computed = match self.compute(key, autoscaler, spec, &scale, status).await {
                 Ok(computed) => computed,
                 Err(error) => {
                     let why = error.to_string();
@@ -306,7 +420,6 @@ impl Controller {
                     return Err(error);
                 }
             };
-            status.current_metrics = Some(computed.statuses);
             if computed.replicas > current {
                 reason = format!("{} above target", computed.metric);
             } else if computed.replicas < current {
@@ -332,7 +445,7 @@ impl Controller {
         }
         status.desired_replicas = number(desired);
         if desired == current {
-            return Ok(());
+            return Ok("none");
         }
         match self.rescale(namespace, spec, &scale, desired).await {
             Ok(()) => {
@@ -345,7 +458,7 @@ impl Controller {
                 let mut histories = self.histories();
                 let history = histories.entry(key.to_owned()).or_default();
                 history.scaled(current, desired, Instant::now());
-                Ok(())
+                Ok(action(current, desired))
             }
             Err(error) => {
                 let message = format!("New size: {desired}; reason: {reason}; error: {error}");
@@ -423,23 +536,28 @@ impl Controller {
         }
     }
 
-    /// The largest of what the metrics ask for; an invalid one keeps the others from scaling down.
+    /// The largest of what the metrics ask for; an invalid one keeps the others from scaling down. The
+    /// status gets that of each metric, empty for one that cannot be had.
     async fn compute(
         &self,
-        namespace: &str,
+        key: &str,
         autoscaler: &HorizontalPodAutoscaler,
         spec: &HorizontalPodAutoscalerSpec,
         scale: &Scale,
         status: &mut HorizontalPodAutoscalerStatus,
     ) -> Result<Computed, Error> {
+        let (namespace, _) = split_key(key);
         let inactive = |status: &mut HorizontalPodAutoscalerStatus, reason: &str, message: &str| {
+            self.record(autoscaler, EventType::Warning, reason, message);
             set_condition(status, "ScalingActive", false, reason, message);
             Error::Invalid(message.to_owned())
         };
         if scale.selector.is_empty() {
-            self.record(autoscaler, EventType::Warning, "SelectorRequired", "selector is required");
+            let why = "selector is required";
+            self.record(autoscaler, EventType::Warning, "SelectorRequired", why);
             let message = "the HPA target's scale is missing a selector";
-            return Err(inactive(status, "InvalidSelector", message));
+            set_condition(status, "ScalingActive", false, "InvalidSelector", message);
+            return Err(Error::invalid(why));
         }
         let selector: Selector = match selector::parse(&scale.selector) {
             Ok(selector) => selector,
@@ -447,19 +565,42 @@ impl Controller {
                 let message = format!(
                     "couldn't convert selector into a corresponding internal selector object: {error}"
                 );
-                self.record(autoscaler, EventType::Warning, "InvalidSelector", &message);
                 return Err(inactive(status, "InvalidSelector", &message));
             }
         };
         let mut pods: Vec<Arc<Pod>> = self.pods.store().list_namespace(namespace);
         pods.retain(|pod| selector.matches(&pod.metadata.labels.clone().unwrap_or_default()));
+        let others = {
+            let mut selectors = self.selectors.lock();
+            selectors.insert(key.to_owned(), selector);
+            controlling(namespace, &pods, &selectors)
+        };
+        if others.len() > 1 {
+            let message = format!(
+                "pods by selector {} are controlled by multiple HPAs: [{}]",
+                scale.selector,
+                others.join(" ")
+            );
+            return Err(inactive(status, "AmbiguousSelector", &message));
+        }
         let mut best: Option<(isize, String)> = None;
         let mut statuses = Vec::new();
-        let mut invalid: Option<(String, String)> = None;
+        let mut invalid: Option<(String, String, String)> = None;
         let mut invalid_count = 0_usize;
         let metrics = spec.metrics.as_deref().unwrap_or_default();
         for metric in metrics {
-            match self.metric(namespace, spec, metric, scale, &pods).await {
+            let start = std::time::Instant::now();
+            let computed = self.metric(namespace, spec, metric, scale, &pods).await;
+            let labels = match &computed {
+                Ok((replicas, ..)) => [action(scale.replicas, *replicas), "none", &metric.type_],
+                Err((reason, _)) if reason == "InvalidMetricSourceType" => {
+                    ["none", "spec", &metric.type_]
+                }
+                Err(_) => ["none", "internal", &metric.type_],
+            };
+            self.metrics.autoscaler.computations.with(labels).inc();
+            self.metrics.autoscaler.computation_duration.with(labels).took(start.elapsed());
+            match computed {
                 Ok((replicas, name, metric_status)) => {
                     statuses.push(metric_status);
                     if best.as_ref().is_none_or(|(most, _)| replicas > *most) {
@@ -468,11 +609,14 @@ impl Controller {
                 }
                 Err((reason, message)) => {
                     invalid_count += 1;
+                    statuses.push(MetricStatus::default());
                     self.record(autoscaler, EventType::Warning, &reason, &message);
-                    invalid.get_or_insert((reason, message));
+                    let error = about_metric(metric, &message);
+                    invalid.get_or_insert((reason, message, error));
                 }
             }
         }
+        status.current_metrics = Some(statuses);
         let is_usable = best
             .as_ref()
             .is_some_and(|(replicas, _)| invalid_count == 0 || *replicas >= scale.replicas);
@@ -482,16 +626,16 @@ impl Controller {
                     "the HPA was able to successfully calculate a replica count from {metric}"
                 );
                 set_condition(status, "ScalingActive", true, "ValidMetricFound", &message);
-                Ok(Computed { replicas, metric, statuses })
+                Ok(Computed { replicas, metric })
             }
             (_, invalid) => {
-                let (reason, message) = invalid.unwrap_or_default();
+                let (reason, message, error) = invalid.unwrap_or_default();
                 let total = metrics.len();
                 let condition =
                     format!("the HPA was unable to compute the replica count: {message}");
                 set_condition(status, "ScalingActive", false, &reason, &condition);
                 Err(Error::Invalid(format!(
-                    "invalid metrics ({invalid_count} invalid out of {total}), first error is: {message}"
+                    "invalid metrics ({invalid_count} invalid out of {total}), first error is: {error}"
                 )))
             }
         }
@@ -552,14 +696,18 @@ impl Controller {
                     return Err(("InvalidMetricSourceType".to_owned(), message));
                 }
             };
-        let fail = |message: String| {
-            let message = format!("failed to get {resource} utilization: {message}");
-            (reason.to_owned(), message)
+        let wanted = target(wanted).map_err(|why| (reason.to_owned(), why))?;
+        let what = match wanted {
+            Target::Utilization(_) => "utilization",
+            Target::Average(_) => "usage",
         };
-        let wanted = target(wanted).map_err(fail)?;
+        let fail = |message: String| {
+            (reason.to_owned(), format!("failed to get {resource} {what}: {message}"))
+        };
         let list = self.pod_metrics(namespace, &scale.selector).await.map_err(|error| {
+            let why = Error::from(error);
             fail(format!(
-                "unable to get metrics for resource {resource}: unable to fetch metrics from resource metrics API: {error}"
+                "unable to get metrics for resource {resource}: unable to fetch metrics from resource metrics API: {why}"
             ))
         })?;
         let samples = samples(list, resource, container);
@@ -567,14 +715,7 @@ impl Controller {
         let proposal =
             propose(&of, scale.replicas, &samples, wanted, tolerances, delays, Timestamp::now())
                 .map_err(fail)?;
-        let what = match wanted {
-            Target::Utilization(_) => "utilization (percentage of request)",
-            Target::Average(_) => "value",
-        };
-        let name = match container {
-            Some(container) => format!("{resource} container resource {what} of {container}"),
-            None => format!("{resource} resource {what}"),
-        };
+        let name = resource_metric_name(resource, container.is_some(), wanted);
         Ok((proposal.replicas, name, metric_status(metric, resource, proposal)))
     }
 
@@ -616,9 +757,102 @@ fn known(group: &str, kind: &str, plural: &str) -> ApiResource {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::collections::HashMap;
+    use std::sync::Arc;
 
-    use super::samples;
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::{Value, json};
+
+    use super::replicas::Target;
+    use super::{about_metric, controlling, resource_metric_name, samples, selector};
+
+    #[test]
+    fn hpa_names_metrics_as_upstream() {
+        for (container, wanted, expected) in [
+            (false, Target::Utilization(5), "cpu resource utilization (percentage of request)"),
+            (
+                true,
+                Target::Utilization(5),
+                "cpu container resource utilization (percentage of request)",
+            ),
+            (false, Target::Average(5), "cpu resource"),
+            (true, Target::Average(5), "cpu resource"),
+        ] {
+            assert_eq!(resource_metric_name("cpu", container, wanted), expected);
+        }
+    }
+
+    #[test]
+    fn hpa_errors_say_what_metric_they_are_of() {
+        let (value, average) = (json!({"type": "Value"}), json!({"averageValue": "1"}));
+        let external =
+            |target: &Value| json!({"external": {"metric": {"name": "m"}, "target": target}});
+        let object = |target: &Value| {
+            json!({"object": {"metric": {"name": "m"}, "target": target,
+            "describedObject": {"kind": "K", "name": "n"}}})
+        };
+        for (spec, expected) in [
+            (
+                json!({"resource": {"name": "cpu", "target": value}}),
+                "failed to get cpu resource metric value: why",
+            ),
+            (
+                json!({"containerResource": {"name": "cpu", "container": "app", "target": value}}),
+                "failed to get app container metric value: why",
+            ),
+            (
+                json!({"pods": {"metric": {"name": "m"}, "target": average}}),
+                "failed to get pods metric value: why",
+            ),
+            (object(&value), "failed to get object metric value: why"),
+            (
+                object(&average),
+                "failed to get object metric value: failed to get m object metric: why",
+            ),
+            (
+                external(&value),
+                "failed to get m external metric value: failed to get external metric m: why",
+            ),
+            (
+                external(&average),
+                "failed to get m external metric value: failed to get m external metric: why",
+            ),
+            (json!({}), "why"),
+        ] {
+            let mut spec = spec;
+            spec["type"] = "x".into();
+            fn types(value: &mut Value) {
+                if let Some(members) = value.as_object_mut() {
+                    members.values_mut().for_each(types);
+                    if let Some(target) = members.get_mut("target") {
+                        target["type"] = "x".into();
+                    }
+                }
+            }
+            types(&mut spec);
+            let spec = serde_json::from_value(spec).unwrap();
+            assert_eq!(about_metric(&spec, "why"), expected);
+        }
+    }
+
+    #[test]
+    fn hpa_finds_others_that_control_its_pods() {
+        let pod = |labels: Value| -> Arc<Pod> {
+            Arc::new(serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap())
+        };
+        let of = |text: &str| selector::parse(text).unwrap();
+        let selectors = HashMap::from([
+            ("ns/a".to_owned(), of("app=web")),
+            ("ns/b".to_owned(), of("tier=front")),
+            ("ns/c".to_owned(), of("app=db")),
+            ("other/a".to_owned(), of("app=web")),
+        ]);
+        let both = [pod(json!({"app": "web", "tier": "front"})), pod(Value::Null)];
+        assert_eq!(controlling("ns", &both, &selectors), ["ns/a", "ns/b"]);
+        let one = [pod(json!({"app": "web"}))];
+        assert_eq!(controlling("ns", &one, &selectors), ["ns/a"]);
+        assert!(controlling("ns", &[], &selectors).is_empty());
+    }
 
     #[test]
     fn hpa_samples_are_sums_of_containers() {

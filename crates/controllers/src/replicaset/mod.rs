@@ -14,14 +14,15 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use k8s_openapi::jiff::Timestamp;
 use longshore_informer::{Expectations, Informer, WorkQueue, run_workers};
+use longshore_metrics::Histogram;
 
 use self::kind::Replicated;
 use self::status::{Failure, calculate};
 use crate::Context;
 use crate::workload::{
-    Error, Owners, PodControl, api, claim, controller_of, first_to_delete, index_by_controller,
-    is_active, is_controlled_by, is_terminating, length, new_pod, next_availability, owned,
-    owned_or_orphans, replace_status, selector, size, uid_of,
+    Error, Owners, PodControl, age_ratios, api, claim, controller_of, first_to_delete,
+    index_by_controller, is_active, is_controlled_by, is_terminating, length, new_pod,
+    next_availability, owned, owned_or_orphans, replace_status, selector, size, uid_of,
 };
 
 /// The most pods that one sync creates or deletes.
@@ -60,7 +61,8 @@ async fn run_kind<K: Replicated>(
     owners.informer.synced().await;
     pods.synced().await;
     let control = PodControl { client: context.client.clone(), recorder };
-    let controller = Controller { owners, pods, control };
+    let deletion_ages = context.metrics.deletion_age_ratio.clone();
+    let controller = Controller { owners, pods, control, deletion_ages };
     let (queue, stop) = (&controller.owners.queue, &context.stop);
     run_workers(component, queue, workers, stop, |key| controller.sync(key)).await;
 }
@@ -69,6 +71,7 @@ struct Controller<K: Replicated> {
     owners: Owners<K>,
     pods: Informer<Pod>,
     control: PodControl,
+    deletion_ages: Histogram,
 }
 
 impl<K: Replicated> Controller<K> {
@@ -152,7 +155,12 @@ impl<K: Replicated> Controller<K> {
             return Ok(());
         }
         let related = self.related(owner);
-        let doomed = first_to_delete(active, &related, count, Timestamp::now());
+        let now = Timestamp::now();
+        let doomed = first_to_delete(active, &related, count, now);
+        if count < active.len() {
+            let ratios = age_ratios(active, &doomed, now);
+            ratios.into_iter().for_each(|ratio| self.deletion_ages.observe(ratio));
+        }
         expectations.expect_deletions(key, doomed.iter().map(|pod| uid_of(&**pod).to_owned()));
         let deletions = doomed.iter().map(|pod| async {
             let deleted = self.control.delete(owner, pod).await;

@@ -25,6 +25,7 @@ use crate::Context;
 use crate::pods::{api_of, node_of};
 use crate::workload::{Error, api, create, name_of, namespace_of, replace, replace_status, uid_of};
 use crate::writes::{reference as about, unless_gone, unless_replaced, unless_stopped};
+use longshore_metrics::{Counter, Family};
 
 /// The index of pods by the claims that they have, of claims by the UID of the pod that they were made
 /// for, and of pods by the templates of claims that they want.
@@ -57,6 +58,8 @@ struct Controller {
     /// Names of claims that were made and that the store may not have yet, by UID of the pod and the
     /// pod's name for them.
     made: Mutex<HashMap<String, HashMap<String, String>>>,
+    /// By `success` or `failure`, and whether access is for administrators.
+    creates: Family<Counter, 2>,
 }
 
 /// The keys of the claims that a pod has.
@@ -79,7 +82,12 @@ pub(crate) async fn run(context: Context) {
         templates: context.informers.get(),
         recorder: context.recorder("resource_claim"),
         made: Mutex::default(),
+        creates: context.metrics.claim_creates.clone(),
     };
+    context.metrics.device_claims.set({
+        let claims = controller.claims.clone();
+        move |text| plan::count(text, &claims.store().list())
+    });
     index_by_claim(controller.pods.store());
     controller.pods.store().add_index(BY_TEMPLATE, |pod| {
         let wanted = references(pod).iter().filter_map(|claim| match reference(pod, claim) {
@@ -228,7 +236,10 @@ impl Controller {
             );
             Error::Invalid(why)
         })?;
-        let made = create(&self.client, &plan::new_claim(pod, &wanted.name, &found)).await;
+        let new = plan::new_claim(pod, &wanted.name, &found);
+        let made = create(&self.client, &new).await;
+        let status = if made.is_ok() { "success" } else { "failure" };
+        self.creates.with([status, plan::has_admin_access(&new)]).inc();
         let made = made.map_err(|error| {
             Error::Invalid(format!("create ResourceClaim : {}", Error::from(error)))
         })?;

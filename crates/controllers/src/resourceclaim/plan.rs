@@ -1,6 +1,7 @@
 //! PURE: which ResourceClaims a pod has, and who still uses one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
@@ -10,9 +11,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use crate::pods::node_of;
 use crate::workload::{controller_of, is_finished, name_of, uid_of};
+use longshore_metrics::{Kind, Labels, Text};
 
 /// On a claim that was made for a pod: the name by which the pod refers to it.
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
+/// On a claim that was made for the extended resources of a pod.
+const EXTENDED_CLAIM: &str = "resource.kubernetes.io/extended-resource-claim";
 /// Keeps a claim while it is allocated.
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The longest base of a generated name of 63 characters.
@@ -136,6 +140,42 @@ pub(super) fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReferen
 /// Whether the consumer is a pod; of others nothing is known.
 pub(super) fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
     consumer.api_group.as_deref().unwrap_or_default().is_empty() && consumer.resource == "pods"
+}
+
+/// Whether a request of the claim is for access that is for administrators, as a label.
+pub(super) fn has_admin_access(claim: &ResourceClaim) -> &'static str {
+    let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    let mut exact = requests.filter_map(|request| request.exactly.as_ref());
+    if exact.any(|request| request.admin_access == Some(true)) { "true" } else { "false" }
+}
+
+/// Where a claim comes from, as a label.
+fn source(claim: &ResourceClaim) -> &'static str {
+    let annotation =
+        |name| claim.metadata.annotations.as_ref().is_some_and(|own| own.contains_key(name));
+    if annotation(POD_CLAIM) {
+        "resource_claim_template"
+    } else if annotation(EXTENDED_CLAIM) {
+        "extended_resource"
+    } else {
+        ""
+    }
+}
+
+/// Writes how many claims there are.
+pub(super) fn count(text: &mut Text, claims: &[Arc<ResourceClaim>]) {
+    let mut counts: BTreeMap<[&str; 3], usize> = BTreeMap::new();
+    for claim in claims {
+        let allocated = if is_allocated(claim) { "true" } else { "false" };
+        let count = counts.entry([allocated, has_admin_access(claim), source(claim)]).or_default();
+        *count = count.saturating_add(1);
+    }
+    let help = "[ALPHA] Number of ResourceClaims, categorized by allocation status, admin access, and source. Source can be 'resource_claim_template' (created from a template), 'extended_resource' (extended resources), or empty (manually created by a user).";
+    let mut samples = text.family("resourceclaim_controller_resource_claims", help, Kind::Gauge);
+    for ([allocated, admin, source], count) in counts {
+        let labels = [("allocated", allocated), ("admin_access", admin), ("source", source)];
+        samples.add(&Labels::new(&labels), count as f64);
+    }
 }
 
 pub(super) fn is_allocated(claim: &ResourceClaim) -> bool {
@@ -270,6 +310,29 @@ mod tests {
         let made = new_claim(&long, &"y".repeat(50), &template);
         let base = made.metadata.generate_name.unwrap();
         assert!(base.len() <= MAX_BASE + 1 && base.contains("x-y"), "{base}");
+    }
+
+    #[test]
+    fn resource_claims_are_counted_by_what_they_are() {
+        let made = claim(|claim| claim["metadata"]["annotations"] = json!({POD_CLAIM: "c"}));
+        let admin = claim(|claim| {
+            claim["status"] = Value::Null;
+            claim["spec"]["devices"]["requests"] = json!([{"name": "r",
+                "exactly": {"deviceClassName": "d", "adminAccess": true}}]);
+        });
+        let extended = claim(|claim| {
+            claim["metadata"]["annotations"] = json!({EXTENDED_CLAIM: "true"});
+        });
+        let mut text = Text::new();
+        count(&mut text, &[made.clone(), made, admin, extended].map(Arc::new));
+        let page = text.finish();
+        for line in [
+            "{allocated=\"true\",admin_access=\"false\",source=\"resource_claim_template\"} 2\n",
+            "{allocated=\"false\",admin_access=\"true\",source=\"\"} 1\n",
+            "{allocated=\"true\",admin_access=\"false\",source=\"extended_resource\"} 1\n",
+        ] {
+            assert!(page.contains(line), "{line}{page}");
+        }
     }
 
     #[test]

@@ -12,20 +12,20 @@ use tracing::warn;
 use super::default_account::is_active;
 use crate::Context;
 use crate::writes::{has_code, is_terminating, unless_stopped};
+use std::time::Instant;
 
 const NAME: &str = "kube-root-ca.crt";
 const KEY: &str = "ca.crt";
 const DESCRIPTION: &str = "kubernetes.io/description";
-const TEXT: &str = "The certificate authority by which this cluster's apiserver is known at its \
-    addresses within the cluster, such as kubernetes.default.svc. It says nothing about other \
-    servers.";
+const TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
 
 /// The map to be written; `None`: the existing one is right.
 fn plan(namespace: &str, existing: Option<&ConfigMap>, ca: &str) -> Option<ConfigMap> {
     let data = BTreeMap::from([(KEY.to_owned(), ca.to_owned())]);
     if let Some(existing) = existing {
         let annotations = existing.metadata.annotations.as_ref();
-        let is_described = annotations.is_some_and(|own| own.contains_key(DESCRIPTION));
+        let description = annotations.and_then(|own| own.get(DESCRIPTION));
+        let is_described = description.is_some_and(|own| !own.is_empty());
         if existing.data.as_ref() == Some(&data) && is_described {
             return None;
         }
@@ -87,7 +87,14 @@ pub(crate) async fn run(context: Context) {
             namespaces.store().get(&namespace).is_some_and(|namespace| is_active(&namespace));
         let existing = maps.store().get_named(&namespace, NAME);
         let planned = plan(&namespace, existing.as_deref(), &ca).filter(|_| is_wanted);
-        write(Api::namespaced(client.clone(), &namespace), planned, existing.is_some())
+        let api = Api::namespaced(client.clone(), &namespace);
+        let metrics = &context.metrics.root_ca;
+        async move {
+            let start = Instant::now();
+            let written = write(api, planned, existing.is_some()).await;
+            metrics.synced(&written, start.elapsed());
+            written
+        }
     })
     .await;
 }
@@ -122,6 +129,8 @@ mod tests {
         let mut edited = made.clone();
         edited.data.as_mut().unwrap().insert("more".into(), "x".into());
         assert_eq!(plan("ns", Some(&edited), "CA").unwrap().data, made.data);
+        let annotations = made.metadata.annotations.as_ref().unwrap();
+        assert!(annotations["kubernetes.io/description"].starts_with("Contains a CA bundle"));
         let mut bare = made.clone();
         bare.metadata.annotations = None;
         assert!(plan("ns", Some(&bare), "CA").is_some());

@@ -39,7 +39,9 @@ async fn apiserver(data: Value) -> Client {
             false => {
                 let (user, wanted) = (&spec["user"], &spec["nonResourceAttributes"]);
                 let known = user == "ann" || user == "cert";
-                json!({"allowed": known && *wanted == json!({"path": "/metrics", "verb": "get"})})
+                let path = wanted["path"].as_str().unwrap();
+                let is_read = wanted["verb"] == "get" && path.starts_with("/metrics");
+                json!({"allowed": known && is_read})
             }
         };
         ([(CONTENT_TYPE, "application/json")], review.to_string())
@@ -65,6 +67,7 @@ async fn endpoints(data: Value) -> Endpoints {
     Endpoints {
         reviewers: Reviewers { authentication: client.clone(), authorization: client },
         registry: Registry::default(),
+        more: vec![("/metrics/resources", Registry::default())],
         configz: "{}".to_owned(),
         health: Health::default(),
     }
@@ -151,6 +154,27 @@ async fn port_authorizes_tokens_and_serves_health_to_all() {
     let status: Value = serde_json::from_str(&text).unwrap();
     let message = "forbidden: User \"system:anonymous\" cannot get path \"/metrics\"";
     assert_eq!((code, &status["message"]), (403, &json!(message)));
+}
+
+#[tokio::test]
+async fn port_serves_health_checks_and_other_pages_as_metrics() {
+    let port = port(None).await;
+    let page = async |path: &str| get(port, path, Some("good"), None).await;
+    assert_eq!(page("/metrics/slis").await, (200, String::new()));
+    get(port, "/healthz", None, None).await;
+    get(port, "/readyz", None, None).await;
+    let (code, text) = page("/metrics/slis").await;
+    assert_eq!(code, 200);
+    for line in [
+        "kubernetes_healthcheck{name=\"leaderElection\",type=\"healthz\"} 1\n",
+        "kubernetes_healthcheck{name=\"informer-sync\",type=\"readyz\"} 1\n",
+        "kubernetes_healthchecks_total{name=\"leaderElection\",type=\"readyz\",status=\"success\"} 1\n",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
+    }
+    assert_eq!(page("/metrics/resources").await, (200, String::new()));
+    assert_eq!(page("/metrics/other").await.0, 404);
+    assert_eq!(get(port, "/metrics/resources", None, None).await.0, 403);
 }
 
 #[tokio::test]

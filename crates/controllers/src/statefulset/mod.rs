@@ -21,7 +21,7 @@ use longshore_informer::{Expectations, Informer, WorkQueue, run_workers};
 use self::plan::{Step, View};
 use crate::Context;
 use crate::workload::{
-    Current, Error, HashOf, Owners, PodControl, Revisions, api, claim, count, create,
+    Counts, Current, Error, HashOf, Owners, PodControl, Revisions, api, claim, count, create,
     index_by_controller, name_of, namespace_of, owned_or_orphans, replace, replace_status,
     selector, size, template_of,
 };
@@ -115,7 +115,7 @@ impl Controller {
             let name = name_of(one);
             name == names.0 || name == names.1 || pods.iter().any(|pod| pods::revision(pod) == name)
         };
-        revisions.truncate(client, limit, is_live).await?;
+        revisions.truncate(client, limit, Counts::Unused, is_live).await?;
         let min_ready = count(spec.min_ready_seconds);
         if min_ready > 0
             && let Some(wait) =
@@ -148,15 +148,15 @@ impl Controller {
             Step::Delete(pod) | Step::Replace(pod) => self.delete(set, pod).await,
             Step::Update(pod) => {
                 self.create_claims(set, pod).await?;
-                let updated = replace(&self.control.client, &**pod).await;
+                let updated = replace(&self.control.client, &**pod).await.map_err(Error::from);
                 self.report_pod(set, "Update", pod, updated.as_ref().err());
-                Ok(updated.map(drop)?)
+                updated.map(drop)
             }
             Step::Claims(pod) => {
                 self.create_claims(set, pod).await?;
-                self.own_claims(set, pod).await
+                self.own_claims(set, pod, true).await
             }
-            Step::OwnClaims(pod) => self.own_claims(set, pod).await,
+            Step::OwnClaims(pod) => self.own_claims(set, pod, false).await,
         }
     }
 
@@ -177,7 +177,7 @@ impl Controller {
         }
         match create(&self.control.client, pod).await {
             Ok(created) => {
-                self.own_claims(set, &created).await?;
+                self.own_claims(set, &created, true).await?;
                 self.report_pod(set, "Create", pod, None::<&Error>);
                 Ok(())
             }
@@ -245,18 +245,26 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes claims belong to the set or the pod, as the retention policy says.
-    async fn own_claims(&self, set: &Arc<StatefulSet>, pod: &Pod) -> Result<(), Error> {
+    /// Makes claims belong to the set or the pod, as the retention policy says. `is_new`: the pod is, so
+    /// that what keeps its claims from that is reported even if they stay as they are.
+    async fn own_claims(
+        &self,
+        set: &Arc<StatefulSet>,
+        pod: &Pod,
+        is_new: bool,
+    ) -> Result<(), Error> {
         for name in claims::names(set, pod) {
             let claim = self.claims.store().get_named(namespace_of(&**set), &name);
             let Some(claim) = claim else { continue };
-            if claims::has_other_controller(set, pod, &claim) {
+            let owners = claims::owners(set, pod, &claim);
+            let is_reported = is_new || owners.is_some();
+            if is_reported && claims::has_other_controller(set, pod, &claim) {
                 let message = format!(
                     "PersistentVolumeClaim {name} has a conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for this claim"
                 );
                 self.event(set, EventType::Warning, "ConflictingController", &message);
             }
-            if let Some(references) = claims::owners(set, pod, &claim) {
+            if let Some(references) = owners {
                 let mut updated = PersistentVolumeClaim::clone(&claim);
                 updated.metadata.owner_references = Some(references);
                 replace(&self.control.client, &updated).await?;

@@ -168,8 +168,8 @@ pub(super) fn steps(view: &View<'_>) -> Vec<Step> {
     steps
 }
 
-/// The pods that an update replaces now: from the highest ordinal down to the partition, as long as
-/// not too many are unavailable.
+/// The pods that an update replaces now, from the highest ordinal down to the partition: with a limit
+/// of unavailable ones, as many as that leaves; without, the next one whose successors all serve.
 fn replaced(view: &View<'_>, by_ordinal: &BTreeMap<isize, &Arc<Pod>>) -> Vec<Step> {
     if !is_rolling(view.set) {
         return Vec::new();
@@ -177,17 +177,26 @@ fn replaced(view: &View<'_>, by_ordinal: &BTreeMap<isize, &Arc<Pod>>) -> Vec<Ste
     let wanted = range(view.set);
     let total = wanted.end - wanted.start;
     let rolling = rolling(view.set);
-    let most = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
-    let most = scaled(most, total, Rounding::Down).unwrap_or(1).max(1);
     let first = wanted.start.saturating_add(count(rolling.and_then(|rolling| rolling.partition)));
+    let is_old = |pod: &Pod| pods::revision(pod) != view.update.0 && !is_terminating(pod);
+    let Some(most) = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()) else {
+        let mut candidates = wanted.rev().take_while(|ordinal| *ordinal >= first);
+        // an old one is replaced whatever its state is, so that a broken update can be taken back
+        let next = candidates.find_map(|ordinal| {
+            let pod = by_ordinal.get(&ordinal)?;
+            (is_old(pod) || !view.serves(pod)).then_some(*pod)
+        });
+        let next = next.filter(|pod| is_old(pod));
+        return next.map(|pod| Step::Replace(Arc::clone(pod))).into_iter().collect();
+    };
+    let most = scaled(Some(most), total, Rounding::Down).unwrap_or(1).max(1);
     let serves = |ordinal: &isize| by_ordinal.get(ordinal).is_some_and(|pod| view.serves(pod));
     let serving = wanted.clone().filter(serves).count();
     let unavailable = total - isize::try_from(serving).unwrap_or(total);
     let room = usize::try_from(most - unavailable).unwrap_or_default();
     let old = wanted.rev().take_while(|ordinal| *ordinal >= first).filter_map(|ordinal| {
         let pod = by_ordinal.get(&ordinal)?;
-        let is_old = pods::revision(pod) != view.update.0 && !is_terminating(pod);
-        is_old.then(|| Step::Replace(Arc::clone(pod)))
+        is_old(pod).then(|| Step::Replace(Arc::clone(pod)))
     });
     old.take(room).collect()
 }
@@ -341,6 +350,25 @@ mod tests {
         for (set, states, expected) in cases {
             assert_eq!(planned(set, states), *expected, "{states:?}");
         }
+    }
+
+    #[test]
+    fn statefulset_without_a_limit_replaces_old_pods_whatever_their_state() {
+        let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
+        let limited = set(
+            3,
+            json!({"podManagementPolicy": "Parallel", "updateStrategy":
+            {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}}}),
+        );
+        // an update that does not get ready is taken back
+        let broken = [(0, "new", "ready"), (1, "new", "ready"), (2, "old", "unready")];
+        assert_eq!(planned(&parallel, &broken), ["*web-2"]);
+        assert!(planned(&limited, &broken).is_empty());
+        // others that do not serve do not hold it up
+        let other = [(0, "old", "unready"), (1, "old", "ready"), (2, "old", "ready")];
+        assert_eq!(planned(&parallel, &other), ["*web-2"]);
+        let next = [(0, "old", "ready"), (1, "old", "ready"), (2, "new", "unready")];
+        assert!(planned(&parallel, &next).is_empty());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Makes the claims of pods' ephemeral volumes. The garbage collector deletes them with their pods.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
@@ -10,6 +12,7 @@ use super::objects::{
     BY_CLAIM, ephemeral_name, index_pods, is_deleting, is_made_by, is_terminated, volumes_of,
 };
 use crate::Context;
+use crate::Metrics;
 use crate::workload::{Error, controller_reference, create, name_of, namespace_of};
 use crate::writes::{is_already_there, is_terminating, unless_stopped};
 
@@ -18,6 +21,7 @@ struct Controller {
     claims: Informer<PersistentVolumeClaim>,
     pods: Informer<Pod>,
     events: Events,
+    metrics: Arc<Metrics>,
 }
 
 /// PURE: the claim of a pod's ephemeral volume, which goes with the pod.
@@ -46,6 +50,7 @@ pub(crate) async fn run(context: Context) {
         claims: context.informers.get(),
         pods: context.informers.get(),
         events: Events::new(context.recorder("ephemeral_volume")),
+        metrics: context.metrics.clone(),
     };
     index_pods(controller.pods.store());
     controller.pods.subscribe({
@@ -113,7 +118,12 @@ impl Controller {
             }
             None => {}
         }
-        match create(&self.client, &new).await {
+        self.metrics.ephemeral_creates.inc();
+        let created = create(&self.client, &new).await;
+        if created.is_err() {
+            self.metrics.ephemeral_failures.inc();
+        }
+        match created {
             Ok(_) => Ok(()),
             // The watch reports it.
             Err(error) if is_already_there(&error) || is_terminating(&error) => Ok(()),

@@ -11,6 +11,7 @@ mod claim_protection;
 mod ephemeral;
 mod event;
 mod expander;
+mod metrics;
 mod objects;
 #[cfg(test)]
 mod tests;

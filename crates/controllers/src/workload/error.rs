@@ -1,12 +1,13 @@
 //! Why a sync fails.
 
+use longshore_client::error_message;
 use longshore_informer::SyncError;
 
 /// Why a sync fails. It is retried with back-off.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The apiserver refused a request, or did not answer.
-    #[error("{}", message(.0))]
+    #[error("{}", error_message(.0))]
     Api(#[from] kube::Error),
     /// The object cannot be synced as it is.
     #[error("{0}")]
@@ -25,10 +26,15 @@ impl SyncError for Error {
     }
 }
 
-/// The error as Go's clients print it: the message of the apiserver alone.
-fn message(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_the_apiserver_is_its_message() {
+        let status = kube::core::Status::failure("pods \"p\" is forbidden: why", "Forbidden");
+        let error = kube::Error::Api(Box::new(status.with_code(403)));
+        assert_eq!(Error::from(error).to_string(), "pods \"p\" is forbidden: why");
+        assert_eq!(Error::invalid("why").to_string(), "why");
     }
 }

@@ -21,9 +21,9 @@ pub(crate) use self::pods::{
     is_active, is_available, is_finished, is_ready, is_terminating, next_availability, phase,
     pod_condition, ready_since,
 };
-pub(crate) use self::rank::first_to_delete;
+pub(crate) use self::rank::{age_ratios, first_to_delete, newest_first};
 pub(crate) use self::revision::{
-    Current, HASH_LABEL, HashOf, Revisions, revision_hash, template_of,
+    Counts, Current, HASH_LABEL, HashOf, Revisions, revision_hash, template_of,
 };
 pub(crate) use self::scale::{Rounding, scaled};
 

@@ -39,16 +39,41 @@ pub(crate) fn first_to_delete(
     pods
 }
 
-fn rank(pod: &Pod, related: usize, now: Timestamp) -> Rank {
-    let phase = match phase(pod) {
-        "Running" => 2,
-        "Unknown" => 1,
-        _ => 0,
+/// The pods of a Job to delete: as above, but neither cost nor nodes count, and of ready ones the one
+/// that is ready for a shorter time goes first, however long both are; of equals, the newer.
+pub(crate) fn newest_first(pods: &[Arc<Pod>], count: usize) -> Vec<Arc<Pod>> {
+    let mut pods = pods.to_vec();
+    pods.sort_by_cached_key(|pod| {
+        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (
+            !node(pod).is_empty(),
+            ordinal(pod),
+            is_ready(pod),
+            is_ready(pod).then(|| ready_since(pod).map(Reverse)),
+            Reverse(restarts(pod)),
+            created.map(Reverse),
+        )
+    });
+    pods.truncate(count);
+    pods
+}
+
+/// How old ready pods that are deleted are, in relation to the youngest of all: `doomed` of `pods`.
+pub(crate) fn age_ratios(pods: &[Arc<Pod>], doomed: &[Arc<Pod>], now: Timestamp) -> Vec<f64> {
+    let age = |pod: &Arc<Pod>| {
+        let created = pod.metadata.creation_timestamp.as_ref().filter(|_| is_ready(pod))?;
+        Some(now.duration_since(created.0).as_millis())
     };
+    let youngest = pods.iter().filter_map(age).min().filter(|age| *age > 0);
+    let ratio = |age: i128| Some(age.checked_div(youngest?)? as f64);
+    doomed.iter().filter_map(age).filter_map(ratio).collect()
+}
+
+fn rank(pod: &Pod, related: usize, now: Timestamp) -> Rank {
     let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
     (
         !node(pod).is_empty(),
-        phase,
+        ordinal(pod),
         is_ready(pod),
         deletion_cost(pod),
         Reverse(related),
@@ -57,6 +82,14 @@ fn rank(pod: &Pod, related: usize, now: Timestamp) -> Rank {
         magnitude(created, now),
         pod.metadata.uid.clone().unwrap_or_default(),
     )
+}
+
+fn ordinal(pod: &Pod) -> u8 {
+    match phase(pod) {
+        "Running" => 2,
+        "Unknown" => 1,
+        _ => 0,
+    }
 }
 
 fn node(pod: &Pod) -> &str {
@@ -128,6 +161,26 @@ mod tests {
     }
 
     #[test]
+    fn deletion_ages_are_relative_to_the_youngest_ready_pod() {
+        let pod = |created: &str, ready: bool| -> Arc<Pod> {
+            let status = if ready { "True" } else { "False" };
+            let pod = json!({
+                "metadata": {"creationTimestamp": created},
+                "status": {"conditions": [{"type": "Ready", "status": status}]},
+            });
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let pods = [
+            pod("2026-01-31T23:00:00Z", true),
+            pod("2026-01-31T20:00:00Z", true),
+            pod("2026-01-31T23:59:00Z", false),
+        ];
+        let now: Timestamp = "2026-02-01T00:00:00Z".parse().unwrap();
+        assert_eq!(age_ratios(&pods, &pods, now), [1.0, 4.0]);
+        assert!(age_ratios(&pods[2..], &pods, now).is_empty());
+    }
+
+    #[test]
     fn deletion_ranks_pods_as_upstream() {
         let now: Timestamp = "2026-02-01T00:00:00Z".parse().unwrap();
         let ready = |time: &str| json!({ "ready": time });
@@ -156,6 +209,36 @@ mod tests {
                 names
             };
             assert_eq!(names(&doomed), names(&order[..count]), "{count}");
+        }
+    }
+
+    #[test]
+    fn newest_pods_of_a_job_are_deleted_first() {
+        let at = |name, ready: &str, created: Option<&str>, restarts: i32| {
+            let more = json!({"ready": ready, "restarts": restarts, "cost": "9"});
+            let mut pod = Pod::clone(&pod(name, "n", "Running", more));
+            pod.metadata.creation_timestamp =
+                created.map(|created| serde_json::from_value(json!(created)).unwrap());
+            Arc::new(pod)
+        };
+        let (old, new) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z");
+        let order = [
+            pod("unassigned", "", "Pending", json!({})),
+            pod("pending", "n", "Pending", json!({})),
+            pod("unready", "n", "Running", json!({})),
+            at("ready later", new, Some(old), 0),
+            at("restarted", old, Some(old), 3),
+            at("of no time", old, None, 0),
+            at("newer", old, Some(new), 0),
+            at("older", old, Some(old), 0),
+        ];
+        let mut shuffled = order.to_vec();
+        shuffled.reverse();
+        for count in 0..=order.len() {
+            let names = |pods: &[Arc<Pod>]| -> Vec<String> {
+                pods.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect()
+            };
+            assert_eq!(names(&newest_first(&shuffled, count)), names(&order[..count]), "{count}");
         }
     }
 }

@@ -39,6 +39,15 @@ pub(crate) enum HashOf {
     Data,
 }
 
+/// The revisions that the limit of the history is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Counts<'a> {
+    /// Those that are not live, as for stateful sets.
+    Unused,
+    /// All but the current one, as for daemon sets.
+    AllBut(&'a ControllerRevision),
+}
+
 /// What came of the search for the revision of the current template.
 pub(crate) enum Current {
     /// The revision, which is the newest.
@@ -123,16 +132,32 @@ impl Revisions {
         Ok(Current::Found(created))
     }
 
+    /// The oldest revisions above the limit that are not live. Of which the limit is, `counts` says.
+    fn surplus(
+        &self,
+        limit: usize,
+        counts: Counts<'_>,
+        is_live: impl Fn(&ControllerRevision) -> bool,
+    ) -> Vec<&Arc<ControllerRevision>> {
+        let unused: Vec<_> = self.0.iter().filter(|one| !is_live(one)).collect();
+        let counted = match counts {
+            Counts::Unused => unused.len(),
+            Counts::AllBut(current) => {
+                self.0.iter().filter(|one| uid_of(&***one) != uid_of(current)).count()
+            }
+        };
+        unused.into_iter().take(counted.saturating_sub(limit)).collect()
+    }
+
     /// Deletes the oldest revisions above the limit that are not live.
     pub(crate) async fn truncate(
         &self,
         client: &Client,
         limit: usize,
+        counts: Counts<'_>,
         is_live: impl Fn(&ControllerRevision) -> bool,
     ) -> Result<(), Error> {
-        let unused: Vec<_> = self.0.iter().filter(|one| !is_live(one)).collect();
-        let surplus = unused.len().saturating_sub(limit);
-        for one in unused.into_iter().take(surplus) {
+        for one in self.surplus(limit, counts, is_live) {
             let same = Preconditions { uid: one.metadata.uid.clone(), resource_version: None };
             let params = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
             let api = api::<ControllerRevision>(client, namespace_of(&**one));
@@ -213,6 +238,29 @@ mod tests {
         let empty = ControllerRevision::default();
         assert!(!has_data(&empty, &data));
         assert!(template_of(&empty).is_err());
+    }
+
+    #[test]
+    fn revision_history_counts_live_ones_of_daemon_sets_alone() {
+        let revision = |number: i64| -> Arc<ControllerRevision> {
+            let text = number.to_string();
+            Arc::new(
+                serde_json::from_value(json!({"metadata": {"name": text, "uid": text},
+                    "revision": number}))
+                .unwrap(),
+            )
+        };
+        let revisions = Revisions::new((1..=6).map(revision).collect());
+        let current = revision(6);
+        // 2 and the current one have pods
+        let live = |one: &ControllerRevision| [2, 6].contains(&one.revision);
+        let surplus = |limit, counts| -> Vec<i64> {
+            revisions.surplus(limit, counts, live).iter().map(|one| one.revision).collect()
+        };
+        assert_eq!(surplus(3, Counts::Unused), [1]);
+        assert_eq!(surplus(3, Counts::AllBut(&current)), [1, 3]);
+        assert_eq!(surplus(0, Counts::AllBut(&current)), [1, 3, 4, 5]);
+        assert_eq!(surplus(9, Counts::Unused), [0_i64; 0]);
     }
 
     #[test]

@@ -6,15 +6,13 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
 
 use hyper::rt::Executor;
 use nix::errno::Errno;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::io::InspectReader;
 
 /// Why a connection failed, with the messages of Go.
 #[derive(Debug, thiserror::Error)]
@@ -65,57 +63,24 @@ pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Opti
     }
 }
 
-/// A connection that keeps the first bytes that its peer sent.
-pub(super) struct RecordingStream {
-    stream: TcpStream,
-    first_bytes: FirstBytes,
-}
-
 /// The first bytes that a peer sent, once it has.
 pub(super) type FirstBytes = Arc<OnceLock<Vec<u8>>>;
 
 /// The number of bytes that are kept.
 const FIRST_BYTES: usize = 5;
 
-impl RecordingStream {
-    pub(super) fn new(stream: TcpStream) -> (Self, FirstBytes) {
-        let first_bytes = FirstBytes::default();
-        (Self { stream, first_bytes: first_bytes.clone() }, first_bytes)
-    }
-}
-
-impl AsyncRead for RecordingStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        let received = &buffer.filled()[before..];
-        if !received.is_empty() && self.first_bytes.get().is_none() {
-            let _ = self.first_bytes.set(received[..received.len().min(FIRST_BYTES)].to_vec());
+/// A connection that keeps the first bytes that its peer sends.
+pub(super) fn recorded(
+    stream: TcpStream,
+) -> (InspectReader<TcpStream, impl FnMut(&[u8]) + Send + 'static>, FirstBytes) {
+    let first_bytes = FirstBytes::default();
+    let kept = Arc::clone(&first_bytes);
+    let keep = move |received: &[u8]| {
+        if !received.is_empty() && kept.get().is_none() {
+            let _ = kept.set(received[..received.len().min(FIRST_BYTES)].to_vec());
         }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for RecordingStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+    };
+    (InspectReader::new(stream, keep), first_bytes)
 }
 
 /// Runs the task of a connection, until the given time at the latest.

@@ -16,7 +16,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use super::dial::{ConnectionExecutor, FirstBytes, RecordingStream, dial, join_host_port};
+use super::dial::{ConnectionExecutor, FirstBytes, dial, join_host_port, recorded};
 use super::{Outcome, PROBE_AGENT, rpc_error};
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -96,7 +96,7 @@ async fn check_health(
 ) -> Result<HealthCheckResponse, Status> {
     let unavailable = |error: &dyn std::error::Error| Status::unavailable(error.to_string());
     let stream = dial(host, port).await.map_err(|error| unavailable(&error))?;
-    let (stream, first_bytes) = RecordingStream::new(stream);
+    let (stream, first_bytes) = recorded(stream);
     *received.lock() = first_bytes;
     let end = ConnectionExecutor(Some(deadline));
     let (sender, connection) = http2::Builder::new(end)

@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::dial::{ConnectionExecutor, DialError, RecordingStream, dial, io_cause, system_text};
+use super::dial::{ConnectionExecutor, DialError, dial, io_cause, recorded, system_text};
 use super::url::Url;
 
 /// Limit of a response body that is read.
@@ -192,7 +192,7 @@ impl Client {
             (Ok(local), Ok(peer)) => format!("{local}->{peer}"),
             _ => String::new(),
         };
-        let (stream, first_bytes) = RecordingStream::new(stream);
+        let (stream, first_bytes) = recorded(stream);
         let (answer, first_bytes) = match (get.url.scheme.as_str(), &self.tls) {
             ("http", _) => (exchange(get, target, stream, false, deadline).await, first_bytes),
             ("https", Some(config)) => {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim as ApiClaim;
+use longshore_client::error_message;
 use serde_json::{Value, json};
 
 use super::executor::{ApiExecutor, is_gone, now};
@@ -38,7 +39,7 @@ enum Failure {
 
 impl Failure {
     fn of(what: &str, key: &ClaimKey, error: &kube::Error) -> Self {
-        let text = format!("{what} {key}: {error}");
+        let text = format!("{what} {key}: {}", error_message(error));
         if is_conflict(error) { Self::Conflict(text) } else { Self::Failed(text) }
     }
 }
@@ -98,7 +99,10 @@ impl ApiExecutor {
         });
         let path = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims", pod.namespace);
         let made = self.post(&path, &body).await;
+        let status = if made.is_ok() { "success" } else { "failure" };
+        self.claim_creates.with([status]).inc();
         read(made.map_err(|error| {
+            let error = error_message(&error);
             format!("create claim for extended resources {}: {error}", pod.key())
         })?)
     }
@@ -119,6 +123,7 @@ impl ApiExecutor {
             }},
         });
         self.patch_strategic(&path, &body).await.map_err(|error| {
+            let error = error_message(&error);
             format!("update pod {} ExtendedResourceClaimStatus: {error}", pod.key())
         })
     }

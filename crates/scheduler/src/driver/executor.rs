@@ -5,12 +5,15 @@ use std::collections::HashMap;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use longshore_client::error_message;
 use longshore_client::events::{EventType, Recorder};
+use longshore_metrics::{Counter, Family};
 use serde_json::{Value, json};
 use tracing::{debug, warn};
 
 use super::extender::Extenders;
 use super::{Action, Executor, Outcome};
+use crate::metrics::Metrics;
 use crate::model::{Atom, ClaimKey, Pod};
 use crate::scheduler::VolumeRequest;
 
@@ -23,6 +26,8 @@ pub struct ApiExecutor {
     /// Recorders by the name of the scheduler.
     recorders: HashMap<Atom, Recorder>,
     extenders: Extenders,
+    /// Claims that were made, by `success` or `failure`.
+    pub(super) claim_creates: Family<Counter, 1>,
 }
 
 /// The media types of patches.
@@ -34,8 +39,13 @@ enum PatchType {
 
 impl ApiExecutor {
     /// Events of each profile are recorded under its name.
-    pub fn new(client: Client, recorders: HashMap<Atom, Recorder>, extenders: Extenders) -> Self {
-        Self { client, recorders, extenders }
+    pub fn new(
+        client: Client,
+        recorders: HashMap<Atom, Recorder>,
+        extenders: Extenders,
+        metrics: &Metrics,
+    ) -> Self {
+        Self { client, recorders, extenders, claim_creates: metrics.claim_creates.clone() }
     }
 
     async fn send(
@@ -105,7 +115,9 @@ impl ApiExecutor {
             "target": {"kind": "Node", "name": &**node},
         });
         let sent = self.send("POST", &path, "application/json", &body).await;
-        sent.map(|_| ()).map_err(|error| error.to_string())
+        sent.map(|_| ()).map_err(|error| {
+            format!("running Bind plugin \"DefaultBinder\": {}", error_message(&error))
+        })
     }
 
     async fn request_volumes(
@@ -214,7 +226,9 @@ impl Executor for ApiExecutor {
             },
             Action::PreBind { pod, node, volumes, claims, devices, waits } => {
                 if let Err(error) = self.request_volumes(&node, &volumes, &claims).await {
-                    return Some(Outcome::Failed(pod.uid.clone(), error.to_string()));
+                    let error = error_message(&error);
+                    let error = format!("running PreBind plugin \"VolumeBinding\": {error}");
+                    return Some(Outcome::Failed(pod.uid.clone(), error));
                 }
                 let mut done = Vec::new();
                 let uid = pod.uid.clone();
@@ -258,12 +272,14 @@ impl Executor for ApiExecutor {
                 None
             }
             Action::Preempt { pod, node, victims } => {
+                let mut is_done = true;
                 for victim in &victims {
                     if let Err(error) = self.evict(victim, &pod, &node).await {
+                        is_done = false;
                         warn!(pod = victim.key(), "cannot preempt: {error}");
                     }
                 }
-                Some(Outcome::Preempted(pod.uid.clone()))
+                Some(Outcome::Preempted(pod.uid.clone(), is_done))
             }
         }
     }

@@ -100,6 +100,11 @@ impl Follower {
         self.pods.store()
     }
 
+    /// The informer of pods.
+    pub fn pods_informer(&self) -> Informer<ApiPod> {
+        self.pods.clone()
+    }
+
     /// Nodes as the API has them.
     pub fn nodes(&self) -> &Store<ApiNode> {
         self.nodes.store()

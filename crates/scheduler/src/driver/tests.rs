@@ -46,7 +46,7 @@ impl Executor for Api {
                     saw(format!("preempt {}", victim.name));
                     self.changes.send(Change::Pod(victim.uid.clone(), None)).unwrap();
                 }
-                Some(Outcome::Preempted(pod.uid.clone()))
+                Some(Outcome::Preempted(pod.uid.clone(), true))
             }
             Action::PreBind { .. }
             | Action::Unreserve { .. }

@@ -56,6 +56,9 @@ impl Scheduler {
                 self.cache.finish_binding(&uid, now);
                 let took = now.saturating_sub(own.since);
                 self.metrics.point(BIND, &own.original.scheduler, took);
+                if own.is_flushed {
+                    self.metrics.after_flush.inc();
+                }
                 self.metrics.bound(
                     &own.original.scheduler,
                     now.saturating_sub(own.started),
@@ -86,7 +89,12 @@ impl Scheduler {
                     self.give_up(own, error, now);
                 }
             }
-            Outcome::Preempted(uid) => self.queue.preempted(&uid, now),
+            Outcome::Preempted(uid, is_done) => {
+                if let Some(since) = self.preemptions.remove(&uid) {
+                    self.metrics.preempted(is_done, now.saturating_sub(since));
+                }
+                self.queue.preempted(&uid, now);
+            }
         }
     }
 
@@ -150,7 +158,7 @@ impl Scheduler {
                 continue;
             }
             match (volumes(&self.objects, own), devices(&self.objects, own)) {
-                (Claims::Failed(error), _) => failed.push((uid.clone(), error)),
+                (Claims::Failed(error), _) => failed.push((uid.clone(), in_volumes(&error))),
                 (_, Claims::Failed(error)) => failed.push((uid.clone(), error)),
                 (Claims::Ready, Claims::Ready) => ready.push(uid.clone()),
                 (Claims::Pending, _) | (_, Claims::Pending) => {}
@@ -179,7 +187,7 @@ impl Scheduler {
         for uid in late {
             let Some(own) = self.bindings.get_mut(&uid) else { continue };
             let error = match (volumes(&self.objects, own), devices(&self.objects, own)) {
-                (Claims::Pending, _) => "binding volumes: context deadline exceeded".to_owned(),
+                (Claims::Pending, _) => in_volumes("context deadline exceeded"),
                 (_, Claims::Failed(error)) => error,
                 _ => in_devices("device binding timeout: context deadline exceeded"),
             };
@@ -192,13 +200,22 @@ fn volumes(objects: &Objects, own: &mut Binding) -> Claims {
     let mut is_pending = false;
     for (_, key) in &own.claims.volumes {
         match objects.claims.get(key) {
-            None => return Claims::Failed(format!("failed to check binding: {key} not found")),
+            None => {
+                let name = &key.name;
+                let error =
+                    format!("failed to check binding: persistentvolumeclaim \"{name}\" not found");
+                return Claims::Failed(error);
+            }
             Some(claim) => is_pending |= !claim.is_bound,
         }
     }
     for key in &own.claims.provisions {
         let Some(claim) = objects.claims.get(key) else {
-            return Claims::Failed(format!("failed to check provisioning pvc: {key} not found"));
+            let name = &key.name;
+            let error = format!(
+                "failed to check provisioning pvc: persistentvolumeclaim \"{name}\" not found"
+            );
+            return Claims::Failed(error);
         };
         // A provisioner that cannot serve the node takes its name away.
         let is_selected = claim.selected_node.as_ref() == Some(&own.node);
@@ -243,6 +260,10 @@ fn devices(objects: &Objects, own: &Binding) -> Claims {
         }
     }
     Claims::Ready
+}
+
+fn in_volumes(error: &str) -> String {
+    format!("running PreBind plugin \"VolumeBinding\": binding volumes: {error}")
 }
 
 fn in_devices(error: &str) -> String {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Scheduler;
 use crate::events::ClusterEvent;
@@ -50,6 +50,50 @@ pub enum Change {
     Namespace(Atom, Option<Labels>),
 }
 
+impl Change {
+    /// The name in metrics, as upstream has it.
+    fn label(&self) -> &'static str {
+        let of = |is_there: bool, update: &'static str, delete: &'static str| {
+            if is_there { update } else { delete }
+        };
+        match self {
+            Self::Pod(_, Some(pod)) if pod.node.is_none() => "UnscheduledPodUpdate",
+            Self::Pod(_, new) => of(new.is_some(), "AssignedPodUpdate", "AssignedPodDelete"),
+            Self::Node(_, new) => of(new.is_some(), "NodeUpdate", "NodeDelete"),
+            Self::Claim(_, new) => {
+                of(new.is_some(), "PersistentVolumeClaimUpdate", "PersistentVolumeClaimDelete")
+            }
+            Self::Volume(_, new) => {
+                of(new.is_some(), "PersistentVolumeUpdate", "PersistentVolumeDelete")
+            }
+            Self::Class(_, new) => of(new.is_some(), "StorageClassUpdate", "StorageClassDelete"),
+            Self::CsiNode(_, new) => of(new.is_some(), "CSINodeUpdate", "CSINodeDelete"),
+            Self::CsiDriver(_, new) => of(new.is_some(), "CSIDriverUpdate", "CSIDriverDelete"),
+            Self::Capacity(_, new) => {
+                of(new.is_some(), "CSIStorageCapacityUpdate", "CSIStorageCapacityDelete")
+            }
+            Self::ResourceClaim(_, new) => {
+                of(new.is_some(), "ResourceClaimUpdate", "ResourceClaimDelete")
+            }
+            Self::DeviceClass(_, new) => {
+                of(new.is_some(), "DeviceClassUpdate", "DeviceClassDelete")
+            }
+            Self::ResourceSlice(_, new) => {
+                of(new.is_some(), "ResourceSliceUpdate", "ResourceSliceDelete")
+            }
+            Self::Attachment(_, new) => {
+                of(new.is_some(), "VolumeAttachmentUpdate", "VolumeAttachmentDelete")
+            }
+            Self::Service(_, new) => of(new.is_some(), "ServiceUpdate", "ServiceDelete"),
+            Self::Workload(_, new) => of(new.is_some(), "WorkloadUpdate", "WorkloadDelete"),
+            Self::Budget(_, new) => {
+                of(new.is_some(), "PodDisruptionBudgetUpdate", "PodDisruptionBudgetDelete")
+            }
+            Self::Namespace(_, new) => of(new.is_some(), "NamespaceUpdate", "NamespaceDelete"),
+        }
+    }
+}
+
 /// Stores an object; returns what it was and whether that is a change.
 fn store<K: Hash + Eq, V: PartialEq + Clone>(
     map: &mut HashMap<K, V>,
@@ -67,6 +111,12 @@ fn store<K: Hash + Eq, V: PartialEq + Clone>(
 impl Scheduler {
     /// Takes in a change.
     pub fn apply(&mut self, change: Change, now: Duration) {
+        let (label, start) = (change.label(), Instant::now());
+        self.take_in(change, now);
+        self.metrics.handled.with([label]).took(start.elapsed());
+    }
+
+    fn take_in(&mut self, change: Change, now: Duration) {
         self.set_clock(now);
         match change {
             Change::Pod(uid, None) => self.remove_pod(&uid, now),

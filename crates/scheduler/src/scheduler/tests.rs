@@ -270,7 +270,7 @@ fn preemption_makes_room_and_waits_for_it() {
     assert_eq!((&*own.name, node.as_str(), victims.len()), ("p", "n1", 1));
     let victim = victims[0].uid.clone();
     // nobody of lower priority takes the room meanwhile
-    world.scheduler.outcome(Outcome::Preempted("p".into()), world.now);
+    world.scheduler.outcome(Outcome::Preempted("p".into(), true), world.now);
     world.remove_pod(&victim);
     world.add_pod(pod("low", "1", json!({"spec": {"priority": 5}})));
     let actions = world.settle();
@@ -434,10 +434,10 @@ fn volumes_that_cannot_be_provisioned_or_take_too_long_free_their_pod() {
         let expected = if is_late {
             world.now += seconds(601);
             world.scheduler.tick(world.now);
-            "binding volumes: context deadline exceeded"
+            "running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded"
         } else {
             with_claim(&mut world, json!({}));
-            "provisioning failed for PVC \"c\""
+            "running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"c\""
         };
         assert_eq!(messages(&world.scheduler.take_actions()), [expected]);
     }

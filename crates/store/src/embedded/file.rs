@@ -34,7 +34,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    fn of(database: &Database) -> Result<Self> {
+    pub(super) fn of(database: &Database) -> Result<Self> {
         let transaction = database.begin_read()?;
         let tables = Tables {
             records: transaction.open_table(RECORDS)?,
@@ -68,6 +68,22 @@ impl StoreFile {
         }
         let database = open_checked(path).map_err(|error| failed(explain(error)))?;
         Ok(StoreFile { path: path.to_owned(), database: RwLock::new(Some(database)) })
+    }
+
+    /// Opens a file that is there.
+    pub(super) fn open_existing(path: &Path) -> crate::Result<Self> {
+        match path.try_exists() {
+            Ok(true) => StoreFile::open(path),
+            Ok(false) => Err(Error::Backend(format!("{}: there is no such file", path.display()))),
+            Err(error) => Err(Error::Backend(format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Gives all free space back to the filesystem.
+    pub(super) fn pack(&self) -> Result<()> {
+        let mut guard = self.database.write();
+        guard.as_mut().ok_or(redb::Error::DatabaseClosed)?.compact()?;
+        Ok(())
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -108,9 +124,7 @@ impl StoreFile {
         if length < SHRINK_FROM || used > length / 2 {
             return Ok(());
         }
-        let mut guard = self.database.write();
-        guard.as_mut().ok_or(redb::Error::DatabaseClosed)?.compact()?;
-        Ok(())
+        self.pack()
     }
 
     /// Opens the file again: after an I/O error the engine takes no more writes until then.
@@ -138,19 +152,23 @@ fn create(path: &Path) -> Result<()> {
         }
         _ => {}
     }
-    let database = disk::create(&draft)?;
+    create_tables(&disk::create(&draft)?)?;
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::rename(&draft, path)
+        .and_then(|()| File::open(folder)?.sync_all())
+        .map_err(|error| redb::Error::Io(error).into())
+}
+
+/// Makes the tables of a new database.
+pub(super) fn create_tables(database: &Database) -> Result<()> {
     let transaction = database.begin_write()?;
     transaction.open_table(RECORDS)?;
     transaction.open_table(INDEX)?;
     transaction.open_table(EXPIRY)?;
     transaction.open_table(META)?.insert(FORMAT.0, FORMAT.1)?;
     transaction.commit()?;
-    drop(database);
-    let folder =
-        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::rename(&draft, path)
-        .and_then(|()| File::open(folder)?.sync_all())
-        .map_err(|error| redb::Error::Io(error).into())
+    Ok(())
 }
 
 /// Opens the database and makes sure that it is one of this store's.
@@ -174,7 +192,7 @@ fn open_checked(path: &Path) -> Result<Database> {
 }
 
 /// Says what is wrong with a file that does not open.
-fn explain(fault: Fault) -> String {
+pub(super) fn explain(fault: Fault) -> String {
     match fault {
         Fault::Engine(redb::Error::DatabaseAlreadyOpen) => "is open in another process".to_owned(),
         Fault::Engine(redb::Error::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {

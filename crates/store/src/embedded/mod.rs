@@ -16,6 +16,7 @@ use futures::stream::BoxStream;
 use longshore_base::panics;
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::backup::Entry;
 use crate::pull::Pull;
 use crate::{
     Error, Event, Expect, KeyValue, ListOptions, Page, Result, Revision, Store, WatchItem,
@@ -27,6 +28,7 @@ use watcher::Watcher;
 use writer::{Answer, Command, REQUESTS, Request, Writer};
 
 mod disk;
+mod export;
 mod fault;
 mod feed;
 mod file;
@@ -37,6 +39,8 @@ mod writer;
 
 #[cfg(test)]
 mod tests;
+
+pub use export::{Checked, NewFile, check_file, defragment_file};
 
 /// Reads that may be on the disk at a time: each takes a thread of the runtime's blocking pool.
 const READS: usize = 4;
@@ -90,6 +94,16 @@ impl EmbeddedStore {
             .map_err(|error| Error::Backend(format!("writer thread: {error}")))?;
         let turns = Arc::new(Semaphore::new(REQUESTS));
         Ok(EmbeddedStore { shared, requests: Some(requests), turns, writer: Some(writer) })
+    }
+
+    /// What is there at a revision, from a key on, by keys. Empty: there is nothing more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compacted`] for a revision that is not kept any more.
+    pub async fn export(&self, start: &str, at: Revision) -> Result<Vec<Entry>> {
+        let start = start.to_owned();
+        self.shared.read(move |snapshot| export::page(snapshot, &start, at)).await
     }
 
     /// Hands a command to the writer and waits for its answer.

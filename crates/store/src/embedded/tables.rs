@@ -107,21 +107,30 @@ where
     pub(super) fn list(&self, prefix: &str, options: &ListOptions, at: Revision) -> Result<Page> {
         let from = options.start.as_deref().map_or(prefix, |start| start.max(prefix));
         let mut page = Page { items: Vec::new(), revision: at, remaining: 0 };
-        // the newest version so far, not after `at`, of the key that the scan stands on
-        let (mut key, mut revision, mut live) = (String::new(), 0, false);
         let mut bytes = 0;
-        let mut emit = |page: &mut Page, revision: Revision, live: bool| -> Result<()> {
-            if !live {
-            } else if bytes >= PAGE_BYTES
-                || (options.limit != 0 && page.items.len() >= options.limit)
-            {
+        self.each_live(from, prefix, at, |revision| {
+            if bytes >= PAGE_BYTES || (options.limit != 0 && page.items.len() >= options.limit) {
                 page.remaining = page.remaining.saturating_add(1);
             } else if let Some(record) = self.record(revision)? {
                 bytes = record.value.len().saturating_add(bytes);
                 page.items.push(record.into_key_value(revision));
             }
-            Ok(())
-        };
+            Ok(true)
+        })?;
+        Ok(page)
+    }
+
+    /// Has `emit` take the revision, at `at`, of each key with `prefix` from a key on, until it says
+    /// that this is enough.
+    pub(super) fn each_live(
+        &self,
+        from: &str,
+        prefix: &str,
+        at: Revision,
+        mut emit: impl FnMut(Revision) -> Result<bool>,
+    ) -> Result<()> {
+        // the newest version so far, not after `at`, of the key that the scan stands on
+        let (mut key, mut revision, mut live) = (String::new(), 0, false);
         for entry in self.index.range((from, 0)..)? {
             let (position, created) = entry?;
             let (name, version) = position.value();
@@ -129,7 +138,9 @@ where
                 break;
             }
             if name != key {
-                emit(&mut page, revision, live)?;
+                if live && !emit(revision)? {
+                    return Ok(());
+                }
                 key.clear();
                 key.push_str(name);
                 live = false;
@@ -138,8 +149,34 @@ where
                 (revision, live) = (version, created.value() != 0);
             }
         }
-        emit(&mut page, revision, live)?;
-        Ok(page)
+        if live {
+            emit(revision)?;
+        }
+        Ok(())
+    }
+
+    /// Where history and index say different things.
+    pub(super) fn disagreements(&self) -> Result<Vec<String>> {
+        const NAMED: usize = 100;
+        let mut found = Vec::new();
+        for entry in self.records.range(0..)? {
+            let (revision, row) = entry?;
+            let (revision, (key, created, ..)) = (revision.value(), row.value());
+            let indexed = self.index.get((key, revision))?.map(|created| created.value());
+            if indexed != Some(created) && found.len() < NAMED {
+                found.push(format!("{key}: revision {revision} is not in the index as it is"));
+            }
+        }
+        for entry in self.index.range(("", 0)..)? {
+            let position = entry?.0;
+            let (key, revision) = position.value();
+            if self.records.get(revision)?.is_none_or(|row| row.value().0 != key)
+                && found.len() < NAMED
+            {
+                found.push(format!("{key}: revision {revision} is in the index alone"));
+            }
+        }
+        Ok(found)
     }
 
     /// Changes to keys with `prefix` after a revision, and up to which revision they are complete:

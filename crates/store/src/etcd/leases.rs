@@ -2,7 +2,7 @@
 //! ttl go together, a little after their time, so that a thousand events make one lease.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use etcd_client::LeaseClient;
 use tokio::sync::Mutex;
@@ -59,6 +59,16 @@ impl Leases {
             },
         );
         Ok(lease)
+    }
+
+    /// When a lease runs out, since 1970.
+    pub(super) async fn deadline(&self, lease: i64) -> Result<Option<Duration>, Failure> {
+        let answer =
+            call("lease time to live", self.client.clone().time_to_live(lease, None)).await?;
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        // one that is gone is about to take its keys with it
+        let left = Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0).max(1));
+        Ok(Some(now.saturating_add(left)))
     }
 
     /// Hands out this lease no more.

@@ -4,6 +4,7 @@
 //! Current limitations: no user names. Progress comes as often as the server's
 //! `watch-progress-notify-interval` says (10 minutes unless set).
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,8 +14,10 @@ use etcd_client::{
     Identity, KvClient, PutOptions, ResponseHeader, TlsOptions, Txn, TxnOp, TxnOpResponse,
     WatchClient,
 };
+use futures::StreamExt;
 use futures::stream::BoxStream;
 
+use crate::backup::Entry;
 use crate::{
     Error, Expect, KeyValue, ListOptions, PAGE_BYTES, Page, Result, Revision, Store, WatchItem,
 };
@@ -36,6 +39,9 @@ const FIRST_ITEMS: usize = 32;
 
 /// How many times the items that are known a next request asks for at most.
 const GROWTH: usize = 4;
+
+/// How many leases are remembered in an export.
+const MAX_LEASES: usize = 10_000;
 
 /// A store in an etcd cluster.
 pub struct EtcdStore {
@@ -93,6 +99,78 @@ impl EtcdStore {
         };
         store.revision().await.map_err(|error| named(error.to_string()))?;
         Ok(store)
+    }
+
+    /// What is there at a revision below a prefix, from a key on, by keys. Empty: there is nothing more.
+    /// `deadlines` keeps when leases run out, for the next page.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compacted`] for a revision that is not kept any more.
+    pub async fn export(
+        &self,
+        prefix: &str,
+        start: &str,
+        at: Revision,
+        deadlines: &mut HashMap<i64, Option<Duration>>,
+    ) -> Result<Vec<Entry>> {
+        const ITEMS: i64 = 500;
+        let (first, end) = prefix_range(prefix);
+        let from = start.as_bytes().to_vec().max(first);
+        let options = GetOptions::new().with_range(end).with_limit(ITEMS).with_revision(at);
+        let mut answer = match call("export", self.kv.clone().get(from, Some(options))).await {
+            Ok(answer) => answer,
+            Err(failure) => return Err(self.explain(at, failure).await),
+        };
+        let mut entries = Vec::new();
+        for kv in answer.take_kvs() {
+            let lease = kv.lease();
+            let deadline = match deadlines.get(&lease) {
+                _ if lease == 0 => None,
+                Some(known) => *known,
+                None => {
+                    let deadline = self.leases.deadline(lease).await?;
+                    // a few leases have all the keys that go
+                    if deadlines.len() >= MAX_LEASES {
+                        deadlines.clear();
+                    }
+                    deadlines.insert(lease, deadline);
+                    deadline
+                }
+            };
+            let KeyValue { key, value, create_revision, mod_revision, .. } = key_value(kv)?;
+            entries.push(Entry { key, value, create_revision, mod_revision, deadline });
+        }
+        Ok(entries)
+    }
+
+    /// Writes one key until the revision is this one at least, and deletes it: there is no other way.
+    ///
+    /// # Errors
+    ///
+    /// A write fails.
+    pub async fn raise_revision(&self, key: &str, to: Revision) -> Result<()> {
+        const AT_ONCE: i64 = 64;
+        const MOST: i64 = 100_000_000;
+        loop {
+            let missing = to.saturating_sub(self.revision().await?);
+            if missing > MOST {
+                return Err(Error::Backend(format!(
+                    "etcd's revision would have to be raised by {missing}, which takes too long"
+                )));
+            }
+            if missing <= 0 {
+                break;
+            }
+            let writes = (0..missing.min(AT_ONCE.saturating_mul(AT_ONCE)))
+                .map(|_| async { call("put", self.kv.clone().put(key, "", None)).await.map(drop) });
+            let mut writes = futures::stream::iter(writes).buffer_unordered(AT_ONCE as usize);
+            while let Some(written) = writes.next().await {
+                written?;
+            }
+        }
+        call("delete", self.kv.clone().delete(key, None)).await?;
+        Ok(())
     }
 
     /// Runs `then` if `expect` holds of `key`; otherwise returns the current key.

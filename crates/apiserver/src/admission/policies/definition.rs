@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::matching::Matcher;
 use crate::admission::webhooks::hook::texts;
 use crate::cache::Index;
-use crate::expressions::{Environment, Wanted};
+use crate::expressions::{Environment, Expression, Wanted};
 use crate::object;
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
@@ -26,18 +26,11 @@ pub(super) struct Definition {
     pub(super) environment: Environment,
     pub(super) validations: Vec<Validation>,
     /// Values of audit annotations, which may fail.
-    pub(super) annotations: Vec<Expression>,
+    pub(super) annotations: Vec<Annotation>,
     pub(super) mutations: Vec<Mutation>,
     pub(super) is_reinvoked: bool,
     /// Why it cannot be evaluated.
     pub(super) error: Option<String>,
-}
-
-/// An expression and what it compiles to.
-#[derive(Debug)]
-pub(crate) struct Expression {
-    pub(crate) source: String,
-    pub(crate) program: Result<Program, String>,
 }
 
 /// Match conditions.
@@ -53,6 +46,13 @@ pub(super) struct Validation {
     pub(super) message: String,
     pub(super) message_expression: Option<Result<Program, String>>,
     pub(super) reason: String,
+}
+
+/// What is recorded in the audit.
+#[derive(Debug)]
+pub(super) struct Annotation {
+    pub(super) key: String,
+    pub(super) value: Expression,
 }
 
 #[derive(Debug)]
@@ -94,9 +94,12 @@ impl Definition {
                 reason: text(&validation["reason"]).to_owned(),
             })
             .collect();
-        let annotations: Vec<Expression> = items(&spec["auditAnnotations"])
+        let annotations: Vec<Annotation> = items(&spec["auditAnnotations"])
             .iter()
-            .map(|annotation| compile(text(&annotation["valueExpression"]), Wanted::TextOrNull))
+            .map(|annotation| Annotation {
+                key: text(&annotation["key"]).to_owned(),
+                value: compile(text(&annotation["valueExpression"]), Wanted::TextOrNull),
+            })
             .collect();
         let mutations: Vec<Mutation> = items(&spec["mutations"])
             .iter()
@@ -116,7 +119,7 @@ impl Definition {
             (text(&param_kind["apiVersion"]).to_owned(), text(&param_kind["kind"]).to_owned())
         });
         let conditions = Conditions::of(&spec["matchConditions"], param_kind.is_some());
-        let errors = conditions.list.iter().chain(&annotations);
+        let errors = conditions.list.iter().chain(annotations.iter().map(|one| &one.value));
         let errors = errors.chain(validations.iter().map(|validation| &validation.expression));
         let errors = errors.chain(mutations.iter().map(Mutation::expression));
         let errors = errors.filter_map(|expression| expression.program.as_ref().err());
@@ -157,8 +160,8 @@ pub(super) struct Binding {
     /// `None` for all that the policy matches.
     pub(super) matcher: Option<Matcher>,
     pub(super) params: Option<ParamRef>,
-    pub(super) denies: bool,
-    pub(super) warns: bool,
+    /// `validationActions`
+    pub(super) actions: Vec<String>,
 }
 
 /// Which parameters a policy is evaluated with.
@@ -174,8 +177,6 @@ impl Binding {
     fn of(binding: &Value) -> Binding {
         let spec = &binding["spec"];
         let params = &spec["paramRef"];
-        let actions = texts(&spec["validationActions"]);
-        let has = |action: &str| actions.iter().any(|own| own == action);
         Binding {
             name: object::name(binding).to_owned(),
             policy: text(&spec["policyName"]).to_owned(),
@@ -189,9 +190,13 @@ impl Binding {
                     .map(LabelSelector::of),
                 denies_when_absent: params["parameterNotFoundAction"] == "Deny",
             }),
-            denies: has("Deny"),
-            warns: has("Warn"),
+            actions: texts(&spec["validationActions"]),
         }
+    }
+
+    /// Whether this is done about what does not pass: `Deny`, `Warn` or `Audit`.
+    pub(super) fn has(&self, action: &str) -> bool {
+        self.actions.iter().any(|own| own == action)
     }
 }
 

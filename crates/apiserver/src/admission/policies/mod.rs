@@ -14,8 +14,10 @@ mod type_checking;
 mod validating;
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -24,11 +26,12 @@ pub(crate) use self::definition::Conditions;
 use self::definition::{Binding, Bindings, Definition, Definitions, ParamRef};
 pub(crate) use self::mutating::Reinvocation;
 pub(crate) use self::type_checking::warnings as type_warnings;
-use self::validating::Denial;
+use self::validating::{Denial, Findings};
 use super::attributes::Attributes;
 use super::webhooks::hook::Invocation;
 use super::webhooks::{convert, converted, is_converted};
 use crate::api_types::Resource;
+use crate::audit;
 use crate::authz::Authorizer;
 use crate::cache::Cache;
 use crate::definitions::{Definitions as CustomKinds, Snapshot};
@@ -185,29 +188,38 @@ impl Policies {
         }
         let namespace = namespace_of(registry, attributes).await?;
         let mut denied = None;
+        let mut annotations = Annotations::default();
         let kinds = self.kinds.snapshot();
         for bound in bound(candidates, &kinds, registry, attributes, object, old).await? {
             let found = match &bound.params {
                 Err(_) if bound.policy.ignores_failures => continue,
-                Err(why) => {
-                    vec![Denial { message: why.clone(), reason: String::new(), is_certain: true }]
-                }
+                Err(why) => Findings {
+                    denials: vec![Denial::unconfigured(why.clone())],
+                    ..Findings::default()
+                },
                 Ok(params) => {
                     let copies =
                         shown(registry, attributes, bound.invocation, (object, old)).await?;
                     let objects = (copies.0.as_ref().or(object), copies.1.as_ref().or(old));
                     let length = object.or(old).map_or(0, size);
                     offload::run(length, || {
-                        self.denials(attributes, &bound, params, objects, namespace.as_ref())
+                        self.findings(attributes, &bound, params, objects, namespace.as_ref())
                     })
                 }
             };
             let binding = bound.binding.as_deref();
-            for denial in found {
-                if denial.is_certain || binding.is_some_and(|binding| binding.denies) {
+            for (key, value) in found.annotations {
+                annotations.add(format!("{}/{key}", bound.policy.name), value);
+            }
+            for denial in found.denials {
+                if denial.is_certain || binding.is_some_and(|binding| binding.has("Deny")) {
                     denied.get_or_insert_with(|| refusal(attributes, &bound, &denial));
                 }
-                if let Some(binding) = binding.filter(|b| b.warns && !denial.is_certain) {
+                let Some(binding) = binding.filter(|_| !denial.is_certain) else { continue };
+                if binding.has("Audit") {
+                    annotate_failure(&bound.policy.name, binding, &denial);
+                }
+                if binding.has("Warn") {
                     warnings.push(format!(
                         "Validation failed for ValidatingAdmissionPolicy '{}' with binding '{}': {}",
                         bound.policy.name, binding.name, denial.message
@@ -215,20 +227,21 @@ impl Policies {
                 }
             }
         }
+        annotations.record();
         denied.map_or(Ok(()), Err)
     }
 
-    fn denials(
+    fn findings(
         &self,
         attributes: &Attributes<'_>,
         bound: &Bound<'_>,
         params: &[Option<Value>],
         (object, old): (Option<&Value>, Option<&Value>),
         namespace: Option<&Value>,
-    ) -> Vec<Denial> {
+    ) -> Findings {
         let invocation = bound.invocation;
         let request = OnceCell::new();
-        let mut found = Vec::new();
+        let mut all = Findings::default();
         for params in params {
             let facts = Facts {
                 attributes,
@@ -240,9 +253,11 @@ impl Policies {
                 authorizer: &self.authorizer,
                 request: &request,
             };
-            found.extend(validating::denials(&bound.policy, &facts));
+            let found = validating::findings(&bound.policy, &facts);
+            all.denials.extend(found.denials);
+            all.annotations.extend(found.annotations);
         }
-        found
+        all
     }
 
     /// Has mutating policies change the object. Returns whether it has changed.
@@ -366,6 +381,48 @@ impl Policies {
             changes.reinvocation.called(key);
         }
         Ok(())
+    }
+}
+
+/// What policies have for the audit, by key. Bindings with different parameters may have different values.
+#[derive(Default)]
+struct Annotations(BTreeMap<String, Vec<String>>);
+
+impl Annotations {
+    fn add(&mut self, key: String, value: String) {
+        let values = self.0.entry(key).or_default();
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+
+    fn record(self) {
+        for (key, values) in self.0 {
+            audit::annotate(key, values.join(", "));
+        }
+    }
+}
+
+/// Records what does not pass, for a binding that wants it in the audit.
+fn annotate_failure(policy: &str, binding: &Binding, denial: &Denial) {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Failure<'a> {
+        message: &'a str,
+        policy: &'a str,
+        binding: &'a str,
+        expression_index: usize,
+        validation_actions: &'a [String],
+    }
+    let failure = Failure {
+        message: &denial.message,
+        policy,
+        binding: &binding.name,
+        expression_index: denial.index,
+        validation_actions: &binding.actions,
+    };
+    if let Ok(value) = serde_json::to_string(&[failure]) {
+        audit::annotate("validation.policy.admission.k8s.io/validation_failure", value);
     }
 }
 

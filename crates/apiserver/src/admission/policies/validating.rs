@@ -3,7 +3,11 @@
 use longshore_cel::{Error, MATCH_CONDITIONS_BUDGET, MAX_MESSAGE, RUNTIME_BUDGET, Value as Cel};
 
 use super::activation::{Activation, Facts};
-use super::definition::{Conditions, Definition, Expression};
+use super::definition::{Annotation, Conditions, Definition};
+use crate::expressions::{Expression, all_hold};
+
+/// What is left of a longer value of an annotation (bytes).
+const MAX_ANNOTATION: usize = 10 << 10;
 
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,11 +17,27 @@ pub(super) struct Denial {
     pub(super) reason: String,
     /// It holds whatever the binding's actions are.
     pub(super) is_certain: bool,
+    /// Which validation it is of; 0 when the policy could not be evaluated.
+    pub(super) index: usize,
+}
+
+/// What a policy says about a request.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// None: it admits the request.
+    pub(super) denials: Vec<Denial>,
+    /// Keys and values for the audit.
+    pub(super) annotations: Vec<(String, String)>,
 }
 
 impl Denial {
     fn failure(message: String) -> Denial {
-        Denial { message, reason: String::new(), is_certain: false }
+        Denial { message, reason: String::new(), is_certain: false, index: 0 }
+    }
+
+    /// The policy cannot be evaluated, as its parameters are not known.
+    pub(super) fn unconfigured(message: String) -> Denial {
+        Denial { is_certain: true, ..Denial::failure(message) }
     }
 }
 
@@ -38,43 +58,26 @@ pub(super) fn conditions_hold(conditions: &Conditions, facts: &Facts<'_>) -> Res
         return Ok(true);
     }
     let activation = Activation::new(facts, &conditions.environment, MATCH_CONDITIONS_BUDGET);
-    let mut errors = Vec::new();
-    for expression in &conditions.list {
-        let result = match &expression.program {
-            Ok(program) => activation.evaluate(program).map_err(|e| failed(expression, &e)),
-            Err(error) => Err(format!("compilation error: {error}")),
-        };
-        match result {
-            Ok(Cel::Bool(true)) => {}
-            // one that does not hold counts more than those that fail
-            Ok(_) => return Ok(false),
-            Err(error) => errors.push(error),
-        }
-    }
-    match errors.as_slice() {
-        [] => Ok(true),
-        [one] => Err(one.clone()),
-        many => Err(format!("[{}]", many.join(", "))),
-    }
+    all_hold(&conditions.list, |program| activation.evaluate(program), failed)
 }
 
-/// Evaluates a policy. No denials: it admits the request.
-pub(super) fn denials(policy: &Definition, facts: &Facts<'_>) -> Vec<Denial> {
+/// Evaluates a policy.
+pub(super) fn findings(policy: &Definition, facts: &Facts<'_>) -> Findings {
     let failure = |message: String| match policy.ignores_failures {
-        true => Vec::new(),
-        false => vec![Denial::failure(message)],
+        true => Findings::default(),
+        false => Findings { denials: vec![Denial::failure(message)], ..Findings::default() },
     };
     if let Some(error) = &policy.error {
         return failure(error.clone());
     }
     match conditions_hold(&policy.conditions, facts) {
         Ok(true) => {}
-        Ok(false) => return Vec::new(),
+        Ok(false) => return Findings::default(),
         Err(error) => return failure(error),
     }
     let activation = Activation::new(facts, &policy.environment, RUNTIME_BUDGET);
-    let mut found = Vec::new();
-    for validation in &policy.validations {
+    let mut found = Findings::default();
+    for (index, validation) in policy.validations.iter().enumerate() {
         let expression = &validation.expression;
         let Ok(program) = &expression.program else { continue };
         match activation.evaluate(program) {
@@ -93,21 +96,31 @@ pub(super) fn denials(policy: &Definition, facts: &Facts<'_>) -> Vec<Denial> {
                     reason => reason,
                 };
                 let reason = reason.to_owned();
-                found.push(Denial { message, reason, is_certain: false });
+                found.denials.push(Denial { message, reason, is_certain: false, index });
             }
             Err(Error::OutOfBudget) => return failure(failed(expression, &Error::OutOfBudget)),
             Err(_) if policy.ignores_failures => {}
-            Err(error) => found.push(Denial::failure(failed(expression, &error))),
+            Err(error) => {
+                let failure = Denial::failure(failed(expression, &error));
+                found.denials.push(Denial { index, ..failure });
+            }
         }
     }
     let activation = Activation::new(facts, &policy.environment, RUNTIME_BUDGET);
-    for expression in &policy.annotations {
+    for Annotation { key, value: expression } in &policy.annotations {
         let Ok(program) = &expression.program else { continue };
-        if let Err(error) = activation.evaluate(program)
-            && !policy.ignores_failures
-        {
-            let message = failed(expression, &error);
-            found.push(Denial { is_certain: true, ..Denial::failure(message) });
+        match activation.evaluate(program) {
+            Ok(Cel::String(value)) if !value.trim().is_empty() => {
+                let value = value.trim();
+                let end = value.floor_char_boundary(MAX_ANNOTATION);
+                found.annotations.push((key.clone(), value[..end].to_owned()));
+            }
+            Ok(_) => {}
+            Err(_) if policy.ignores_failures => {}
+            Err(error) => {
+                let message = failed(expression, &error);
+                found.denials.push(Denial { is_certain: true, ..Denial::failure(message) });
+            }
         }
     }
     found

@@ -20,8 +20,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use jiff::Timestamp;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde_json::Value;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Mapping;
@@ -29,6 +30,7 @@ use self::config::{Anonymous, AuthenticationFile, Checked};
 pub(crate) use self::keys::ALGORITHMS;
 use self::keys::Token;
 use self::provider::Provider;
+use crate::config_file::{FollowedFile, Rejected};
 use crate::user::User;
 
 /// How often issuers without keys are asked, and the file is looked at.
@@ -159,8 +161,7 @@ pub(super) struct JwtAuthenticators {
     /// Issuers whose tokens others verify.
     disallowed: Vec<String>,
     current: RwLock<Arc<Vec<Authenticator>>>,
-    /// The file as it was looked at last, and will not be looked at again.
-    text: Mutex<Option<String>>,
+    file: Option<FollowedFile>,
 }
 
 impl JwtAuthenticators {
@@ -168,9 +169,11 @@ impl JwtAuthenticators {
     pub(super) fn new(config: JwtConfig, disallowed: Vec<String>) -> Result<Self, String> {
         let all = build(&config.file, &disallowed, &config.algorithms)
             .map_err(|why| format!("invalid authentication configuration: {why}"))?;
-        let text = config.path.as_ref().map(|(_, text)| text.clone());
-        let (current, text) = (RwLock::new(Arc::new(all)), Mutex::new(text));
-        Ok(JwtAuthenticators { config, disallowed, current, text })
+        let followed = |(path, text): &(PathBuf, String)| {
+            FollowedFile::new(path.clone(), text, INTERVAL, INTERVAL)
+        };
+        let file = config.path.as_ref().map(followed);
+        Ok(JwtAuthenticators { config, disallowed, current: RwLock::new(Arc::new(all)), file })
     }
 
     /// The user of a token; `None`: it is of no issuer that is known.
@@ -188,15 +191,29 @@ impl JwtAuthenticators {
 
     /// Keeps keys and configuration up to date until `stop`.
     pub(super) async fn run(&self, stop: CancellationToken) {
-        loop {
-            let round = async {
+        let fetching = async {
+            loop {
                 self.fetch_due().await;
-                tokio::time::sleep(INTERVAL).await;
-                self.reload().await;
+                sleep(INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = fetching => {}
+            () = self.follow_file() => {}
+        }
+    }
+
+    /// Takes the file in whenever it has changed and can be used; otherwise what was there stays.
+    async fn follow_file(&self) {
+        let Some(file) = &self.file else { return std::future::pending().await };
+        loop {
+            let result = match file.changed().await {
+                Ok(text) => file.noted(&text, self.reload(&text).await),
+                Err(why) => Err(why),
             };
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = round => {}
+            if let Err(why) = result {
+                tracing::error!(why, "failed to update authentication config");
             }
         }
     }
@@ -207,20 +224,9 @@ impl JwtAuthenticators {
         fetch_due(&all).await;
     }
 
-    /// Takes the file in if it has changed, is valid, and all its issuers have keys.
-    async fn reload(&self) {
-        let Some((path, _)) = &self.config.path else { return };
-        let text = match tokio::fs::read_to_string(path).await {
-            Ok(text) => text,
-            Err(error) => {
-                tracing::error!(%error, "failed to read authentication config file");
-                return;
-            }
-        };
-        if self.text.lock().as_ref() == Some(&text) {
-            return;
-        }
-        let checked = AuthenticationFile::parse(&text).and_then(|file| {
+    /// Takes the text of a file in if it is valid, and all its issuers have keys.
+    async fn reload(&self, text: &str) -> Result<(), Rejected> {
+        let checked = AuthenticationFile::parse(text).and_then(|file| {
             match file.anonymous == self.config.file.anonymous {
                 true => build(&file, &self.disallowed, &self.config.algorithms),
                 false => {
@@ -228,23 +234,14 @@ impl JwtAuthenticators {
                 }
             }
         });
-        let all = match checked {
-            Ok(all) => all,
-            Err(why) => {
-                tracing::error!(%why, "failed to validate authentication config");
-                *self.text.lock() = Some(text);
-                return;
-            }
-        };
+        let all = checked.map_err(Rejected::Invalid)?;
         fetch_due(&all).await;
         if let Some(without) = all.iter().find(|one| one.provider.keys().is_none()) {
-            let issuer = &without.url;
-            tracing::error!(issuer, "failed to update authentication config: it has no keys yet");
-            return;
+            return Err(Rejected::NotYet(format!("issuer {} has no keys yet", without.url)));
         }
         *self.current.write() = Arc::new(all);
-        *self.text.lock() = Some(text);
         tracing::info!("reloaded authentication config");
+        Ok(())
     }
 }
 

@@ -11,8 +11,8 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::config::Issuer;
 use super::keys::{self, Key};
+use crate::http_client::{Tls, tls};
 use crate::remote::{self, Answer};
-use crate::webhook_client::tls;
 
 /// How long an issuer may take for one document.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ struct Fetched {
 pub(super) struct Provider {
     url: String,
     discovery_url: String,
-    tls: remote::Tls,
+    tls: Tls,
     /// Where the keys are, once they are found.
     fetched: RwLock<Option<Fetched>>,
     refetches: Mutex<TokenBucket>,

@@ -5,6 +5,7 @@
 
 mod rules;
 mod schemas;
+pub(crate) mod v1beta1;
 
 use serde_json::{Map, Value, json};
 

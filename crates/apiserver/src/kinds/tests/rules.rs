@@ -11,6 +11,36 @@ pub(super) fn complaints(plural: &str, object: Value) -> Vec<String> {
 }
 
 #[test]
+fn kinds_whose_deletion_is_answered_with_the_object_are_upstreams() {
+    let returned = crate::kinds::KINDS.iter().filter(|kind| kind.strategy.returned_when_deleted);
+    let mut names: Vec<_> = returned.map(|kind| kind.resource.plural).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(
+        names,
+        [
+            "csidrivers",
+            "csinodes",
+            "deviceclasses",
+            "namespaces",
+            "persistentvolumeclaims",
+            "persistentvolumes",
+            "pods",
+            "podtemplates",
+            "resourceclaims",
+            "resourceclaimtemplates",
+            "resourcequotas",
+            "resourceslices",
+            "serviceaccounts",
+            "services",
+            "storageclasses",
+            "volumeattachments",
+            "volumeattributesclasses",
+        ]
+    );
+}
+
+#[test]
 fn validation_accepts_valid_objects() {
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": pod()["spec"]});
     let table = [

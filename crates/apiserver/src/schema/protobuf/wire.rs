@@ -124,3 +124,68 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8]> {
 fn too_short() -> Fault {
     Fault::custom("unexpected EOF")
 }
+
+/// A message that is being written.
+#[derive(Default)]
+pub(super) struct Writer(pub(super) Vec<u8>);
+
+impl Writer {
+    fn key(&mut self, number: u32, wire_type: u64) {
+        self.varint(u64::from(number) << 3 | wire_type);
+    }
+
+    fn varint(&mut self, number: u64) {
+        let (digits, length) = digits(number);
+        self.0.extend(digits.into_iter().take(length));
+    }
+
+    /// Negative numbers travel as their two's complement.
+    pub(super) fn number(&mut self, number: u32, value: i64) {
+        self.key(number, 0);
+        self.varint(value.cast_unsigned());
+    }
+
+    pub(super) fn double(&mut self, number: u32, value: f64) {
+        self.key(number, 1);
+        self.0.extend(value.to_bits().to_le_bytes());
+    }
+
+    pub(super) fn bytes(&mut self, number: u32, value: &[u8]) {
+        self.key(number, 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+    }
+
+    /// A field whose bytes `write` writes.
+    pub(super) fn nested<T>(
+        &mut self,
+        number: u32,
+        write: impl FnOnce(&mut Writer) -> Result<T>,
+    ) -> Result<T> {
+        self.key(number, 2);
+        let start = self.0.len();
+        // most messages are so short that their length has one digit
+        self.0.push(0);
+        let written = write(self)?;
+        let length = self.0.len().saturating_sub(start).saturating_sub(1);
+        let (digits, count) = digits(length as u64);
+        self.0.splice(start..=start, digits.into_iter().take(count));
+        Ok(written)
+    }
+}
+
+/// The digits of a number to the base of 128, the lowest first, and how many there are.
+fn digits(mut number: u64) -> ([u8; 10], usize) {
+    let (mut digits, mut count) = ([0; 10], 0);
+    for digit in &mut digits {
+        count += 1;
+        // the lowest seven bits
+        *digit = number.to_le_bytes()[0] & 0x7f;
+        number >>= 7;
+        if number == 0 {
+            break;
+        }
+        *digit |= 0x80;
+    }
+    (digits, count)
+}

@@ -18,6 +18,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use longshore_base::time;
 use longshore_informer::{Event, Informer, WorkQueue, key_of, run_workers};
+use longshore_metrics::{Counter, Family};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 use tokio::time::Instant;
@@ -25,6 +26,7 @@ use tracing::warn;
 
 use self::csi_volume::{is_attached_here, is_inline_of_a_cloud};
 use super::event::Events;
+use super::metrics;
 use super::objects::{
     BY_CLAIM, claim_of, is_bound_for_good, is_terminated, volume_name, volumes_of,
 };
@@ -49,6 +51,8 @@ struct Controller {
     queue: WorkQueue<String>,
     events: Events,
     forces_detach: bool,
+    /// By `timeout` or `out-of-service`.
+    forced: Family<Counter, 1>,
     memory: Arc<Mutex<Memory>>,
 }
 
@@ -74,8 +78,18 @@ pub(crate) async fn run(context: Context) {
         queue: WorkQueue::new("attachdetach", &context.queues),
         events: Events::new(context.recorder("attachdetach-controller")),
         forces_detach: !context.settings.cluster.disable_force_detach_on_timeout,
+        forced: context.metrics.forced_detaches.clone(),
         memory: Arc::default(),
     };
+    context.metrics.attachments.set({
+        let (pods, attachments) = (controller.pods.clone(), controller.attachments.clone());
+        let (claims, volumes) = (controller.claims.clone(), controller.volumes.clone());
+        move |text| {
+            let (pods, attachments) = (pods.store().list(), attachments.store().list());
+            let (claims, volumes) = (claims.store(), volumes.store());
+            metrics::write_attachments(text, &pods, claims, volumes, &attachments);
+        }
+    });
     plan::index(controller.state(&[], &BTreeSet::new()));
     let all = async {
         controller.volumes.synced().await;
@@ -289,6 +303,9 @@ impl Controller {
                 resource_version: None,
             });
             unless_replaced(api.delete(name, &params).await)?;
+            if let Some(reason) = plan.forced.get(name) {
+                self.forced.with([reason]).inc();
+            }
         }
         for (pod, event) in plan.events {
             self.events.record(&*pod, Some(event));

@@ -53,6 +53,8 @@ pub(in crate::volumes) struct Plan {
     pub(in crate::volumes) attach: Vec<VolumeAttachment>,
     /// Names of VolumeAttachments that are not needed.
     pub(in crate::volumes) detach: Vec<String>,
+    /// Those of them that the node still has mounted, and why that does not matter.
+    pub(in crate::volumes) forced: BTreeMap<String, &'static str>,
     /// The new `volumesAttached` of the node, by unique names; `None`: unchanged.
     pub(in crate::volumes) attached: Option<BTreeSet<String>>,
     /// Unique names of volumes that are not needed, and that the node still has mounted.
@@ -290,6 +292,11 @@ pub(in crate::volumes) fn plan(state: State<'_>, name: &str) -> Plan {
         let used = wanted.remove(own);
         if used.is_none() && !is_deleting && is_ours(own) {
             if !is_kept(&unique) {
+                if let Some(node) = node.as_ref().filter(|node| in_use(node).contains(&*unique)) {
+                    let is_out = is_out_of_service(node);
+                    let reason = if is_out { "out-of-service" } else { "timeout" };
+                    plan.forced.insert(own.to_owned(), reason);
+                }
                 plan.detach.push(own.to_owned());
                 continue;
             }

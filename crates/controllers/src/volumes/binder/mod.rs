@@ -21,6 +21,7 @@ pub(super) use self::volume::{VolumeStep, volume as next_for_volume};
 
 use std::collections::HashMap;
 use std::fmt::{Display, Formatter};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -33,16 +34,17 @@ use tokio::time::Instant;
 use self::claim::claim as next_of_claim;
 use self::volume::volume as next_of_volume;
 use super::event::{Events, REPEAT};
+use super::metrics;
 use super::objects::{
     BY_CLAIM, OPEN_BY_CLASS, claim_of, claim_phase, claims_of, index_claims, index_pods,
     index_volumes, is_bound_for_good, is_terminated, open_claims_on, volume_class, volume_name,
     volume_phase,
 };
-use crate::Context;
 use crate::cluster_settings::RecyclerSettings;
 use crate::pods::node_of;
 use crate::workload::Error;
 use crate::writes::unless_stopped;
+use crate::{Context, Metrics};
 
 /// How long a recycler that failed is not started again.
 const RECYCLER_RETRY: Duration = Duration::from_secs(15);
@@ -80,6 +82,7 @@ struct Controller {
     recyclers: RecyclerSettings,
     /// When the recycler of a volume failed last, by the volume's name.
     failures: Mutex<HashMap<String, Instant>>,
+    metrics: Arc<Metrics>,
 }
 
 /// Runs until the context's stop.
@@ -99,7 +102,12 @@ pub(crate) async fn run(context: Context) {
         deletes_host_paths: settings.enable_hostpath_provisioner,
         recyclers: settings.recyclers.clone(),
         failures: Mutex::default(),
+        metrics: context.metrics.clone(),
     };
+    context.metrics.volumes.set({
+        let (volumes, claims) = (controller.volumes.clone(), controller.claims.clone());
+        move |text| metrics::write(text, &volumes.store().list(), &claims.store().list())
+    });
     index_volumes(controller.volumes.store());
     index_claims(controller.claims.store());
     controller.claims.store().add_index(BY_VOLUME, |claim| match volume_name(claim) {

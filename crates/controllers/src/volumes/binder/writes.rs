@@ -54,7 +54,12 @@ impl Controller {
             Some(ClaimStep::Class(class)) => {
                 let mut new = claim.clone();
                 new.spec.get_or_insert_default().storage_class_name = Some(class);
-                unless_gone(replace(&self.client, &self.claims, &new).await)?;
+                let written = unless_gone(replace(&self.client, &self.claims, &new).await);
+                match &written {
+                    Ok(_) => self.metrics.retroactive_classes.inc(),
+                    Err(_) => self.metrics.retroactive_class_errors.inc(),
+                }
+                written?;
             }
             Some(ClaimStep::Provision { provisioner, node }) => {
                 let mut new = claim.clone();
