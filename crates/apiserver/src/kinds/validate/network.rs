@@ -134,9 +134,12 @@ fn load_balancer(path: &Path<'_>, spec: &Value, old: Option<&Value>, causes: &mu
 }
 
 fn external_name(path: &Path<'_>, spec: &Value, causes: &mut Causes) {
-    for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-        let is_set =
-            !is_zero(&spec[field]) || (field == "clusterIPs" && !is_zero(&spec["clusterIP"]));
+    let has_addresses = !is_zero(&spec["clusterIPs"]) || !is_zero(&spec["clusterIP"]);
+    for (field, is_set) in [
+        ("clusterIPs", has_addresses),
+        ("ipFamilies", !is_zero(&spec["ipFamilies"])),
+        ("ipFamilyPolicy", !spec["ipFamilyPolicy"].is_null()),
+    ] {
         if is_set {
             causes.forbidden(&path.child(field), "may not be set for ExternalName services");
         }
