@@ -37,15 +37,33 @@ async fn anonymous_access_is_limited_to_health_and_version() {
             assert!(message(&status).contains("User \"system:anonymous\" cannot "), "{status}");
         }
     }
-    assert!(cluster.curl("/readyz?verbose", &[]).1.contains("[+]store ok"));
+    let verbose = cluster.curl("/readyz?verbose&exclude=ping&exclude=x", &[]).1;
+    for line in [
+        "[+]ping excluded: ok",
+        "[+]etcd ok",
+        "[+]shutdown ok",
+        "warn: some health checks cannot be excluded: no matches for \"x\"",
+        "readyz check passed",
+    ] {
+        assert!(verbose.lines().any(|found| found == line), "{line}: {verbose}");
+    }
+    assert!(!cluster.curl("/livez?verbose", &[]).1.contains("shutdown"));
+    let admin = |cluster: &Cluster| {
+        let file = |suffix| cluster.pki().join(format!("client-kubernetes-admin.{suffix}"));
+        ["crt", "key"].map(|suffix| file(suffix).to_str().unwrap().to_owned())
+    };
+    let [certificate, key] = admin(&cluster);
+    let own = ["--cert", &certificate, "--key", &key];
+    for (path, expected) in
+        [("/livez/etcd", 200), ("/readyz/shutdown", 200), ("/livez/shutdown", 404)]
+    {
+        assert_eq!(cluster.curl(path, &own).0, expected, "{path}");
+    }
 
     // A certificate of another CA, with a privileged name.
     let other = Cluster::start().await;
-    let (certificate, key) = (
-        other.pki().join("client-kubernetes-admin.crt"),
-        other.pki().join("client-kubernetes-admin.key"),
-    );
-    let foreign = ["--cert", certificate.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    let [certificate, key] = admin(&other);
+    let foreign = ["--cert", &certificate, "--key", &key];
     assert_eq!(cluster.curl("/api/v1/nodes", &foreign).0, 401);
     assert_eq!(cluster.curl("/healthz", &foreign).0, 401);
     assert_eq!(cluster.curl("/api/v1/nodes", &["-H", "authorization: Bearer x"]).0, 401);

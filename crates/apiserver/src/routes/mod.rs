@@ -6,6 +6,7 @@ mod body;
 mod components;
 mod connect;
 mod flow_control;
+mod health;
 mod impersonation;
 mod limits;
 mod links;

@@ -1,11 +1,8 @@
 //! Paths that are no resources: health, version, metrics, discovery and OpenAPI.
 
-use std::time::Duration;
-
 use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::request::RequestLine;
 use super::respond::{self, Result};
@@ -13,8 +10,6 @@ use super::{Router, negotiate};
 use crate::discovery::{self, Custom};
 use crate::openapi;
 use crate::status::StatusError;
-
-const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Router {
     pub(super) async fn system(&self, line: &RequestLine, headers: &HeaderMap) -> Result {
@@ -36,6 +31,9 @@ impl Router {
         if let Some(answer) = self.flow_control_page(path, line) {
             return Ok(answer);
         }
+        if let Some(answer) = self.health(path, line).await {
+            return Ok(answer);
+        }
         let snapshot = self.api.definitions.snapshot();
         let custom = snapshot.resources();
         if let Some(group) = path.strip_prefix("/apis/").filter(|group| !group.contains('/')) {
@@ -44,9 +42,6 @@ impl Router {
             return Ok(respond::json(StatusCode::OK, &group));
         }
         match path {
-            "/livez" | "/readyz" | "/healthz" => {
-                Ok(self.health(&path[1..], line.query.has("verbose")).await)
-            }
             "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
             "/metrics" => {
                 let encryption = self.encryption.as_ref().map(|known| known.metrics());
@@ -129,43 +124,6 @@ impl Router {
             _ => return None,
         };
         Some(respond::text(StatusCode::OK, text))
-    }
-
-    async fn health(&self, name: &str, is_verbose: bool) -> respond::Answer {
-        let store = timeout(STORE_TIMEOUT, self.api.registry.store().revision()).await;
-        let mut checks = vec![
-            ("ping", true),
-            ("store", matches!(store, Ok(Ok(_)))),
-            ("shutdown", name != "readyz" || !self.stop.is_cancelled()),
-        ];
-        if let Some(encryption) = &self.encryption
-            && let Some((check, health)) = encryption.health().await
-        {
-            if let Err(error) = &health {
-                tracing::error!(check, error, "a health check has failed");
-            }
-            checks.push((check, health.is_ok()));
-        }
-        for (check, passed) in &checks {
-            self.pages.checked(check, name, *passed);
-        }
-        let is_healthy = checks.iter().all(|(_, passed)| *passed);
-        if is_healthy && !is_verbose {
-            return respond::text(StatusCode::OK, "ok".into());
-        }
-        let mut report: String = checks
-            .iter()
-            .map(|(check, passed)| match passed {
-                true => format!("[+]{check} ok\n"),
-                false => format!("[-]{check} failed\n"),
-            })
-            .collect();
-        let (code, verdict) = match is_healthy {
-            true => (StatusCode::OK, "passed"),
-            false => (StatusCode::INTERNAL_SERVER_ERROR, "failed"),
-        };
-        report.push_str(&format!("{name} check {verdict}\n"));
-        respond::text(code, report)
     }
 }
 
