@@ -17,12 +17,12 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 /// kubectl as the administrator: whether it went well, and what it said.
 fn kubectl(cluster: &Cluster, arguments: &str) -> (bool, String) {
-    let output = Command::new("kubectl")
+    let mut command = Command::new("kubectl");
+    command
         .args(["--kubeconfig", cluster.kubeconfig().to_str().unwrap(), "--cache-dir"])
         .arg(cluster.dir.path().join("cache"))
-        .args(arguments.split_whitespace())
-        .output()
-        .unwrap();
+        .args(arguments.split_whitespace());
+    let output = outside(&mut command);
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(text).unwrap())
 }

@@ -15,7 +15,7 @@ pub mod tokens;
 pub mod upstream;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -161,13 +161,13 @@ impl Cluster {
 
     /// `curl` a path with the CA and these further arguments: code and body.
     pub fn curl(&self, path: &str, arguments: &[&str]) -> (u16, String) {
-        let output = Command::new("curl")
+        let mut command = Command::new("curl");
+        command
             .args(["-s", "--path-as-is", "-w", "\n%{http_code}", "--cacert"])
             .arg(self.pki().join("ca.crt"))
             .args(arguments)
-            .arg(format!("https://{}{path}", self.address))
-            .output()
-            .unwrap();
+            .arg(format!("https://{}{path}", self.address));
+        let output = outside(&mut command);
         let text = String::from_utf8(output.stdout).unwrap();
         let (body, code) = text.rsplit_once('\n').unwrap();
         (code.parse().unwrap(), body.to_owned())
@@ -318,6 +318,12 @@ pub fn pod(name: &str, node: &str) -> Value {
 
 pub fn revision(object: &Value) -> String {
     object["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+}
+
+/// Runs a program that asks the server of this process. The thread that waits for it leaves its tasks to
+/// others: the server's may be among them.
+pub fn outside(command: &mut Command) -> Output {
+    tokio::task::block_in_place(|| command.output()).unwrap()
 }
 
 /// Waits until something is so.
