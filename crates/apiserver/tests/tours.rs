@@ -212,8 +212,20 @@ async fn tour_kind(
     }
     if let Some(mut own) = failures.of(&at("get for replace"), api.get(&name).await) {
         let stale = own.clone();
-        own.metadata.annotations.get_or_insert_default().insert("tour".into(), "replaced".into());
-        failures.of(&at("replace"), api.replace(&name, &post, &own).await);
+        // the server writes conditions of some kinds at the same time
+        for _ in 0..20 {
+            let annotations = own.metadata.annotations.get_or_insert_default();
+            annotations.insert("tour".into(), "replaced".into());
+            match api.replace(&name, &post, &own).await {
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    own = api.get(&name).await.unwrap();
+                }
+                replaced => {
+                    failures.of(&at("replace"), replaced);
+                    break;
+                }
+            }
+        }
         let late = api.replace(&name, &post, &stale).await;
         // annotations of the two differ, so that it is a change
         failures.refused(&at("replace what is stale"), late, 409, "Conflict");

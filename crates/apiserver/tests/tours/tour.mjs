@@ -54,6 +54,17 @@ async function refused(code, reason, work) {
     throw new Failed(`not refused with ${code} ${reason}`);
 }
 
+// Again while somebody else changes the same: the server writes conditions of some kinds.
+async function unlessChanged(work) {
+    for (let attempt = 0; ; attempt++) {
+        try {
+            return await work();
+        } catch (error) {
+            if (error.code !== 409 || attempt === 20) throw error;
+        }
+    }
+}
+
 async function eventually(holds) {
     const deadline = Date.now() + 20000;
     while (!(await holds())) {
@@ -106,9 +117,12 @@ async function tourKind(document) {
         });
     }
     await at('replace', async () => {
-        const [current, stale] = [await read(), await read()];
-        current.metadata.annotations = { ...current.metadata.annotations, tour: 'replaced' };
-        const changed = await objects.replace(current);
+        const stale = await read();
+        const changed = await unlessChanged(async () => {
+            const current = await read();
+            current.metadata.annotations = { ...current.metadata.annotations, tour: 'replaced' };
+            return objects.replace(current);
+        });
         check(changed.metadata.annotations.tour === 'replaced', changed.metadata);
         stale.metadata.annotations = { tour: 'stale' };
         await refused(409, 'Conflict', () => objects.replace(stale));

@@ -79,7 +79,9 @@ fn there_and_back(gvk: Gvk, object: &Value) -> Value {
     let bytes =
         encode(ty, &gvk.api_version(), object).unwrap_or_else(|why| panic!("{why}: {object}"));
     let read = decode_any(&bytes, as_given).unwrap_or_else(|why| panic!("{why}: {object}"));
-    assert_eq!(encode(ty, &gvk.api_version(), &read).unwrap(), bytes, "{object}");
+    // Not the bytes: an empty `caBundle` is written, as Go does, and read as none, as Go shows it.
+    let again = encode(ty, &gvk.api_version(), &read).unwrap();
+    assert_eq!(decode_any(&again, as_given).unwrap(), read, "{object}");
     read
 }
 
