@@ -456,10 +456,11 @@ impl<T: Tracked> QueueSet<T> {
         Some((at, id))
     }
 
-    /// Whether there are so many seats. A request that is wider than the level waits until it is alone.
+    /// Whether there are so many seats. A request that is wider than the level waits until it is alone, also
+    /// without seats of requests that have ended: else these would add up.
     fn accommodates(&self, seats: u32) -> bool {
         match seats > self.limit {
-            true => self.load.executing == 0,
+            true => self.load.seats_in_use == 0,
             false => self.load.seats_in_use.saturating_add(seats) <= self.limit,
         }
     }
