@@ -38,7 +38,7 @@ pub(crate) enum Work {
     Delete(String),
     /// Its dependents are to lose their references to it.
     Orphan(String),
-    /// The dependent, that is first, is to be told that its owner is in another namespace.
+    /// The dependent, that is first, gets an event: its owner is in another namespace.
     Report(String, String),
 }
 

@@ -44,7 +44,7 @@ struct State {
     /// Changes that no watch has delivered yet: the object, or that it is gone.
     events: VecDeque<(String, Option<ObjectMeta>)>,
     version: u64,
-    /// The owners that users were told to be elsewhere.
+    /// The owners that events have reported to be elsewhere.
     reports: Vec<(String, String)>,
 }
 
