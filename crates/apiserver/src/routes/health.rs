@@ -83,9 +83,11 @@ impl Router {
             checked.push((*check, result));
         }
         if let Some(encryption) = &self.encryption
-            && let Some((check, result)) = encryption.health().await
+            && let Some(check) = encryption.health_check()
         {
-            checked.push((check, is_wanted(check).then_some(result)));
+            // plugins are asked only where the answer is wanted
+            let result = if is_wanted(check) { Some(encryption.health().await) } else { None };
+            checked.push((check, result));
         }
         checked
     }
