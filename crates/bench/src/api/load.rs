@@ -100,12 +100,27 @@ pub(super) async fn create_lease(client: &Client, number: usize) -> Result<()> {
     send(client, "POST", LEASES, Some(&lease)).await.map(drop)
 }
 
-pub(super) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-    match send(client, "POST", "/api/v1/namespaces", Some(&namespace)).await {
-        Err(error) if !format!("{error:#}").contains("already exists") => Err(error),
-        _ => Ok(()),
+/// Creates what upstream makes only a moment after it is ready, and the service account of pods, which a
+/// controller would make.
+pub(super) async fn create_namespaces(client: &Client) -> Result<()> {
+    let namespace =
+        |name: &str| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"},
+        "automountServiceAccountToken": false,
+    });
+    let wanted = [
+        ("/api/v1/namespaces", namespace("default")),
+        ("/api/v1/namespaces", namespace("kube-node-lease")),
+        ("/api/v1/namespaces/default/serviceaccounts", account),
+    ];
+    for (path, object) in wanted {
+        match send(client, "POST", path, Some(&object)).await {
+            Err(error) if !format!("{error:#}").contains("already exists") => return Err(error),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 /// Makes a policy that looks at each config map, and waits until it has effect.

@@ -174,10 +174,7 @@ async fn measure(
     let client = &clients[0];
     tokio::time::sleep(SETTLE).await;
     let empty = resident(&mut server)?;
-    // Upstream makes these a moment after it is ready.
-    for namespace in ["default", "kube-node-lease"] {
-        load::create_namespace(client, namespace).await?;
-    }
+    load::create_namespaces(client).await?;
 
     say("creates, gets, lists");
     let name = |number: usize| format!("map-{number}");

@@ -205,7 +205,5 @@ fn start_apiserver(host: &Host, programs: &Programs, folder: &Path) -> Result<Da
     command.arg("--service-account-issuer=https://kubernetes.default.svc");
     command.arg("--service-cluster-ip-range=10.202.0.0/16");
     command.arg("--authorization-mode=Node,RBAC");
-    // No controller makes the service accounts that pods would need.
-    command.arg("--disable-admission-plugins=ServiceAccount");
     Ok(host.spawn("apiserver", command)?)
 }
