@@ -78,3 +78,34 @@ fn bench_control_plane_only() {
         assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
     }
 }
+
+#[test]
+fn bench_apiserver_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_longshore-bench"))
+        .args(["--config-maps=20", "--stored-pods=20", "--watchers=2", "--changes=3", "--json"])
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let servers = results["servers"].as_array().unwrap();
+    assert_eq!(servers[0]["programs"], "longshore");
+    for server in servers {
+        for path in [
+            "start_ms",
+            "creates/per_second",
+            "gets/cpu_ms",
+            "list_ms/p50",
+            "events/latency_ms/p99",
+            "policy/with_us",
+            "full/apiserver",
+            "reconnections/all_ms",
+        ] {
+            let value = server.pointer(&format!("/measurements/{path}")).and_then(Value::as_f64);
+            assert!(value.is_some_and(|value| value > 0.0), "{path} in {results:#}");
+        }
+        assert_eq!(server["measurements"]["reconnections"]["refused"], 0.0, "{results:#}");
+    }
+}

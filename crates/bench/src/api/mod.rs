@@ -25,8 +25,8 @@ use crate::statistics::{Spread, median};
 
 const CLIENTS: usize = 8;
 const LISTS: usize = 20;
-/// Creates by one client, each with and without a policy.
-const WRITES: usize = 2000;
+/// Rounds of creates by one client, with and without a policy.
+const ROUNDS: usize = 5;
 const LEASES: usize = 1000;
 /// How long a server is left alone before its memory is looked at.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -200,9 +200,9 @@ async fn measure(
     let events = events(&mut server, client, settings).await?;
 
     say("a policy");
-    let without_us = create_cost(&mut server, client, "free").await?;
+    let without_us = create_cost(&mut server, client, settings, "free").await?;
     load::create_policy(client).await?;
-    let with_us = create_cost(&mut server, client, "checked").await?;
+    let with_us = create_cost(&mut server, client, settings, "checked").await?;
 
     say("a full store, and a restart");
     load::for_each(&clients, LEASES, |client, number| async move {
@@ -254,15 +254,21 @@ async fn rate<F: Future<Output = Result<()>>>(
 
 /// Microseconds of CPU of a create.
 #[allow(clippy::cast_precision_loss, reason = "a number of requests")]
-async fn create_cost(server: &mut Server<'_>, client: &Client, prefix: &str) -> Result<f64> {
+async fn create_cost(
+    server: &mut Server<'_>,
+    client: &Client,
+    settings: &Settings,
+    prefix: &str,
+) -> Result<f64> {
+    let writes = (settings.maps / 10).max(1);
     let mut costs = Vec::new();
     // Several rounds, since other work of the server falls into some of them.
-    for round in 0..5 {
+    for round in 0..ROUNDS {
         let before = server.uses()?;
-        for number in 0..WRITES / 5 {
+        for number in 0..writes {
             load::create_map(client, &format!("{prefix}-{round}-{number}")).await?;
         }
-        costs.push(server.uses()?.cpu_since(&before) * 1e6 / (WRITES / 5) as f64);
+        costs.push(server.uses()?.cpu_since(&before) * 1e6 / writes as f64);
     }
     Ok(median(costs))
 }
