@@ -66,8 +66,12 @@ impl<T: Index> Cache<T> {
                 Ok(())
             })
             .await?;
-        *self.index.write() = index;
-        self.seen.send_replace(meta.revision);
+        let mut current = self.index.write();
+        // Whatever follows the store meanwhile may be ahead.
+        if meta.revision >= *self.seen.borrow() {
+            *current = index;
+            self.seen.send_replace(meta.revision);
+        }
         Ok(())
     }
 
@@ -104,6 +108,10 @@ impl<T: Index> Cache<T> {
 
     fn apply(&self, change: &Change) {
         let mut index = self.index.write();
+        // It was read with all others meanwhile.
+        if change.revision <= *self.seen.borrow() {
+            return;
+        }
         match (&change.current, &change.previous) {
             (Some(current), _) => match current.value() {
                 Some(object) => index.put(object),
@@ -119,7 +127,6 @@ impl<T: Index> Cache<T> {
             }
             (None, None) => {}
         }
-        drop(index);
         self.seen.send_replace(change.revision);
     }
 

@@ -1,8 +1,9 @@
-//! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which leads to this server.
+//! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which
+//! leads to the servers (`endpoints`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
@@ -13,7 +14,7 @@ use crate::api_types::Resource;
 use crate::auth::FrontProxyConfig;
 use crate::kinds::flow_control::{CATCH_ALL, EXEMPT, bootstrap as flow_control_objects};
 use crate::kinds::priority_class::SYSTEM;
-use crate::kinds::{core, known, lookup};
+use crate::kinds::{core, known};
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::pki;
@@ -22,24 +23,13 @@ use crate::status::StatusError;
 use crate::user::User;
 
 const NAME: &str = "kubernetes";
-/// How often the service `kubernetes` and its endpoints are reconciled.
+/// How often the service `kubernetes` and what else a cluster always has are reconciled.
 const CHECK: Duration = Duration::from_secs(10);
 /// The annotation of flow schemas and priority levels that follow the version of the server.
 const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
-/// Makes what is missing and corrects where `default/kubernetes` leads to.
+/// Makes what is missing.
 pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
-    for service in api.list_all(core("services")?, "").await? {
-        let shared = api.services.occupy(&service);
-        if !shared.is_empty() {
-            tracing::error!(
-                namespace = object::namespace(&service),
-                name = object::name(&service),
-                ?shared,
-                "the service holds what another service holds too: delete one of them"
-            );
-        }
-    }
     for name in namespaces::SYSTEM {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
@@ -72,7 +62,8 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
     Ok(())
 }
 
-/// Restores the service `kubernetes` and its endpoints when they were deleted or edited, until `stop`.
+/// Restores the service `kubernetes`, and what else a cluster always has, when it was deleted or edited,
+/// until `stop`.
 pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
     loop {
         tokio::select! {
@@ -82,15 +73,14 @@ pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
         if let Err(error) = reconcile(api).await {
             tracing::warn!(%error, "cannot reconcile what the cluster always has");
         }
-        if let Err(error) = api.services.repair(&api.registry, Instant::now()).await {
-            tracing::warn!(%error, "cannot check service writes of unknown outcome");
+        if let Err(error) = api.services.release_abandoned(&api.registry).await {
+            tracing::warn!(%error, "cannot release what was taken for services");
         }
     }
 }
 
 async fn reconcile(api: &Api) -> Result<(), StatusError> {
     service(api).await?;
-    endpoints(api).await?;
     authentication(api).await?;
     service_cidr(api).await?;
     flow_control(api).await
@@ -299,39 +289,8 @@ async fn service(api: &Api) -> Result<(), StatusError> {
     api.ensure_service(service).await
 }
 
-async fn endpoints(api: &Api) -> Result<(), StatusError> {
-    let address = api.advertised.ip();
-    let port = json!([{"name": "https", "port": api.advertised.port(), "protocol": "TCP"}]);
-    let endpoints = json!({
-        "apiVersion": "v1",
-        "kind": "Endpoints",
-        "metadata": {
-            "name": NAME,
-            "namespace": "default",
-            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-        },
-        "subsets": [{"addresses": [{"ip": address}], "ports": port}],
-    });
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": NAME,
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": NAME},
-        },
-        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-        "ports": port,
-    });
-    let slices = lookup("discovery.k8s.io", "v1", "endpointslices")
-        .ok_or_else(|| StatusError::internal("no resource endpointslices"))?;
-    settle(api, core("endpoints")?, endpoints, &["subsets"]).await?;
-    settle(api, slices, slice, &["addressType", "endpoints", "ports"]).await
-}
-
 /// Makes the object, or gives these fields of the existing one the values that they should have.
-async fn settle(
+pub(super) async fn settle(
     api: &Api,
     resource: &Resource,
     object: Value,
