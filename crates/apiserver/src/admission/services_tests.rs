@@ -158,7 +158,8 @@ impl Server {
 }
 
 fn service(spec: Value) -> Value {
-    json!({"kind": "Service", "metadata": {"name": "s", "uid": "u"}, "spec": spec})
+    let metadata = json!({"name": "s", "namespace": "default", "uid": "u"});
+    json!({"kind": "Service", "metadata": metadata, "spec": spec})
 }
 
 fn resource() -> &'static Resource {
@@ -780,7 +781,8 @@ proptest! {
                         && applied && !write.reservation.is_dry_run
                     {
                         write.reservation.begin();
-                        has_lost |= store.apply(&write);
+                        store.apply(&write);
+                        has_lost = true;
                     }
                 }
                 Step::Repair => for server in &both {

@@ -18,7 +18,7 @@ use crate::kinds::{core, known};
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::pki;
-use crate::schema::value::same;
+use crate::schema::value::{same, text};
 use crate::status::StatusError;
 use crate::user::User;
 
@@ -247,13 +247,45 @@ pub(crate) fn authentication_data(
 }
 
 async fn authentication(api: &Api) -> Result<(), StatusError> {
+    const MAP: &str = "extension-apiserver-authentication";
     let map = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
+        "metadata": {"name": MAP, "namespace": "kube-system"},
         "data": api.authentication_data,
     });
-    settle(api, core("configmaps")?, map, &["data"]).await
+    api.ensure(core("configmaps")?, map).await?;
+    api.amend(core("configmaps")?, "kube-system", MAP, |map| {
+        let joined = joined(&map["data"], &api.authentication_data);
+        map["data"] = joined.into();
+        Ok(())
+    })
+    .await
+    .map(drop)
+}
+
+/// What the servers of a cluster verify clients with: each of them adds its own to what the others have
+/// written, as upstream's do.
+fn joined(known: &Value, own: &Map<String, Value>) -> Map<String, Value> {
+    let mut joined = known.as_object().cloned().unwrap_or_default();
+    for (key, own) in own {
+        let before = joined.get(key).map(text).unwrap_or_default();
+        let value = match key.ends_with("-ca-file") {
+            true => pki::joined_authorities(before, text(own)),
+            false => {
+                let list = |json: &str| serde_json::from_str::<Vec<Value>>(json).unwrap_or_default();
+                let mut all = list(before);
+                for name in list(text(own)) {
+                    if !all.contains(&name) {
+                        all.push(name);
+                    }
+                }
+                json!(all).to_string()
+            }
+        };
+        joined.insert(key.clone(), value.into());
+    }
+    joined
 }
 
 /// The first address of the first range of services.
@@ -309,8 +341,30 @@ pub(super) async fn settle(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn authentication_data_of_servers_are_joined() {
+        let certificate = |name: &str| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap().pem()
+        };
+        let (first, second) = (certificate("first"), certificate("second"));
+        let data = |ca: &str, names: &str| json!({"client-ca-file": ca, "requestheader-allowed-names": names});
+        let own = data(&second, "[\"b\",\"a\"]");
+        let own = own.as_object().unwrap();
+        let joined_once = joined(&data(&first, "[\"a\"]"), own);
+        let certificates = text(&joined_once["client-ca-file"]);
+        let count = certificates.matches("BEGIN CERTIFICATE").count();
+        assert_eq!((count, certificates.starts_with(first.trim_end())), (2, true));
+        assert_eq!(joined_once["requestheader-allowed-names"], "[\"a\",\"b\"]");
+        let again = joined(&Value::Object(joined_once.clone()), own);
+        assert_eq!(again, joined_once, "nothing more to add");
+        let other = joined(&json!({"client-ca-file": "no PEM", "other": "x"}), own);
+        assert_eq!((&other["client-ca-file"], &other["other"]), (&json!(second.replace("\r", "")), &json!("x")));
+    }
 
     #[test]
     fn flow_control_objects_are_restored_unless_somebody_owns_them() {

@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod history;
 pub mod hook;
 pub mod kubectl;
 pub mod node;

@@ -162,7 +162,11 @@ impl ServiceAllocator {
     ) -> Result<Reservation<'_>, StatusError> {
         let given = service.clone();
         let mut lost = Allocation::default();
-        let mut is_fresh = false;
+        // What is only tried takes nothing, so that nothing else says what others have.
+        let mut is_fresh = is_dry_run;
+        if is_dry_run {
+            self.refresh(registry).await?;
+        }
         for _ in 0..MAX_ATTEMPTS {
             let (planned, meets_taken) = self.plan(resource, service, old, &lost);
             let planned = match planned {
