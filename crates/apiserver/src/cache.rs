@@ -44,7 +44,12 @@ impl<T: Index> Cache<T> {
     pub(crate) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
         let resource = lookup(group, "v1", plural)
             .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))?;
-        Ok(Cache { resource, index: RwLock::default(), loaded: AtomicI64::new(0), seen: watch::Sender::new(0) })
+        Ok(Cache {
+            resource,
+            index: RwLock::default(),
+            loaded: AtomicI64::new(0),
+            seen: watch::Sender::new(0),
+        })
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {

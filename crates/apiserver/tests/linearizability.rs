@@ -51,7 +51,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % end
     }
 }
@@ -131,7 +132,9 @@ impl Load {
             (0..4, Some((version, before))) => {
                 (Input::Update(*before, value), "PUT", path, object(value, Some(*version)))
             }
-            (0..5, _) => (Input::Create(value), "POST", CONFIG_MAPS.to_owned(), object(value, None)),
+            (0..5, _) => {
+                (Input::Create(value), "POST", CONFIG_MAPS.to_owned(), object(value, None))
+            }
             (5, _) => (Input::Delete, "DELETE", path, Value::Null),
             (6 | 7, _) => return self.list(client, &server, known).await,
             _ => (Input::Read, "GET", path, Value::Null),
@@ -290,7 +293,9 @@ async fn run(flags: Vec<Vec<String>>, mut between: impl AsyncFnMut(usize)) {
     }
     let last = load.values.fetch_add(1, Ordering::Relaxed);
     let server = load.servers.lock()[0].clone().unwrap();
-    server.create(CONFIG_MAPS, common::config_map(&name(END), json!({"v": last.to_string()}))).await;
+    server
+        .create(CONFIG_MAPS, common::config_map(&name(END), json!({"v": last.to_string()})))
+        .await;
     let log = load.watch(after, 99).await.changes;
     let mut history = std::mem::take(&mut *load.history.lock());
     for watch in watches {
@@ -369,49 +374,74 @@ fn linearizability_checker_knows_bad_histories() {
         ("a stale read", false, vec![created.clone(), read((2, 3), None)]),
         ("a read at the same time", true, vec![created.clone(), read((0, 3), None)]),
         ("a value from nowhere", false, vec![created.clone(), read((2, 3), Some(7))]),
-        ("a read before the write", false, vec![read((0, 1), Some(1)), op((2, 3), Input::Create(1), Output::Done)]),
+        (
+            "a read before the write",
+            false,
+            vec![read((0, 1), Some(1)), op((2, 3), Input::Create(1), Output::Done)],
+        ),
         ("two creates", false, vec![created.clone(), op((2, 3), Input::Create(2), Output::Done)]),
-        ("a create that is refused", true, vec![created.clone(), op((2, 3), Input::Create(2), Output::Conflict)]),
-        ("a create that is refused for nothing", false, vec![op((2, 3), Input::Create(2), Output::Conflict)]),
-        ("a lost update", false, vec![
-            created.clone(),
-            op((2, 5), Input::Update(1, 2), Output::Done),
-            op((3, 6), Input::Update(1, 3), Output::Done),
-        ]),
-        ("one of two updates", true, vec![
-            created.clone(),
-            op((2, 5), Input::Update(1, 2), Output::Done),
-            op((3, 6), Input::Update(1, 3), Output::Conflict),
-            read((7, 8), Some(2)),
-        ]),
-        ("reads that go back", false, vec![
-            created.clone(),
-            op((2, 9), Input::Update(1, 2), Output::Done),
-            read((3, 4), Some(2)),
-            read((5, 6), Some(1)),
-        ]),
-        ("a delete that did nothing", false, vec![
-            created.clone(),
-            op((2, 3), Input::Delete, Output::Done),
-            read((4, 5), Some(1)),
-        ]),
-        ("a delete of nothing", false, vec![created.clone(), op((2, 3), Input::Delete, Output::NotFound)]),
+        (
+            "a create that is refused",
+            true,
+            vec![created.clone(), op((2, 3), Input::Create(2), Output::Conflict)],
+        ),
+        (
+            "a create that is refused for nothing",
+            false,
+            vec![op((2, 3), Input::Create(2), Output::Conflict)],
+        ),
+        (
+            "a lost update",
+            false,
+            vec![
+                created.clone(),
+                op((2, 5), Input::Update(1, 2), Output::Done),
+                op((3, 6), Input::Update(1, 3), Output::Done),
+            ],
+        ),
+        (
+            "one of two updates",
+            true,
+            vec![
+                created.clone(),
+                op((2, 5), Input::Update(1, 2), Output::Done),
+                op((3, 6), Input::Update(1, 3), Output::Conflict),
+                read((7, 8), Some(2)),
+            ],
+        ),
+        (
+            "reads that go back",
+            false,
+            vec![
+                created.clone(),
+                op((2, 9), Input::Update(1, 2), Output::Done),
+                read((3, 4), Some(2)),
+                read((5, 6), Some(1)),
+            ],
+        ),
+        (
+            "a delete that did nothing",
+            false,
+            vec![created.clone(), op((2, 3), Input::Delete, Output::Done), read((4, 5), Some(1))],
+        ),
+        (
+            "a delete of nothing",
+            false,
+            vec![created.clone(), op((2, 3), Input::Delete, Output::NotFound)],
+        ),
         ("an unknown write that is seen", true, vec![unknown.clone(), read((9, 10), Some(2))]),
         ("one that is not", true, vec![unknown.clone(), read((9, 10), None)]),
-        ("one that is seen late", true, vec![
-            unknown.clone(),
-            read((4, 5), None),
-            read((9, 10), Some(2)),
-        ]),
-        ("one that is seen and not", false, vec![
-            unknown.clone(),
-            read((4, 5), Some(2)),
-            read((9, 10), None),
-        ]),
-        ("one that is seen before it was called", false, vec![
-            read((0, 1), Some(2)),
-            unknown,
-        ]),
+        (
+            "one that is seen late",
+            true,
+            vec![unknown.clone(), read((4, 5), None), read((9, 10), Some(2))],
+        ),
+        (
+            "one that is seen and not",
+            false,
+            vec![unknown.clone(), read((4, 5), Some(2)), read((9, 10), None)],
+        ),
+        ("one that is seen before it was called", false, vec![read((0, 1), Some(2)), unknown]),
     ] {
         assert_eq!(is_linearizable(&operations), expected, "{what}");
     }
@@ -422,7 +452,10 @@ fn linearizability_checker_knows_bad_watches_and_lists() {
     let change = |revision, key, value| Change { revision, key, value };
     let log = vec![change(2, 0, Some(1)), change(3, 1, Some(2)), change(5, 0, None)];
     let watched = |after, changes: &[Change]| Watched { after, changes: changes.to_vec() };
-    let list = |revision, items: &[(usize, u32)]| Listed { revision, items: items.iter().copied().collect() };
+    let list = |revision, items: &[(usize, u32)]| Listed {
+        revision,
+        items: items.iter().copied().collect(),
+    };
     let history = |watches, lists, revisions: &[(u32, i64)]| History {
         operations: vec![operation(0, (0, 1), Input::Create(1), Output::Done)],
         watches,
@@ -431,7 +464,11 @@ fn linearizability_checker_knows_bad_watches_and_lists() {
     };
     let good = [
         history(vec![watched(0, &log), watched(2, &log[1..]), watched(0, &log[..2])], vec![], &[]),
-        history(vec![], vec![list(1, &[]), list(4, &[(0, 1), (1, 2)]), list(5, &[(1, 2)])], &[(2, 3)]),
+        history(
+            vec![],
+            vec![list(1, &[]), list(4, &[(0, 1), (1, 2)]), list(5, &[(1, 2)])],
+            &[(2, 3)],
+        ),
     ];
     for history in good {
         assert_eq!(history.check(&log), Ok(()));

@@ -95,7 +95,10 @@ async fn servers_give_addresses_and_ports_once() {
     assert_eq!(good.iter().map(port).collect::<BTreeSet<_>>().len(), 20);
     for (code, error) in &refused {
         let said = error["message"].as_str().unwrap();
-        assert!(*code == 500 && said.contains("failed to allocate a nodePort: range is full"), "{said}");
+        assert!(
+            *code == 500 && said.contains("failed to allocate a nodePort: range is full"),
+            "{said}"
+        );
     }
     // What was refused for its port has left no address.
     check_addresses(&servers[0].admin).await;
@@ -105,13 +108,17 @@ async fn servers_give_addresses_and_ports_once() {
 
     // Given ones are one server's too.
     let taken = &good[7];
-    let free: Vec<_> = good[..5].iter().map(|service| {
-        let name = service["metadata"]["name"].as_str().unwrap();
-        format!("{SERVICES}/{name}")
-    }).collect();
-    let deleted = free.iter().zip(servers.iter().cycle().skip(1)).map(|(path, server)| {
-        server.admin.call("DELETE", path, None)
-    });
+    let free: Vec<_> = good[..5]
+        .iter()
+        .map(|service| {
+            let name = service["metadata"]["name"].as_str().unwrap();
+            format!("{SERVICES}/{name}")
+        })
+        .collect();
+    let deleted = free
+        .iter()
+        .zip(servers.iter().cycle().skip(1))
+        .map(|(path, server)| server.admin.call("DELETE", path, None));
     for (code, status) in join_all(deleted).await {
         assert_eq!(code, 200, "{status}");
     }
@@ -150,16 +157,21 @@ async fn servers_give_addresses_and_ports_once() {
     let (code, changed) = servers[2].admin.call("PATCH", &path_again, Some(change)).await;
     assert_eq!(code, 200, "{changed}");
     let change = json!({"spec": {"type": "NodePort", "externalName": null}});
-    let changed = join_all(servers.iter().map(|server| {
-        server.admin.call("PATCH", &path_again, Some(change.clone()))
-    }));
+    let changed = join_all(
+        servers.iter().map(|server| server.admin.call("PATCH", &path_again, Some(change.clone()))),
+    );
     for (code, changed) in changed.await {
         assert!(code == 200 || code == 409, "{changed}");
     }
     check_addresses(&servers[0].admin).await;
     let (_, services) = servers[0].admin.get("/api/v1/services").await;
-    let held: Vec<u64> = services["items"].as_array().unwrap().iter()
-        .filter(|it| it["spec"]["type"] == "NodePort").map(port).collect();
+    let held: Vec<u64> = services["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|it| it["spec"]["type"] == "NodePort")
+        .map(port)
+        .collect();
     assert_eq!(held.iter().collect::<BTreeSet<_>>().len(), held.len(), "{held:?}");
     for server in servers {
         server.stop().await;
@@ -200,13 +212,22 @@ async fn servers_repair_what_is_taken() {
     let (_, events) = second.admin.get("/api/v1/namespaces/default/events").await;
     let events = events["items"].as_array().unwrap();
     for (reason, component, message) in [
-        ("PortNotAllocated", "portallocator-repair-controller",
-            format!("Port {} is not allocated; repairing", port(&made))),
-        ("ClusterIPNotAllocated", "ipallocator-repair-controller",
-            format!("Cluster IP [IPv4]: {} is not allocated; repairing", address(&made))),
+        (
+            "PortNotAllocated",
+            "portallocator-repair-controller",
+            format!("Port {} is not allocated; repairing", port(&made)),
+        ),
+        (
+            "ClusterIPNotAllocated",
+            "ipallocator-repair-controller",
+            format!("Cluster IP [IPv4]: {} is not allocated; repairing", address(&made)),
+        ),
     ] {
         let event = events.iter().find(|event| event["reason"] == reason).unwrap();
-        assert_eq!((&event["reportingComponent"], &event["message"]), (&json!(component), &json!(message)));
+        assert_eq!(
+            (&event["reportingComponent"], &event["message"]),
+            (&json!(component), &json!(message))
+        );
         assert_eq!(event["involvedObject"]["name"], "web");
     }
     eventually("the dead server's lease is removed", || async {
@@ -214,7 +235,8 @@ async fn servers_repair_what_is_taken() {
     })
     .await;
     eventually("this server has a lease", || async {
-        let path = format!("{LEASES}?labelSelector=apiserver.kubernetes.io/identity%3Dkube-apiserver");
+        let path =
+            format!("{LEASES}?labelSelector=apiserver.kubernetes.io/identity%3Dkube-apiserver");
         let (_, leases) = second.admin.get(&path).await;
         let lease = &leases["items"][0];
         lease["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("apiserver-"))
@@ -224,7 +246,9 @@ async fn servers_repair_what_is_taken() {
     .await;
     second.stop().await;
     // It has left nothing behind.
-    assert!(store.list("/registry/masterleases/", Default::default()).await.unwrap().items.is_empty());
+    assert!(
+        store.list("/registry/masterleases/", Default::default()).await.unwrap().items.is_empty()
+    );
     let third = cluster(&etcd, 3).await;
     let (_, endpoints) = third.admin.get(ENDPOINTS).await;
     assert_eq!(endpoints["subsets"][0]["addresses"], json!([{"ip": "192.0.2.3"}]));
@@ -303,14 +327,18 @@ async fn servers_go_on_when_one_is_killed() {
     let number = |revision: &str| revision.parse::<i64>().unwrap();
     assert!(number(&common::revision(&end)) > number(&last), "revisions grow");
 
-    let mut watch = staying.watch(&format!("{CONFIG_MAPS}?watch=true&resourceVersion={last}")).await;
+    let mut watch =
+        staying.watch(&format!("{CONFIG_MAPS}?watch=true&resourceVersion={last}")).await;
     while seen.last().is_none_or(|(_, name)| name != "end") {
         let event = watch.next().await.expect("the watch ended");
         assert_eq!(event["type"], "ADDED", "{event}");
         seen.push(seen_of(&event));
     }
     let (_, list) = other_client.get(CONFIG_MAPS).await;
-    let mut there: Vec<(String, String)> = list["items"].as_array().unwrap().iter()
+    let mut there: Vec<(String, String)> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
         .map(|it| (common::revision(it), it["metadata"]["name"].as_str().unwrap().to_owned()))
         .collect();
     there.sort_by_key(|(revision, _)| number(revision));

@@ -6,9 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::executor::block_on;
 use futures::stream::BoxStream;
-use longshore_store::{
-    Error, Expect, KeyValue, ListOptions, Page, Revision, Store, WatchItem,
-};
+use longshore_store::{Error, Expect, KeyValue, ListOptions, Page, Revision, Store, WatchItem};
 use proptest::prelude::*;
 
 use super::ports::PortSet;
@@ -72,7 +70,9 @@ impl Store for Memory {
                 state.1.remove(key);
                 Ok((stored, state.0))
             }
-            None => Err(Error::Conflict { key: key.to_owned(), current: state.1.get(key).cloned() }),
+            None => {
+                Err(Error::Conflict { key: key.to_owned(), current: state.1.get(key).cloned() })
+            }
         }
     }
 
@@ -198,8 +198,7 @@ fn service_ip_allocation_uses_each_address_once() {
     let mut given = BTreeSet::new();
     for _ in 0..6 {
         given.insert(
-            admit(&server, json!({"type": "ClusterIP"})).unwrap()["spec"]["clusterIP"]
-                .to_string(),
+            admit(&server, json!({"type": "ClusterIP"})).unwrap()["spec"]["clusterIP"].to_string(),
         );
     }
     assert_eq!(given.len(), 6);
@@ -368,12 +367,17 @@ fn deny_external_ips_allows_unchanged_or_removed() {
 #[test]
 fn service_allocation_is_shared_by_servers() {
     let [first, second] = servers("10.0.0.0/29", Plugins::default());
-    let asked = || json!({"type": "NodePort", "clusterIP": "10.0.0.3", "clusterIPs": ["10.0.0.3"],
-        "ports": [{"port": 1, "nodePort": 30001}]});
+    let asked = || {
+        json!({"type": "NodePort", "clusterIP": "10.0.0.3", "clusterIPs": ["10.0.0.3"],
+        "ports": [{"port": 1, "nodePort": 30001}]})
+    };
     let mut given = BTreeSet::new();
     given.insert(admit(&first, asked()).unwrap()["spec"]["clusterIP"].to_string());
     let error = admit(&second, asked()).unwrap_err();
-    assert!(error.message.contains("failed to allocate IP 10.0.0.3: provided IP is already allocated"), "{error}");
+    assert!(
+        error.message.contains("failed to allocate IP 10.0.0.3: provided IP is already allocated"),
+        "{error}"
+    );
     let ports = json!({"type": "NodePort", "ports": [{"port": 1, "nodePort": 30001}]});
     let error = admit(&second, ports.clone()).unwrap_err();
     let why = "spec.ports[0].nodePort: Invalid value: 30001: provided port is already allocated";
@@ -384,7 +388,9 @@ fn service_allocation_is_shared_by_servers() {
         given.insert(made["spec"]["clusterIP"].to_string());
     }
     assert_eq!(given.len(), 6);
-    assert!(admit(&first, json!({"type": "ClusterIP"})).unwrap_err().message.contains("range is full"));
+    assert!(
+        admit(&first, json!({"type": "ClusterIP"})).unwrap_err().message.contains("range is full")
+    );
     // What one releases the other finds.
     second.delete(&service(asked()), false);
     let again = admit(&first, json!({"type": "ClusterIP"})).unwrap();

@@ -29,7 +29,8 @@ use crate::cidr::family_of;
 use crate::pki::Identity;
 use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
 use crate::{
-    ConnectionLimits, EndpointReconciler, FeatureGates, Mode, NodePorts, RequestLimits, ServiceRanges, TlsOptions,
+    ConnectionLimits, EndpointReconciler, FeatureGates, Mode, NodePorts, RequestLimits,
+    ServiceRanges, TlsOptions,
 };
 use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 

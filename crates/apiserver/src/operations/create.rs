@@ -82,9 +82,8 @@ impl Api {
         self.services.catch_up(&self.registry, resource).await;
         let mut reservation =
             self.services.admit_create(&self.registry, resource, &mut object, dry_run).await?;
-        let made = self
-            .create_admitted(&attributes, resource, object, reservation.as_mut(), said)
-            .await;
+        let made =
+            self.create_admitted(&attributes, resource, object, reservation.as_mut(), said).await;
         if let Some(reservation) = reservation {
             let stored = made.as_ref().map(|(object, _)| Some(object));
             reservation.end(&self.registry, stored).await;
@@ -114,9 +113,7 @@ impl Api {
         self.event_limits.admit(attributes, &object, Instant::now())?;
         warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         warnings.append(&mut said);
-        self.chain
-            .validate(&self.registry, attributes, Some(&object), None, &mut warnings)
-            .await?;
+        self.chain.validate(&self.registry, attributes, Some(&object), None, &mut warnings).await?;
         let mut charge = quota::charge(
             &self.registry,
             &self.limited_resources,

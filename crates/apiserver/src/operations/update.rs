@@ -317,13 +317,8 @@ impl Api {
                 if let Some(earlier) = reservation.take() {
                     earlier.cancel(&self.registry).await;
                 }
-                let reserved = self.services.reserve(
-                    &self.registry,
-                    resource,
-                    &mut new,
-                    Some(&old),
-                    dry_run,
-                );
+                let reserved =
+                    self.services.reserve(&self.registry, resource, &mut new, Some(&old), dry_run);
                 *reservation = Some(reserved.await?);
             }
             Pause::Validate => {

@@ -108,7 +108,8 @@ impl Repair {
         change: &Change,
         open: &mut Open,
     ) -> Result<(), StatusError> {
-        let of = |service: Option<&Value>| service.map(Allocation::of).unwrap_or_default().addresses;
+        let of =
+            |service: Option<&Value>| service.map(Allocation::of).unwrap_or_default().addresses;
         let current = change.current.as_ref().and_then(|stored| stored.value());
         let previous = change.previous.as_ref().and_then(|stored| stored.value());
         let has = of(current);
@@ -179,9 +180,11 @@ impl Repair {
             return Ok(());
         }
         let Some(object) = found else {
-            tell("ClusterIPNotAllocated", format!(
-                "Cluster IP [{family}]: {address} is not allocated; repairing"
-            )).await;
+            tell(
+                "ClusterIPNotAllocated",
+                format!("Cluster IP [{family}]: {address} is not allocated; repairing"),
+            )
+            .await;
             return api.ensure(addresses()?, address_of(address, namespace, name)).await;
         };
         let holder = Holder::of(&object);
@@ -190,7 +193,9 @@ impl Repair {
         }
         if !holder.is_for(namespace, name) {
             let other = match &holder.service {
-                Some((namespace, name)) => api.registry.find(core("services")?, namespace, name).await?,
+                Some((namespace, name)) => {
+                    api.registry.find(core("services")?, namespace, name).await?
+                }
                 None => None,
             };
             if other.is_some_and(|other| Allocation::of(&other).addresses.contains(&address)) {

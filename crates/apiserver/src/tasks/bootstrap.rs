@@ -273,7 +273,8 @@ fn joined(known: &Value, own: &Map<String, Value>) -> Map<String, Value> {
         let value = match key.ends_with("-ca-file") {
             true => pki::joined_authorities(before, text(own)),
             false => {
-                let list = |json: &str| serde_json::from_str::<Vec<Value>>(json).unwrap_or_default();
+                let list =
+                    |json: &str| serde_json::from_str::<Vec<Value>>(json).unwrap_or_default();
                 let mut all = list(before);
                 for name in list(text(own)) {
                     if !all.contains(&name) {
@@ -349,7 +350,11 @@ mod tests {
     fn authentication_data_of_servers_are_joined() {
         let certificate = |name: &str| {
             let key = rcgen::KeyPair::generate().unwrap();
-            rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap().pem()
+            rcgen::CertificateParams::new(vec![name.to_owned()])
+                .unwrap()
+                .self_signed(&key)
+                .unwrap()
+                .pem()
         };
         let (first, second) = (certificate("first"), certificate("second"));
         let data = |ca: &str, names: &str| json!({"client-ca-file": ca, "requestheader-allowed-names": names});
@@ -363,7 +368,10 @@ mod tests {
         let again = joined(&Value::Object(joined_once.clone()), own);
         assert_eq!(again, joined_once, "nothing more to add");
         let other = joined(&json!({"client-ca-file": "no PEM", "other": "x"}), own);
-        assert_eq!((&other["client-ca-file"], &other["other"]), (&json!(second.replace("\r", "")), &json!("x")));
+        assert_eq!(
+            (&other["client-ca-file"], &other["other"]),
+            (&json!(second.replace("\r", "")), &json!("x"))
+        );
     }
 
     #[test]

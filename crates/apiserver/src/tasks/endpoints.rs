@@ -249,15 +249,25 @@ mod tests {
         let shown = |addresses: &[&str]| {
             let wanted = Endpoints { addresses: list(addresses), ports: json!([{"port": 1}]) };
             let slice = wanted.slice();
-            let of: Vec<_> =
-                items(&slice["endpoints"]).iter().map(|e| text(&e["addresses"][0]).to_owned()).collect();
-            (text(&slice["addressType"]).to_owned(), of.join(","), items(&wanted.endpoints()["subsets"]).len())
+            let of: Vec<_> = items(&slice["endpoints"])
+                .iter()
+                .map(|e| text(&e["addresses"][0]).to_owned())
+                .collect();
+            (
+                text(&slice["addressType"]).to_owned(),
+                of.join(","),
+                items(&wanted.endpoints()["subsets"]).len(),
+            )
         };
-        let is = |kind: &str, list: &str, subsets: usize| (kind.to_owned(), list.to_owned(), subsets);
+        let is =
+            |kind: &str, list: &str, subsets: usize| (kind.to_owned(), list.to_owned(), subsets);
         assert_eq!(shown(&["192.0.2.1", "192.0.2.2"]), is("IPv4", "192.0.2.1,192.0.2.2", 1));
         assert_eq!(shown(&["fd00::1"]), is("IPv6", "fd00::1", 1));
         assert_eq!(shown(&["192.0.2.1", "fd00::1"]), is("IPv4", "192.0.2.1", 1));
         assert_eq!(shown(&[]), is("IPv4", "", 0));
-        assert_eq!(object::name(&Endpoints { addresses: Vec::new(), ports: json!([]) }.slice()), NAME);
+        assert_eq!(
+            object::name(&Endpoints { addresses: Vec::new(), ports: json!([]) }.slice()),
+            NAME
+        );
     }
 }

@@ -116,7 +116,8 @@ mod tests {
         let events = lookup("events.k8s.io", "v1", "events").unwrap();
         let note = "Port 30001 is not allocated; repairing";
         let now = "2026-01-01T00:00:00.123456789Z".parse().unwrap();
-        let mut event = event("controller", &service, "PortNotAllocated", "PortAllocation", note, now);
+        let mut event =
+            event("controller", &service, "PortNotAllocated", "PortAllocation", note, now);
         kinds::apply_defaults(events, &mut event);
         kinds::prepare_create(events, &mut event);
         event["metadata"]["uid"] = "e".into();

@@ -79,7 +79,9 @@ fn base32(bytes: &[u8]) -> String {
     let bits = bytes.len().saturating_mul(8);
     (0..bits)
         .step_by(5)
-        .map(|first| (first..first.saturating_add(5)).fold(0, |digit, index| digit << 1 | bit(index)))
+        .map(|first| {
+            (first..first.saturating_add(5)).fold(0, |digit, index| digit << 1 | bit(index))
+        })
         .filter_map(|digit| ALPHABET.get(digit).map(|letter| char::from(*letter)))
         .collect()
 }
@@ -220,11 +222,15 @@ mod tests {
     #[test]
     fn identity_leases_say_who_is_there() {
         let identity = Identity { name: "n".into(), holder: "n_u".into(), hostname: "h".into() };
-        let mut lease = json!({"metadata": {"labels": {"own": "x"}}, "spec": {"holderIdentity": "first"}});
+        let mut lease =
+            json!({"metadata": {"labels": {"own": "x"}}, "spec": {"holderIdentity": "first"}});
         identity.write(&mut lease, "2026-01-01T00:00:00Z".parse().unwrap());
-        assert_eq!(lease, json!({
-            "metadata": {"labels": {"own": "x", LABEL: COMPONENT, "kubernetes.io/hostname": "h"}},
-            "spec": {"holderIdentity": "first", "leaseDurationSeconds": 3600, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        }));
+        assert_eq!(
+            lease,
+            json!({
+                "metadata": {"labels": {"own": "x", LABEL: COMPONENT, "kubernetes.io/hostname": "h"}},
+                "spec": {"holderIdentity": "first", "leaseDurationSeconds": 3600, "renewTime": "2026-01-01T00:00:00.000000Z"},
+            })
+        );
     }
 }

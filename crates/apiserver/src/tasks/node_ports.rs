@@ -97,13 +97,19 @@ fn rebuilt<'a>(
     for service in services {
         for port in node_ports_of(service) {
             let (reason, note) = if !range.contains(port) {
-                ("PortOutOfRange", format!(
-                    "Port {port} is not within the port range {range}; please recreate service"
-                ))
+                (
+                    "PortOutOfRange",
+                    format!(
+                        "Port {port} is not within the port range {range}; please recreate service"
+                    ),
+                )
             } else if !ports.insert(port) {
-                ("PortAlreadyAllocated", format!(
-                    "Port {port} was assigned to multiple services; please recreate service"
-                ))
+                (
+                    "PortAlreadyAllocated",
+                    format!(
+                        "Port {port} was assigned to multiple services; please recreate service"
+                    ),
+                )
             } else if !stored.contains(port) {
                 ("PortNotAllocated", format!("Port {port} is not allocated; repairing"))
             } else {
@@ -164,8 +170,14 @@ mod tests {
             said,
             [
                 ("PortNotAllocated", "Port 30002 is not allocated; repairing"),
-                ("PortAlreadyAllocated", "Port 30002 was assigned to multiple services; please recreate service"),
-                ("PortOutOfRange", "Port 31000 is not within the port range 30000-30010; please recreate service"),
+                (
+                    "PortAlreadyAllocated",
+                    "Port 30002 was assigned to multiple services; please recreate service"
+                ),
+                (
+                    "PortOutOfRange",
+                    "Port 31000 is not within the port range 30000-30010; please recreate service"
+                ),
                 ("PortNotAllocated", "Port 30003 is not allocated; repairing"),
             ]
         );

@@ -52,9 +52,7 @@ fn apply(state: Option<Value>, input: Input, output: Output) -> Option<Option<Va
     match (input, output) {
         (Input::Create(value), Output::Done) => is(state.is_none(), Some(value)),
         (Input::Create(_), Output::Conflict) => is(state.is_some(), state),
-        (Input::Update(expected, value), Output::Done) => {
-            is(state == Some(expected), Some(value))
-        }
+        (Input::Update(expected, value), Output::Done) => is(state == Some(expected), Some(value)),
         (Input::Update(expected, _), Output::Conflict) => {
             is(state.is_some() && state != Some(expected), state)
         }

@@ -79,7 +79,9 @@ impl PortSet {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = u16> {
         let length = u16::try_from(self.bits.len().saturating_mul(8)).unwrap_or(u16::MAX);
-        (0..length).filter_map(|offset| self.first.checked_add(offset)).filter(|p| self.contains(*p))
+        (0..length)
+            .filter_map(|offset| self.first.checked_add(offset))
+            .filter(|p| self.contains(*p))
     }
 }
 
@@ -102,10 +104,8 @@ impl StoredPorts {
         let Some(stored) = stored else { return Ok(StoredPorts::default()) };
         let (of, number) = decode(&stored.value).ok_or(Fault::Unreadable)?;
         let of: NodePorts = of.parse().map_err(|_| Fault::Unreadable)?;
-        let read = StoredPorts {
-            ports: PortSet::from_number(of, &number),
-            revision: stored.mod_revision,
-        };
+        let read =
+            StoredPorts { ports: PortSet::from_number(of, &number), revision: stored.mod_revision };
         if of == range { Ok(read) } else { Err(Fault::OtherRange(read)) }
     }
 }
@@ -130,9 +130,9 @@ pub(crate) fn usable(
         Err(Fault::Unreadable) => {
             Err(StatusError::internal("the stored node port allocations cannot be read"))
         }
-        Err(Fault::OtherRange(_)) => Err(StatusError::internal(
-            "the provided range does not match the current range",
-        )),
+        Err(Fault::OtherRange(_)) => {
+            Err(StatusError::internal("the provided range does not match the current range"))
+        }
     }
 }
 
@@ -167,7 +167,10 @@ pub(crate) async fn read_any(
             ports
         }
         Err(Fault::Unreadable) => {
-            tracing::warn!(key = KEY, "the stored node port allocations cannot be read, they are made anew");
+            tracing::warn!(
+                key = KEY,
+                "the stored node port allocations cannot be read, they are made anew"
+            );
             PortSet::new(range)
         }
     };
@@ -294,7 +297,9 @@ mod tests {
             let read = PortSet::from_number(range, &number);
             assert_eq!(read.iter().collect::<Vec<_>>(), [30001, 30072]);
         }
-        for damaged in [&b""[..], b"{}", b"k8s\0\xff", b"{\"kind\":\"RangeAllocation\",\"data\":\"?\"}"] {
+        for damaged in
+            [&b""[..], b"{}", b"k8s\0\xff", b"{\"kind\":\"RangeAllocation\",\"data\":\"?\"}"]
+        {
             assert!(decode(damaged).is_none());
         }
     }

@@ -94,7 +94,8 @@ impl Holder {
         let family = object::name(object).parse().map(family_of).unwrap_or_default();
         let has_family = object["metadata"]["labels"][FAMILY] == family;
         Holder {
-            service: is_service.then(|| (text(&parent["namespace"]).into(), text(&parent["name"]).into())),
+            service: is_service
+                .then(|| (text(&parent["namespace"]).into(), text(&parent["name"]).into())),
             has_labels: has_family && is_managed(object),
         }
     }
@@ -179,7 +180,8 @@ mod tests {
         let holder = addresses.get(address).unwrap();
         assert!(holder.service.is_none() && !holder.has_labels);
         object["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1, FAMILY: "IPv4"});
-        object["spec"]["parentRef"] = json!({"resource": "services", "namespace": "a", "name": "b"});
+        object["spec"]["parentRef"] =
+            json!({"resource": "services", "namespace": "a", "name": "b"});
         addresses.put(&object);
         let holder = addresses.get(address).unwrap();
         assert!(holder.is_for("a", "b") && !holder.is_for("a", "c") && holder.has_labels);

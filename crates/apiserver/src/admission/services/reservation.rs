@@ -27,10 +27,7 @@ struct Owner {
 
 impl Owner {
     fn of(service: &Value) -> Owner {
-        Owner {
-            namespace: object::namespace(service).into(),
-            name: object::name(service).into(),
-        }
+        Owner { namespace: object::namespace(service).into(), name: object::name(service).into() }
     }
 }
 
