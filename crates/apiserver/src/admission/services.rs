@@ -60,6 +60,18 @@ impl NodePorts {
         (self.first..=self.last).contains(&port)
     }
 
+    /// All ports once, from a random one on: those first that services seldom ask for by number.
+    fn candidates(self, random: u64) -> impl Iterator<Item = u16> {
+        let size = self.len();
+        let reserved = if size <= 16 { 0 } else { (size / 32).clamp(16, 128) };
+        let turned = move |first: u64, count: u64| {
+            let start = random.checked_rem(count).unwrap_or(0);
+            (start..count).chain(0..start).map(move |index| first.saturating_add(index))
+        };
+        let offsets = turned(reserved, size.saturating_sub(reserved)).chain(turned(0, reserved));
+        offsets.filter_map(move |offset| self.first.checked_add(u16::try_from(offset).ok()?))
+    }
+
     fn len(self) -> u64 {
         u64::from(self.last.abs_diff(self.first)).saturating_add(1)
     }
@@ -543,12 +555,8 @@ impl Plan<'_> {
     }
 
     fn take_any_port(&mut self) -> Result<u16, StatusError> {
-        let NodePorts { first, .. } = self.allocator.node_ports;
-        let size = self.allocator.node_ports.len();
-        let start = random().checked_rem(size).unwrap_or(0);
-        let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
-        let port = |step| first.saturating_add(u16::try_from(at(step)).unwrap_or(0));
-        let port = (0..size).map(port).find(|port| self.take_port(*port));
+        let mut ports = self.allocator.node_ports.candidates(random());
+        let port = ports.find(|port| self.take_port(*port));
         port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }
 }

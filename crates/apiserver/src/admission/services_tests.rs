@@ -363,6 +363,24 @@ fn deny_external_ips_allows_unchanged_or_removed() {
     }
 }
 
+/// Each port is a candidate once, those that are asked for by number last.
+#[test]
+fn node_port_candidates_are_all_ports_once() {
+    for (range, reserved) in
+        [("30000-32767", 86), ("30000-30019", 16), ("30000-30015", 0), ("7-7", 0)]
+    {
+        let range: NodePorts = range.parse().unwrap();
+        for random in [0, 1, 77, u64::MAX] {
+            let all: Vec<u16> = range.candidates(random).collect();
+            let distinct: BTreeSet<u16> = all.iter().copied().collect();
+            assert_eq!((all.len() as u64, distinct.len() as u64), (range.len(), range.len()));
+            assert!(all.iter().all(|port| range.contains(*port)));
+            let last: BTreeSet<u16> = all.iter().rev().take(reserved).copied().collect();
+            assert!(last.iter().all(|port| usize::from(port - range.first) < reserved));
+        }
+    }
+}
+
 /// Two servers of one store.
 #[test]
 fn service_allocation_is_shared_by_servers() {

@@ -2,7 +2,7 @@
 //! address that a service has and that has no object gets one; an object for a service that does not
 //! have the address goes, once no write for which it was made can be under way any more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -70,13 +70,19 @@ impl Repair {
         let after = api.registry.store().revision().await.map_err(refusal)?;
         let mut services = api.registry.feeds().subscribe(core("services")?, after).await?;
         let mut objects = api.registry.feeds().subscribe(addresses()?, after).await?;
+        let mut held = HashMap::new();
         for service in api.list_all(core("services")?, "").await? {
+            let name = (object::namespace(&service).into(), object::name(&service).into());
+            for address in Allocation::of(&service).addresses {
+                held.insert(address.to_string(), Some(name.clone()));
+            }
             self.service(api, &service).await?;
         }
         let mut open = Open::new();
         for object in api.list_all(addresses()?, "").await? {
-            if is_managed(&object) {
-                open.insert(object::name(&object).to_owned(), false);
+            let name = object::name(&object);
+            if is_managed(&object) && held.get(name) != Some(&Holder::of(&object).service) {
+                open.insert(name.to_owned(), false);
             }
         }
         let mut ticks = interval(CHECK);
@@ -114,10 +120,15 @@ impl Repair {
         let previous = change.previous.as_ref().and_then(|stored| stored.value());
         let has = of(current);
         open.extend(of(previous).difference(&has).map(|address| (address.to_string(), false)));
-        match current {
-            Some(service) => self.service(api, service).await,
-            None => Ok(()),
+        let Some(service) = current else { return Ok(()) };
+        self.service(api, service).await?;
+        let (namespace, name) = (object::namespace(service), object::name(service));
+        for address in has {
+            if api.services.holder(address).is_some_and(|holder| holder.is_for(namespace, name)) {
+                open.remove(&address.to_string());
+            }
         }
+        Ok(())
     }
 
     async fn object_changed(
