@@ -259,10 +259,11 @@ pub(crate) fn joined_authorities(known: &str, own: &str) -> String {
         let Ok(der) = CertificateDer::from_pem_slice(text.as_bytes()) else { continue };
         let is_over = X509Certificate::from_der(&der)
             .is_ok_and(|(_, certificate)| certificate.validity().not_after.timestamp() < now);
-        if !(may_expire && is_over) && !seen.contains(&der) {
-            seen.push(der);
-            joined.push_str(&text);
+        if (may_expire && is_over) || seen.contains(&der) {
+            continue;
         }
+        seen.push(der);
+        joined.push_str(&text);
     }
     joined
 }
