@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test test-unit fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-dns clean-host
+.PHONY: help run test test-unit fuzz linearizability vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,6 +39,10 @@ FUZZ := chunks_make_no_difference nor_in_what_looks_like_a_log odd_requests_are_
 	any_bytes_are_read_to_an_end no_line_is_too_odd nothing_makes_it_panic no_patch_panics extremes_of
 fuzz: ## feed parsers of logs and requests with CASES=100000 inputs each
 	PROPTEST_CASES=$(or $(CASES),100000) cargo test --workspace --lib -- $(FUZZ)
+
+linearizability: ## check what clients are told while ROUNDS=20 servers and etcds are killed
+	@scripts/install-deps.sh test
+	LINEARIZABILITY_ROUNDS=$(or $(ROUNDS),20) cargo test -p longshore-apiserver --test linearizability -- --nocapture --test-threads=1
 
 vm-test: ## run the cases that need cgroup v2 and systemd, in a virtual machine; VM_CASES=another list
 	@scripts/install-deps.sh vm

@@ -1,5 +1,6 @@
 //! What decisions are made from: an index of the objects of one resource, which follows the store.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use longshore_store::Revision;
@@ -33,6 +34,8 @@ pub(crate) trait Index: Default + Send + Sync {
 pub(crate) struct Cache<T> {
     resource: &'static Resource,
     index: RwLock<T>,
+    /// All was last read at this revision.
+    loaded: AtomicI64,
     /// Everything up to this revision is in the index.
     seen: watch::Sender<Revision>,
 }
@@ -41,7 +44,12 @@ impl<T: Index> Cache<T> {
     pub(crate) fn new(group: &str, plural: &str) -> Result<Cache<T>, StatusError> {
         let resource = lookup(group, "v1", plural)
             .ok_or_else(|| StatusError::internal(format!("no resource {plural}")))?;
-        Ok(Cache { resource, index: RwLock::default(), seen: watch::Sender::new(0) })
+        Ok(Cache {
+            resource,
+            index: RwLock::default(),
+            loaded: AtomicI64::new(0),
+            seen: watch::Sender::new(0),
+        })
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
@@ -66,8 +74,13 @@ impl<T: Index> Cache<T> {
                 Ok(())
             })
             .await?;
-        *self.index.write() = index;
-        self.seen.send_replace(meta.revision);
+        let mut current = self.index.write();
+        // Whatever follows the store meanwhile may be ahead.
+        if meta.revision >= *self.seen.borrow() {
+            *current = index;
+            self.loaded.store(meta.revision, Ordering::Relaxed);
+            self.seen.send_replace(meta.revision);
+        }
         Ok(())
     }
 
@@ -104,6 +117,10 @@ impl<T: Index> Cache<T> {
 
     fn apply(&self, change: &Change) {
         let mut index = self.index.write();
+        // It was read with all others meanwhile.
+        if change.revision <= self.loaded.load(Ordering::Relaxed) {
+            return;
+        }
         match (&change.current, &change.previous) {
             (Some(current), _) => match current.value() {
                 Some(object) => index.put(object),
@@ -119,7 +136,6 @@ impl<T: Index> Cache<T> {
             }
             (None, None) => {}
         }
-        drop(index);
         self.seen.send_replace(change.revision);
     }
 

@@ -2,7 +2,8 @@
 //! over a revisioned store. Data flows one way:
 //! `routes` → `auth` → `authz` → `operations` (with `admission`) → `registry` → store.
 //!
-//! Current limitations: one apiserver per store.
+//! Any number of servers share a store in etcd: what they decide together is decided by conditional
+//! writes, and what one knows of the others it reads there.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -89,6 +90,7 @@ pub use longshore_gates::FeatureGates;
 pub use registry::StorageMediaType;
 pub use routes::PagesConfig;
 pub use snapshots::SnapshotSocket;
+pub use tasks::endpoints::EndpointReconciler;
 pub use tokens::TokenConfig;
 
 use crate::admission::chain::Chain;
@@ -130,6 +132,8 @@ pub struct Config {
     pub service_ranges: ServiceRanges,
     /// The ports of nodes that services get.
     pub node_ports: NodePorts,
+    /// How the endpoints of the service `kubernetes` are kept.
+    pub endpoint_reconciler: EndpointReconciler,
     /// The CA of client certificates; without it, the one in `cert_dir`.
     pub client_ca: Option<PathBuf>,
     /// The serving certificate; without it, one in `cert_dir`.
@@ -260,6 +264,8 @@ pub struct Server {
     audit: Arc<Audit>,
     encryption: Option<Arc<Encryption>>,
     flow_control: Option<Arc<FlowControl>>,
+    node_ports: tasks::node_ports::Repair,
+    endpoint_reconciler: EndpointReconciler,
     compaction_interval: Duration,
     snapshots: Option<SnapshotSocket>,
     admin_kubeconfig: PathBuf,
@@ -344,8 +350,12 @@ impl Server {
                 front_proxy.as_ref(),
             )?,
         });
-        tasks::bootstrap::run(&api).await?;
         api.services.load(&api.registry).await?;
+        let mut node_ports = tasks::node_ports::Repair::new();
+        node_ports.round(&api).await?;
+        tasks::addresses::load(&api).await?;
+        tasks::bootstrap::run(&api).await?;
+        tasks::endpoints::start(&api, config.endpoint_reconciler).await?;
         if api.authorizer.has(Mode::Rbac) {
             tasks::roles::run(&api).await?;
         }
@@ -390,6 +400,8 @@ impl Server {
             audit,
             encryption: config.encryption,
             flow_control,
+            node_ports,
+            endpoint_reconciler: config.endpoint_reconciler,
             compaction_interval: config.compaction_interval,
             snapshots: config.snapshots,
             admin_kubeconfig,
@@ -439,6 +451,9 @@ impl Server {
             tasks::apiservices::run(&self.api, parts.clone()),
             tasks::bootstrap::keep(&self.api, parts.clone()),
             tasks::addresses::run(&self.api, parts.clone()),
+            self.node_ports.run(&self.api, parts.clone()),
+            tasks::endpoints::run(&self.api, self.endpoint_reconciler, parts.clone()),
+            tasks::identity::run(&self.api, parts.clone()),
             tasks::definitions::run(&self.api, parts.clone()),
             tasks::policies::run(&self.api, parts.clone()),
             async {

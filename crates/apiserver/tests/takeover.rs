@@ -143,6 +143,69 @@ async fn takeover_of_an_etcd_and_back() {
     other.stop().await;
 }
 
+/// Both servers at once on one etcd: what one gives out the other does not, and what one releases
+/// the other may give out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takeover_shares_addresses_and_ports() {
+    const SERVICES: &str = "/api/v1/namespaces/default/services";
+    let paths = ["KUBE_APISERVER", "ETCD"].map(std::env::var_os);
+    let [Some(program), Some(etcd)] = &paths else { return };
+    // for the keys of tokens
+    let other = Cluster::start().await;
+    let (pki, dir) = (other.pki(), other.dir.path());
+    let etcd = Etcd::start(Path::new(etcd), dir).await;
+    let (client, server) = apiserver(Path::new(program), &etcd.url, &pki, dir).await;
+    let cluster = ours(&etcd.url).await;
+    let service = |name: &str, address: &Value, port: &Value| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": {
+            "type": "NodePort", "clusterIP": address, "ports": [{"port": 80, "nodePort": port}]}})
+    };
+    let none = Value::Null;
+    let mut made = Vec::new();
+    for round in 0..4 {
+        for (who, admin) in [("theirs", &client), ("ours", &cluster.admin)] {
+            let name = format!("{who}-{round}");
+            made.push(admin.create(SERVICES, service(&name, &none, &none)).await);
+        }
+    }
+    for service_of in &made {
+        let spec = &service_of["spec"];
+        let (address, port) = (&spec["clusterIP"], &spec["ports"][0]["nodePort"]);
+        for admin in [&client, &cluster.admin] {
+            let (code, error) =
+                admin.call("POST", SERVICES, Some(service("again", address, &none))).await;
+            let said = error["message"].as_str().unwrap();
+            assert!(code == 422 && said.contains("provided IP is already allocated"), "{said}");
+            let (code, error) =
+                admin.call("POST", SERVICES, Some(service("again", &none, port))).await;
+            let said = error["message"].as_str().unwrap();
+            assert!(code == 422 && said.contains("provided port is already allocated"), "{said}");
+        }
+    }
+    for (i, before) in made.iter().enumerate() {
+        let spec = &before["spec"];
+        let (address, port) = (&spec["clusterIP"], &spec["ports"][0]["nodePort"]);
+        let (first, second) = match i % 4 {
+            0 | 3 => (&client, &cluster.admin),
+            _ => (&cluster.admin, &client),
+        };
+        let path = format!("{SERVICES}/{}", before["metadata"]["name"].as_str().unwrap());
+        assert_eq!(first.call("DELETE", &path, None).await.0, 200);
+        second.create(SERVICES, service(&format!("next-{i}"), address, port)).await;
+    }
+    let endpoints = "/api/v1/namespaces/default/endpoints/kubernetes";
+    common::eventually("both are endpoints", || async {
+        let (_, endpoints) = client.get(endpoints).await;
+        let addresses = endpoints["subsets"][0]["addresses"].as_array().unwrap();
+        addresses.iter().map(|it| it["ip"].as_str().unwrap()).collect::<Vec<_>>()
+            == ["127.0.0.1", "192.0.2.1"]
+    })
+    .await;
+    drop(server);
+    cluster.stop().await;
+    other.stop().await;
+}
+
 /// Where a stored object is served.
 async fn path_of(client: &Client, object: &Value) -> String {
     let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");

@@ -40,6 +40,7 @@ impl Cluster {
             cert_dir: dir.path().join("pki"),
             service_ranges: "10.96.0.0/24".parse().unwrap(),
             node_ports: longshore_apiserver::NodePorts::default(),
+            endpoint_reconciler: longshore_apiserver::EndpointReconciler::default(),
             client_ca: None,
             serving: None,
             tls: longshore_apiserver::TlsOptions::default(),

@@ -7,6 +7,7 @@ pub(crate) mod attributes;
 pub(crate) mod certificates;
 pub(crate) mod chain;
 pub(crate) mod config;
+pub(crate) mod creation;
 pub(crate) mod event_rate_limit;
 mod ingresses;
 pub(crate) mod limits;

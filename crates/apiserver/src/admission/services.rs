@@ -1,34 +1,36 @@
 //! Addresses and node ports of services: each is given to one service at a time. Rules are those of
 //! upstream's `registry/core/service` (`storage/alloc.go`, `strategy.go`).
 //!
-//! Allocations are kept in memory, by the service's UID, and read from the stored services at
-//! start. Nothing is released but what the service was given. A write whose end is not known (the
-//! store failed, or its client went away meanwhile) releases nothing until [`ServiceAllocator::repair`]
-//! has seen what became of it.
-//!
-//! Current limitations: one apiserver per store.
+//! What is taken is in the store, so that any number of servers share it: an IPAddress object for each
+//! address, which only one of them can make, and a bitmap of ports ([`ports`]). A write is planned
+//! with what this server knows of them, then what it needs is reserved ([`reservation`]); what another
+//! one took meanwhile is planned again. Nothing is released but what the service was given. A write whose end
+//! is not known (the store failed, or its client went away meanwhile) releases nothing: what is lost by
+//! that, `tasks::addresses` and `tasks::node_ports` find.
 
 mod families;
+pub(crate) mod ports;
 mod ranges;
+mod reservation;
 
-use std::collections::hash_map::{Entry, HashMap};
-use std::collections::{BTreeSet, HashSet};
-use std::hash::Hash;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::ranges::{MANAGED_BY, is_managed};
-use self::ranges::{Ranges, ReservedAddresses};
+use self::ports::StoredPorts;
+use self::ranges::Ranges;
+pub(crate) use self::ranges::{Addresses, Holder, is_managed};
+use self::reservation::Abandoned;
+pub(crate) use self::reservation::{Reservation, address_of};
 use super::plugins::Plugins;
 use crate::api_types::Resource;
 use crate::cache::Cache;
 use crate::cidr::{Cidr, ServiceRanges, family_of};
-use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::service::{
@@ -40,9 +42,6 @@ use crate::status::{Cause, StatusError};
 const KIND: &str = "Service";
 
 const TAKEN: &str = "provided port is already allocated";
-/// After this time a write that was abandoned has either reached the store or never will.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The ports of nodes that services get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePorts {
@@ -57,12 +56,31 @@ impl Default for NodePorts {
 }
 
 impl NodePorts {
-    fn contains(self, port: u16) -> bool {
+    pub(crate) fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
+    }
+
+    /// All ports once, from a random one on: those first that services seldom ask for by number.
+    fn candidates(self, random: u64) -> impl Iterator<Item = u16> {
+        let size = self.len();
+        let reserved = if size <= 16 { 0 } else { (size / 32).clamp(16, 128) };
+        let turned = move |first: u64, count: u64| {
+            let start = random.checked_rem(count).unwrap_or(0);
+            (start..count).chain(0..start).map(move |index| first.saturating_add(index))
+        };
+        let offsets = turned(reserved, size.saturating_sub(reserved)).chain(turned(0, reserved));
+        offsets.filter_map(move |offset| self.first.checked_add(u16::try_from(offset).ok()?))
     }
 
     fn len(self) -> u64 {
         u64::from(self.last.abs_diff(self.first)).saturating_add(1)
+    }
+}
+
+impl fmt::Display for NodePorts {
+    /// As upstream stores it.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}-{}", self.first, self.last)
     }
 }
 
@@ -91,21 +109,16 @@ impl FromStr for NodePorts {
 pub(crate) struct ServiceAllocator {
     configured: ServiceRanges,
     cidrs: Cache<Ranges>,
-    reserved: Cache<ReservedAddresses>,
+    /// All IPAddress objects, as far as this server has seen them.
+    addresses: Cache<Addresses>,
     node_ports: NodePorts,
+    /// The bitmap of ports as this server has last seen it.
+    ports: Mutex<StoredPorts>,
+    /// Held while ports are taken or released, so that this server's own writes do not conflict.
+    ports_turn: tokio::sync::Mutex<()>,
     plugins: Plugins,
-    taken: Mutex<Taken>,
-    /// Writes whose end is not known.
-    unknown_outcomes: Mutex<Vec<UnknownOutcome>>,
-}
-
-/// The UIDs of the services that hold a thing: one, but for faults of earlier versions.
-type Holders<T> = HashMap<T, Vec<Box<str>>>;
-
-#[derive(Default)]
-struct Taken {
-    addresses: Holders<IpAddr>,
-    ports: Holders<u16>,
+    /// What was taken for writes that were given up.
+    abandoned: Mutex<Vec<Abandoned>>,
 }
 
 /// Addresses and ports.
@@ -113,83 +126,6 @@ struct Taken {
 pub(crate) struct Allocation {
     pub(crate) addresses: HashSet<IpAddr>,
     pub(crate) ports: HashSet<u16>,
-}
-
-/// The service that holds something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Owner {
-    uid: Box<str>,
-    namespace: Box<str>,
-    name: Box<str>,
-}
-
-#[derive(Debug)]
-struct UnknownOutcome {
-    owner: Owner,
-    /// What it held before, and took for the write.
-    allocation: Allocation,
-    since: Instant,
-}
-
-/// One write of a service, with what was taken for it. Dropped before [`Reservation::begin`], it
-/// gives that back.
-pub(crate) struct Reservation<'a> {
-    allocator: &'a ServiceAllocator,
-    owner: Owner,
-    /// What the service held before.
-    before: Allocation,
-    taken: Allocation,
-    /// Nothing is really taken.
-    is_dry_run: bool,
-    is_begun: bool,
-}
-
-impl Reservation<'_> {
-    /// From here on the store may have the new object, whatever happens to this write.
-    pub(crate) fn begin(&mut self) {
-        self.is_begun = true;
-    }
-
-    /// The end of the write: the service that is stored now, `None` when there is none any more, or the
-    /// error. What is no longer held is given back.
-    pub(crate) fn end(self, written: Result<Option<&Value>, &StatusError>) {
-        match written {
-            Ok(now) => self.settle(now),
-            // A store that failed may have written all the same.
-            Err(error) if error.code >= 500 => drop(self),
-            Err(_) => self.cancel(),
-        }
-    }
-
-    fn settle(mut self, now: Option<&Value>) {
-        self.is_begun = false;
-        if !self.is_dry_run {
-            let before = std::mem::take(&mut self.before);
-            let taken = std::mem::take(&mut self.taken);
-            self.allocator.release(&self.owner, &before.with(taken), now);
-        }
-    }
-
-    /// The store refused the write: nothing has changed.
-    pub(crate) fn cancel(mut self) {
-        self.is_begun = false;
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        let taken = std::mem::take(&mut self.taken);
-        match (self.is_dry_run, self.is_begun) {
-            (true, _) => {}
-            (false, false) => self.allocator.release(&self.owner, &taken, None),
-            (false, true) => {
-                let allocation = std::mem::take(&mut self.before).with(taken);
-                let owner = self.owner.clone();
-                let unknown_outcomes = UnknownOutcome { owner, allocation, since: Instant::now() };
-                self.allocator.unknown_outcomes.lock().push(unknown_outcomes);
-            }
-        }
-    }
 }
 
 impl Allocation {
@@ -211,65 +147,20 @@ impl Allocation {
         allocation
     }
 
-    fn with(mut self, other: Allocation) -> Allocation {
+    fn add(&mut self, other: Allocation) {
         self.addresses.extend(other.addresses);
         self.ports.extend(other.ports);
-        self
     }
-}
 
-impl Owner {
-    fn of(service: &Value) -> Owner {
-        Owner {
-            uid: object::uid(service).into(),
-            namespace: object::namespace(service).into(),
-            name: object::name(service).into(),
-        }
+    fn is_empty(&self) -> bool {
+        self.addresses.is_empty() && self.ports.is_empty()
     }
-}
 
-impl Taken {
-    fn add(&mut self, uid: &str, allocation: &Allocation) -> Vec<String> {
-        let mut shared = Vec::new();
-        for address in &allocation.addresses {
-            if !add_holder(&mut self.addresses, *address, uid) {
-                shared.push(address.to_string());
-            }
-        }
-        for port in &allocation.ports {
-            if !add_holder(&mut self.ports, *port, uid) {
-                shared.push(format!("port {port}"));
-            }
-        }
-        shared
-    }
-}
-
-/// Adds a holder. `false`: there is another one.
-fn add_holder<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
-    let holders = taken.entry(thing).or_default();
-    if !holders.iter().any(|holder| **holder == *uid) {
-        holders.push(uid.into());
-    }
-    holders.len() == 1
-}
-
-/// Allocates what is free.
-fn take<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) -> bool {
-    match taken.entry(thing) {
-        Entry::Occupied(_) => false,
-        Entry::Vacant(entry) => {
-            entry.insert(vec![uid.into()]);
-            true
-        }
-    }
-}
-
-fn free<T: Eq + Hash>(taken: &mut Holders<T>, thing: T, uid: &str) {
-    if let Entry::Occupied(mut entry) = taken.entry(thing) {
-        entry.get_mut().retain(|holder| **holder != *uid);
-        if entry.get().is_empty() {
-            entry.remove();
+    /// What of it is not in `other`.
+    fn without(&self, other: &Allocation) -> Allocation {
+        Allocation {
+            addresses: self.addresses.difference(&other.addresses).copied().collect(),
+            ports: self.ports.difference(&other.ports).copied().collect(),
         }
     }
 }
@@ -283,11 +174,12 @@ impl ServiceAllocator {
         Ok(ServiceAllocator {
             configured,
             cidrs: Cache::new("networking.k8s.io", "servicecidrs")?,
-            reserved: Cache::new("networking.k8s.io", "ipaddresses")?,
+            addresses: Cache::new("networking.k8s.io", "ipaddresses")?,
             node_ports,
+            ports: Mutex::default(),
+            ports_turn: tokio::sync::Mutex::default(),
             plugins,
-            taken: Mutex::default(),
-            unknown_outcomes: Mutex::default(),
+            abandoned: Mutex::default(),
         })
     }
 
@@ -296,103 +188,68 @@ impl ServiceAllocator {
         self.configured
     }
 
-    /// Reads the ServiceCIDRs and the addresses that users have reserved. Before that there are none.
+    /// The node ports that the cluster is configured with.
+    pub(crate) fn node_ports(&self) -> NodePorts {
+        self.node_ports
+    }
+
+    /// What is known of an IPAddress object.
+    pub(crate) fn holder(&self, address: IpAddr) -> Option<Holder> {
+        self.addresses.read().get(address).cloned()
+    }
+
+    /// Whether an address is in a range of any ServiceCIDR.
+    pub(crate) fn is_in_range(&self, address: IpAddr) -> bool {
+        self.cidrs.read().contains(address)
+            || self.configured.iter().any(|range| range.contains(address))
+    }
+
+    /// Reads the ServiceCIDRs and the addresses that are taken. Before that there are none.
     pub(crate) async fn load(&self, registry: &Registry) -> Result<(), StatusError> {
         self.cidrs.load(registry).await?;
-        self.reserved.load(registry).await
+        self.addresses.load(registry).await
     }
 
     /// Follows them until `stop`.
     pub(crate) async fn run(&self, registry: &Registry, stop: CancellationToken) {
-        tokio::join!(self.cidrs.run(registry, &stop), self.reserved.run(registry, &stop));
+        tokio::join!(self.cidrs.run(registry, &stop), self.addresses.run(registry, &stop));
     }
 
-    /// Before a service is written: waits a moment until ranges and reservations that this server has
-    /// written are in effect.
+    /// Before a service is written: waits a moment until ranges that this server has written are in effect.
     pub(crate) async fn catch_up(&self, registry: &Registry, resource: &Resource) {
         if resource.kind == KIND {
             self.cidrs.catch_up(registry).await;
-            self.reserved.catch_up(registry).await;
         }
     }
 
-    /// Notes what a stored service holds. Returns what another one holds too.
-    pub(crate) fn occupy(&self, service: &Value) -> Vec<String> {
-        self.taken.lock().add(object::uid(service), &Allocation::of(service))
-    }
-
-    fn release(&self, owner: &Owner, allocation: &Allocation, now: Option<&Value>) {
-        let kept = now.map(Allocation::of).unwrap_or_default();
-        let mut taken = self.taken.lock();
-        for address in allocation.addresses.difference(&kept.addresses) {
-            free(&mut taken.addresses, *address, &owner.uid);
-        }
-        for port in allocation.ports.difference(&kept.ports) {
-            free(&mut taken.ports, *port, &owner.uid);
-        }
-    }
-
-    /// Resolves writes of unknown outcome, and releases what is not allocated by the stored services.
-    pub(crate) async fn repair(
-        &self,
-        registry: &Registry,
-        now: Instant,
-    ) -> Result<(), StatusError> {
-        let mut due = self.due(now).into_iter();
-        while let Some(write) = due.next() {
-            let owner = &write.owner;
-            match registry.find(core("services")?, &owner.namespace, &owner.name).await {
-                Ok(stored) => self.resolve(&write, stored),
-                Err(error) => {
-                    let mut unknown_outcomes = self.unknown_outcomes.lock();
-                    unknown_outcomes.push(write);
-                    unknown_outcomes.extend(due);
-                    return Err(error);
-                }
-            }
-        }
+    /// Reads all that is taken.
+    async fn refresh(&self, registry: &Registry) -> Result<(), StatusError> {
+        self.addresses.load(registry).await?;
+        self.note_ports(ports::read(registry, self.node_ports).await?);
         Ok(())
     }
 
-    /// The abandoned writes that can no longer reach the store.
-    fn due(&self, now: Instant) -> Vec<UnknownOutcome> {
-        let is_due = |write: &mut UnknownOutcome| now.duration_since(write.since) >= SETTLE_TIMEOUT;
-        self.unknown_outcomes.lock().extract_if(.., is_due).collect()
-    }
-
-    /// `stored`: what is stored under the service's name now.
-    fn resolve(&self, write: &UnknownOutcome, stored: Option<Value>) {
-        let own = stored.filter(|service| *object::uid(service) == *write.owner.uid);
-        if let Some(service) = &own {
-            self.occupy(service);
-        }
-        self.release(&write.owner, &write.allocation, own.as_ref());
-    }
-
-    /// Begins the deletion of a service.
-    fn begin_delete(&self, service: &Value, is_dry_run: bool) -> Reservation<'_> {
-        Reservation {
-            allocator: self,
-            owner: Owner::of(service),
-            before: Allocation::of(service),
-            taken: Allocation::default(),
-            is_dry_run,
-            is_begun: true,
-        }
+    fn note_ports(&self, seen: StoredPorts) {
+        *self.ports.lock() = seen;
     }
 
     /// Reserves what a new service needs; `None` for objects of other resources.
-    pub(crate) fn admit_create(
+    pub(crate) async fn admit_create(
         &self,
+        registry: &Registry,
         resource: &Resource,
         object: &mut Value,
         dry_run: bool,
     ) -> Result<Option<Reservation<'_>>, StatusError> {
-        let is_service = resource.kind == KIND;
-        is_service.then(|| self.admit(resource, object, None, dry_run)).transpose()
+        if resource.kind != KIND {
+            return Ok(None);
+        }
+        self.reserve(registry, resource, object, None, dry_run).await.map(Some)
     }
 
-    /// The same for an update of the stored service `old`.
+    /// For an update of the stored service `old`, as long as it needs nothing new. `Some(None)`: something
+    /// is to be reserved first, or refused, by [`ServiceAllocator::reserve`].
+    #[allow(clippy::option_option)]
     pub(crate) fn admit_update(
         &self,
         resource: &Resource,
@@ -400,57 +257,92 @@ impl ServiceAllocator {
         object: &mut Value,
         old: &Value,
         dry_run: bool,
-    ) -> Result<Option<Reservation<'_>>, StatusError> {
-        let is_service = resource.kind == KIND && subresource.is_empty();
-        is_service.then(|| self.admit(resource, object, Some(old), dry_run)).transpose()
+    ) -> Option<Option<Reservation<'_>>> {
+        if resource.kind != KIND || !subresource.is_empty() {
+            return None;
+        }
+        let mut planned = object.clone();
+        let (plan, _) = self.plan(resource, &mut planned, Some(old), &Allocation::default());
+        let needs_nothing = plan.is_ok_and(|plan| plan.is_empty());
+        if needs_nothing {
+            *object = planned;
+        }
+        Some(needs_nothing.then(|| self.reservation(object, Some(old), dry_run)))
     }
 
-    /// The same for the deletion of a stored service.
+    /// For the deletion of a stored service.
     pub(crate) fn admit_delete(
         &self,
         resource: &Resource,
         object: &Value,
         dry_run: bool,
     ) -> Option<Reservation<'_>> {
-        (resource.kind == KIND).then(|| self.begin_delete(object, dry_run))
+        if resource.kind != KIND {
+            return None;
+        }
+        let mut reservation = self.reservation(object, Some(object), dry_run);
+        reservation.begin();
+        Some(reservation)
     }
 
-    /// Fills in what a new service (`old` is `None`) or a changed one lacks, and takes it. With
-    /// `is_dry_run` it is only checked whether it is free.
-    pub(crate) fn admit(
+    /// Fills in what a new service (`old` is `None`) or a changed one lacks, with what is free as far as this
+    /// server knows, and `lost` is not. Returns what is to be reserved for it, and whether something was
+    /// not free.
+    fn plan(
         &self,
         resource: &Resource,
         service: &mut Value,
         old: Option<&Value>,
-        is_dry_run: bool,
-    ) -> Result<Reservation<'_>, StatusError> {
-        self.admit_external(resource, service, old)?;
+        lost: &Allocation,
+    ) -> (Result<Allocation, StatusError>, bool) {
+        if let Err(error) = self.admit_external(resource, service, old) {
+            return (Err(error), false);
+        }
         if let Some(old) = old {
             drop_stale_allocations(service, old);
         }
-        let before = old.map(Allocation::of).unwrap_or_default();
-        // Of an update the stored object says which service it is.
-        let owner = Owner::of(old.unwrap_or(service));
-        if !is_dry_run {
-            // What it has stays its own, though an earlier version of this server forgot it.
-            self.taken.lock().add(&owner.uid, &before);
-        }
-        let mut reservation = Reservation {
+        let mut plan = Plan {
             allocator: self,
-            owner,
-            before,
+            lost,
+            before: old.map(Allocation::of).unwrap_or_default(),
             taken: Allocation::default(),
-            is_dry_run,
-            is_begun: false,
+            meets_taken: false,
         };
-        reservation.admit_addresses(resource, service, old)?;
-        reservation.admit_ports(resource, service, old)?;
-        reservation.admit_health_port(service, old)?;
-        Ok(reservation)
+        let planned = plan
+            .admit_addresses(resource, service, old)
+            .and_then(|()| plan.admit_ports(resource, service, old))
+            .and_then(|()| plan.admit_health_port(service, old));
+        (planned.map(|()| plan.taken), plan.meets_taken)
     }
 }
 
+/// What is chosen for one write of a service.
+struct Plan<'a> {
+    allocator: &'a ServiceAllocator,
+    /// What others were found to have.
+    lost: &'a Allocation,
+    /// What the service held before.
+    before: Allocation,
+    taken: Allocation,
+    /// Something was not free.
+    meets_taken: bool,
+}
+
 impl ServiceAllocator {
+    /// Completes the families of a service. Returns those of the cluster.
+    fn complete_families(
+        &self,
+        resource: &Resource,
+        service: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<Vec<&'static str>, StatusError> {
+        let configured: Vec<_> = self.configured.iter().map(|range| range.family()).collect();
+        families::normalize(service, old);
+        families::complete(&configured, service, old)
+            .map_err(|causes| StatusError::invalid(resource, object::name(service), causes.0))?;
+        Ok(configured)
+    }
+
     /// The admission plugin DenyServiceExternalIPs (against CVE-2020-8554): addresses outside the
     /// cluster, to which a service draws traffic, stay or go but none is added.
     fn admit_external(
@@ -472,29 +364,26 @@ impl ServiceAllocator {
     }
 }
 
-impl Reservation<'_> {
+impl Plan<'_> {
     /// Takes the first of these addresses that is free.
     fn take_address(&mut self, mut addresses: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
-        let reserved = self.allocator.reserved.read();
-        let mut taken = self.allocator.taken.lock();
+        let known = self.allocator.addresses.read();
         let is_free = |address: &IpAddr| {
-            !reserved.contains(*address) && !taken.addresses.contains_key(address)
+            !known.contains(*address)
+                && !self.lost.addresses.contains(address)
+                && !self.taken.addresses.contains(address)
         };
-        let address = addresses
-            .find(|address| is_free(address) && !self.taken.addresses.contains(address))?;
-        if !self.is_dry_run {
-            take(&mut taken.addresses, address, &self.owner.uid);
-        }
-        self.taken.addresses.insert(address);
-        Some(address)
+        let found = addresses.find(is_free);
+        self.meets_taken |= found.is_none();
+        self.taken.addresses.extend(found);
+        found
     }
 
     fn take_port(&mut self, port: u16) -> bool {
-        let mut taken = self.allocator.taken.lock();
-        let is_free = match self.is_dry_run {
-            true => !taken.ports.contains_key(&port),
-            false => take(&mut taken.ports, port, &self.owner.uid),
-        };
+        let is_free = !self.allocator.ports.lock().ports.contains(port)
+            && !self.lost.ports.contains(&port)
+            && !self.taken.ports.contains(&port);
+        self.meets_taken |= !is_free;
         is_free && self.taken.ports.insert(port)
     }
 
@@ -504,11 +393,7 @@ impl Reservation<'_> {
         service: &mut Value,
         old: Option<&Value>,
     ) -> Result<(), StatusError> {
-        let configured: Vec<_> =
-            self.allocator.configured.iter().map(|range| range.family()).collect();
-        families::normalize(service, old);
-        families::complete(&configured, service, old)
-            .map_err(|causes| StatusError::invalid(resource, object::name(service), causes.0))?;
+        let configured = self.allocator.complete_families(resource, service, old)?;
         let is_kept = old.is_some_and(|old| families::is_kept_preference(service, old));
         // A service that was headless stays so, which the rules of the object see to.
         let first = old.filter(|old| needs_address(old)).unwrap_or(service);
@@ -633,8 +518,8 @@ impl Reservation<'_> {
             Some(port) if self.take_port(port) => Ok(()),
             Some(_) => Err(TAKEN.to_owned()),
             None => Err(format!(
-                "provided port is not in the valid range. The range of valid ports is {}-{}",
-                self.allocator.node_ports.first, self.allocator.node_ports.last
+                "provided port is not in the valid range. The range of valid ports is {}",
+                self.allocator.node_ports
             )),
         }
     }
@@ -670,12 +555,8 @@ impl Reservation<'_> {
     }
 
     fn take_any_port(&mut self) -> Result<u16, StatusError> {
-        let NodePorts { first, .. } = self.allocator.node_ports;
-        let size = self.allocator.node_ports.len();
-        let start = random().checked_rem(size).unwrap_or(0);
-        let at = |step: u64| start.saturating_add(step).checked_rem(size).unwrap_or(0);
-        let port = |step| first.saturating_add(u16::try_from(at(step)).unwrap_or(0));
-        let port = (0..size).map(port).find(|port| self.take_port(*port));
+        let mut ports = self.allocator.node_ports.candidates(random());
+        let port = ports.find(|port| self.take_port(*port));
         port.ok_or_else(|| StatusError::internal("failed to allocate a nodePort: range is full"))
     }
 }
@@ -723,6 +604,13 @@ fn drop_stale_allocations(service: &mut Value, old: &Value) {
 
 fn port_of(value: &Value) -> Option<u16> {
     u16::try_from(value.as_u64()?).ok().filter(|port| *port > 0)
+}
+
+/// The node ports that a service holds, in their order.
+pub(crate) fn node_ports_of(service: &Value) -> Vec<u16> {
+    let mut ports = Allocation::of(service).ports.into_iter().collect::<Vec<_>>();
+    ports.sort_unstable();
+    ports
 }
 
 fn invalid(

@@ -29,7 +29,8 @@ use crate::cidr::family_of;
 use crate::pki::Identity;
 use crate::snapshots::{SNAPSHOT_SOCKET, SnapshotSocket};
 use crate::{
-    ConnectionLimits, FeatureGates, Mode, NodePorts, RequestLimits, ServiceRanges, TlsOptions,
+    ConnectionLimits, EndpointReconciler, FeatureGates, Mode, NodePorts, RequestLimits,
+    ServiceRanges, TlsOptions,
 };
 use crate::{Encryption, PagesConfig, StorageMediaType, refuse_encrypted};
 
@@ -173,6 +174,9 @@ pub struct ServeArgs {
     /// The ports of nodes that services get
     #[arg(long, value_name = "FIRST-LAST", default_value = "30000-32767")]
     pub service_node_port_range: NodePorts,
+    /// How the endpoints of the service kubernetes are kept: by leases of the servers, or not at all
+    #[arg(long, value_name = "TYPE", default_value = "lease")]
+    pub endpoint_reconciler_type: EndpointReconciler,
     /// The CAs of client certificates [default: the CA in --cert-dir]
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
@@ -417,6 +421,7 @@ impl ServeArgs {
             cert_dir: self.cert_dir.clone(),
             service_ranges,
             node_ports: self.service_node_port_range,
+            endpoint_reconciler: self.endpoint_reconciler_type,
             client_ca: self.client_ca_file.clone(),
             serving: identity(&self.tls_cert_file, &self.tls_private_key_file),
             tls: TlsOptions {
@@ -717,6 +722,7 @@ mod tests {
             "enable-priority-and-fairness",
             "encryption-provider-config",
             "encryption-provider-config-automatic-reload",
+            "endpoint-reconciler-type",
             "etcd-cafile",
             "etcd-certfile",
             "etcd-compaction-interval",

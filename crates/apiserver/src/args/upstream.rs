@@ -68,7 +68,6 @@ const FLAGS: &[Flag] = &[
         &["true"],
         Ignored("finalizers of dependents are always honoured"),
     ),
-    ("endpoint-reconciler-type", Text, &[], Ignored("this server writes its own endpoint")),
     ("etcd-count-metric-poll-period", Text, &[], METRICS),
     ("etcd-db-metric-poll-interval", Text, &[], METRICS),
     ("etcd-healthcheck-timeout", Text, &[], DEFAULTS),

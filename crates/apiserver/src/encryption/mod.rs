@@ -370,11 +370,17 @@ impl Values {
     }
 }
 
+/// What only servers read and write: by upstream's names, which wildcards match.
+const ALLOCATIONS: [(&str, (&str, &str)); 2] = [
+    ("ranges/servicenodeports", ("", "servicenodeportallocations")),
+    ("masterleases", ("", "apiServerIPInfo")),
+];
+
 /// The group and resource of what lies below each path of built-in kinds.
 fn stored_resources() -> &'static HashMap<&'static str, (&'static str, &'static str)> {
     static STORED: OnceLock<HashMap<&str, (&str, &str)>> = OnceLock::new();
     STORED.get_or_init(|| {
-        let mut stored = HashMap::new();
+        let mut stored = HashMap::from(ALLOCATIONS);
         for resource in kinds::resources().filter(|resource| !resource.storage.is_empty()) {
             let names = (resource.group, resource.plural);
             let known = stored.entry(resource.storage).or_insert(names);
@@ -396,7 +402,7 @@ fn resource_of(path: &str) -> Option<(&str, &str)> {
     if let Some(known) = stored.get(both).or_else(|| stored.get(first)) {
         return Some(*known);
     }
-    // what this server allocates is no resource, and has no dot
+    // what else has no dot is no resource
     (first.contains('.') && !second.is_empty()).then_some((first, second))
 }
 

@@ -1,12 +1,14 @@
 //! Making an object.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::{Api, settle_namespace};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::admission::chain::Rounds;
+use crate::admission::creation::{begin_life, begin_own_life};
+use crate::admission::services::Reservation;
 use crate::admission::{self, certificates, namespaces, quota};
 use crate::api_types::Resource;
 use crate::kinds;
@@ -78,7 +80,29 @@ impl Api {
         let mut said = Vec::new();
         self.mutate_new(&attributes, resource, &mut object, &mut said).await?;
         self.services.catch_up(&self.registry, resource).await;
-        let mut reservation = self.services.admit_create(resource, &mut object, dry_run)?;
+        let mut reservation =
+            self.services.admit_create(&self.registry, resource, &mut object, dry_run).await?;
+        let made =
+            self.create_admitted(&attributes, resource, object, reservation.as_mut(), said).await;
+        if let Some(reservation) = reservation {
+            let stored = made.as_ref().map(|(object, _)| Some(object));
+            reservation.end(&self.registry, stored).await;
+        }
+        made
+    }
+
+    /// Checks a new object that is complete, and stores it.
+    async fn create_admitted(
+        &self,
+        attributes: &Attributes<'_>,
+        resource: &'static Resource,
+        object: Value,
+        reservation: Option<&mut Reservation<'_>>,
+        mut said: Vec<String>,
+    ) -> Result<(Value, Vec<String>), StatusError> {
+        let (user, dry_run) = (attributes.user, attributes.dry_run);
+        let (namespace, name) = (attributes.namespace, attributes.name);
+        let length = size(&object);
         offload::run(length, || kinds::validate_create(resource, &object))?;
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
@@ -86,12 +110,10 @@ impl Api {
         let mut warnings =
             admission::validate_create(&self.registry, &self.pod_security, user, resource, &object)
                 .await?;
-        self.event_limits.admit(&attributes, &object, Instant::now())?;
+        self.event_limits.admit(attributes, &object, Instant::now())?;
         warnings.extend((kinds::strategy(resource).warnings)(&object, None));
         warnings.append(&mut said);
-        self.chain
-            .validate(&self.registry, &attributes, Some(&object), None, &mut warnings)
-            .await?;
+        self.chain.validate(&self.registry, attributes, Some(&object), None, &mut warnings).await?;
         let mut charge = quota::charge(
             &self.registry,
             &self.limited_resources,
@@ -102,18 +124,15 @@ impl Api {
         )
         .await?;
         if dry_run {
-            return match self.registry.find(resource, namespace, &name).await? {
-                Some(_) => Err(StatusError::already_exists(resource, &name)),
+            return match self.registry.find(resource, namespace, name).await? {
+                Some(_) => Err(StatusError::already_exists(resource, name)),
                 None => Ok((object, warnings)),
             };
         }
-        if let Some(reservation) = &mut reservation {
+        if let Some(reservation) = reservation {
             reservation.begin();
         }
         let created = self.registry.create(resource, object, self.ttl(resource)).await;
-        if let Some(reservation) = reservation {
-            reservation.end(created.as_ref().map(Some));
-        }
         if created.is_err() {
             charge.release(&self.registry).await;
         }
@@ -173,15 +192,13 @@ impl Api {
         }
     }
 
-    /// Makes a service of the cluster's own unless one of that name exists.
+    /// Makes a service of the cluster's own, at an address that no other service can have, unless one of that
+    /// name exists. Other servers may do the same at the same time.
     pub(crate) async fn ensure_service(&self, mut service: Value) -> Result<(), StatusError> {
         let resource = core("services")?;
         begin_own_life(resource, &mut service)?;
-        let mut reservation = self.services.admit(resource, &mut service, None, false)?;
-        reservation.begin();
-        let created = self.registry.create(resource, service, None).await;
-        reservation.end(created.as_ref().map(Some));
-        match created {
+        self.services.admit_own(&self.registry, resource, &mut service).await?;
+        match self.registry.create(resource, service, None).await {
             Err(error) if error.reason != "AlreadyExists" => Err(error),
             _ => Ok(()),
         }
@@ -191,32 +208,22 @@ impl Api {
     pub(crate) async fn ensure(
         &self,
         resource: &Resource,
+        object: Value,
+    ) -> Result<(), StatusError> {
+        self.ensure_for(resource, object, None).await
+    }
+
+    /// The same for an object that goes by itself after that time.
+    pub(crate) async fn ensure_for(
+        &self,
+        resource: &Resource,
         mut object: Value,
+        ttl: Option<Duration>,
     ) -> Result<(), StatusError> {
         begin_own_life(resource, &mut object)?;
-        match self.registry.create(resource, object, None).await {
+        match self.registry.create(resource, object, ttl).await {
             Err(error) if error.reason != "AlreadyExists" => Err(error),
             _ => Ok(()),
         }
     }
-}
-
-/// [`begin_life`] for an object of the cluster's own.
-fn begin_own_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
-    kinds::apply_defaults(resource, object);
-    managed::record_create(resource, managed::APISERVER, object, &Conversions::default());
-    begin_life(resource, object)
-}
-
-/// What an object has from its first moment, whatever the client said.
-fn begin_life(resource: &Resource, object: &mut Value) -> Result<(), StatusError> {
-    kinds::prepare_create(resource, object);
-    let uid = object::new_uid().map_err(StatusError::internal)?;
-    let metadata = object::metadata_mut(object);
-    metadata.insert("uid".into(), uid.into());
-    metadata.insert("creationTimestamp".into(), object::now().to_string().into());
-    if let Some(map) = object.as_object_mut() {
-        (kinds::strategy(resource).identified)(map);
-    }
-    Ok(())
 }

@@ -223,9 +223,7 @@ impl Api {
                 {
                     return Err(reviews.pause(Pause::Validate, Value::Null, current));
                 }
-                if let Some(reservation) = reservation.take() {
-                    reservation.cancel();
-                }
+                // An earlier one took nothing.
                 reservation = self.services.admit_delete(resource, current, options.dry_run);
                 let strategy = strategy(resource);
                 let current = &with_propagation(current, options, strategy.orphans_by_default);
@@ -240,7 +238,7 @@ impl Api {
             })
             .await;
         if let Some(reservation) = reservation {
-            reservation.end(written.as_ref().map(Written::stored));
+            self.end(reservation, &written).await;
         }
         match written {
             // One that cannot be read has no UID to be checked, and is of no node.

@@ -23,7 +23,7 @@ use crate::admission::chain::Chain;
 use crate::admission::event_rate_limit::EventLimits;
 use crate::admission::pod_security::PodSecurity;
 use crate::admission::quota::LimitedResource;
-use crate::admission::services::ServiceAllocator;
+use crate::admission::services::{Reservation, ServiceAllocator};
 use crate::aggregator::Aggregator;
 use crate::api_types::{Gvk, Resource};
 use crate::authz::{Access, Authorizer};
@@ -32,7 +32,7 @@ use crate::definitions::Definitions;
 use crate::kinds;
 use crate::managed::Conversions;
 use crate::object;
-use crate::registry::Registry;
+use crate::registry::{Registry, Written};
 use crate::status::StatusError;
 use crate::tokens::Tokens;
 use crate::user::{self, User};
@@ -125,6 +125,15 @@ impl Api {
             conversions.put(missing, converted);
         }
         Ok(lacked_some)
+    }
+
+    /// The end of a write for which addresses and ports were taken.
+    async fn end(&self, reservation: Reservation<'_>, written: &Result<Written, StatusError>) {
+        match written {
+            // Who finished a deletion releases what there was.
+            Ok(written) if written.by_other => reservation.cancel(&self.registry).await,
+            _ => reservation.end(&self.registry, written.as_ref().map(Written::stored)).await,
+        }
     }
 
     /// How long the store keeps an object of this kind.

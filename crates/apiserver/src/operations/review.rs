@@ -15,6 +15,8 @@ const MAX_PAUSES: usize = 32;
 pub(super) enum Pause {
     /// What changes the object.
     Mutate,
+    /// What it needs of the cluster is reserved: addresses and ports.
+    Reserve,
     /// What looks at the complete object.
     Validate,
 }
@@ -26,6 +28,7 @@ pub(super) struct Reviews {
     /// The version of the stored object that the others are about.
     version: String,
     mutated: Option<Value>,
+    reserved: Option<Value>,
     validated: Option<Value>,
     pauses: usize,
 }
@@ -49,10 +52,17 @@ impl Reviews {
 
     /// The review is done, and left this object.
     pub(super) fn done(&mut self, pause: Pause, new: Value, current: &Value) {
+        if !self.is_about(current) {
+            (self.mutated, self.reserved, self.validated) = (None, None, None);
+        }
         object::resource_version(current).clone_into(&mut self.version);
         match pause {
             Pause::Mutate => {
                 self.mutated = Some(new);
+                (self.reserved, self.validated) = (None, None);
+            }
+            Pause::Reserve => {
+                self.reserved = Some(new);
                 self.validated = None;
             }
             Pause::Validate => self.validated = Some(new),
@@ -62,6 +72,11 @@ impl Reviews {
     /// The object that is mutated, if it is so for this version of the stored one.
     pub(super) fn mutated(&self, current: &Value) -> Option<Value> {
         self.mutated.clone().filter(|_| self.is_about(current))
+    }
+
+    /// The same of one for which something is reserved.
+    pub(super) fn reserved(&self, current: &Value) -> Option<Value> {
+        self.reserved.clone().filter(|_| self.is_about(current))
     }
 
     /// The same of one that is complete and validated.
@@ -100,10 +115,15 @@ mod tests {
         reviews.done(pause, json!("mutated"), &old);
         assert_eq!(reviews.mutated(&version("1")), Some(json!("mutated")));
         assert_eq!(reviews.mutated(&version("2")), None);
+        reviews.done(Pause::Reserve, json!("reserved"), &old);
+        assert_eq!(reviews.reserved(&version("1")), Some(json!("reserved")));
         reviews.done(Pause::Validate, json!("validated"), &old);
         assert_eq!(reviews.validated(&version("1")), Some(json!("validated")));
         reviews.done(Pause::Mutate, json!("again"), &version("2"));
         assert_eq!(reviews.validated(&version("2")), None, "that was another object");
+        assert_eq!(reviews.reserved(&version("2")), None);
+        reviews.done(Pause::Reserve, json!("reserved"), &version("3"));
+        assert_eq!(reviews.mutated(&version("3")), None, "that was another version");
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl Api {
         pods::admit_priority_class(&self.registry, resource, subresource, name, field_of).await?;
         let mut warnings = Vec::new();
         let mut reservation: Option<Reservation<'_>> = None;
+        let mut refused: Vec<Reservation<'_>> = Vec::new();
         let attributes =
             Attributes::new(Operation::Update, request.user, resource, key, request.dry_run)
                 .of_subresource(subresource, resource.gvk());
@@ -111,12 +112,10 @@ impl Api {
                             // With what is reserved for it.
                             Some(validated) => validated,
                             None => {
-                                // What an earlier attempt took is given back first: the store has refused it.
-                                if let Some(reservation) = reservation.take() {
-                                    reservation.cancel();
-                                }
-                                let mut new = match reviews.mutated(current) {
-                                    Some(mutated) => mutated,
+                                let reserved = reviews.reserved(current);
+                                let has_reserved = reserved.is_some();
+                                let mut new = match reserved.or_else(|| reviews.mutated(current)) {
+                                    Some(known) => known,
                                     None => {
                                         let proposed = self.begin(
                                             request,
@@ -134,13 +133,27 @@ impl Api {
                                         new
                                     }
                                 };
-                                reservation = self.services.admit_update(
-                                    resource,
-                                    subresource,
-                                    &mut new,
-                                    current,
-                                    dry_run,
-                                )?;
+                                if !has_reserved {
+                                    // What an earlier attempt took is given back: the store has refused it.
+                                    refused.extend(reservation.take());
+                                    match self.services.admit_update(
+                                        resource,
+                                        subresource,
+                                        &mut new,
+                                        current,
+                                        dry_run,
+                                    ) {
+                                        Some(None) => {
+                                            return Err(reviews.pause(
+                                                Pause::Reserve,
+                                                new,
+                                                current,
+                                            ));
+                                        }
+                                        Some(Some(nothing)) => reservation = Some(nothing),
+                                        None => {}
+                                    }
+                                }
                                 warnings.extend(context.validate(
                                     resource,
                                     subresource,
@@ -192,7 +205,17 @@ impl Api {
                 Ok(false) => {}
                 Err(error) => break Err(error),
             }
-            match self.review_update(request, &attributes, &mut reviews, &mut warnings).await {
+            for refused in refused.drain(..) {
+                refused.cancel(&self.registry).await;
+            }
+            let reviewed = self.review_update(
+                request,
+                &attributes,
+                &mut reviews,
+                &mut reservation,
+                &mut warnings,
+            );
+            match reviewed.await {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => break Err(error),
@@ -211,7 +234,7 @@ impl Api {
             charge.release(&self.registry, dry_run).await;
         }
         if let Some(reservation) = reservation {
-            reservation.end(written.as_ref().map(Written::stored));
+            self.end(reservation, &written).await;
         }
         Ok((written?.object, warnings))
     }
@@ -254,12 +277,14 @@ impl Api {
         Ok(new)
     }
 
-    /// Has webhooks and policies look at an update that paused for them. `false`: it did not.
-    async fn review_update(
-        &self,
+    /// Has webhooks and policies look at an update that paused for them, or reserves what it needs. `false`:
+    /// it did not.
+    async fn review_update<'a>(
+        &'a self,
         request: &UpdateRequest<'_>,
         attributes: &Attributes<'_>,
         reviews: &mut Reviews,
+        reservation: &mut Option<Reservation<'a>>,
         warnings: &mut Vec<String>,
     ) -> Result<bool, StatusError> {
         let Some((pause, mut new, old)) = reviews.take()? else { return Ok(false) };
@@ -286,6 +311,15 @@ impl Api {
                         break;
                     }
                 }
+            }
+            Pause::Reserve => {
+                let (resource, dry_run) = (request.resource, request.dry_run);
+                if let Some(earlier) = reservation.take() {
+                    earlier.cancel(&self.registry).await;
+                }
+                let reserved =
+                    self.services.reserve(&self.registry, resource, &mut new, Some(&old), dry_run);
+                *reservation = Some(reserved.await?);
             }
             Pause::Validate => {
                 self.chain

@@ -22,7 +22,9 @@ use std::sync::Arc;
 use longshore_tls::{certificates, private_key};
 use rcgen::{Issuer, KeyPair};
 use rustls::crypto::{CryptoProvider, ring};
+use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use certificate::{Certificate, Profile};
 pub use files::write_atomically;
@@ -245,6 +247,34 @@ pub(crate) fn read_authority(path: &Path) -> Result<String> {
     longshore_tls::certificates(path)?;
     let absent = || Error::Invalid { path: path.to_owned(), reason: "is gone".into() };
     files::read_optional(path)?.ok_or_else(absent)
+}
+
+/// The certificates of two texts of PEM, each once: of the first those that have not expired.
+pub(crate) fn joined_authorities(known: &str, own: &str) -> String {
+    let now = jiff::Timestamp::now().as_second();
+    let mut seen = Vec::new();
+    let mut joined = String::new();
+    let known = pem_certificates(known).map(|text| (text, true));
+    for (text, may_expire) in known.chain(pem_certificates(own).map(|text| (text, false))) {
+        let Ok(der) = CertificateDer::from_pem_slice(text.as_bytes()) else { continue };
+        let is_over = X509Certificate::from_der(&der)
+            .is_ok_and(|(_, certificate)| certificate.validity().not_after.timestamp() < now);
+        if (may_expire && is_over) || seen.contains(&der) {
+            continue;
+        }
+        seen.push(der);
+        joined.push_str(&text);
+    }
+    joined
+}
+
+/// The texts of the certificates in a text.
+fn pem_certificates(text: &str) -> impl Iterator<Item = String> {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    text.split(END).filter_map(|part| {
+        part.find(BEGIN).and_then(|at| part.get(at..)).map(|part| format!("{part}{END}\n"))
+    })
 }
 
 fn generate(name: &str) -> Result<KeyPair> {

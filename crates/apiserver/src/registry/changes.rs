@@ -171,7 +171,7 @@ impl Feeds {
                 return Err(too_large(after, newest));
             }
         }
-        Ok(Subscription { feed, position: after, source })
+        Ok(Subscription { feed, position: after, yielded: None, skip: 0, source })
     }
 
     async fn feed(&self, resource: &Resource) -> Result<Arc<Feed>, StatusError> {
@@ -336,8 +336,13 @@ fn size_of_event(event: &Event) -> usize {
 /// One watcher's place in the changes of a resource.
 pub(crate) struct Subscription {
     feed: Arc<Feed>,
-    /// Everything up to here has been yielded.
+    /// Everything before this revision has been yielded.
     position: Revision,
+    /// And so many changes of this revision: a lease that runs out, or a transaction of somebody else, changes
+    /// several keys at once. `None`: all of them.
+    yielded: Option<usize>,
+    /// How many of them its source has to yield once more.
+    skip: usize,
     source: Source,
 }
 
@@ -365,7 +370,9 @@ impl Subscription {
                 Source::Store(stream) => match stream.next().await {
                     Some(Ok(WatchItem::Event(event))) => Arc::new(event.into()),
                     Some(Ok(WatchItem::Progress(revision))) => {
-                        self.position = self.position.max(revision);
+                        if revision >= self.position {
+                            (self.position, self.yielded) = (revision, None);
+                        }
                         self.join_feed();
                         continue;
                     }
@@ -373,13 +380,30 @@ impl Subscription {
                     None => return Ok(None),
                 },
             };
-            if change.revision <= self.position {
+            if !self.is_next(change.revision) {
                 continue;
             }
-            self.position = change.revision;
             self.join_feed();
             return Ok(Some(change));
         }
+    }
+
+    /// Whether a change at a revision is to be yielded; then it counts as such.
+    fn is_next(&mut self, revision: Revision) -> bool {
+        if revision > self.position {
+            (self.position, self.yielded, self.skip) = (revision, Some(1), 0);
+            return true;
+        }
+        let Some(yielded) = &mut self.yielded else { return false };
+        if revision < self.position {
+            return false;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return false;
+        }
+        *yielded += 1;
+        true
     }
 
     /// Whether it reads changes by itself, from the store, and not with all others.
@@ -389,10 +413,16 @@ impl Subscription {
 
     /// Switches from its own watch to the shared one as soon as that reaches back far enough.
     fn join_feed(&mut self) {
-        if matches!(self.source, Source::Store(_))
-            && let Some(source) = self.feed.subscribe(self.position)
-        {
-            self.source = source;
+        if !matches!(self.source, Source::Store(_)) {
+            return;
+        }
+        // Of a revision of which there may be more, all changes once more.
+        let after = match self.yielded {
+            Some(_) => self.position.saturating_sub(1),
+            None => self.position,
+        };
+        if let Some(source) = self.feed.subscribe(after) {
+            (self.source, self.skip) = (source, self.yielded.unwrap_or(0));
         }
     }
 

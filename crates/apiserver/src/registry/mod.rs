@@ -24,7 +24,9 @@ pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, Size, VersionMatch};
 pub use storage_form::StorageMediaType;
-pub(crate) use storage_form::check as check_stored;
+pub(crate) use storage_form::{
+    check as check_stored, decode as decode_stored, encode as encode_stored,
+};
 
 use crate::api_types::Resource;
 use crate::object;
@@ -70,6 +72,8 @@ pub(crate) struct Written {
     pub(crate) object: Value,
     /// Whether it is gone.
     pub(crate) deleted: bool,
+    /// Another client has finished the deletion.
+    pub(crate) by_other: bool,
 }
 
 impl Written {
@@ -106,6 +110,11 @@ impl Registry {
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// In which form objects of built-in kinds are stored.
+    pub(crate) fn media_type(&self) -> StorageMediaType {
+        self.media_type
     }
 
     pub(crate) fn feeds(&self) -> &Feeds {
@@ -251,7 +260,7 @@ impl Registry {
         }
         let mut object = stub(resource, namespace, name);
         object::set_resource_version(&mut object, revision);
-        Ok(Some(Written { object, deleted: true }))
+        Ok(Some(Written { object, deleted: true, by_other: false }))
     }
 
     /// Stores a new object; 409 when the name is taken. With `ttl` it goes by itself after that time.
@@ -307,7 +316,11 @@ impl Registry {
                 || !storage_form::is_current(self.media_type, resource, &stored.value);
             let next = next.filter(|object| is_stale || *object != current);
             if dry_run {
-                return Ok(Written { object: next.unwrap_or(current), deleted: deletes });
+                return Ok(Written {
+                    object: next.unwrap_or(current),
+                    deleted: deletes,
+                    by_other: false,
+                });
             }
             // Nor is what differs only in zero values, which are not stored.
             let value = match next {
@@ -320,7 +333,9 @@ impl Registry {
                 .await
             {
                 Ok(Some(written)) => return Ok(written),
-                Ok(None) => return Ok(Written { object: current, deleted: false }),
+                Ok(None) => {
+                    return Ok(Written { object: current, deleted: false, by_other: false });
+                }
                 Err(WriteError::Store(Error::Conflict { current, .. })) => current,
                 Err(error) => return Err(error.into_status()),
             };
@@ -328,7 +343,7 @@ impl Registry {
                 Some(newer) => newer,
                 // Another client has finished the deletion, such as a pod's node.
                 None if deletes && object::is_deleting(&current) => {
-                    return Ok(Written { object: current, deleted: true });
+                    return Ok(Written { object: current, deleted: true, by_other: true });
                 }
                 None => self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?,
             };
@@ -346,7 +361,7 @@ impl Registry {
         deletes: bool,
         ttl: Option<Duration>,
     ) -> Result<Option<Written>, WriteError> {
-        let mut written = None;
+        let (mut written, mut by_other) = (None, false);
         if let Some(value) = next {
             let stored = self.store.put(key, value, Expect::Revision(revision), ttl).await?;
             revision = stored.mod_revision;
@@ -356,7 +371,7 @@ impl Registry {
         if deletes {
             match self.store.delete(key, revision).await {
                 // Our own write released it, and its node deleted it first.
-                Err(Error::Conflict { current: None, .. }) if written.is_some() => {}
+                Err(Error::Conflict { current: None, .. }) if written.is_some() => by_other = true,
                 deleted => {
                     let (mut previous, revision) = deleted?;
                     previous.mod_revision = revision;
@@ -367,7 +382,7 @@ impl Registry {
         }
         let Some(written) = written else { return Ok(None) };
         let object = self.decode(resource, &written).await?;
-        Ok(Some(Written { object, deleted: deletes }))
+        Ok(Some(Written { object, deleted: deletes, by_other }))
     }
 }
 

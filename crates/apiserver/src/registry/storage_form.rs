@@ -67,7 +67,7 @@ pub(super) fn is_current(media_type: StorageMediaType, resource: &Resource, byte
 }
 
 /// The bytes of an object.
-pub(super) fn encode(
+pub(crate) fn encode(
     media_type: StorageMediaType,
     resource: &Resource,
     mut object: Value,
@@ -97,7 +97,7 @@ pub(super) fn encode(
 }
 
 /// The object that bytes are. `None`: they are none, or of a kind that is not known.
-pub(super) fn decode(bytes: &[u8]) -> Option<Value> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Value> {
     let shown = |api_version: &str, kind: &str| {
         other_version(api_version, kind, |(_, _, served, stored)| (stored, served))
     };

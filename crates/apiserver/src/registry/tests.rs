@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use longshore_store::{EmbeddedStore, ListOptions, Page, WatchItem};
 use proptest::prelude::*;
@@ -195,6 +196,70 @@ async fn watch_cache_old_resource_version_catches_up() {
     assert_eq!(store.watches.load(Ordering::Relaxed), 2, "the shared one");
     let error = registry.feeds().subscribe(maps(), 1_000_000).await.err().unwrap();
     assert_eq!(error.code, 504);
+}
+
+/// A store in which two objects went at once.
+struct Together;
+
+#[async_trait]
+impl Store for Together {
+    async fn get(&self, _: &str) -> longshore_store::Result<Option<KeyValue>> {
+        Ok(None)
+    }
+    async fn list(&self, _: &str, _: ListOptions) -> longshore_store::Result<Page> {
+        Ok(Page { items: Vec::new(), revision: 2, remaining: 0 })
+    }
+    async fn put(
+        &self,
+        _: &str,
+        _: Bytes,
+        _: Expect,
+        _: Option<Duration>,
+    ) -> longshore_store::Result<KeyValue> {
+        Err(longshore_store::Error::Backend("read only".to_owned()))
+    }
+    async fn delete(&self, _: &str, _: i64) -> longshore_store::Result<(KeyValue, i64)> {
+        Err(longshore_store::Error::Backend("read only".to_owned()))
+    }
+    async fn watch(
+        &self,
+        _: &str,
+        after: i64,
+    ) -> longshore_store::Result<BoxStream<'static, longshore_store::Result<WatchItem>>> {
+        let event = |name: &str| {
+            let key = format!("/registry/configmaps/default/{name}");
+            let value = format!("{{\"metadata\":{{\"name\":\"{name}\"}}}}").into();
+            let (create_revision, mod_revision) = (1, 1);
+            let previous = KeyValue { key, value, create_revision, mod_revision, is_stale: false };
+            Ok(WatchItem::Event(longshore_store::Event::Delete { previous, revision: 3 }))
+        };
+        let events = ["a", "b", "c"].map(event);
+        let events = if after < 3 { events.into() } else { Vec::new() };
+        Ok(futures::stream::iter(events).chain(futures::stream::pending()).boxed())
+    }
+    async fn revision(&self) -> longshore_store::Result<i64> {
+        Ok(2)
+    }
+    async fn compact(&self, _: i64) -> longshore_store::Result<()> {
+        Ok(())
+    }
+}
+
+/// A lease of etcd that runs out takes many keys at one revision.
+#[tokio::test]
+async fn watch_cache_yields_all_changes_of_a_revision() {
+    let registry = Registry::new(Arc::new(Together));
+    // With all others, and from the store's own history.
+    for after in [2, 1, 1] {
+        let mut changes = registry.feeds().subscribe(maps(), after).await.unwrap();
+        for expected in ["a", "b", "c"] {
+            let change = changes.next().await.unwrap().unwrap();
+            assert_eq!(change.previous.as_ref().unwrap().names(maps()), ("default", expected));
+            tokio::task::yield_now().await;
+        }
+        let more = tokio::time::timeout(Duration::from_millis(20), changes.next()).await;
+        assert!(more.is_err(), "a change came twice");
+    }
 }
 
 #[tokio::test]

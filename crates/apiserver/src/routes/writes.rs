@@ -92,7 +92,7 @@ impl Router {
         let view = call.view()?;
         let options = self.delete_options(&mut call).await?;
         let (namespace, name) = (call.namespace(), &call.path.name);
-        let (Written { object, deleted }, warnings) =
+        let (Written { object, deleted, .. }, warnings) =
             self.api.delete(call.user, call.resource, namespace, name, &options).await?;
         if !deleted || strategy(call.resource).returned_when_deleted {
             return Ok(with_warnings(view.answer(StatusCode::OK, &object), &warnings));

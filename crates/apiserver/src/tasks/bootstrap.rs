@@ -1,8 +1,9 @@
-//! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which leads to this server.
+//! What a cluster has before anybody writes to it: namespaces, priority classes, and the service `default/kubernetes`, which
+//! leads to the servers (`endpoints`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
@@ -13,33 +14,22 @@ use crate::api_types::Resource;
 use crate::auth::FrontProxyConfig;
 use crate::kinds::flow_control::{CATCH_ALL, EXEMPT, bootstrap as flow_control_objects};
 use crate::kinds::priority_class::SYSTEM;
-use crate::kinds::{core, known, lookup};
+use crate::kinds::{core, known};
 use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::pki;
-use crate::schema::value::same;
+use crate::schema::value::{same, text};
 use crate::status::StatusError;
 use crate::user::User;
 
 const NAME: &str = "kubernetes";
-/// How often the service `kubernetes` and its endpoints are reconciled.
+/// How often the service `kubernetes` and what else a cluster always has are reconciled.
 const CHECK: Duration = Duration::from_secs(10);
 /// The annotation of flow schemas and priority levels that follow the version of the server.
 const AUTOUPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
 
-/// Makes what is missing and corrects where `default/kubernetes` leads to.
+/// Makes what is missing.
 pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
-    for service in api.list_all(core("services")?, "").await? {
-        let shared = api.services.occupy(&service);
-        if !shared.is_empty() {
-            tracing::error!(
-                namespace = object::namespace(&service),
-                name = object::name(&service),
-                ?shared,
-                "the service holds what another service holds too: delete one of them"
-            );
-        }
-    }
     for name in namespaces::SYSTEM {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
@@ -72,7 +62,8 @@ pub(crate) async fn run(api: &Api) -> Result<(), StatusError> {
     Ok(())
 }
 
-/// Restores the service `kubernetes` and its endpoints when they were deleted or edited, until `stop`.
+/// Restores the service `kubernetes`, and what else a cluster always has, when it was deleted or edited,
+/// until `stop`.
 pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
     loop {
         tokio::select! {
@@ -82,15 +73,14 @@ pub(crate) async fn keep(api: &Api, stop: CancellationToken) {
         if let Err(error) = reconcile(api).await {
             tracing::warn!(%error, "cannot reconcile what the cluster always has");
         }
-        if let Err(error) = api.services.repair(&api.registry, Instant::now()).await {
-            tracing::warn!(%error, "cannot check service writes of unknown outcome");
+        if let Err(error) = api.services.release_abandoned(&api.registry).await {
+            tracing::warn!(%error, "cannot release what was taken for services");
         }
     }
 }
 
 async fn reconcile(api: &Api) -> Result<(), StatusError> {
     service(api).await?;
-    endpoints(api).await?;
     authentication(api).await?;
     service_cidr(api).await?;
     flow_control(api).await
@@ -257,13 +247,46 @@ pub(crate) fn authentication_data(
 }
 
 async fn authentication(api: &Api) -> Result<(), StatusError> {
+    const MAP: &str = "extension-apiserver-authentication";
     let map = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"},
+        "metadata": {"name": MAP, "namespace": "kube-system"},
         "data": api.authentication_data,
     });
-    settle(api, core("configmaps")?, map, &["data"]).await
+    api.ensure(core("configmaps")?, map).await?;
+    api.amend(core("configmaps")?, "kube-system", MAP, |map| {
+        let joined = joined(&map["data"], &api.authentication_data);
+        map["data"] = joined.into();
+        Ok(())
+    })
+    .await
+    .map(drop)
+}
+
+/// What the servers of a cluster verify clients with: each of them adds its own to what the others have
+/// written, as upstream's do.
+fn joined(known: &Value, own: &Map<String, Value>) -> Map<String, Value> {
+    let mut joined = known.as_object().cloned().unwrap_or_default();
+    for (key, own) in own {
+        let before = joined.get(key).map(text).unwrap_or_default();
+        let value = match key.ends_with("-ca-file") {
+            true => pki::joined_authorities(before, text(own)),
+            false => {
+                let list =
+                    |json: &str| serde_json::from_str::<Vec<Value>>(json).unwrap_or_default();
+                let mut all = list(before);
+                for name in list(text(own)) {
+                    if !all.contains(&name) {
+                        all.push(name);
+                    }
+                }
+                json!(all).to_string()
+            }
+        };
+        joined.insert(key.clone(), value.into());
+    }
+    joined
 }
 
 /// The first address of the first range of services.
@@ -299,39 +322,8 @@ async fn service(api: &Api) -> Result<(), StatusError> {
     api.ensure_service(service).await
 }
 
-async fn endpoints(api: &Api) -> Result<(), StatusError> {
-    let address = api.advertised.ip();
-    let port = json!([{"name": "https", "port": api.advertised.port(), "protocol": "TCP"}]);
-    let endpoints = json!({
-        "apiVersion": "v1",
-        "kind": "Endpoints",
-        "metadata": {
-            "name": NAME,
-            "namespace": "default",
-            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-        },
-        "subsets": [{"addresses": [{"ip": address}], "ports": port}],
-    });
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": NAME,
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": NAME},
-        },
-        "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-        "ports": port,
-    });
-    let slices = lookup("discovery.k8s.io", "v1", "endpointslices")
-        .ok_or_else(|| StatusError::internal("no resource endpointslices"))?;
-    settle(api, core("endpoints")?, endpoints, &["subsets"]).await?;
-    settle(api, slices, slice, &["addressType", "endpoints", "ports"]).await
-}
-
 /// Makes the object, or gives these fields of the existing one the values that they should have.
-async fn settle(
+pub(super) async fn settle(
     api: &Api,
     resource: &Resource,
     object: Value,
@@ -350,8 +342,37 @@ async fn settle(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn authentication_data_of_servers_are_joined() {
+        let certificate = |name: &str| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            rcgen::CertificateParams::new(vec![name.to_owned()])
+                .unwrap()
+                .self_signed(&key)
+                .unwrap()
+                .pem()
+        };
+        let (first, second) = (certificate("first"), certificate("second"));
+        let data = |ca: &str, names: &str| json!({"client-ca-file": ca, "requestheader-allowed-names": names});
+        let own = data(&second, "[\"b\",\"a\"]");
+        let own = own.as_object().unwrap();
+        let joined_once = joined(&data(&first, "[\"a\"]"), own);
+        let certificates = text(&joined_once["client-ca-file"]);
+        let count = certificates.matches("BEGIN CERTIFICATE").count();
+        assert_eq!((count, certificates.starts_with(first.trim_end())), (2, true));
+        assert_eq!(joined_once["requestheader-allowed-names"], "[\"a\",\"b\"]");
+        let again = joined(&Value::Object(joined_once.clone()), own);
+        assert_eq!(again, joined_once, "nothing more to add");
+        let other = joined(&json!({"client-ca-file": "no PEM", "other": "x"}), own);
+        assert_eq!(
+            (&other["client-ca-file"], &other["other"]),
+            (&json!(second.replace("\r", "")), &json!("x"))
+        );
+    }
 
     #[test]
     fn flow_control_objects_are_restored_unless_somebody_owns_them() {

@@ -1,8 +1,9 @@
-//! Old revisions are forgotten: what is older than one to two intervals cannot be read any more.
+//! Old revisions are forgotten: what is older than one to two intervals cannot be read any more. Each server
+//! of a store compacts to what it saw an interval ago; which of them is first does not matter.
 
 use std::time::Duration;
 
-use longshore_store::Store;
+use longshore_store::{Error, Store};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -14,10 +15,12 @@ pub(crate) async fn run(store: &dyn Store, interval: Duration, stop: Cancellatio
             () = stop.cancelled() => return,
             () = sleep(interval) => {}
         }
-        if let Some(revision) = horizon
-            && let Err(error) = store.compact(revision).await
-        {
-            tracing::warn!(%error, revision, "cannot compact the store");
+        if let Some(revision) = horizon {
+            match store.compact(revision).await {
+                // Another server has, and further.
+                Ok(()) | Err(Error::Compacted { .. }) => {}
+                Err(error) => tracing::warn!(%error, revision, "cannot compact the store"),
+            }
         }
         horizon = match store.revision().await {
             Ok(revision) => Some(revision),

@@ -26,7 +26,7 @@ use crate::object;
 use crate::operations::{Api, DeleteOptions};
 use crate::registry::Change;
 use crate::schema::value::{items, text};
-use crate::status::StatusError;
+use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
 
 /// How often it is looked whether the objects of a definition are gone.
@@ -58,8 +58,8 @@ async fn follow(api: &Api) -> Result<(), StatusError> {
         let decided = state.decide();
         // Whoever sees that a kind is established finds it.
         state.serve(api).await;
-        for (name, status) in decided {
-            write_status(api, &name, &status).await?;
+        for decided in decided {
+            write_status(api, &decided).await?;
         }
         for (name, definition) in &state.stored {
             if is_ending(definition) && ends.insert(name.clone()) {
@@ -118,8 +118,9 @@ impl State {
         Ok(())
     }
 
-    /// Decides the status of every definition, and takes it as if it was stored. Returns what changes.
-    fn decide(&mut self) -> Vec<(String, Value)> {
+    /// Decides the status of every definition, and takes it as if it was stored. Returns the definitions
+    /// whose status changes, with the version for which that was decided.
+    fn decide(&mut self) -> Vec<Value> {
         let mut decided = Vec::new();
         let names: Vec<String> = self.stored.keys().cloned().collect();
         for name in names {
@@ -128,7 +129,7 @@ impl State {
             let mut next = definition.clone();
             settle(&mut next, &taken, &object::now().to_string());
             if next["status"] != definition["status"] {
-                decided.push((name.clone(), next["status"].clone()));
+                decided.push(next.clone());
                 self.stored.insert(name, next);
             }
         }
@@ -310,9 +311,14 @@ fn violations(spec: &Value) -> Vec<String> {
 }
 
 /// Writes a status that was decided, unless the definition is another one by now: it is decided again then.
-async fn write_status(api: &Api, name: &str, status: &Value) -> Result<(), StatusError> {
-    let decided = api
+/// Other servers decide too, and one that is behind must not undo what they have written since.
+async fn write_status(api: &Api, decided: &Value) -> Result<(), StatusError> {
+    let (name, status) = (object::name(decided), &decided["status"]);
+    let written = api
         .amend(resource()?, "", name, |definition| {
+            if object::resource_version(definition) != object::resource_version(decided) {
+                return Err(StatusError::conflict(resource()?, name, MODIFIED));
+            }
             let map = object::child_mut(definition, "status");
             for field in ["acceptedNames", "conditions"] {
                 map.insert(field.into(), status[field].clone());
@@ -320,8 +326,8 @@ async fn write_status(api: &Api, name: &str, status: &Value) -> Result<(), Statu
             Ok(())
         })
         .await;
-    match decided {
-        Err(error) if error.code != 404 => Err(error),
+    match written {
+        Err(error) if error.code != 404 && error.code != 409 => Err(error),
         _ => Ok(()),
     }
 }

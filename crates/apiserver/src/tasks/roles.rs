@@ -60,7 +60,11 @@ async fn settle(
     // A binding cannot be pointed to another role.
     if !same(&existing["roleRef"], &wanted["roleRef"]) {
         let options = DeleteOptions::default();
-        api.delete(&User::apiserver(), resource, &namespace, &name, &options).await?;
+        match api.delete(&User::apiserver(), resource, &namespace, &name, &options).await {
+            // Another server is replacing it too.
+            Err(error) if error.code != 404 => return Err(error),
+            _ => {}
+        }
         let mut anew = wanted;
         add_subjects(&mut anew, existing);
         return api.ensure(resource, anew).await;
@@ -73,7 +77,11 @@ async fn settle(
         *object = complete(object, &wanted);
         Ok(())
     };
-    api.amend(resource, &namespace, &name, mend).await.map(drop)
+    match api.amend(resource, &namespace, &name, mend).await {
+        // It is gone again, perhaps to be replaced by another server.
+        Err(error) if error.code == 404 => api.ensure(resource, wanted.clone()).await,
+        mended => mended.map(drop),
+    }
 }
 
 /// The existing object with all that is wanted of it.

@@ -8,6 +8,7 @@
     clippy::panic
 )]
 
+pub mod history;
 pub mod hook;
 pub mod kubectl;
 pub mod node;
@@ -77,6 +78,7 @@ impl Cluster {
             cert_dir: dir.path().join("pki"),
             service_ranges: "10.96.0.0/24".parse().unwrap(),
             node_ports: longshore_apiserver::NodePorts::default(),
+            endpoint_reconciler: longshore_apiserver::EndpointReconciler::default(),
             client_ca: None,
             serving: None,
             tls: longshore_apiserver::TlsOptions::default(),

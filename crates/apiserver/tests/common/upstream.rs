@@ -24,12 +24,16 @@ impl Program {
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Program(command.spawn().unwrap())
     }
+
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.kill();
     }
 }
 
@@ -48,21 +52,40 @@ fn free_port() -> u16 {
 pub struct Etcd {
     pub program: Program,
     pub url: String,
+    peer: String,
 }
 
 impl Etcd {
     pub async fn start(program: &Path, dir: &Path) -> Etcd {
         let (client, peer) = (free_port(), free_port());
         let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let args = vec![
+        let (url, peer) = (url(client), url(peer));
+        Etcd { program: Program::start(program, Etcd::args(&url, &peer, dir), dir), url, peer }
+    }
+
+    fn args(url: &str, peer: &str, dir: &Path) -> Vec<String> {
+        vec![
             format!("--data-dir={}", dir.join("etcd").display()),
-            format!("--listen-client-urls={}", url(client)),
-            format!("--advertise-client-urls={}", url(client)),
-            format!("--listen-peer-urls={}", url(peer)),
-            format!("--initial-advertise-peer-urls={}", url(peer)),
-            format!("--initial-cluster=default={}", url(peer)),
-        ];
-        Etcd { program: Program::start(program, args, dir), url: url(client) }
+            format!("--listen-client-urls={url}"),
+            format!("--advertise-client-urls={url}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+        ]
+    }
+
+    /// Kills it and starts it again on the same data.
+    pub fn restart(&mut self, program: &Path, dir: &Path) {
+        self.program.kill();
+        self.program = Program::start(program, Etcd::args(&self.url, &self.peer, dir), dir);
+    }
+
+    /// Waits until it answers.
+    pub async fn ready(&self) {
+        super::eventually("etcd answers", || async {
+            longshore_store::EtcdStore::connect([self.url.as_str()]).await.is_ok()
+        })
+        .await;
     }
 }
 

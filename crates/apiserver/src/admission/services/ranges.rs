@@ -1,20 +1,22 @@
 //! Where the addresses of services come from: the configured ranges, and those of ServiceCIDRs.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use serde_json::Value;
 
 use crate::cache::Index;
-use crate::cidr::Cidr;
+use crate::cidr::{Cidr, family_of};
 use crate::object;
 use crate::schema::value::{items, text};
 
-/// The label of the IPAddress objects that follow services.
+/// The label of the IPAddress objects that are made for services.
 pub(crate) const MANAGED_BY: (&str, &str) =
     ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io");
+/// Their label that names the family.
+pub(super) const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 
-/// Whether an IPAddress follows a service. Others are reservations that users made.
+/// Whether an IPAddress is made for a service. Others are reservations that users made.
 pub(crate) fn is_managed(address: &Value) -> bool {
     address["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1
 }
@@ -45,6 +47,11 @@ impl Index for Ranges {
 }
 
 impl Ranges {
+    /// Whether an address is of any of them.
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        self.0.values().flat_map(|entry| &entry.ranges).any(|range| range.contains(address))
+    }
+
     /// The ranges that addresses of a family are given from, in that order: the configured one, unless
     /// the ServiceCIDRs that have it are out of use, and then all others.
     pub(super) fn usable(&self, family: &str, configured: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
@@ -71,17 +78,44 @@ fn is_ready(object: &Value) -> bool {
     conditions.find(|one| one["type"] == "Ready").is_none_or(|ready| ready["status"] == "True")
 }
 
-/// The addresses that users have reserved by IPAddress objects of their own.
-#[derive(Default)]
-pub(super) struct ReservedAddresses(HashSet<IpAddr>);
+/// What an IPAddress object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// Namespace and name of the service; `None`: it is of something else.
+    pub(crate) service: Option<(Box<str>, Box<str>)>,
+    /// It has the labels that this server gives it.
+    pub(crate) has_labels: bool,
+}
 
-impl Index for ReservedAddresses {
+impl Holder {
+    pub(crate) fn of(object: &Value) -> Holder {
+        let parent = &object["spec"]["parentRef"];
+        let is_service = text(&parent["group"]).is_empty() && parent["resource"] == "services";
+        let family = object::name(object).parse().map(family_of).unwrap_or_default();
+        let has_family = object["metadata"]["labels"][FAMILY] == family;
+        Holder {
+            service: is_service
+                .then(|| (text(&parent["namespace"]).into(), text(&parent["name"]).into())),
+            has_labels: has_family && is_managed(object),
+        }
+    }
+
+    /// Whether it is for the service of this name.
+    pub(crate) fn is_for(&self, namespace: &str, name: &str) -> bool {
+        let own = self.service.as_ref();
+        own.is_some_and(|(own_namespace, own)| **own_namespace == *namespace && **own == *name)
+    }
+}
+
+/// All addresses that are taken, by services and by objects of users.
+#[derive(Default)]
+pub(crate) struct Addresses(HashMap<IpAddr, Holder>);
+
+impl Index for Addresses {
     fn put(&mut self, object: &Value) {
-        let Ok(address) = object::name(object).parse() else { return };
-        match is_managed(object) {
-            true => self.0.remove(&address),
-            false => self.0.insert(address),
-        };
+        if let Ok(address) = object::name(object).parse() {
+            self.0.insert(address, Holder::of(object));
+        }
     }
 
     fn remove(&mut self, _: &str, name: &str) {
@@ -91,9 +125,13 @@ impl Index for ReservedAddresses {
     }
 }
 
-impl ReservedAddresses {
+impl Addresses {
     pub(super) fn contains(&self, address: IpAddr) -> bool {
-        self.0.contains(&address)
+        self.0.contains_key(&address)
+    }
+
+    pub(super) fn get(&self, address: IpAddr) -> Option<&Holder> {
+        self.0.get(&address)
     }
 }
 
@@ -134,17 +172,25 @@ mod tests {
     }
 
     #[test]
-    fn service_addresses_are_reserved_by_objects_of_users() {
-        let mut reserved = ReservedAddresses::default();
+    fn service_addresses_are_taken_by_their_objects() {
+        let mut addresses = Addresses::default();
         let mut object = json!({"metadata": {"name": "10.0.0.9"}});
         let address = "10.0.0.9".parse().unwrap();
-        reserved.put(&object);
-        assert!(reserved.contains(address));
-        object["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1});
-        reserved.put(&object);
-        assert!(!reserved.contains(address));
-        reserved.put(&json!({"metadata": {"name": "10.0.0.9"}}));
-        reserved.remove("", "10.0.0.9");
-        assert!(!reserved.contains(address));
+        addresses.put(&object);
+        let holder = addresses.get(address).unwrap();
+        assert!(holder.service.is_none() && !holder.has_labels);
+        object["metadata"]["labels"] = json!({MANAGED_BY.0: MANAGED_BY.1, FAMILY: "IPv4"});
+        object["spec"]["parentRef"] =
+            json!({"resource": "services", "namespace": "a", "name": "b"});
+        addresses.put(&object);
+        let holder = addresses.get(address).unwrap();
+        assert!(holder.is_for("a", "b") && !holder.is_for("a", "c") && holder.has_labels);
+        object["metadata"]["labels"][FAMILY] = "IPv6".into();
+        object["spec"]["parentRef"]["group"] = "other".into();
+        addresses.put(&object);
+        let holder = addresses.get(address).unwrap();
+        assert!(!holder.is_for("a", "b") && !holder.has_labels);
+        addresses.remove("", "10.0.0.9");
+        assert!(!addresses.contains(address));
     }
 }

@@ -130,6 +130,17 @@ fn sealed(
     Ok(out.0)
 }
 
+/// A `RangeAllocation`, which only the store holds: a range, and a number whose bits say what of it is
+/// taken.
+pub(crate) fn encode_range(range: &str, data: &[u8]) -> Result<Vec<u8>, String> {
+    sealed("v1", "RangeAllocation", |out| {
+        out.nested(1, |out| named(out, METADATA, &Value::Null))?;
+        out.bytes(2, range.as_bytes());
+        out.bytes(3, data);
+        Ok(())
+    })
+}
+
 fn partial(out: &mut Writer, object: &Value) -> Result<()> {
     out.nested(1, |out| named(out, METADATA, &object["metadata"]))
 }

@@ -14,7 +14,7 @@ use serde::de::Error as _;
 use serde_json::{Map, Value};
 
 use self::decode::Reader;
-pub(crate) use self::encode::{ListWriter, encode, encode_any, watch_frame};
+pub(crate) use self::encode::{ListWriter, encode, encode_any, encode_range, watch_frame};
 use self::wire::{Fault, Fields, Result};
 use super::conform::check_kind;
 use super::decode::{Decoded, State};
@@ -85,6 +85,27 @@ pub(crate) fn kind_of(bytes: &[u8]) -> Result<(String, String), String> {
     let (object, _) = open(envelope).map_err(|why| why.to_string())?;
     let given = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
     Ok((given("apiVersion").to_owned(), given("kind").to_owned()))
+}
+
+/// The range and the number of a `RangeAllocation`.
+pub(crate) fn decode_range(bytes: &[u8]) -> Result<(String, Vec<u8>), String> {
+    let envelope = bytes.strip_prefix(MAGIC).ok_or("not a protobuf object")?;
+    let read = || {
+        let (object, raw) = open(envelope)?;
+        if object.get("kind").and_then(Value::as_str) != Some("RangeAllocation") {
+            return Err(Fault::custom("not a RangeAllocation"));
+        }
+        let (mut range, mut data) = (String::new(), Vec::new());
+        for field in Fields(raw) {
+            match field? {
+                (2, wire) => wire.text()?.clone_into(&mut range),
+                (3, wire) => data = wire.bytes()?.to_vec(),
+                _ => {}
+            }
+        }
+        Ok((range, data))
+    };
+    read().map_err(|why| why.to_string())
 }
 
 /// The object's apiVersion and kind, and its bytes.
