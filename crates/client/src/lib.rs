@@ -15,6 +15,7 @@ mod connection_pool;
 pub(crate) mod decode;
 pub mod events;
 mod kubeconfig;
+mod named;
 pub mod objects;
 mod response_body;
 pub mod reviews;
@@ -39,6 +40,7 @@ pub use self::config_source::ConfigSource;
 pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
+pub use self::named::named;
 use self::transport::{Shared, Transport};
 
 /// An error of a request as Go's clients print it: the message of the apiserver alone.
