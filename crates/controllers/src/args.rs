@@ -18,6 +18,7 @@ use longshore_serving::FrontProxyHeaders;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
 use crate::delegated::DelegatedOptions;
+use crate::list::{GATES, WITHOUT_WORK, gate};
 use crate::serving::PortOptions;
 use crate::signer_files::SignerError;
 use crate::{ClusterSettings, Controller, Settings, SignerFiles, all};
@@ -152,7 +153,8 @@ macro_rules! flags {
             /// The address ranges of services.
             #[arg(long, value_delimiter = ',')]
             pub(crate) service_cluster_ip_range: Vec<IpNet>,
-            /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle and
+            /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle,
+            /// DRADeviceTaints, PodCertificateRequest and
             /// ControllerManagerReleaseLeaderElectionLockOnExit.
             #[arg(long, default_value = "", hide_default_value = true)]
             pub(crate) feature_gates: FeatureGates,
@@ -166,7 +168,8 @@ macro_rules! flags {
             pub fn without_effect(&self) -> Vec<String> {
                 let gates = self.feature_gates.changed();
                 let mut given: Vec<String> = gates
-                    .filter(|(name, _)| ![CLUSTER_TRUST_BUNDLE, RELEASE_LEASE].contains(name))
+                    .filter(|(name, _)| *name != RELEASE_LEASE)
+                    .filter(|(name, _)| GATES.iter().all(|(_, gate)| gate != name))
                     .map(|(name, value)| format!("feature-gates={name}={value}"))
                     .collect();
                 $(if self.$accepted.is_some() {
@@ -380,24 +383,6 @@ flags! {
     }
 }
 
-/// Controllers of upstream that do not exist here yet; naming one is a warning.
-const MISSING: &[&str] = &[
-    "cloud-node-lifecycle",
-    "cloud-node-lifecycle-controller",
-    "node-route-controller",
-    "podcertificaterequest-cleaner-controller",
-    "podgroup-protection-controller",
-    "resourcepoolstatusrequest-controller",
-    "route",
-    "selinux-warning-controller",
-    "service",
-    "service-lb-controller",
-    "storage-version-gc",
-    "storage-version-migrator-controller",
-    "storageversion-garbage-collector-controller",
-    "validatingadmissionpolicy-status-controller",
-];
-
 /// Why a command line cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
@@ -461,10 +446,13 @@ impl Flags {
         let is_named = |one: &Controller, name: &str| one.name == name || one.alias == name;
         for name in &self.controllers {
             let name = name.strip_prefix('-').unwrap_or(name);
-            if MISSING.contains(&name) {
-                tracing::warn!(controller = name, "not implemented");
-            } else if name != "*" && !all.iter().any(|one| is_named(one, name)) {
-                return Err(FlagError::UnknownController(name.to_owned()));
+            if name == "*" || all.iter().any(|one| is_named(one, name)) {
+                continue;
+            }
+            let known = WITHOUT_WORK.iter().filter(|_| !name.is_empty());
+            match known.clone().find(|(own, alias, _)| [own, alias].contains(&&name)) {
+                None => return Err(FlagError::UnknownController(name.to_owned())),
+                Some((name, _, why)) => tracing::info!(controller = name, "does not run: {why}"),
             }
         }
         let has = |wanted: &str| self.controllers.iter().any(|name| name == wanted);
@@ -475,7 +463,9 @@ impl Flags {
             }
             names.any(has) || (has("*") && one.by_default)
         };
-        Ok(all.into_iter().filter(is_selected).collect())
+        let has_gate =
+            |one: &Controller| gate(one.name).is_none_or(|gate| self.feature_gates.enabled(gate));
+        Ok(all.into_iter().filter(|one| is_selected(one) && has_gate(one)).collect())
     }
 
     /// The leader election of a copy of that identity, if copies elect one.
@@ -770,10 +760,60 @@ mod tests {
         Ok(selected.iter().map(|one| one.name).collect())
     }
 
+    /// The file has the names that upstream's command line takes, which are off by default, and older ones.
+    #[test]
+    fn flags_name_controllers_as_upstream() {
+        let lines = include_str!("testdata/controllers.txt").lines();
+        let all = all();
+        for line in lines.filter(|line| !line.starts_with('#')) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, state, aliases @ ..] = &words[..] else { panic!("{line}") };
+            let own = all.iter().find(|one| one.name == *name);
+            if let Some(own) = own {
+                let alias = aliases.first().unwrap_or(name);
+                assert_eq!((own.by_default, own.alias), (*state == "on", *alias), "{name}");
+            }
+            let runs =
+                own.is_some() && gate(name).is_none_or(|it| FeatureGates::default().enabled(it));
+            for given in [name].into_iter().chain(aliases) {
+                let named = selected(given).unwrap_or_else(|error| panic!("{given}: {error}"));
+                assert_eq!(named, if runs { vec![*name] } else { vec![] }, "{given}");
+                assert!(!selected(&format!("*,-{given}")).unwrap().contains(name), "{given}");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_of_gates_select_controllers() {
+        for (gate, name) in [
+            (
+                "ClusterTrustBundle",
+                "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+            ),
+            ("DRADeviceTaints", "device-taint-eviction-controller"),
+            ("PodCertificateRequest", "podcertificaterequest-cleaner-controller"),
+        ] {
+            for is_on in [true, false] {
+                let gates = format!("--feature-gates={gate}={is_on}");
+                let flags = Flags::try_parse_from(["x", &gates]).unwrap();
+                let selected = flags.selected().unwrap();
+                assert_eq!(selected.iter().any(|one| one.name == name), is_on, "{gates}");
+                assert!(flags.without_effect().is_empty(), "{gates}");
+            }
+        }
+    }
+
     #[test]
     fn flags_select_controllers() {
-        let default: Vec<_> =
-            all().iter().filter(|one| one.by_default).map(|one| one.name).collect();
+        let has_gate = |one: &&Controller| {
+            gate(one.name).is_none_or(|gate| FeatureGates::default().enabled(gate))
+        };
+        let default: Vec<_> = all()
+            .iter()
+            .filter(|one| one.by_default)
+            .filter(has_gate)
+            .map(|one| one.name)
+            .collect();
         assert_eq!(selected("*").unwrap(), default);
         let without = selected("*,-deployment-controller,-job").unwrap();
         assert_eq!(without.len(), default.len() - 2);

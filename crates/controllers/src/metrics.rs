@@ -2,6 +2,8 @@
 
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry, Slot};
 
+use crate::volumes::OperationMetrics;
+
 /// The metrics of all controllers of a registry. Families of a controller that does not run stay empty.
 #[derive(Debug)]
 pub struct Metrics {
@@ -21,6 +23,7 @@ pub struct Metrics {
     pub(crate) job_ttl: Histogram,
     pub(crate) ephemeral_creates: Counter,
     pub(crate) ephemeral_failures: Counter,
+    pub(crate) volume_operations: OperationMetrics,
     pub(crate) retroactive_classes: Counter,
     pub(crate) retroactive_class_errors: Counter,
     /// By the reason `timeout` or `out-of-service`.
@@ -38,6 +41,24 @@ pub struct Metrics {
     pub(crate) attachments: Slot,
     /// What counts claims for devices.
     pub(crate) device_claims: Slot,
+    /// What lists pods whose SELinux labels do not go together.
+    pub(crate) selinux_conflicts: Slot,
+}
+
+fn volume_operations(registry: &Registry) -> OperationMetrics {
+    let labels = ["plugin_name", "operation_name"];
+    let errors = |name| registry.counters(name, "[ALPHA] Total volume operation errors", labels);
+    OperationMetrics {
+        seconds: registry.histograms(
+            "volume_operation_total_seconds",
+            "[ALPHA] Storage operation end to end duration in seconds",
+            labels,
+            Buckets::of(&[
+                0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+            ]),
+        ),
+        errors: [errors("volume_operation_total_errors"), errors("volume_operation_errors_total")],
+    }
 }
 
 /// Of the job controller.
@@ -234,6 +255,7 @@ impl Metrics {
                 "ephemeral_volume_controller_create_failures_total",
                 "[ALPHA] Number of PersistentVolumeClaim creation requests",
             ),
+            volume_operations: volume_operations(registry),
             retroactive_classes: registry.counter(
                 "retroactive_storageclass_total",
                 "[ALPHA] Total number of retroactive StorageClass assignments to persistent volume claim",
@@ -287,6 +309,7 @@ impl Metrics {
             volumes: registry.slot(),
             attachments: registry.slot(),
             device_claims: registry.slot(),
+            selinux_conflicts: registry.slot(),
         }
     }
 
