@@ -2,8 +2,6 @@
 
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry, Slot};
 
-use crate::volumes::OperationMetrics;
-
 /// The metrics of all controllers of a registry. Families of a controller that does not run stay empty.
 #[derive(Debug)]
 pub struct Metrics {
@@ -43,6 +41,14 @@ pub struct Metrics {
     pub(crate) device_claims: Slot,
     /// What lists pods whose SELinux labels do not go together.
     pub(crate) selinux_conflicts: Slot,
+}
+
+/// Of the operations of volumes, by plugin and operation.
+#[derive(Clone, Debug)]
+pub(crate) struct OperationMetrics {
+    pub(crate) seconds: Family<Histogram, 2>,
+    /// Under two names.
+    pub(crate) errors: [Family<Counter, 2>; 2],
 }
 
 fn volume_operations(registry: &Registry) -> OperationMetrics {

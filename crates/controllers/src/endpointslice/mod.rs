@@ -9,6 +9,7 @@ pub(crate) mod trigger;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -62,11 +63,13 @@ pub(crate) fn is_managed_by(slice: &EndpointSlice, controller: &str) -> bool {
     labels.and_then(|labels| labels.get(LABEL_MANAGED_BY)).is_some_and(|by| by == controller)
 }
 
-/// The members of services, kept up to date; services whose endpoints may change are queued.
+/// The members of services, kept up to date; services whose endpoints may change are queued, those of
+/// pods that changed after the period in which changes are collected.
 pub(crate) fn follow_members(
     services: &Informer<Service>,
     pods: &Informer<Pod>,
     queue: &WorkQueue<String>,
+    batch_period: Duration,
 ) -> Arc<Mutex<Membership>> {
     let members: Arc<Mutex<Membership>> = Arc::default();
     services.subscribe({
@@ -100,7 +103,9 @@ pub(crate) fn follow_members(
                 _ => members.set_pod(pod),
             };
             drop(members);
-            services.iter().for_each(|name| queue.add(object_key(namespace, name)));
+            for name in services {
+                queue.add_after(object_key(namespace, &name), batch_period);
+            }
         }
     });
     members
@@ -153,7 +158,8 @@ pub(crate) async fn run(context: Context) {
     let slices = context.informers.get::<EndpointSlice>();
     let expectations: Arc<Expectations> = Arc::default();
     slices.store().add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
-    let members = follow_members(&services, &pods, &queue);
+    let batch_period = context.settings.cluster.slice_batch_period;
+    let members = follow_members(&services, &pods, &queue, batch_period);
     follow_slices(&slices, MANAGED_BY, &expectations, &queue);
     let all = async {
         services.synced().await;

@@ -22,7 +22,7 @@ mod writes;
 
 pub(crate) use self::attachdetach::run as run_attach_detach;
 pub(crate) use self::attributes_protection::run as run_attributes_protection;
-pub(crate) use self::binder::{OperationMetrics, run as run_binder};
+pub(crate) use self::binder::run as run_binder;
 pub(crate) use self::claim_protection::run as run_claim_protection;
 pub(crate) use self::ephemeral::run as run_ephemeral;
 pub(crate) use self::expander::run as run_expander;

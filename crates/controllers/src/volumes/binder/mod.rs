@@ -33,7 +33,6 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use self::claim::{ClaimStep as Step, EXTERNAL_PROVISIONING, claim as next_of_claim};
-pub(crate) use self::operations::OperationMetrics;
 use self::operations::Operations;
 use self::volume::volume as next_of_volume;
 use super::event::{Events, REPEAT};

@@ -2,17 +2,10 @@
 
 use std::collections::HashMap;
 
-use longshore_metrics::{Counter, Family, Histogram};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The metrics, by plugin and operation.
-#[derive(Clone, Debug)]
-pub(crate) struct OperationMetrics {
-    pub(crate) seconds: Family<Histogram, 2>,
-    /// Under two names.
-    pub(crate) errors: [Family<Counter, 2>; 2],
-}
+use crate::metrics::OperationMetrics;
 
 /// The operations that have begun, by the key of the claim that is provisioned for, or the name of the
 /// volume that is deleted.
