@@ -89,6 +89,6 @@ mod tests {
         ] {
             assert!(page.contains(&line), "{line}{page}");
         }
-        assert!(!page.contains("delete"));
+        assert!(!page.contains("operation_name=\"delete\""));
     }
 }
