@@ -15,6 +15,7 @@ mod connection_pool;
 pub(crate) mod decode;
 pub mod events;
 mod kubeconfig;
+mod named;
 pub mod objects;
 mod response_body;
 pub mod reviews;
@@ -40,6 +41,7 @@ pub use self::config_source::ConfigSource;
 pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
+pub use self::named::named;
 use self::transport::{Shared, Transport};
 pub use self::watches::{Encoded, watch, watch_encoded};
 

@@ -18,6 +18,7 @@ use longshore_serving::FrontProxyHeaders;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
 use crate::delegated::DelegatedOptions;
+use crate::list::{GATES, WITHOUT_WORK, gate};
 use crate::serving::PortOptions;
 use crate::signer_files::SignerError;
 use crate::{ClusterSettings, Controller, Settings, SignerFiles, all};
@@ -152,7 +153,8 @@ macro_rules! flags {
             /// The address ranges of services.
             #[arg(long, value_delimiter = ',')]
             pub(crate) service_cluster_ip_range: Vec<IpNet>,
-            /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle and
+            /// Feature gates, as NAME=BOOL: those with an effect here are ClusterTrustBundle,
+            /// DRADeviceTaints, PodCertificateRequest and
             /// ControllerManagerReleaseLeaderElectionLockOnExit.
             #[arg(long, default_value = "", hide_default_value = true)]
             pub(crate) feature_gates: FeatureGates,
@@ -166,7 +168,8 @@ macro_rules! flags {
             pub fn without_effect(&self) -> Vec<String> {
                 let gates = self.feature_gates.changed();
                 let mut given: Vec<String> = gates
-                    .filter(|(name, _)| ![CLUSTER_TRUST_BUNDLE, RELEASE_LEASE].contains(name))
+                    .filter(|(name, _)| *name != RELEASE_LEASE)
+                    .filter(|(name, _)| GATES.iter().all(|(_, gate)| gate != name))
                     .map(|(name, value)| format!("feature-gates={name}={value}"))
                     .collect();
                 $(if self.$accepted.is_some() {
@@ -262,6 +265,19 @@ flags! {
         pv_recycler_increment_timeout_nfs: i64 = "30";
         /// Endpoints in a slice.
         max_endpoints_per_slice: usize = "100";
+        /// The most addresses of a subset of Endpoints that are mirrored.
+        mirroring_max_endpoints_per_subset: usize = "1000";
+        /// How long changes of pods are collected for Endpoints.
+        #[arg(value_parser = duration)]
+        endpoint_updates_batch_period: Duration = "0s";
+        /// How long changes of pods are collected for EndpointSlices.
+        #[arg(value_parser = duration)]
+        endpointslice_updates_batch_period: Duration = "0s";
+        /// How long changes of Endpoints are collected before they are mirrored.
+        #[arg(value_parser = duration)]
+        mirroring_endpointslice_updates_batch_period: Duration = "0s";
+        /// Workers of devices with taints.
+        concurrent_device_taint_eviction_syncs: usize = "8";
         /// How often the health of nodes is checked.
         #[arg(value_parser = duration)]
         node_monitor_period: Duration = "5s";
@@ -281,10 +297,12 @@ flags! {
         large_cluster_size_threshold: usize = "50";
         /// Terminated pods that are kept.
         terminated_pod_gc_threshold: usize = "12500";
-        /// Bits of a node's range of IPv4 addresses.
-        node_cidr_mask_size_ipv4: u8 = "24";
-        /// Bits of a node's range of IPv6 addresses.
-        node_cidr_mask_size_ipv6: u8 = "64";
+        /// Bits of a node's range of addresses, in clusters with one range; 0: 24, or 64 of IPv6.
+        node_cidr_mask_size: u8 = "0";
+        /// Bits of a node's range of IPv4 addresses; 0: 24.
+        node_cidr_mask_size_ipv4: u8 = "0";
+        /// Bits of a node's range of IPv6 addresses; 0: 64.
+        node_cidr_mask_size_ipv6: u8 = "0";
         /// How often quotas are counted anew.
         #[arg(value_parser = duration)]
         resource_quota_sync_period: Duration = "5m0s";
@@ -354,16 +372,14 @@ flags! {
     accepted {
         allow_metric_labels allow_metric_labels_manifest attach_detach_reconcile_sync_period
         cert_dir cidr_allocator_type cloud_config cloud_provider cluster_name
-        concurrent_device_taint_eviction_syncs
         concurrent_service_syncs
         concurrent_validating_admission_policy_status_syncs controller_shutdown_timeout
         controller_start_interval disabled_metrics emulated_version
-        endpoint_updates_batch_period endpointslice_updates_batch_period external_cloud_volume_plugin
+        external_cloud_volume_plugin
         flex_volume_plugin_dir http2_max_streams_per_connection
         kube_api_content_type leader_migration_config log_flush_frequency
         log_json_info_buffer_size log_text_info_buffer_size logging_format
-        min_compatibility_version min_resync_period mirroring_endpointslice_updates_batch_period
-        mirroring_max_endpoints_per_subset namespace_sync_period node_cidr_mask_size
+        min_compatibility_version min_resync_period namespace_sync_period
         node_sync_period pvclaimbinder_sync_period
         route_reconciliation_period
         service_account_private_key_file
@@ -380,24 +396,6 @@ flags! {
     }
 }
 
-/// Controllers of upstream that do not exist here yet; naming one is a warning.
-const MISSING: &[&str] = &[
-    "cloud-node-lifecycle",
-    "cloud-node-lifecycle-controller",
-    "node-route-controller",
-    "podcertificaterequest-cleaner-controller",
-    "podgroup-protection-controller",
-    "resourcepoolstatusrequest-controller",
-    "route",
-    "selinux-warning-controller",
-    "service",
-    "service-lb-controller",
-    "storage-version-gc",
-    "storage-version-migrator-controller",
-    "storageversion-garbage-collector-controller",
-    "validatingadmissionpolicy-status-controller",
-];
-
 /// Why a command line cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
@@ -407,6 +405,9 @@ pub enum FlagError {
     /// Flags that do not go together.
     #[error("{0}")]
     Signers(&'static str),
+    /// Flags of nodes' ranges that do not go together.
+    #[error("{0}")]
+    Masks(&'static str),
     /// One flag without the other.
     #[error("--cluster-signing-{0}cert-file and --cluster-signing-{0}key-file go together")]
     Pair(&'static str),
@@ -461,10 +462,13 @@ impl Flags {
         let is_named = |one: &Controller, name: &str| one.name == name || one.alias == name;
         for name in &self.controllers {
             let name = name.strip_prefix('-').unwrap_or(name);
-            if MISSING.contains(&name) {
-                tracing::warn!(controller = name, "not implemented");
-            } else if name != "*" && !all.iter().any(|one| is_named(one, name)) {
-                return Err(FlagError::UnknownController(name.to_owned()));
+            if name == "*" || all.iter().any(|one| is_named(one, name)) {
+                continue;
+            }
+            let known = WITHOUT_WORK.iter().filter(|_| !name.is_empty());
+            match known.clone().find(|(own, alias, _)| [own, alias].contains(&&name)) {
+                None => return Err(FlagError::UnknownController(name.to_owned())),
+                Some((name, _, why)) => tracing::info!(controller = name, "does not run: {why}"),
             }
         }
         let has = |wanted: &str| self.controllers.iter().any(|name| name == wanted);
@@ -475,7 +479,9 @@ impl Flags {
             }
             names.any(has) || (has("*") && one.by_default)
         };
-        Ok(all.into_iter().filter(is_selected).collect())
+        let has_gate =
+            |one: &Controller| gate(one.name).is_none_or(|gate| self.feature_gates.enabled(gate));
+        Ok(all.into_iter().filter(|one| is_selected(one) && has_gate(one)).collect())
     }
 
     /// The leader election of a copy of that identity, if copies elect one.
@@ -630,6 +636,41 @@ impl Flags {
         })
     }
 
+    /// Bits of nodes' ranges of IPv4 and IPv6 addresses.
+    fn node_masks(&self) -> Result<(u8, u8), FlagError> {
+        let set = |bits: u8| Some(bits).filter(|bits| *bits != 0);
+        let (both, v4, v6) = (
+            set(self.node_cidr_mask_size),
+            set(self.node_cidr_mask_size_ipv4),
+            set(self.node_cidr_mask_size_ipv6),
+        );
+        let is_v6 = self.cluster_cidr.first().is_some_and(|cidr| cidr.contains(':'));
+        let why = match self.cluster_cidr.len() {
+            _ if !self.allocate_node_cidrs => None,
+            0 => None,
+            1 if both.is_some() && (v4.is_some() || v6.is_some()) => Some(
+                "usage of --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6 is not allowed \
+                 if --node-cidr-mask-size is set. For dual-stack clusters please unset it and use \
+                 IPFamily specific flags",
+            ),
+            1 if v4.is_some() && is_v6 => Some(
+                "usage of --node-cidr-mask-size-ipv4 is not allowed for a single-stack IPv6 cluster",
+            ),
+            1 if v6.is_some() && !is_v6 => Some(
+                "usage of --node-cidr-mask-size-ipv6 is not allowed for a single-stack IPv4 cluster",
+            ),
+            1 => None,
+            _ if both.is_some() => {
+                Some("usage of --node-cidr-mask-size is not allowed with dual-stack clusters")
+            }
+            _ => None,
+        };
+        match why {
+            Some(why) => Err(FlagError::Masks(why)),
+            None => Ok((both.or(v4).unwrap_or(24), both.or(v6).unwrap_or(64))),
+        }
+    }
+
     /// The settings of controllers.
     ///
     /// # Errors
@@ -652,6 +693,7 @@ impl Flags {
             let pod = serde_json::from_str(&tree.to_string());
             pod.map(Some).map_err(|error| refused(error.to_string()))
         };
+        let (node_mask_v4, node_mask_v6) = self.node_masks()?;
         Ok(Settings {
             deployment_workers: self.concurrent_deployment_syncs,
             replicaset_workers: self.concurrent_replicaset_syncs,
@@ -665,6 +707,11 @@ impl Flags {
                 endpoint_workers: self.concurrent_endpoint_syncs,
                 mirroring_workers: self.mirroring_concurrent_service_endpoint_syncs,
                 max_endpoints_per_slice: self.max_endpoints_per_slice,
+                max_mirrored_endpoints: self.mirroring_max_endpoints_per_subset,
+                endpoint_batch_period: self.endpoint_updates_batch_period,
+                slice_batch_period: self.endpointslice_updates_batch_period,
+                mirroring_batch_period: self.mirroring_endpointslice_updates_batch_period,
+                device_taint_workers: self.concurrent_device_taint_eviction_syncs,
                 namespace_workers: self.concurrent_namespace_syncs,
                 service_account_workers: self.concurrent_serviceaccount_token_syncs,
                 root_ca: self.root_ca_file.as_ref().map(read).transpose()?,
@@ -703,8 +750,8 @@ impl Flags {
                     },
                 },
                 cluster_cidrs: self.cluster_cidr.clone(),
-                node_mask_v4: self.node_cidr_mask_size_ipv4,
-                node_mask_v6: self.node_cidr_mask_size_ipv6,
+                node_mask_v4,
+                node_mask_v6,
                 ttl_after_finished_workers: self.concurrent_ttl_after_finished_syncs,
                 resource_quota_workers: self.concurrent_resource_quota_syncs,
                 resource_quota_period: self.resource_quota_sync_period,
@@ -772,10 +819,91 @@ mod tests {
         Ok(selected.iter().map(|one| one.name).collect())
     }
 
+    /// The file has the names that upstream's command line takes, which are off by default, and older ones.
+    #[test]
+    fn flags_name_controllers_as_upstream() {
+        let lines = include_str!("testdata/controllers.txt").lines();
+        let all = all();
+        for line in lines.filter(|line| !line.starts_with('#')) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, state, aliases @ ..] = &words[..] else { panic!("{line}") };
+            let own = all.iter().find(|one| one.name == *name);
+            if let Some(own) = own {
+                let alias = aliases.first().unwrap_or(name);
+                assert_eq!((own.by_default, own.alias), (*state == "on", *alias), "{name}");
+            }
+            let runs =
+                own.is_some() && gate(name).is_none_or(|it| FeatureGates::default().enabled(it));
+            for given in [name].into_iter().chain(aliases) {
+                let named = selected(given).unwrap_or_else(|error| panic!("{given}: {error}"));
+                assert_eq!(named, if runs { vec![*name] } else { vec![] }, "{given}");
+                assert!(!selected(&format!("*,-{given}")).unwrap().contains(name), "{given}");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_of_nodes_ranges() {
+        let (v4, v6) = ("--cluster-cidr=10.0.0.0/8", "--cluster-cidr=fd00::/48");
+        let both = "--cluster-cidr=10.0.0.0/8,fd00::/48";
+        for (flags, expected) in [
+            (vec![v4], Ok((24, 64))),
+            (vec![v4, "--node-cidr-mask-size=20"], Ok((20, 20))),
+            (vec![v4, "--node-cidr-mask-size-ipv4=22"], Ok((22, 64))),
+            (vec![v6, "--node-cidr-mask-size-ipv6=56"], Ok((24, 56))),
+            (vec![both, "--node-cidr-mask-size-ipv4=22"], Ok((22, 64))),
+            (vec![both, "--node-cidr-mask-size=20"], Err("not allowed with dual-stack clusters")),
+            (
+                vec![v4, "--node-cidr-mask-size=20", "--node-cidr-mask-size-ipv4=22"],
+                Err("is not allowed if --node-cidr-mask-size is set"),
+            ),
+            (vec![v6, "--node-cidr-mask-size-ipv4=22"], Err("for a single-stack IPv6 cluster")),
+            (vec![v4, "--node-cidr-mask-size-ipv6=56"], Err("for a single-stack IPv4 cluster")),
+        ] {
+            let line = ["x", "--allocate-node-cidrs"].into_iter().chain(flags.clone());
+            let settings = Flags::try_parse_from(line).unwrap().settings();
+            match (settings, expected) {
+                (Ok(settings), Ok(masks)) => {
+                    let cluster = settings.cluster;
+                    assert_eq!((cluster.node_mask_v4, cluster.node_mask_v6), masks, "{flags:?}");
+                }
+                (Err(error), Err(why)) => assert!(error.to_string().contains(why), "{error}"),
+                (found, _) => panic!("{flags:?}: {}", found.is_ok()),
+            }
+        }
+    }
+
+    #[test]
+    fn flags_of_gates_select_controllers() {
+        for (gate, name) in [
+            (
+                "ClusterTrustBundle",
+                "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+            ),
+            ("DRADeviceTaints", "device-taint-eviction-controller"),
+            ("PodCertificateRequest", "podcertificaterequest-cleaner-controller"),
+        ] {
+            for is_on in [true, false] {
+                let gates = format!("--feature-gates={gate}={is_on}");
+                let flags = Flags::try_parse_from(["x", &gates]).unwrap();
+                let selected = flags.selected().unwrap();
+                assert_eq!(selected.iter().any(|one| one.name == name), is_on, "{gates}");
+                assert!(flags.without_effect().is_empty(), "{gates}");
+            }
+        }
+    }
+
     #[test]
     fn flags_select_controllers() {
-        let default: Vec<_> =
-            all().iter().filter(|one| one.by_default).map(|one| one.name).collect();
+        let has_gate = |one: &&Controller| {
+            gate(one.name).is_none_or(|gate| FeatureGates::default().enabled(gate))
+        };
+        let default: Vec<_> = all()
+            .iter()
+            .filter(|one| one.by_default)
+            .filter(has_gate)
+            .map(|one| one.name)
+            .collect();
         assert_eq!(selected("*").unwrap(), default);
         let without = selected("*,-deployment-controller,-job").unwrap();
         assert_eq!(without.len(), default.len() - 2);

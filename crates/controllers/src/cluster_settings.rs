@@ -20,6 +20,16 @@ pub struct ClusterSettings {
     pub mirroring_workers: usize,
     /// `--max-endpoints-per-slice`
     pub max_endpoints_per_slice: usize,
+    /// `--mirroring-max-endpoints-per-subset`
+    pub max_mirrored_endpoints: usize,
+    /// `--endpoint-updates-batch-period`
+    pub endpoint_batch_period: Duration,
+    /// `--endpointslice-updates-batch-period`
+    pub slice_batch_period: Duration,
+    /// `--mirroring-endpointslice-updates-batch-period`
+    pub mirroring_batch_period: Duration,
+    /// `--concurrent-device-taint-eviction-syncs`
+    pub device_taint_workers: usize,
     /// `--concurrent-namespace-syncs`
     pub namespace_workers: usize,
     /// `--concurrent-serviceaccount-token-syncs`
@@ -135,6 +145,11 @@ impl Default for ClusterSettings {
             endpoint_workers: 5,
             mirroring_workers: 5,
             max_endpoints_per_slice: 100,
+            max_mirrored_endpoints: 1000,
+            endpoint_batch_period: Duration::ZERO,
+            slice_batch_period: Duration::ZERO,
+            mirroring_batch_period: Duration::ZERO,
+            device_taint_workers: 8,
             namespace_workers: 10,
             service_account_workers: 5,
             root_ca_workers: 1,

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use kube::Client;
-use longshore_client::AccountClients;
 use longshore_client::events::Recorder;
+use longshore_client::{AccountClients, named};
 use longshore_informer::{Informers, QueueMetrics};
 use tokio_util::sync::CancellationToken;
 
 use crate::{ClusterSettings, Metrics};
+
+/// The program, as requests and metrics name it.
+pub(crate) const MANAGER: &str = "kube-controller-manager";
 
 /// The shared parts of the process. Clones are the same.
 #[derive(Clone)]
@@ -44,13 +47,15 @@ impl Context {
         }
     }
 
-    /// The context of one controller: with its own client, where it has a service account.
+    /// The context of one controller: with its own client, which acts as its service account where there
+    /// are such clients.
     pub fn of(&self, controller: &Controller) -> Self {
-        let accounts = self.accounts.as_ref().filter(|_| !controller.account.is_empty());
-        match accounts {
-            Some(accounts) => Self { client: accounts.client(controller.account), ..self.clone() },
-            None => self.clone(),
-        }
+        let client = match (&self.accounts, controller.account) {
+            (_, "") => named(&self.client, MANAGER, "tokens-controller"),
+            (Some(accounts), account) => accounts.client(account),
+            (None, account) => named(&self.client, MANAGER, account),
+        };
+        Self { client, ..self.clone() }
     }
 
     /// A recorder of events of that component, such as `deployment-controller`.

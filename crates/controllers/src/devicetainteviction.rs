@@ -30,7 +30,6 @@ const NAME: &str = "device-taint-eviction-controller";
 /// The index of slices by their pools, and of claims by those of their devices.
 const BY_POOL: &str = "pool";
 const NO_EXECUTE: &str = "NoExecute";
-const WORKERS: usize = 8;
 
 fn pool(driver: &str, name: &str) -> String {
     format!("{driver}/{name}")
@@ -105,7 +104,7 @@ pub(crate) async fn run(context: Context) {
         pods: context.informers.get(),
         claims: context.informers.get(),
         slices: context.informers.get(),
-        queue: WorkQueue::new("device_taint_eviction", &context.queues),
+        queue: WorkQueue::new("device-taint-eviction-controller", &context.queues),
         recorder: context.recorder("device-taint-eviction-controller"),
         metrics: context.metrics.device_taint_eviction.clone(),
         waiting: Mutex::default(),
@@ -119,7 +118,8 @@ pub(crate) async fn run(context: Context) {
     if !unless_stopped(&context, all).await {
         return;
     }
-    run_workers(NAME, &controller.queue, WORKERS, &context.stop, |key| controller.sync(key)).await;
+    let workers = context.settings.cluster.device_taint_workers;
+    run_workers(NAME, &controller.queue, workers, &context.stop, |key| controller.sync(key)).await;
 }
 
 impl Controller {

@@ -42,6 +42,7 @@ mod namespace;
 mod nodeipam;
 mod nodelifecycle;
 mod podautoscaler;
+mod podcertificatecleaner;
 mod podgc;
 mod pods;
 pub mod program;

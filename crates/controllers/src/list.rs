@@ -19,6 +19,48 @@ macro_rules! controllers {
     };
 }
 
+/// The feature gate that a controller needs, of those that can be set.
+pub(crate) fn gate(controller: &str) -> Option<&'static str> {
+    GATES.iter().find(|(name, _)| *name == controller).map(|(_, gate)| *gate)
+}
+
+/// Controllers and the feature gates that they need.
+pub(crate) const GATES: [(&str, &str); 3] = [
+    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "ClusterTrustBundle"),
+    ("device-taint-eviction-controller", "DRADeviceTaints"),
+    ("podcertificaterequest-cleaner-controller", "PodCertificateRequest"),
+];
+
+/// Upstream's controllers that run nothing here, whether by `*` or by name: their names, older names, and
+/// why.
+pub(crate) const WITHOUT_WORK: [(&str, &str, &str); 8] = [
+    ("service-lb-controller", "service", CLOUD),
+    ("node-route-controller", "route", CLOUD),
+    ("cloud-node-lifecycle-controller", "cloud-node-lifecycle", CLOUD),
+    (
+        "validatingadmissionpolicy-status-controller",
+        "",
+        "the apiserver checks the types of policies",
+    ),
+    ("podgroup-protection-controller", "", "its API, of the gate GenericWorkload, is not served"),
+    (
+        "resourcepoolstatusrequest-controller",
+        "",
+        "its API, of the gate DRAResourcePoolStatus, is not served",
+    ),
+    (
+        "storageversion-garbage-collector-controller",
+        "storage-version-gc",
+        "its API, of the gate StorageVersionAPI, is not served",
+    ),
+    (
+        "storage-version-migrator-controller",
+        "svm",
+        "its API, of the gate StorageVersionMigrator, is not served",
+    ),
+];
+const CLOUD: &str = "it is that of a cloud provider";
+
 controllers! {
     "replicationcontroller-controller" "replicationcontroller" "replication-controller" true crate::replicaset::run_replication_controllers;
     "replicaset-controller" "replicaset" "replicaset-controller" true crate::replicaset::run;
@@ -47,6 +89,7 @@ controllers! {
     "certificatesigningrequest-signing-controller" "csrsigning" "certificate-controller" true crate::certificates::signing::run;
     "certificatesigningrequest-approving-controller" "csrapproving" "certificate-controller" true crate::certificates::approving::run;
     "certificatesigningrequest-cleaner-controller" "csrcleaner" "certificate-controller" true crate::csrcleaner::run;
+    "podcertificaterequest-cleaner-controller" "podcertificaterequest-cleaner-controller" "podcertificaterequestcleaner" true crate::podcertificatecleaner::run;
     "bootstrap-signer-controller" "bootstrapsigner" "bootstrap-signer" false crate::bootstrap::signer::run;
     "token-cleaner-controller" "tokencleaner" "token-cleaner" false crate::bootstrap::token_cleaner::run;
     "clusterrole-aggregation-controller" "clusterrole-aggregation" "clusterrole-aggregation-controller" true crate::clusterroleaggregation::run;
@@ -59,7 +102,8 @@ controllers! {
     "persistentvolume-protection-controller" "pv-protection" "pv-protection-controller" true crate::volumes::run_volume_protection;
     "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" "volumeattributesclass-protection-controller" true crate::volumes::run_attributes_protection;
     "ephemeral-volume-controller" "ephemeral-volume" "ephemeral-volume-controller" true crate::volumes::run_ephemeral;
-    "resourceclaim-controller" "resourceclaim-controller" "resource-claim-controller" true crate::resourceclaim::run;
+    "selinux-warning-controller" "selinux-warning-controller" "selinux-warning-controller" false crate::volumes::run_selinux_warnings;
+    "resourceclaim-controller" "resource-claim-controller" "resource-claim-controller" true crate::resourceclaim::run;
     "device-taint-eviction-controller" "device-taint-eviction-controller" "device-taint-eviction-controller" true crate::devicetainteviction::run;
     "service-cidr-controller" "service-cidr-controller" "service-cidrs-controller" true crate::servicecidrs::run;
     "hostpath-provisioner" "hostpath-provisioner" "persistent-volume-binder" true crate::hostpathprovisioner::run;

@@ -21,6 +21,7 @@ pub struct Metrics {
     pub(crate) job_ttl: Histogram,
     pub(crate) ephemeral_creates: Counter,
     pub(crate) ephemeral_failures: Counter,
+    pub(crate) volume_operations: OperationMetrics,
     pub(crate) retroactive_classes: Counter,
     pub(crate) retroactive_class_errors: Counter,
     /// By the reason `timeout` or `out-of-service`.
@@ -38,6 +39,32 @@ pub struct Metrics {
     pub(crate) attachments: Slot,
     /// What counts claims for devices.
     pub(crate) device_claims: Slot,
+    /// What lists pods whose SELinux labels do not go together.
+    pub(crate) selinux_conflicts: Slot,
+}
+
+/// Of the operations of volumes, by plugin and operation.
+#[derive(Clone, Debug)]
+pub(crate) struct OperationMetrics {
+    pub(crate) seconds: Family<Histogram, 2>,
+    /// Under two names.
+    pub(crate) errors: [Family<Counter, 2>; 2],
+}
+
+fn volume_operations(registry: &Registry) -> OperationMetrics {
+    let labels = ["plugin_name", "operation_name"];
+    let errors = |name| registry.counters(name, "[ALPHA] Total volume operation errors", labels);
+    OperationMetrics {
+        seconds: registry.histograms(
+            "volume_operation_total_seconds",
+            "[ALPHA] Storage operation end to end duration in seconds",
+            labels,
+            Buckets::of(&[
+                0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0,
+            ]),
+        ),
+        errors: [errors("volume_operation_total_errors"), errors("volume_operation_errors_total")],
+    }
 }
 
 /// Of the job controller.
@@ -234,6 +261,7 @@ impl Metrics {
                 "ephemeral_volume_controller_create_failures_total",
                 "[ALPHA] Number of PersistentVolumeClaim creation requests",
             ),
+            volume_operations: volume_operations(registry),
             retroactive_classes: registry.counter(
                 "retroactive_storageclass_total",
                 "[ALPHA] Total number of retroactive StorageClass assignments to persistent volume claim",
@@ -287,6 +315,7 @@ impl Metrics {
             volumes: registry.slot(),
             attachments: registry.slot(),
             device_claims: registry.slot(),
+            selinux_conflicts: registry.slot(),
         }
     }
 

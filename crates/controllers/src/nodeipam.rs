@@ -133,7 +133,7 @@ pub(crate) async fn run(context: Context) {
     for services in &settings.service_ranges {
         ranges.iter_mut().for_each(|range| range.occupy(*services));
     }
-    let queue: WorkQueue<String> = WorkQueue::new("node_ipam", &context.queues);
+    let queue: WorkQueue<String> = WorkQueue::new("cidrallocator_node", &context.queues);
     let nodes = context.informers.get::<Node>();
     if !unless_stopped(&context, nodes.synced()).await {
         return;

@@ -10,7 +10,7 @@ use kube::Client;
 use longshore_base::panics;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_client::reviews::DecisionTtls;
-use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect};
+use longshore_client::{AccountClients, ClientError, Credentials, Limits, connect, named};
 use longshore_informer::{
     ElectionError, Informers, LeaderElector, LeaderMetrics, LeaseApi, QueueMetrics,
 };
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::args::{FlagError, Flags};
+use crate::context::MANAGER;
 use crate::delegated::DelegatedOptions;
 use crate::serving::{Endpoints, Health, PortOptions, Reviewers, Serving, ServingError};
 use crate::{Context, Controller, Metrics};
@@ -33,8 +34,6 @@ use crate::{Context, Controller, Metrics};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The path of the scheduler's page about the resources of pods.
 const RESOURCES: &str = "/metrics/resources";
-/// The program, as metrics name it.
-const MANAGER: &str = "kube-controller-manager";
 /// The namespace of the controllers' service accounts.
 const NAMESPACE: &str = "kube-system";
 /// How long after its end a part starts again.
@@ -88,7 +87,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     // Upstream gives each controller a client, and each client this rate.
     let clients = i32::try_from(controllers.len()).unwrap_or(i32::MAX).max(1);
     let limits = Limits {
-        component: "kube-controller-manager",
+        component: MANAGER,
         qps: flags.qps().saturating_mul(clients),
         burst: flags.kube_api_burst.saturating_mul(clients),
         timeout: REQUEST_TIMEOUT,
@@ -150,7 +149,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     };
     let context = Context {
         accounts,
-        informers: Informers::new(client.clone()),
+        informers: Informers::new(named(&client, MANAGER, "shared-informers")),
         client: client.clone(),
         queues: QueueMetrics::new(&registry),
         metrics: Arc::new(Metrics::new(&registry)),
@@ -168,7 +167,7 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
     match flags.leader(&scheduler::identity()?) {
         None => work().await,
         Some(leader) => {
-            let store = LeaseApi::new(Client::clone(&client), &leader);
+            let store = LeaseApi::new(named(&client, MANAGER, "leader-election"), &leader);
             let elector = LeaderElector::new(store, leader).with_metrics(leader_metrics);
             let done = elector.run(&stop, work).await;
             if done.is_err() {

@@ -57,7 +57,7 @@ struct Controller {
 
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
-    let queue: WorkQueue<String> = WorkQueue::new("taint_eviction", &context.queues);
+    let queue: WorkQueue<String> = WorkQueue::new("noexec_taint_pod", &context.queues);
     let nodes = context.informers.get::<Node>();
     let pods = context.informers.get::<Pod>();
     index_by_node(pods.store());

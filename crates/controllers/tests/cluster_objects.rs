@@ -120,6 +120,62 @@ async fn endpoints_follow_the_pods_of_a_service() {
         .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoint_slices_get_hints_in_proportion_to_the_cpus_of_zones() {
+    let mut cluster = Cluster::start(&["endpointslice-controller"], |_| {}).await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    for (node, zone, cpu) in [("n1", "a", "3"), ("n2", "b", "1")] {
+        cluster.add_node(node).await;
+        let params = PatchParams::default();
+        let status = json!({"status": {"allocatable": {"cpu": cpu}}});
+        nodes.patch_status(node, &params, &Patch::Merge(status)).await.unwrap();
+        // a change of the zone has the CPUs looked at
+        let patch = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}});
+        nodes.patch(node, &params, &Patch::Merge(patch)).await.unwrap();
+    }
+    for name in ["p1", "p2", "p3", "p4"] {
+        cluster.pod("default", name, "n2", json!({"labels": {"app": "web"}})).await;
+    }
+    let service = json!({
+        "metadata": {
+            "name": "web",
+            "annotations": {"service.kubernetes.io/topology-mode": "Auto"},
+        },
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]},
+    });
+    cluster.create::<Service>("default", service).await;
+    let services = cluster.api::<Service>("default");
+    let changes = std::sync::atomic::AtomicUsize::new(0);
+    let hints = async || {
+        // a service without hints is looked at when it changes, and not when nodes do
+        let change = changes.fetch_add(1, std::sync::atomic::Ordering::SeqCst).to_string();
+        let patch = Patch::Merge(json!({"metadata": {"labels": {"change": change}}}));
+        services.patch("web", &PatchParams::default(), &patch).await.unwrap();
+        let slices = cluster.api::<EndpointSlice>("default").list(&ListParams::default()).await;
+        let endpoints = slices.unwrap().items.into_iter().flat_map(|it| it.endpoints);
+        let hints = endpoints.flatten().flat_map(|endpoint| endpoint.hints);
+        let mut zones: Vec<String> =
+            hints.flat_map(|hints| hints.for_zones).flatten().map(|zone| zone.name).collect();
+        zones.sort();
+        zones
+    };
+    eventually("hints by CPUs", hints, |zones| *zones == ["a", "a", "a", "b"]).await;
+    let messages = async || {
+        let events = cluster.api::<Event>("default").list(&ListParams::default()).await.unwrap();
+        let own = events.items.into_iter().filter(|event| {
+            event.involved_object.kind.as_deref() == Some("Service")
+                && event.source.as_ref().and_then(|source| source.component.as_deref())
+                    == Some("endpoint-slice-controller")
+        });
+        own.filter_map(|event| event.message).collect::<Vec<_>>()
+    };
+    let enabled = "Topology Aware Hints has been enabled, addressType: IPv4".to_owned();
+    eventually("the event", messages, |messages| messages.contains(&enabled)).await;
+    // with one zone left the hints are uneven: they go
+    nodes.delete("n1", &DeleteParams::default()).await.unwrap();
+    eventually("no hints", hints, Vec::is_empty).await;
+}
+
 async fn owned_pods(cluster: &Cluster, owner: &str, blocks: bool) {
     let controller = json!({
         "metadata": {"name": owner},

@@ -90,6 +90,9 @@ impl Forwarder {
         if !self.is_enabled() {
             return Err(Failure::NoServers);
         }
+        if !self.upstreams.iter().any(|upstream| upstream.is_healthy() && !upstream.is_looped()) {
+            self.metrics.forward.broken.inc();
+        }
         let deadline = later(Instant::now(), DEADLINE);
         for upstream in self.in_turn() {
             let asked = tokio::time::timeout_at(deadline, self.ask_one(upstream, request)).await;
@@ -129,6 +132,7 @@ impl Forwarder {
                 Some((message, bytes))
             }
             Err(error) => {
+                metrics.failures.with(["forward", &to]).inc();
                 debug!(%error, "forward");
                 None
             }

@@ -212,7 +212,7 @@ impl Server {
     /// The metrics of its client, on its page.
     #[must_use]
     pub fn client_metrics(&self) -> RestClient {
-        RestClient::new(&self.shared.metrics.registry)
+        RestClient::of_coredns(&self.shared.metrics.registry)
     }
 
     /// The registry of its metrics.
@@ -237,6 +237,10 @@ impl Server {
         }
         for (listener, router) in self.ports {
             tasks.push(ports::serve(listener, router).boxed());
+        }
+        if let [_, Some(address), _] = self.port_addresses {
+            let address = ports::reachable(address);
+            tasks.push(ports::watch_health(address, metrics.health.clone()).boxed());
         }
         let pods = self.pods;
         tasks.push(async move { watches::follow(&client, pods, changed).await }.boxed());

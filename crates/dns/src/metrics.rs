@@ -78,6 +78,7 @@ pub(crate) struct Metrics {
     pub(crate) panics: Counter,
     pub(crate) cache: CacheMetrics,
     pub(crate) forward: ForwardMetrics,
+    pub(crate) health: HealthMetrics,
     pub(crate) programming: Family<Histogram, 1>,
 }
 
@@ -99,6 +100,17 @@ pub(crate) struct ForwardMetrics {
     pub(crate) responses: Family<Counter, 2>,
     pub(crate) duration: Family<Histogram, 3>,
     pub(crate) rejected: Counter,
+    /// Questions to servers that stayed without an answer.
+    pub(crate) failures: Family<Counter, 2>,
+    /// Questions while no server was known to answer.
+    pub(crate) broken: Counter,
+}
+
+/// Metrics of the port for health, as this process itself sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct HealthMetrics {
+    pub(crate) duration: Histogram,
+    pub(crate) failures: Counter,
 }
 
 impl Metrics {
@@ -194,6 +206,26 @@ impl Metrics {
                 "coredns_forward_max_concurrent_rejects_total",
                 "Counter of the number of queries rejected because the concurrent queries were at maximum.",
             ),
+            failures: registry.counters(
+                "coredns_proxy_healthcheck_failures_total",
+                "Counter of the number of failed healthchecks.",
+                ["proxy_name", "to"],
+            ),
+            broken: registry.counter(
+                "coredns_forward_healthcheck_broken_total",
+                "Counter of the number of complete failures of the healthchecks.",
+            ),
+        };
+        let health = HealthMetrics {
+            duration: registry.histogram(
+                "coredns_health_request_duration_seconds",
+                "Histogram of the time (in seconds) each request took.",
+                Buckets::exponential(0.000_25, 10.0, 5),
+            ),
+            failures: registry.counter(
+                "coredns_health_request_failures_total",
+                "The number of times the health check failed.",
+            ),
         };
         Arc::new(Self {
             requests: registry.counters(
@@ -222,6 +254,7 @@ impl Metrics {
             ),
             cache,
             forward,
+            health,
             registry,
             server,
         })

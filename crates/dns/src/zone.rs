@@ -258,6 +258,9 @@ impl Zone {
     }
 
     fn find_address(&self, reverse: Reverse, name: &Name, lower: &Name, kind: RecordType) -> Found {
+        if matches!(kind, RecordType::SOA | RecordType::NS) && *lower == reverse.name() {
+            return self.apex(name, kind);
+        }
         let Some(owners) = reverse.address(lower).and_then(|address| self.addresses.get(&address))
         else {
             return Found::Elsewhere;

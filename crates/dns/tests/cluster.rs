@@ -255,8 +255,10 @@ async fn cluster_names_of_pods_are_verified() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn program_answers_and_stops() {
     let cluster = Cluster::start(PodNames::Insecure).await;
-    // Two that are free now.
-    let free = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Two that are free now, of an address where connections of others have no ports.
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let own = std::net::Ipv4Addr::new(127, 64 | a, b, c.max(1));
+    let free = || std::net::UdpSocket::bind((own, 0)).unwrap().local_addr().unwrap();
     let (dns, ready) = (free(), free());
     let kubeconfig = cluster.dir.path().join("pki/admin.conf");
     let mut program = tokio::process::Command::new(env!("CARGO_BIN_EXE_longshore-dns"))

@@ -1,5 +1,6 @@
 //! The metrics of work queues, under client-go's names.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Kind, Labels, Registry};
@@ -72,10 +73,15 @@ impl QueueMetrics {
         registry.collect(move |text| {
             let mut queues = queues.lock();
             queues.retain(|(_, queue)| queue.strong_count() > 0);
-            let times: Vec<_> = queues
-                .iter()
-                .filter_map(|(name, queue)| Some((*name, queue.upgrade()?.unfinished())))
-                .collect();
+            // queues of one name are one, as they are in the other families
+            let mut times: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+            for (name, queue) in queues.iter() {
+                let Some((sum, longest)) = queue.upgrade().map(|queue| queue.unfinished()) else {
+                    continue;
+                };
+                let known = times.entry(name).or_default();
+                *known = (known.0 + sum, known.1.max(longest));
+            }
             drop(queues);
             let families: [(_, _, Value); 2] = [
                 (

@@ -47,15 +47,48 @@ pub struct RestClient {
     requests: Family<Counter, 3>,
     duration: Family<Histogram, 2>,
     waited: Family<Histogram, 2>,
+    sizes: Option<Sizes>,
+}
+
+#[derive(Debug, Clone)]
+struct Sizes {
     sent: Family<Histogram, 2>,
     answered: Family<Histogram, 2>,
 }
 
 impl RestClient {
+    /// Registers the families under CoreDNS's names, without those of sizes.
+    pub fn of_coredns(registry: &Registry) -> Self {
+        let labels = ["verb", "host"];
+        Self {
+            requests: registry.counters(
+                "coredns_kubernetes_rest_client_requests_total",
+                "Number of HTTP requests, partitioned by status code, method, and host.",
+                ["code", "method", "host"],
+            ),
+            duration: registry.histograms(
+                "coredns_kubernetes_rest_client_request_duration_seconds",
+                "Request latency in seconds. Broken down by verb and host.",
+                labels,
+                Self::buckets(),
+            ),
+            waited: registry.histograms(
+                "coredns_kubernetes_rest_client_rate_limiter_duration_seconds",
+                "Client side rate limiter latency in seconds. Broken down by verb and host.",
+                labels,
+                Self::buckets(),
+            ),
+            sizes: None,
+        }
+    }
+
+    fn buckets() -> Buckets {
+        Buckets::of(&[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0])
+    }
+
     /// Registers the families; all clients of a daemon share them.
     pub fn new(registry: &Registry) -> Self {
-        let buckets =
-            Buckets::of(&[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0]);
+        let buckets = Self::buckets();
         let sizes = Buckets::of(&[
             64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0,
             16777216.0,
@@ -78,18 +111,20 @@ impl RestClient {
                 ["verb", "host"],
                 buckets,
             ),
-            sent: registry.histograms(
-                "rest_client_request_size_bytes",
-                "[ALPHA] Request size in bytes. Broken down by verb and host.",
-                ["verb", "host"],
-                sizes.clone(),
-            ),
-            answered: registry.histograms(
-                "rest_client_response_size_bytes",
-                "[ALPHA] Response size in bytes. Broken down by verb and host.",
-                ["verb", "host"],
-                sizes,
-            ),
+            sizes: Some(Sizes {
+                sent: registry.histograms(
+                    "rest_client_request_size_bytes",
+                    "[ALPHA] Request size in bytes. Broken down by verb and host.",
+                    ["verb", "host"],
+                    sizes.clone(),
+                ),
+                answered: registry.histograms(
+                    "rest_client_response_size_bytes",
+                    "[ALPHA] Response size in bytes. Broken down by verb and host.",
+                    ["verb", "host"],
+                    sizes,
+                ),
+            }),
         }
     }
 
@@ -102,12 +137,16 @@ impl RestClient {
 
     /// A request of that size was sent.
     pub fn sent(&self, method: &str, host: &str, bytes: u64) {
-        self.sent.with([method, host]).observe(bytes as f64);
+        if let Some(sizes) = &self.sizes {
+            sizes.sent.with([method, host]).observe(bytes as f64);
+        }
     }
 
     /// A response of that size was received.
     pub fn answered(&self, method: &str, host: &str, bytes: usize) {
-        self.answered.with([method, host]).observe(bytes as f64);
+        if let Some(sizes) = &self.sizes {
+            sizes.answered.with([method, host]).observe(bytes as f64);
+        }
     }
 
     /// A request was delayed by the rate limiter.

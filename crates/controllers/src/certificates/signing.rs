@@ -39,7 +39,7 @@ pub(crate) async fn run(context: Context) {
         return;
     }
     let queue: WorkQueue<String> =
-        WorkQueue::with_retries("csrsigning", &context.queues, super::RETRIES);
+        WorkQueue::with_retries("certificate", &context.queues, super::RETRIES);
     let signing = Signing {
         client: context.client.clone(),
         requests: requests(&context, &queue),

@@ -35,7 +35,8 @@ pub(crate) async fn run(context: Context) {
     let services = context.informers.get::<Service>();
     let pods = context.informers.get::<Pod>();
     let endpoints = context.informers.get::<Endpoints>();
-    let members = follow_members(&services, &pods, &queue);
+    let batch_period = context.settings.cluster.endpoint_batch_period;
+    let members = follow_members(&services, &pods, &queue, batch_period);
     endpoints.subscribe({
         let queue = queue.clone();
         move |event: &Event<Endpoints>| {

@@ -1,16 +1,15 @@
 //! Endpoint slices of services that have a selector.
-//!
-//! Current limitations: hints by proportion of CPUs (`service.kubernetes.io/topology-mode: Auto`) are
-//! not given; such a service has slices without hints.
 
 pub(crate) mod membership;
 pub(crate) mod plan;
 #[cfg(test)]
 mod tests;
+mod topology;
 pub(crate) mod trigger;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -22,9 +21,11 @@ use longshore_informer::{
     Event, Expectations, Informer, SyncError, WorkQueue, key_of, object_key, run_workers, split_key,
 };
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use self::membership::Membership;
 use self::plan::{Counts, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Totals};
+use self::topology::Topology;
 use self::trigger::TriggerTimes;
 use crate::writes::{is_terminating, reference, unless_gone, unless_stopped};
 use crate::{Context, Metrics};
@@ -62,11 +63,13 @@ pub(crate) fn is_managed_by(slice: &EndpointSlice, controller: &str) -> bool {
     labels.and_then(|labels| labels.get(LABEL_MANAGED_BY)).is_some_and(|by| by == controller)
 }
 
-/// The members of services, kept up to date; services whose endpoints may change are queued.
+/// The members of services, kept up to date; services whose endpoints may change are queued, those of
+/// pods that changed after the period in which changes are collected.
 pub(crate) fn follow_members(
     services: &Informer<Service>,
     pods: &Informer<Pod>,
     queue: &WorkQueue<String>,
+    batch_period: Duration,
 ) -> Arc<Mutex<Membership>> {
     let members: Arc<Mutex<Membership>> = Arc::default();
     services.subscribe({
@@ -100,7 +103,9 @@ pub(crate) fn follow_members(
                 _ => members.set_pod(pod),
             };
             drop(members);
-            services.iter().for_each(|name| queue.add(object_key(namespace, name)));
+            for name in services {
+                queue.add_after(object_key(namespace, &name), batch_period);
+            }
         }
     });
     members
@@ -121,6 +126,27 @@ struct Controller {
     totals: Mutex<Totals>,
     /// The traffic distribution of services that say one, by their keys.
     distributions: Mutex<HashMap<String, String>>,
+    topology: Mutex<Topology>,
+}
+
+/// Runs the function once when informers are synced and then after each change of nodes that moves zones'
+/// shares of CPUs: those of readiness and zone.
+async fn follow_zones(nodes: &Informer<Node>, changed: impl Fn(&[Arc<Node>])) {
+    let wake = Arc::new(Notify::new());
+    nodes.subscribe({
+        let wake = wake.clone();
+        move |event: &Event<Node>| {
+            let seen = |node: &Node| (topology::is_node_ready(node), topology::zone(node).cloned());
+            let is_same = event.old().is_some_and(|old| seen(old) == seen(event.latest()));
+            if !is_same || matches!(event, Event::Deleted(_)) {
+                wake.notify_one();
+            }
+        }
+    });
+    loop {
+        changed(&nodes.store().list());
+        wake.notified().await;
+    }
 }
 
 /// Runs until the context's stop.
@@ -132,7 +158,8 @@ pub(crate) async fn run(context: Context) {
     let slices = context.informers.get::<EndpointSlice>();
     let expectations: Arc<Expectations> = Arc::default();
     slices.store().add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
-    let members = follow_members(&services, &pods, &queue);
+    let batch_period = context.settings.cluster.slice_batch_period;
+    let members = follow_members(&services, &pods, &queue, batch_period);
     follow_slices(&slices, MANAGED_BY, &expectations, &queue);
     let all = async {
         services.synced().await;
@@ -157,12 +184,23 @@ pub(crate) async fn run(context: Context) {
         metrics: context.metrics.clone(),
         totals: Mutex::default(),
         distributions: Mutex::default(),
+        topology: Mutex::default(),
     };
     let workers = context.settings.cluster.service_endpoint_workers;
-    run_workers("endpointslice-controller", &queue, workers, &context.stop, |key| {
+    let zones = follow_zones(&controller.nodes, |nodes| {
+        let nodes = nodes.iter().map(|node| &**node);
+        let overloaded = controller.topology.lock().set_nodes(nodes);
+        overloaded.into_iter().for_each(|service| queue.add(service));
+    });
+    let work = run_workers("endpointslice-controller", &queue, workers, &context.stop, |key| {
         controller.sync(key)
-    })
-    .await;
+    });
+    // the zones come first, so that the first sync of a service knows them
+    tokio::select! {
+        biased;
+        () = zones => {}
+        _ = work => {}
+    }
 }
 
 /// Queues the service of each slice that changes and is managed by this controller, and notes the slices
@@ -209,8 +247,7 @@ impl Controller {
         totals.set(key, counts);
         let gauges = [&metrics.desired_endpoints, &metrics.slices, &metrics.desired_slices];
         totals.show(gauges);
-        let spec = service.and_then(|service| service.spec.as_ref());
-        let distribution = spec.and_then(|spec| spec.traffic_distribution.clone());
+        let distribution = service.and_then(topology::distribution).map(str::to_owned);
         let mut known = self.distributions.lock();
         let old = match &distribution {
             Some(new) => known.insert(key.to_owned(), new.clone()),
@@ -232,6 +269,7 @@ impl Controller {
             // The garbage collector deletes the slices.
             times().forget(namespace, name);
             self.expectations.remove(key);
+            self.topology.lock().forget(key);
             self.note(key, None, None);
             return Ok(());
         };
@@ -266,13 +304,21 @@ impl Controller {
             .collect();
         let node = |name: &str| nodes.get(name).map(|node| &**node);
         let trigger = times().observe(&service, &pods);
-        let mut plan = plan::plan(&service, &pods, &node, &existing, self.maximum);
+        let mut plan = {
+            let mut topology = self.topology.lock();
+            plan::plan(&service, &pods, &node, &existing, self.maximum, &mut topology)
+        };
+        for change in &plan.hints {
+            let event_type = if change.is_enabled { EventType::Normal } else { EventType::Warning };
+            let about = reference(&*service);
+            self.recorder.event(about, event_type, change.reason(), &change.message);
+        }
         let metrics = &self.metrics.slices;
         self.note(key, Some(&service), Some(plan.counts));
         metrics.added.observe(plan.counts.added as f64);
         metrics.removed.observe(plan.counts.removed as f64);
-        let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
-        let labels = ["Disabled", distribution.unwrap_or_default()];
+        let mode = if topology::is_auto(&service) { "Auto" } else { "Disabled" };
+        let labels = [mode, topology::distribution(&service).unwrap_or_default()];
         metrics.changed.with(labels).observe(plan.changes() as f64);
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), namespace);
         let params = PostParams::default();

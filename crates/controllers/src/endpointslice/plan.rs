@@ -11,7 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::jiff::Timestamp;
 
+use super::topology::{self, Change, Slices, Topology};
 use crate::workload::{is_finished, is_ready};
+use longshore_informer::key_of;
 use longshore_metrics::Gauge;
 
 /// The controller in the label `managed-by` of its slices.
@@ -20,10 +22,6 @@ pub(crate) const LABEL_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-b
 pub(crate) const LABEL_SERVICE: &str = "kubernetes.io/service-name";
 pub(crate) const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
 pub(crate) const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-const ZONE: &str = "topology.kubernetes.io/zone";
-/// Topology hints by proportion, which replace traffic distribution.
-const TOPOLOGY_MODES: [&str; 2] =
-    ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
 
 /// The writes for one service.
 #[derive(Debug, Default, PartialEq)]
@@ -36,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) delete: Vec<String>,
     /// Pods that were left out because their node is not known, with the node: they are tried later.
     pub(crate) without_node: Vec<(String, String)>,
+    /// What there is to say about topology hints.
+    pub(crate) hints: Vec<Change>,
     pub(crate) counts: Counts,
 }
 
@@ -180,21 +180,9 @@ pub(crate) fn ports_key(ports: &[EndpointPort]) -> PortsKey {
     key
 }
 
+/// The hints of a ready endpoint by the service's traffic distribution.
 fn hints(service: &Service, node: Option<&String>, zone: Option<&String>) -> Option<EndpointHints> {
-    let annotations = service.metadata.annotations.as_ref();
-    let by_proportion = |mode: &&str| {
-        let mode = annotations.and_then(|annotations| annotations.get(*mode));
-        mode.is_some_and(|mode| mode == "Auto" || mode == "auto")
-    };
-    if TOPOLOGY_MODES.iter().any(by_proportion) {
-        return None;
-    }
-    let distribution = service.spec.as_ref()?.traffic_distribution.as_deref()?;
-    let by_node = match distribution {
-        "PreferClose" | "PreferSameZone" => false,
-        "PreferSameNode" => true,
-        _ => return None,
-    };
+    let by_node = topology::distribution(service)? == "PreferSameNode";
     let hints = EndpointHints {
         for_zones: zone.map(|zone| vec![ForZone { name: zone.clone() }]),
         for_nodes: node.filter(|_| by_node).map(|node| vec![ForNode { name: node.clone() }]),
@@ -228,8 +216,7 @@ fn endpoint(
     let ready = publishes || (serving && !terminating);
     let node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     let node_name = node_name.filter(|name| !name.is_empty());
-    let labels = node.and_then(|node| node.metadata.labels.as_ref());
-    let zone = labels.and_then(|labels| labels.get(ZONE)).filter(|zone| !zone.is_empty()).cloned();
+    let zone = node.and_then(topology::zone).cloned();
     Some(Endpoint {
         hints: if ready { hints(service, node_name.as_ref(), zone.as_ref()) } else { None },
         addresses,
@@ -290,6 +277,13 @@ impl Group {
 
     pub(crate) fn insert(&mut self, endpoint: Endpoint) {
         self.endpoints.insert(endpoint_key(&endpoint), endpoint);
+    }
+
+    /// Gives the endpoint the hints that it has in a slice.
+    fn keep_hints(&mut self, old: &Endpoint) {
+        if let Some(endpoint) = self.endpoints.get_mut(&endpoint_key(old)) {
+            endpoint.hints = old.hints.clone();
+        }
     }
 
     fn pop(&mut self) -> Option<Endpoint> {
@@ -583,18 +577,24 @@ fn is_owned(slice: &EndpointSlice, service: &Service) -> bool {
 }
 
 /// What is to be written for a service that has a selector. `existing` are the slices of this
-/// controller for it; `node` finds nodes by name.
+/// controller for it; `node` finds nodes by name. `topology` says and notes the hints by proportion.
 pub(crate) fn plan<'n>(
     service: &Service,
     pods: &[impl AsRef<Pod>],
     node: &dyn Fn(&str) -> Option<&'n Node>,
     existing: &[impl AsRef<EndpointSlice>],
     maximum: usize,
+    topology: &mut Topology,
 ) -> Plan {
     let mut plan = Plan::default();
     let types = address_types(service);
+    let key = key_of(service);
+    let is_auto = topology::is_auto(service);
     for slice in existing.iter().map(AsRef::as_ref) {
         let is_supported = types.contains(&slice.address_type.as_str());
+        if !is_supported {
+            topology.remove_hints(&key, &slice.address_type);
+        }
         if !is_supported || !is_owned(slice, service) {
             plan.delete.push(name(slice));
         }
@@ -641,7 +641,35 @@ pub(crate) fn plan<'n>(
             maximum,
             has_placeholder: true,
         };
+        if !is_auto {
+            arrange(&template, &own, groups, &mut plan);
+            plan.hints.extend(topology.disable(&key, address_type));
+            continue;
+        }
+        // Hints alone are no reason to write a slice until it is known which do not fit.
+        for slice in &own {
+            let ports = ports_key(slice.ports.as_deref().unwrap_or_default());
+            if let Some(group) = groups.get_mut(&ports) {
+                slice.endpoints.iter().flatten().for_each(|old| group.keep_hints(old));
+            }
+        }
+        let (created, updated) = (plan.create.len(), plan.update.len());
         arrange(&template, &own, groups, &mut plan);
+        let mut update = plan.update.split_off(updated);
+        let is_left = |slice: &EndpointSlice| {
+            let name = &slice.metadata.name;
+            update.iter().all(|other| other.metadata.name != *name)
+                && plan.delete.iter().all(|other| Some(other) != name.as_ref())
+        };
+        let unchanged = own.iter().copied().filter(|slice| is_left(slice)).collect();
+        plan.hints.extend(topology.add_hints(Slices {
+            service: &key,
+            address_type,
+            create: &mut plan.create[created..],
+            update: &mut update,
+            unchanged,
+        }));
+        plan.update.append(&mut update);
     }
     if service.metadata.deletion_timestamp.is_some() {
         // The garbage collector takes the slices away.

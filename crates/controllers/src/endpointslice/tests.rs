@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::plan::{Counts, Plan, TRIGGER_TIME, Totals, plan, set_trigger_time};
+use super::topology::Topology;
 
 fn service(spec: Value) -> Service {
     serde_json::from_value(json!({
@@ -64,7 +65,8 @@ fn node() -> Node {
 
 fn planned(service: &Service, pods: &[Arc<Pod>], existing: &[Arc<EndpointSlice>]) -> Plan {
     let node = node();
-    plan(service, pods, &|name| (name == "n1").then_some(&node), existing, 3)
+    let node = |name: &str| (name == "n1").then_some(&node);
+    plan(service, pods, &node, existing, 3, &mut Topology::default())
 }
 
 /// What is written, without how much that is.
@@ -284,6 +286,58 @@ fn endpointslice_hints_follow_traffic_distribution() {
         assert_eq!(slice["endpoints"][0]["hints"], expected, "{distribution}");
         assert_eq!(slice["endpoints"][1]["hints"], Value::Null, "not ready");
     }
+}
+
+#[test]
+fn endpointslice_hints_by_proportion_replace_those_of_traffic_distribution() {
+    let zones: Vec<Node> = ["a", "b"]
+        .iter()
+        .map(|zone| {
+            serde_json::from_value(json!({
+                "metadata": {"name": zone, "labels": {"topology.kubernetes.io/zone": zone}},
+                "status": {
+                    "allocatable": {"cpu": "2"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }))
+            .unwrap()
+        })
+        .collect();
+    let node = |name: &str| zones.iter().find(|node| node.metadata.name.as_deref() == Some(name));
+    let mut topology = Topology::default();
+    topology.set_nodes(zones.iter());
+    let mut plan = |service: &Service, pods: &[Arc<Pod>], existing: &[Arc<EndpointSlice>]| {
+        plan(service, pods, &node, existing, 3, &mut topology)
+    };
+    let mut service = web();
+    service.spec.as_mut().unwrap().traffic_distribution = Some("PreferSameNode".into());
+    let annotations = service.metadata.annotations.get_or_insert_default();
+    annotations.insert("service.kubernetes.io/topology-mode".into(), "Auto".into());
+    let on = |node: &str, name: &str, ip: &str| {
+        pod_with(name, ip, true, |pod| pod["spec"]["nodeName"] = node.into())
+    };
+    let mut pods = vec![on("a", "p1", "10.0.0.1"), on("a", "p2", "10.0.0.2")];
+    let hints = |slices: &[EndpointSlice]| -> Vec<Value> {
+        let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+        endpoints.map(|endpoint| json!(endpoint.hints)).collect()
+    };
+    let zone = |name: &str| json!({"forZones": [{"name": name}]});
+    let made = plan(&service, &pods, &[]);
+    assert_eq!(hints(&made.create), [zone("b"), zone("a")]);
+    assert_eq!(made.hints[0].reason(), "TopologyAwareHintsEnabled");
+    let mut existing = Vec::new();
+    apply(&mut existing, made, &mut 0);
+    assert_eq!(written(plan(&service, &pods, &existing)), Plan::default(), "hints stay");
+    // too few endpoints for the zones: the hints go
+    pods.pop();
+    let made = plan(&service, &pods, &existing);
+    assert_eq!(hints(&made.update), [Value::Null]);
+    assert!(made.hints[0].message.starts_with("Insufficient number of endpoints (1 endpoints"));
+    // without the annotation it is the distribution that says the hints
+    service.metadata.annotations = None;
+    let made = plan(&service, &pods, &existing);
+    let same_node = json!({"forZones": [{"name": "a"}], "forNodes": [{"name": "a"}]});
+    assert_eq!((hints(&made.update), made.hints), (vec![same_node], vec![]));
 }
 
 #[test]

@@ -30,6 +30,8 @@ struct Controller {
     recorder: Recorder,
     metrics: Arc<Metrics>,
     totals: Mutex<Totals>,
+    /// The most addresses of a subset.
+    maximum: usize,
 }
 
 /// Runs until the context's stop.
@@ -46,7 +48,10 @@ pub(crate) async fn run(context: Context) {
     });
     endpoints.subscribe({
         let queue = queue.clone();
-        move |event: &Event<Endpoints>| queue.add(key_of(&**event.latest()))
+        let batch_period = context.settings.cluster.mirroring_batch_period;
+        move |event: &Event<Endpoints>| {
+            queue.add_after(key_of(&**event.latest()), batch_period);
+        }
     });
     follow_slices(&slices, MANAGED_BY, &expectations, &queue);
     let all = async {
@@ -66,6 +71,7 @@ pub(crate) async fn run(context: Context) {
         recorder: context.recorder("endpoint-slice-mirroring-controller"),
         metrics: context.metrics.clone(),
         totals: Mutex::default(),
+        maximum: context.settings.cluster.max_mirrored_endpoints,
     };
     let workers = context.settings.cluster.mirroring_workers;
     let name = "endpointslice-mirroring-controller";
@@ -114,7 +120,7 @@ impl Controller {
         if !self.expectations.satisfied(&key) {
             return Ok(());
         }
-        let mirror = plan::plan(&endpoints, &existing);
+        let mirror = plan::plan(&endpoints, &existing, self.maximum);
         let (metrics, counts) = (&self.metrics.mirroring, mirror.plan.counts);
         self.note(&key, Some(counts));
         metrics.added.observe(counts.added as f64);
@@ -135,7 +141,8 @@ impl Controller {
                 &endpoints,
                 "TooManyAddressesToMirror",
                 &format!(
-                    "A max of 1000 addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were skipped"
+                    "A max of {} addresses can be mirrored to EndpointSlices per Endpoints subset. {skipped} addresses were skipped",
+                    self.maximum
                 ),
             );
         }

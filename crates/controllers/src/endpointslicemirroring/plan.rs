@@ -18,8 +18,6 @@ pub(crate) const MANAGED_BY: &str = "endpointslicemirroring-controller.k8s.io";
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// The most addresses of a subset that are mirrored.
-const MAXIMUM: usize = 1000;
 
 /// What is to be written, and what was left out.
 #[derive(Debug, Default, PartialEq)]
@@ -90,8 +88,13 @@ fn endpoint(address: &EndpointAddress, ip: IpAddr, ready: bool) -> Endpoint {
     }
 }
 
-/// What is to be written for the object. `existing` are the slices of this controller for it.
-pub(crate) fn plan(endpoints: &Endpoints, existing: &[impl AsRef<EndpointSlice>]) -> Mirror {
+/// What is to be written for the object. `existing` are the slices of this controller for it; at most
+/// `maximum` addresses of a subset are mirrored.
+pub(crate) fn plan(
+    endpoints: &Endpoints,
+    existing: &[impl AsRef<EndpointSlice>],
+    maximum: usize,
+) -> Mirror {
     let mut mirror = Mirror::default();
     let mut by_type: BTreeMap<&str, HashMap<PortsKey, Group>> =
         BTreeMap::from([("IPv4", HashMap::new()), ("IPv6", HashMap::new())]);
@@ -117,7 +120,7 @@ pub(crate) fn plan(endpoints: &Endpoints, existing: &[impl AsRef<EndpointSlice>]
                 mirror.skipped += 1;
                 continue;
             };
-            if added == MAXIMUM {
+            if added >= maximum {
                 mirror.skipped += 1;
                 continue;
             }
@@ -143,7 +146,7 @@ pub(crate) fn plan(endpoints: &Endpoints, existing: &[impl AsRef<EndpointSlice>]
         let template = Template {
             slice: slice.clone(),
             is_outdated: &is_outdated,
-            maximum: MAXIMUM,
+            maximum,
             has_placeholder: false,
         };
         arrange(&template, &own, groups, &mut mirror.plan);
@@ -206,7 +209,7 @@ mod tests {
             "ports": [{"name": "p", "port": 5432}],
         }]);
         let made =
-            plan(&endpoints(metadata.clone(), subsets.clone()), &[] as &[Arc<EndpointSlice>]);
+            plan(&endpoints(metadata.clone(), subsets.clone()), &[] as &[Arc<EndpointSlice>], 1000);
         assert_eq!((made.invalid, made.skipped, made.plan.create.len()), (1, 1, 2));
         let slice = serde_json::to_value(&made.plan.create[0]).unwrap();
         assert_eq!(
@@ -235,7 +238,7 @@ mod tests {
                 Arc::new(slice)
             })
             .collect();
-        let again = plan(&endpoints(metadata, subsets), &existing);
+        let again = plan(&endpoints(metadata, subsets), &existing, 1000);
         assert_eq!(again.plan.changes(), 0);
         assert_eq!((again.plan.counts.added, again.plan.counts.endpoints), (0, 3));
         // a change of the annotations alone is mirrored, and an address that goes
@@ -244,7 +247,7 @@ mod tests {
             "notReadyAddresses": [{"ip": "10.0.0.2"}],
             "ports": [{"name": "p", "port": 5432}],
         }]);
-        let changed = plan(&endpoints(json!({"labels": {"team": "a"}}), gone), &existing);
+        let changed = plan(&endpoints(json!({"labels": {"team": "a"}}), gone), &existing, 1000);
         assert_eq!(changed.plan.update.len(), 1);
         assert_eq!(changed.plan.delete, ["IPv6"]);
     }

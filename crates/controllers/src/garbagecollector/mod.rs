@@ -164,7 +164,8 @@ type Shared = Arc<Collector<ApiCluster>>;
 
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
-    let queue: WorkQueue<Work> = WorkQueue::new("garbage_collector", &context.queues);
+    let queue: WorkQueue<Work> =
+        WorkQueue::new("garbage_collector_attempt_to_delete", &context.queues);
     let cluster = ApiCluster {
         client: context.client.clone(),
         kinds: RwLock::default(),

@@ -78,7 +78,7 @@ struct Controller {
 
 /// Runs until the context's stop.
 pub(crate) async fn run(context: Context) {
-    let queue: WorkQueue<String> = WorkQueue::new("serviceaccount_tokens_secret", &context.queues);
+    let queue: WorkQueue<String> = WorkQueue::new("serviceaccount_tokens_service", &context.queues);
     // Not the secrets of other types.
     let fields = Some(format!("type={TYPE}"));
     let secrets: Informer<Secret> =

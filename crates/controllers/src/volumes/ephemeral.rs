@@ -8,9 +8,7 @@ use kube::Client;
 use longshore_informer::{Event, Informer, WorkQueue, key_of, object_key, run_workers};
 
 use super::event::{Events, VolumeEvent};
-use super::objects::{
-    BY_CLAIM, ephemeral_name, index_pods, is_deleting, is_made_by, is_terminated, volumes_of,
-};
+use super::objects::{BY_CLAIM, ephemeral_name, index_pods, is_deleting, is_made_by, volumes_of};
 use crate::Context;
 use crate::Metrics;
 use crate::workload::{Error, controller_reference, create, name_of, namespace_of};
@@ -91,7 +89,7 @@ pub(crate) async fn run(context: Context) {
 impl Controller {
     async fn sync(&self, key: String) -> Result<(), Error> {
         let Some(pod) = self.pods.store().get(&key) else { return Ok(()) };
-        if is_deleting(&*pod) || is_terminated(&pod) {
+        if is_deleting(&*pod) {
             return Ok(());
         }
         let ephemeral = volumes_of(&pod).iter().filter(|volume| volume.ephemeral.is_some());

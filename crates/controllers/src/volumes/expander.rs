@@ -101,7 +101,17 @@ pub(crate) async fn run(context: Context) {
 impl Controller {
     async fn sync(&self, key: String) -> Result<(), Error> {
         let Some(claim) = self.claims.store().get(&key) else { return Ok(()) };
-        let Some(volume) = self.volumes.store().get(volume_name(&claim)) else { return Ok(()) };
+        if claim_phase(&claim) != "Bound" {
+            return Ok(());
+        }
+        // A volume that is late is looked at again.
+        let volume = self.volumes.store().get(volume_name(&claim));
+        let volume = volume.filter(|volume| claim_uid(volume) == uid_of(&*claim));
+        let Some(volume) = volume else {
+            return Err(Error::Invalid(format!(
+                "persistent Volume is not bound to PVC being updated : {key}"
+            )));
+        };
         let Some(Expansion { resizer, event }) = expansion(&claim, &volume) else { return Ok(()) };
         self.events.record(&*claim, event);
         let Some(resizer) = resizer.filter(|it| annotation(&*claim, RESIZER) != Some(*it)) else {

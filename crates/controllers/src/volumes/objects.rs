@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
+    ContainerStatus, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
     PersistentVolumeSpec, Pod, Volume,
 };
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use longshore_informer::{Object, Store, key_of, object_key};
+use longshore_informer::{Object, Store, object_key};
 use longshore_quantity::Quantity;
 
-use crate::pods::{BY_NODE, index_by_node};
+use crate::pods::index_by_node;
 use crate::workload::{controller_of, is_finished, name_of, namespace_of, uid_of};
 
 /// On a claim: it was bound once, and never is again.
@@ -36,7 +36,7 @@ const IS_DEFAULT: [&str; 2] = [
     "storageclass.kubernetes.io/is-default-class",
     "storageclass.beta.kubernetes.io/is-default-class",
 ];
-const STORAGE: &str = "storage";
+pub(super) const STORAGE: &str = "storage";
 
 /// The index of volumes by the claim that they are for, and of pods by the claims that they use.
 pub(super) const BY_CLAIM: &str = "claim";
@@ -228,16 +228,4 @@ pub(super) fn index_claims(claims: &Store<PersistentVolumeClaim>) {
 pub(super) fn index_pods(pods: &Store<Pod>) {
     index_by_node(pods);
     pods.add_index(BY_CLAIM, |pod| claims_of(pod).collect());
-}
-
-/// The keys of the pods of a node that use a claim which was never bound.
-pub(super) fn open_claims_on(
-    pods: &Store<Pod>,
-    claims: &Store<PersistentVolumeClaim>,
-    node: &Node,
-) -> Vec<String> {
-    let pods = pods.by_index(BY_NODE, &key_of(node));
-    let used = pods.iter().flat_map(|pod| claims_of(pod));
-    let is_open = |key: &String| claims.get(key).is_some_and(|claim| !is_bound_for_good(&claim));
-    used.filter(is_open).collect()
 }

@@ -181,6 +181,18 @@ fn zone_answers_as_specified() {
         ),
         ("1.0.96.10.in-addr.arpa.", T::A, "NODATA in-addr.arpa."),
         (
+            "in-addr.arpa.",
+            T::SOA,
+            "in-addr.arpa. SOA ns.dns.in-addr.arpa. hostmaster.in-addr.arpa. 7 7200 1800 86400 30",
+        ),
+        (
+            "ip6.arpa.",
+            T::NS,
+            "ip6.arpa. NS kube-dns.kube-system.svc.cluster.local. + kube-dns.kube-system.svc.cluster.local. A 10.96.0.10",
+        ),
+        ("in-addr.arpa.", T::A, " -> in-addr.arpa."),
+        ("96.10.in-addr.arpa.", T::SOA, " -> 96.10.in-addr.arpa."),
+        (
             "7.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
             T::PTR,
             "7.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR dual.shop.svc.cluster.local.",

@@ -17,8 +17,8 @@ pub(super) const ISCSI: &str = "kubernetes.io/iscsi/";
 
 /// A volume as its driver knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CsiVolume {
-    pub(super) driver: String,
+pub(in crate::volumes) struct CsiVolume {
+    pub(in crate::volumes) driver: String,
     handle: String,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn is_inline_of_a_cloud(volume: &Volume) -> bool {
 
 /// The PersistentVolume of a pod's own volume that is migrated to CSI. What its driver cannot handle
 /// is reported by the node.
-pub(super) fn migrated(pod: &Pod, volume: &Volume) -> Option<PersistentVolume> {
+pub(in crate::volumes) fn migrated(pod: &Pod, volume: &Volume) -> Option<PersistentVolume> {
     if !is_inline_of_a_cloud(volume) {
         return None;
     }
@@ -64,7 +64,7 @@ pub(super) fn migrated(pod: &Pod, volume: &Volume) -> Option<PersistentVolume> {
 
 impl CsiVolume {
     /// The PersistentVolume; `None`: it has no driver, or one that cannot know it.
-    pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
+    pub(in crate::volumes) fn of(volume: &PersistentVolume) -> Option<Self> {
         let spec = volume.spec.as_ref()?;
         if spec.csi.is_some() || !is_of_a_cloud(spec) {
             return Self::of_spec(spec);
@@ -91,7 +91,7 @@ impl CsiVolume {
     }
 
     /// The name that the volume has on a node, whatever pod uses it.
-    pub(super) fn unique_name(&self) -> String {
+    pub(in crate::volumes) fn unique_name(&self) -> String {
         format!("{CSI}{}^{}", self.driver, self.handle)
     }
 
@@ -109,7 +109,7 @@ impl CsiVolume {
 }
 
 /// The name that an iSCSI disk has on a node.
-pub(super) fn disk_name(portal: &str, iqn: &str, lun: i32) -> String {
+pub(in crate::volumes) fn disk_name(portal: &str, iqn: &str, lun: i32) -> String {
     format!("{ISCSI}{portal}:{iqn}:{lun}")
 }
 

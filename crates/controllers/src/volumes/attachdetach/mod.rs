@@ -1,6 +1,6 @@
 //! Attaches volumes to the nodes whose pods use them, and detaches them when they are not used.
 
-mod csi_volume;
+pub(super) mod csi_volume;
 mod plan;
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ use super::objects::{
     BY_CLAIM, claim_of, is_bound_for_good, is_terminated, volume_name, volumes_of,
 };
 use crate::Context;
-use crate::pods::node_of;
+use crate::pods::{BY_NODE, node_of};
 use crate::workload::{name_of, uid_of};
 use crate::writes::{is_already_there, is_conflict, unless_gone, unless_replaced, unless_stopped};
 
@@ -63,6 +63,8 @@ struct Memory {
     created: Vec<(VolumeAttachment, Instant)>,
     /// Since when a node has a volume mounted that it does not need, by node and unique name.
     mounted: HashMap<String, HashMap<String, Instant>>,
+    /// What nodes that were deleted had mounted, as long as something is attached to them.
+    last_in_use: HashMap<String, BTreeSet<String>>,
 }
 
 /// Runs until the context's stop.
@@ -75,7 +77,7 @@ pub(crate) async fn run(context: Context) {
         attachments: context.informers.get(),
         nodes: context.informers.get(),
         pods: context.informers.get(),
-        queue: WorkQueue::new("attachdetach", &context.queues),
+        queue: WorkQueue::new("pvcs", &context.queues),
         events: Events::new(context.recorder("attachdetach-controller")),
         forces_detach: !context.settings.cluster.disable_force_detach_on_timeout,
         forced: context.metrics.forced_detaches.clone(),
@@ -90,7 +92,7 @@ pub(crate) async fn run(context: Context) {
             metrics::write_attachments(text, &pods, claims, volumes, &attachments);
         }
     });
-    plan::index(controller.state(&[], &BTreeSet::new()));
+    plan::index(controller.state(&[], &BTreeSet::new(), None));
     let all = async {
         controller.volumes.synced().await;
         controller.claims.synced().await;
@@ -138,10 +140,20 @@ fn queue_users(queue: &WorkQueue<String>, pods: &Informer<Pod>, claim: &str) {
 impl Controller {
     fn subscribe(&self) {
         self.nodes.subscribe({
-            let queue = self.queue.clone();
-            move |event: &Event<Node>| match event {
-                Event::Updated { old, new } if !has_changed(old, new) => {}
-                _ => queue.add(key_of(&**event.latest())),
+            let (queue, memory) = (self.queue.clone(), self.memory.clone());
+            move |event: &Event<Node>| {
+                let node = event.latest();
+                match event {
+                    Event::Updated { old, new } if !has_changed(old, new) => return,
+                    Event::Updated { .. } => {}
+                    Event::Added(_) => drop(memory.lock().last_in_use.remove(name_of(&**node))),
+                    Event::Deleted(_) => {
+                        let mounted = plan::in_use(node).into_iter().map(str::to_owned).collect();
+                        let name = name_of(&**node).to_owned();
+                        memory.lock().last_in_use.insert(name, mounted);
+                    }
+                }
+                queue.add(key_of(&**node));
             }
         });
         self.pods.subscribe({
@@ -223,6 +235,7 @@ impl Controller {
         &'a self,
         created: &'a [VolumeAttachment],
         expired: &'a BTreeSet<String>,
+        last_in_use: Option<&'a BTreeSet<String>>,
     ) -> plan::State<'a> {
         plan::State {
             volumes: self.volumes.store(),
@@ -233,6 +246,7 @@ impl Controller {
             pods: self.pods.store(),
             created,
             expired,
+            last_in_use,
         }
     }
 
@@ -256,6 +270,15 @@ impl Controller {
         mounted.filter(|(_, since)| is_expired(**since)).map(|(name, _)| name.clone()).collect()
     }
 
+    /// What the node had mounted when it was deleted; forgotten when nothing is attached to it.
+    fn last_in_use(&self, node: &str) -> Option<BTreeSet<String>> {
+        let mut memory = self.memory();
+        if self.attachments.store().by_index(BY_NODE, node).is_empty() {
+            memory.last_in_use.remove(node);
+        }
+        memory.last_in_use.get(node).cloned()
+    }
+
     /// Remembers what the node has mounted without need, and looks again when that is too long.
     fn watch_mounted(&self, node: &str, mounted: &BTreeSet<String>, now: Instant) {
         let mut memory = self.memory();
@@ -277,7 +300,8 @@ impl Controller {
     async fn sync(&self, name: String) -> Result<(), kube::Error> {
         let now = Instant::now();
         let (created, expired) = (self.unseen(now), self.expired(&name, now));
-        let plan = plan::plan(self.state(&created, &expired), &name);
+        let last_in_use = self.last_in_use(&name);
+        let plan = plan::plan(self.state(&created, &expired, last_in_use.as_ref()), &name);
         self.watch_mounted(&name, &plan.mounted, now);
         // A node hears that it loses a volume before it does.
         if let Some(attached) = &plan.attached

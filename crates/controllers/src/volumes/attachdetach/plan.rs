@@ -18,7 +18,8 @@ use crate::pods::{BY_NODE, index_by_node, node_of};
 use crate::volumes::event::VolumeEvent;
 use crate::volumes::objects::{
     BY_CLAIM, access_modes, annotation, claim_name, claim_of, claim_uid, index_pods,
-    is_bound_for_good, is_deleting, is_terminated, volume_name, volume_spec, volumes_of,
+    is_bound_for_good, is_deleting, is_made_by, is_terminated, volume_name, volume_spec,
+    volumes_of,
 };
 use crate::workload::{name_of, namespace_of, uid_of};
 
@@ -44,6 +45,8 @@ pub(in crate::volumes) struct State<'a> {
     pub(in crate::volumes) created: &'a [VolumeAttachment],
     /// Unique names of volumes that the node has not unmounted for too long.
     pub(in crate::volumes) expired: &'a BTreeSet<String>,
+    /// What the node had mounted when it was deleted, if that was seen.
+    pub(in crate::volumes) last_in_use: Option<&'a BTreeSet<String>>,
 }
 
 /// What is to happen for a node.
@@ -53,7 +56,7 @@ pub(in crate::volumes) struct Plan {
     pub(in crate::volumes) attach: Vec<VolumeAttachment>,
     /// Names of VolumeAttachments that are not needed.
     pub(in crate::volumes) detach: Vec<String>,
-    /// Those of them that the node still has mounted, and why that does not matter.
+    /// Those of them for which it does not matter whether the node has them mounted, and why.
     pub(in crate::volumes) forced: BTreeMap<String, &'static str>,
     /// The new `volumesAttached` of the node, by unique names; `None`: unchanged.
     pub(in crate::volumes) attached: Option<BTreeSet<String>>,
@@ -96,7 +99,7 @@ pub(super) fn in_use(node: &Node) -> BTreeSet<&str> {
 
 /// Whether volumes of the node are attached here, rather than by its kubelet.
 pub(super) fn is_managed(node: &Node) -> bool {
-    annotation(node, MANAGED) == Some("true")
+    annotation(node, MANAGED).is_some()
 }
 
 /// Whether the node is known to be out of service: nothing of it uses volumes.
@@ -223,6 +226,12 @@ impl Used {
             for volume in volumes_of(&pod) {
                 if let Some(claim) = claim_name(&pod, volume) {
                     let key = object_key(namespace_of(&*pod), &claim);
+                    let is_for_it = |claim: &PersistentVolumeClaim| is_made_by(claim, &pod);
+                    if volume.ephemeral.is_some()
+                        && !state.claims.get(&key).is_some_and(|claim| is_for_it(&claim))
+                    {
+                        continue;
+                    }
                     let Some(volume) = behind(state, &key) else { continue };
                     if let Some(disk) = disk_of(&volume) {
                         used.disks.entry(disk).or_insert((Some(volume.clone()), pod.clone()));
@@ -274,13 +283,18 @@ pub(in crate::volumes) fn plan(state: State<'_>, name: &str) -> Plan {
     let Used { mut wanted, disks } = Used::of(state, name);
     let before: BTreeSet<&str> = node.iter().flat_map(|node| attached_to(node)).collect();
     let mut attached: BTreeSet<String> = BTreeSet::new();
-    // A volume that is mounted stays, unless the node is down for too long.
-    let is_kept = |unique: &str| {
-        node.as_ref().is_some_and(|node| {
+    // A volume that is mounted stays, unless the node is down for too long. One that was deleted may run
+    // on, with what it had mounted.
+    let is_kept = |unique: &str| match &node {
+        Some(node) => {
             in_use(node).contains(unique)
                 && !is_out_of_service(node)
                 && (is_ready(node) || !state.expired.contains(unique))
-        })
+        }
+        None => {
+            state.last_in_use.is_some_and(|volumes| volumes.contains(unique))
+                && !state.expired.contains(unique)
+        }
     };
     for attachment in state.attachments.by_index(BY_NODE, name) {
         let own = name_of(&*attachment);
@@ -292,10 +306,10 @@ pub(in crate::volumes) fn plan(state: State<'_>, name: &str) -> Plan {
         let used = wanted.remove(own);
         if used.is_none() && !is_deleting && is_ours(own) {
             if !is_kept(&unique) {
-                if let Some(node) = node.as_ref().filter(|node| in_use(node).contains(&*unique)) {
-                    let is_out = is_out_of_service(node);
-                    let reason = if is_out { "out-of-service" } else { "timeout" };
-                    plan.forced.insert(own.to_owned(), reason);
+                if state.expired.contains(&unique) {
+                    plan.forced.insert(own.to_owned(), "timeout");
+                } else if node.as_ref().is_some_and(|node| is_out_of_service(node)) {
+                    plan.forced.insert(own.to_owned(), "out-of-service");
                 }
                 plan.detach.push(own.to_owned());
                 continue;

@@ -2,22 +2,25 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use longshore_informer::{Object, key_of};
 
-use super::matching::{self, Consumer};
+use super::matching;
 use super::state::{Decision, State};
 use crate::pods::node_of;
 use crate::volumes::event::VolumeEvent;
 use crate::volumes::objects::{
     BY_CLAIM, MIGRATED_TO, PROVISIONERS, SELECTED_NODE, access_modes, annotation, claim_class,
-    claim_phase, claim_uid, default_class, is_bound_for_good, is_deleting, is_terminated,
-    volume_name, volume_phase, volume_spec,
+    claim_phase, claim_uid, default_class, is_bound_for_good, is_terminated, volume_name,
+    volume_phase, volume_spec,
 };
-use crate::workload::{is_active, name_of, uid_of};
+use crate::workload::{name_of, uid_of};
 
 /// The names of plugins that were part of Kubernetes, none of which is here.
 pub(super) const BUILT_IN: &str = "kubernetes.io/";
+
+/// The reason of the event that a provisioner is waited for.
+pub(super) const EXTERNAL_PROVISIONING: &str = "ExternalProvisioning";
 
 /// What is to happen to a claim.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,8 +31,8 @@ pub(in crate::volumes) enum ClaimStep {
     Phase(&'static str),
     /// It gets this class.
     Class(String),
-    /// This provisioner is to make a volume, for pods on the node if one is named.
-    Provision { provisioner: String, node: Option<String> },
+    /// This provisioner is to make a volume.
+    Provision(String),
     /// The annotation names the driver that has taken over its provisioner, or none.
     MigratedTo(Option<&'static str>),
 }
@@ -49,9 +52,6 @@ pub(in crate::volumes) fn claim(
     state: State<'_>,
     claim: &PersistentVolumeClaim,
 ) -> Decision<ClaimStep> {
-    if is_deleting(claim) {
-        return (None, None);
-    }
     let provisioner = PROVISIONERS.iter().find_map(|name| annotation(claim, name));
     if let Some(driver) = migration(claim, provisioner) {
         return (Some(ClaimStep::MigratedTo(driver)), None);
@@ -76,7 +76,13 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, why: &str) -> Decis
 }
 
 fn pending(claim: &PersistentVolumeClaim, event: Option<VolumeEvent>) -> Decision<ClaimStep> {
-    let is_new = claim_phase(claim) != "Pending";
+    // what a volume that was lost has left behind
+    let has_more = claim.status.as_ref().is_some_and(|status| {
+        status.access_modes.is_some()
+            || status.capacity.is_some()
+            || status.current_volume_attributes_class_name.is_some()
+    });
+    let is_new = claim_phase(claim) != "Pending" || has_more;
     (is_new.then_some(ClaimStep::Phase("Pending")), event)
 }
 
@@ -106,13 +112,7 @@ fn open(state: State<'_>, claim: &PersistentVolumeClaim) -> Decision<ClaimStep> 
     let waits = class
         .as_ref()
         .is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
-    let node = if waits { consumer(state, claim) } else { None };
-    let consumer = match &node {
-        Some(node) => Consumer::On(node),
-        None if waits => Consumer::Nowhere,
-        None => Consumer::Any,
-    };
-    match matching::best(state.volumes, claim, consumer) {
+    match matching::best(state.volumes, claim, waits) {
         Ok(Some(volume)) => return (Some(ClaimStep::Bind(name_of(&*volume).to_owned())), None),
         Ok(None) => {}
         Err(why) => return pending(claim, VolumeEvent::warning("FailedBinding", why)),
@@ -123,7 +123,10 @@ fn open(state: State<'_>, claim: &PersistentVolumeClaim) -> Decision<ClaimStep> 
         return (Some(ClaimStep::Class(class)), None);
     }
     match (class_name, class) {
-        _ if waits && node.is_none() => pending(claim, waiting(state, claim)),
+        // The scheduler chooses the volume, or the node for which one is to be made.
+        _ if waits && annotation(claim, SELECTED_NODE).is_none() => {
+            pending(claim, waiting(state, claim))
+        }
         ("", _) => {
             let why = "no persistent volumes available for this claim and no storage class is set";
             pending(claim, VolumeEvent::normal("FailedBinding", why))
@@ -133,24 +136,13 @@ fn open(state: State<'_>, claim: &PersistentVolumeClaim) -> Decision<ClaimStep> 
             let why = format!("storageclass.storage.k8s.io {name:?} not found");
             pending(claim, VolumeEvent::warning("ProvisioningFailed", why))
         }
-        (_, Some(class)) => provision(claim, &class.provisioner, node.as_deref()),
+        (_, Some(class)) => provision(claim, &class.provisioner),
     }
 }
 
 /// The pods that use the claim.
 fn users(state: State<'_>, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
     state.pods.by_index(BY_CLAIM, &key_of(claim))
-}
-
-/// The node where the claim's first pod is to run, if that is known: the scheduler has chosen it, or
-/// a pod was bound to it without the scheduler.
-fn consumer(state: State<'_>, claim: &PersistentVolumeClaim) -> Option<Arc<Node>> {
-    if let Some(selected) = annotation(claim, SELECTED_NODE) {
-        return state.nodes.get(selected);
-    }
-    let pods = users(state, claim);
-    let mut nodes = pods.iter().filter(|pod| is_active(pod)).map(|pod| node_of(pod));
-    nodes.find(|name| !name.is_empty()).and_then(|name| state.nodes.get(name))
 }
 
 fn waiting(state: State<'_>, claim: &PersistentVolumeClaim) -> Option<VolumeEvent> {
@@ -173,30 +165,23 @@ fn waiting(state: State<'_>, claim: &PersistentVolumeClaim) -> Option<VolumeEven
     }
 }
 
-fn provision(
-    claim: &PersistentVolumeClaim,
-    provisioner: &str,
-    node: Option<&Node>,
-) -> Decision<ClaimStep> {
+fn provision(claim: &PersistentVolumeClaim, provisioner: &str) -> Decision<ClaimStep> {
     let provisioner = longshore_migration::driver(provisioner).unwrap_or(provisioner);
     if provisioner.starts_with(BUILT_IN) {
         let why = format!("no volume plugin matched name: {provisioner}");
         return pending(claim, VolumeEvent::warning("ProvisioningFailed", why));
     }
     let event = VolumeEvent::normal(
-        "ExternalProvisioning",
+        EXTERNAL_PROVISIONING,
         format!(
             "Waiting for a volume to be created either by the external provisioner '{provisioner}' \
              or manually by the system administrator. If volume creation is delayed, please verify \
              that the provisioner is running and correctly registered."
         ),
     );
-    let node = node.map(name_of);
-    let is_asked = PROVISIONERS.iter().all(|name| annotation(claim, name) == Some(provisioner))
-        && (node.is_none() || annotation(claim, SELECTED_NODE) == node);
-    let step =
-        ClaimStep::Provision { provisioner: provisioner.to_owned(), node: node.map(str::to_owned) };
-    ((!is_asked).then_some(step), event)
+    let [name, _] = PROVISIONERS;
+    let is_asked = annotation(claim, name) == Some(provisioner);
+    ((!is_asked).then(|| ClaimStep::Provision(provisioner.to_owned())), event)
 }
 
 /// A claim that names its volume.

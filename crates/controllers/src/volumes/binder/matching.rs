@@ -4,27 +4,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::core::{Selector, SelectorExt};
 use longshore_informer::{Store, key_of};
-use longshore_pod::admission::selects_node;
 
 use crate::volumes::objects::{
     BY_CLAIM, OPEN_BY_CLASS, access_modes, claim_class, claim_of, claim_spec, claim_uid,
     is_deleting, requested, size, volume_class, volume_spec,
 };
 use crate::workload::{name_of, uid_of};
-
-/// The consumer of the volume.
-#[derive(Clone, Copy)]
-pub(super) enum Consumer<'a> {
-    /// Immediate binding: node affinity does not matter.
-    Any,
-    /// Pods that are not scheduled: only prebound volumes.
-    Nowhere,
-    /// Pods on this node, which the node affinity must allow.
-    On(&'a Node),
-}
 
 /// Whether a volume is meant for the claim, or bound to it.
 pub(super) fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
@@ -51,11 +39,12 @@ fn same_attributes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
         == name(&claim_spec(claim).volume_attributes_class_name)
 }
 
-/// The best volume for a claim that names none. `Err`: its selector is none.
+/// The best volume for a claim that names none. One that waits for its first pod gets here only what
+/// is meant for it; the scheduler chooses others. `Err`: its selector is none.
 pub(super) fn best(
     volumes: &Store<PersistentVolume>,
     claim: &PersistentVolumeClaim,
-    consumer: Consumer<'_>,
+    waits: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
     let selector = claim_spec(claim).selector.clone().unwrap_or_default();
     let selector = Selector::try_from(selector).map_err(|error| error.to_string())?;
@@ -66,28 +55,19 @@ pub(super) fn best(
             && has_modes(volume, claim)
             && !is_deleting(&**volume)
     };
-    let is_near = |volume: &Arc<PersistentVolume>| match consumer {
-        Consumer::On(node) => is_usable_on(volume, node),
-        Consumer::Any | Consumer::Nowhere => true,
-    };
     let meant = volumes.by_index(BY_CLAIM, &key_of(claim));
-    if let Some(volume) = meant.into_iter().filter(|volume| is_for(volume, claim)).find(fits) {
-        return Ok(Some(volume).filter(is_near));
-    }
-    if matches!(consumer, Consumer::Nowhere) {
-        return Ok(None);
+    let meant = meant.into_iter().filter(|volume| is_for(volume, claim)).find(fits);
+    if meant.is_some() || waits {
+        return Ok(meant);
     }
     let no_labels = BTreeMap::new();
     let open = volumes.by_index(OPEN_BY_CLASS, claim_class(claim).unwrap_or_default());
     let open = open
         .into_iter()
         .filter(|volume| selector.matches(volume.metadata.labels.as_ref().unwrap_or(&no_labels)));
-    // Volumes with more access modes than requested are spared, unless the node matters.
-    let rank = |volume: &Arc<PersistentVolume>| match consumer {
-        Consumer::On(_) => (0, size(volume)),
-        Consumer::Any | Consumer::Nowhere => (access_modes(volume).len(), size(volume)),
-    };
-    Ok(open.filter(fits).filter(is_near).min_by_key(rank))
+    // Volumes with more access modes than requested are spared.
+    let rank = |volume: &Arc<PersistentVolume>| (access_modes(volume).len(), size(volume));
+    Ok(open.filter(fits).min_by_key(rank))
 }
 
 /// Why a volume that the claim names cannot be its own, in upstream's words.
@@ -106,15 +86,4 @@ pub(super) fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim)
         () => return None,
     };
     Some(why.to_owned())
-}
-
-/// Whether the volume's node affinity lets it be used on the node.
-fn is_usable_on(volume: &PersistentVolume, node: &Node) -> bool {
-    let affinity = volume_spec(volume).node_affinity.as_ref();
-    let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else {
-        return true;
-    };
-    let no_labels = BTreeMap::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&no_labels);
-    selects_node(required, name_of(node), labels)
 }

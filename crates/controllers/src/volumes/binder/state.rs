@@ -1,6 +1,6 @@
 //! What the binder decides from.
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use longshore_informer::Store;
 
@@ -12,7 +12,6 @@ pub(in crate::volumes) struct State<'a> {
     pub(in crate::volumes) volumes: &'a Store<PersistentVolume>,
     pub(in crate::volumes) claims: &'a Store<PersistentVolumeClaim>,
     pub(in crate::volumes) classes: &'a Store<StorageClass>,
-    pub(in crate::volumes) nodes: &'a Store<Node>,
     pub(in crate::volumes) pods: &'a Store<Pod>,
     /// Whether volumes are provisioned for claims.
     pub(in crate::volumes) provisions: bool,

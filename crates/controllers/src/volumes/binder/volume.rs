@@ -31,6 +31,41 @@ pub(in crate::volumes) enum VolumeStep {
     RecyclerFailed(String),
     /// The annotation names the driver that has taken over its provisioner, or none.
     MigratedTo(Option<&'static str>),
+    /// It gets these finalizers: that of who deletes its data, and not that of another.
+    Finalizers(Vec<String>),
+}
+
+/// On a volume of a plugin that was part of Kubernetes: its data is not deleted yet.
+pub(super) const IN_TREE_PROTECTION: &str = "kubernetes.io/pv-controller";
+/// The same of an external provisioner.
+const EXTERNAL_PROTECTION: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+/// The plugin whose volumes are deleted here.
+pub(super) const HOST_PATH: &str = "kubernetes.io/host-path";
+
+/// The finalizers of a volume that was provisioned; `None`: they are right, or not for this controller to
+/// say.
+fn finalizers(volume: &PersistentVolume) -> Option<Vec<String>> {
+    let maker = annotation(volume, PROVISIONED_BY)?;
+    let known = volume.metadata.finalizers.as_deref().unwrap_or_default();
+    let without = |names: &[&str]| -> Vec<String> {
+        known.iter().filter(|own| !names.contains(&own.as_str())).cloned().collect()
+    };
+    let wanted = match maker.starts_with(BUILT_IN) {
+        _ if longshore_migration::driver(maker).is_some() => without(&[IN_TREE_PROTECTION]),
+        false => return None,
+        true => match volume_spec(volume).persistent_volume_reclaim_policy.as_deref() {
+            Some("Delete") => {
+                let mut wanted = without(&[EXTERNAL_PROTECTION]);
+                if !wanted.iter().any(|own| own == IN_TREE_PROTECTION) {
+                    wanted.push(IN_TREE_PROTECTION.to_owned());
+                }
+                wanted
+            }
+            Some("Retain" | "Recycle") => without(&[IN_TREE_PROTECTION, EXTERNAL_PROTECTION]),
+            _ => without(&[EXTERNAL_PROTECTION]),
+        },
+    };
+    (wanted != known).then_some(wanted)
 }
 
 /// What is next for a volume.
@@ -40,6 +75,9 @@ pub(in crate::volumes) fn volume(
 ) -> Decision<VolumeStep> {
     if let Some(driver) = migration(volume, annotation(volume, PROVISIONED_BY)) {
         return (Some(VolumeStep::MigratedTo(driver)), None);
+    }
+    if let Some(finalizers) = finalizers(volume) {
+        return (Some(VolumeStep::Finalizers(finalizers)), None);
     }
     let phase = volume_phase(volume);
     let enter =
@@ -98,15 +136,11 @@ fn reclaim(state: State<'_>, volume: &PersistentVolume) -> Decision<VolumeStep> 
             fail("VolumeFailedRecycle", "No recycler plugin found for the volume!")
         }
         "Recycle" => recycle(state, volume),
-        "Delete" if is_deleted_by_others(volume) || is_deleting(volume) => (None, None),
-        "Delete" if spec.host_path.is_some() => (Some(VolumeStep::DeleteData), None),
-        "Delete" => fail(
-            "VolumeFailedDelete",
-            &format!(
-                "error getting deleter volume plugin for volume {:?}: no deletable volume plugin matched",
-                name_of(volume)
-            ),
-        ),
+        "Delete" => match deleter(volume) {
+            Deleter::Other => (None, None),
+            Deleter::HostPath => (Some(VolumeStep::DeleteData), None),
+            Deleter::Unknown(why) => fail("VolumeFailedDelete", &why),
+        },
         _ => fail(
             "VolumeUnknownReclaimPolicy",
             "Volume has unrecognized PersistentVolumeReclaimPolicy",
@@ -114,9 +148,42 @@ fn reclaim(state: State<'_>, volume: &PersistentVolume) -> Decision<VolumeStep> 
     }
 }
 
-fn is_deleted_by_others(volume: &PersistentVolume) -> bool {
-    let maker = annotation(volume, PROVISIONED_BY).unwrap_or_default();
-    (!maker.is_empty() && !maker.starts_with(BUILT_IN)) || volume_spec(volume).csi.is_some()
+/// Whether its data is to be deleted, since its claim is gone.
+pub(super) fn is_to_be_deleted(volume: &PersistentVolume) -> bool {
+    let policy = volume_spec(volume).persistent_volume_reclaim_policy.as_deref();
+    let is_migrated = annotation(volume, MIGRATED_TO).is_some_and(|driver| !driver.is_empty());
+    policy == Some("Delete") && volume_phase(volume) == "Released" && !is_migrated
+}
+
+/// Whether this controller deletes its data.
+pub(super) fn is_deleted_here(volume: &PersistentVolume) -> bool {
+    matches!(deleter(volume), Deleter::HostPath)
+}
+
+/// Who deletes the data of a volume.
+enum Deleter {
+    /// Its provisioner or driver.
+    Other,
+    /// This controller.
+    HostPath,
+    /// Nobody, and why.
+    Unknown(String),
+}
+
+fn deleter(volume: &PersistentVolume) -> Deleter {
+    let spec = volume_spec(volume);
+    match annotation(volume, PROVISIONED_BY).unwrap_or_default() {
+        "" if spec.csi.is_some() => Deleter::Other,
+        "" | HOST_PATH if spec.host_path.is_some() => Deleter::HostPath,
+        "" | HOST_PATH => Deleter::Unknown(format!(
+            "error getting deleter volume plugin for volume {:?}: no deletable volume plugin matched",
+            name_of(volume)
+        )),
+        maker if maker.starts_with(BUILT_IN) => {
+            Deleter::Unknown(format!("no volume plugin matched name: {maker}"))
+        }
+        _ => Deleter::Other,
+    }
 }
 
 fn recycle(state: State<'_>, volume: &PersistentVolume) -> Decision<VolumeStep> {

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
     Event, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus,
     Pod,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use longshore_base::trees;
@@ -14,19 +15,19 @@ use longshore_client::Item;
 use tokio::time::Instant;
 
 use super::claim::ClaimStep;
-use super::volume::VolumeStep;
-use super::{Controller, Key, RECYCLER_RETRY, matching, recycler};
+use super::volume::{IN_TREE_PROTECTION, VolumeStep};
+use super::{Controller, RECYCLER_RETRY, matching, recycler};
 use crate::volumes::event::{REPEAT, VolumeEvent};
 use crate::volumes::objects::{
-    BIND_COMPLETED, BOUND_BY_CONTROLLER, MIGRATED_TO, PROVISIONERS, SELECTED_NODE, annotate,
-    annotation, claim_of, claim_uid, volume_name, volume_phase, volume_spec,
+    BIND_COMPLETED, BOUND_BY_CONTROLLER, MIGRATED_TO, PROVISIONERS, STORAGE, annotate, annotation,
+    claim_of, claim_phase, claim_uid, volume_name, volume_phase, volume_spec,
 };
 use crate::volumes::writes::{replace, replace_status};
 use crate::workload::{Error, name_of, namespace_of, uid_of};
 use crate::writes::{is_conflict, unless_gone, unless_replaced};
 
-/// On a volume of a plugin that was part of Kubernetes: its data is not deleted yet.
-const IN_TREE_PROTECTION: &str = "kubernetes.io/pv-controller";
+/// On a volume: the size that it had before its file system is grown on a node.
+const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
 
 impl Controller {
     pub(super) async fn claim_step(
@@ -61,13 +62,10 @@ impl Controller {
                 }
                 written?;
             }
-            Some(ClaimStep::Provision { provisioner, node }) => {
+            Some(ClaimStep::Provision(provisioner)) => {
                 let mut new = claim.clone();
                 for name in PROVISIONERS {
                     annotate(&mut new.metadata, name, &provisioner);
-                }
-                if let Some(node) = node {
-                    annotate(&mut new.metadata, SELECTED_NODE, &node);
                 }
                 unless_gone(replace(&self.client, &self.claims, &new).await)?;
             }
@@ -142,6 +140,11 @@ impl Controller {
                 set_migration(&mut new.metadata.annotations, driver);
                 unless_gone(replace(&self.client, &self.volumes, &new).await)?;
             }
+            Some(VolumeStep::Finalizers(finalizers)) => {
+                let mut new = volume.clone();
+                new.metadata.finalizers = Some(finalizers);
+                unless_gone(replace(&self.client, &self.volumes, &new).await)?;
+            }
         }
         self.events.record(volume, event);
         Ok(())
@@ -187,7 +190,7 @@ impl Controller {
         if let Some(wait) = waited.and_then(|waited| RECYCLER_RETRY.checked_sub(waited))
             && !wait.is_zero()
         {
-            self.queue.add_after(Key::Volume(name_of(volume).to_owned()), wait);
+            self.queues.volumes.add_after(name_of(volume).to_owned(), wait);
             return Ok(());
         }
         let pod = recycler::pod(volume, &self.recyclers);
@@ -226,10 +229,11 @@ impl Controller {
     /// Deletes the data of a volume on this machine, where that was allowed, and the volume.
     async fn delete(&self, volume: &PersistentVolume) -> Result<(), Error> {
         if let Err(why) = self.delete_data(volume).await {
+            self.operations.ended::<(), _>(name_of(volume), &Err(()));
             let event = VolumeEvent::warning("VolumeFailedDelete", why.clone());
             unless_gone_for(self.enter(volume.clone(), "Failed", &why).await)?;
             self.events.record(volume, event);
-            self.queue.add_after(Key::Volume(name_of(volume).to_owned()), REPEAT);
+            self.queues.volumes.add_after(name_of(volume).to_owned(), REPEAT);
             return Ok(());
         }
         let finalizers = volume.metadata.finalizers.as_deref().unwrap_or_default();
@@ -351,6 +355,10 @@ fn named_claim(
     (new != *claim).then_some(new)
 }
 
+fn parses(size: &str) -> bool {
+    longshore_quantity::Quantity::parse(size).is_some()
+}
+
 /// PURE: the claim whose status is that of a bound one; `None`: it is.
 fn bound_claim(
     claim: &PersistentVolumeClaim,
@@ -358,14 +366,20 @@ fn bound_claim(
 ) -> Option<PersistentVolumeClaim> {
     let mut new = claim.clone();
     let spec = volume_spec(volume);
+    let phase = claim_phase(claim);
     let status = new.status.get_or_insert_default();
     status.access_modes = spec.access_modes.clone();
-    if status.phase.as_deref() != Some("Bound") {
+    if phase != "Bound" {
         status.phase = Some("Bound".to_owned());
-        status.capacity = spec.capacity.clone();
-        if let Some(class) = &spec.volume_attributes_class_name {
-            status.current_volume_attributes_class_name = Some(class.clone());
+        let before = annotation(volume, PRE_RESIZE_CAPACITY).filter(|size| parses(size));
+        let size = before.map(|size| Quantity(size.to_owned()));
+        if let Some(size) = size.or_else(|| spec.capacity.as_ref()?.get(STORAGE).cloned()) {
+            status.capacity.get_or_insert_default().insert(STORAGE.to_owned(), size);
         }
+    }
+    if phase == "Pending" {
+        let class = spec.volume_attributes_class_name.clone();
+        status.current_volume_attributes_class_name = class;
     }
     (new != *claim).then_some(new)
 }

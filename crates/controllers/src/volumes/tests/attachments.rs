@@ -186,6 +186,19 @@ fn attach_detach_forces_volumes_off_nodes_that_are_down() {
         assert_eq!(plan.mounted.is_empty(), is_detached);
         assert_eq!(plan.attached, is_detached.then(BTreeSet::new));
     }
+    // It is said that the node was no matter, if it had it mounted or not.
+    for (taint, expired, reason) in [
+        ("other", &all, Some("timeout")),
+        (out_of_service, &none, Some("out-of-service")),
+        ("other", &none, None),
+    ] {
+        let mut node = down("Unknown", taint);
+        node["status"]["volumesInUse"] = json!([]);
+        let world = csi_world(&[attachment(), node]);
+        let plan = attachdetach::plan_for_node(world.attaching(&[], expired), "n1");
+        assert_eq!(plan.forced.values().next().copied(), reason);
+        assert_eq!(plan.detach.len(), 1);
+    }
     // What a pod uses stays.
     let world = csi_world(&[attachment(), down("False", out_of_service), pod("p", "n1", "c")]);
     assert_eq!(attachdetach::plan_for_node(world.attaching(&[], &all), "n1"), Plan::default());
@@ -234,4 +247,48 @@ fn attach_detach_keeps_iscsi_disks_from_a_second_node() {
     assert_eq!(second.attached, None);
     assert_eq!(second.events[0].1.reason, "FailedAttachVolume");
     assert_eq!(plan(&world(&objects), "n1"), Plan::default());
+}
+
+#[test]
+fn attach_detach_waits_for_nodes_that_were_deleted() {
+    let asked = plan(&csi_world(&[pod("p", "n1", "c")]), "n1");
+    let mut attachment = serde_json::to_value(&asked.attach[0]).unwrap();
+    attachment["spec"]["nodeName"] = "gone".into();
+    attachment["status"] = json!({"attached": true});
+    let all = BTreeSet::from([UNIQUE.to_owned()]);
+    let none = BTreeSet::new();
+    let world = csi_world(&[attachment]);
+    for (what, last_in_use, expired, is_detached) in [
+        ("was not seen", None, &none, true),
+        ("had it mounted", Some(&all), &none, false),
+        ("had it mounted for too long", Some(&all), &all, true),
+        ("had it not mounted", Some(&none), &none, true),
+    ] {
+        let state = attachdetach::State { last_in_use, ..world.attaching(&[], expired) };
+        let plan = attachdetach::plan_for_node(state, "gone");
+        assert_eq!(plan.detach.len(), usize::from(is_detached), "{what}");
+        assert_eq!(plan.mounted.is_empty(), is_detached, "{what}");
+    }
+}
+
+#[test]
+fn attach_detach_of_ephemeral_volumes_wants_the_claim_of_the_pod() {
+    let claim = |owner: &str| {
+        bound_claim(|c| {
+            c["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod",
+                "name": "p", "uid": owner, "controller": true}]);
+            c["metadata"]["name"] = "p-v".into();
+        })
+    };
+    let volume = bound_volume(|v| {
+        v["spec"].as_object_mut().unwrap().remove("hostPath");
+        v["spec"]["csi"] = json!({"driver": "csi.example.com", "volumeHandle": "h"});
+        v["spec"]["claimRef"]["name"] = "p-v".into();
+    });
+    let mut user = pod("p", "n1", "");
+    user["spec"]["volumes"] = json!([{"name": "v", "ephemeral": {}}]);
+    for (owner, count) in [("uid-p", 1), ("uid-other", 0)] {
+        let objects = [claim(owner), volume.clone(), user.clone(), node("n1", "a")];
+        assert_eq!(plan(&world(&objects), "n1").attach.len(), count, "{owner}");
+    }
 }

@@ -116,57 +116,46 @@ fn binder_pending_reasons() {
 }
 
 #[test]
-fn provisioning_annotates_once_with_the_selected_node() {
+fn provisioning_is_asked_for_once() {
     let mut claim = claim_of("c", "1Gi", |c| c["spec"]["storageClassName"] = "late".into());
-    let rest = [
-        class("late", "WaitForFirstConsumer", "csi.example.com"),
-        node("n1", "a"),
-        pod("p", "n1", "c"),
-    ];
-    let objects = |claim: &Value| [std::slice::from_ref(claim), &rest[..]].concat();
-    let asked =
-        ClaimStep::Provision { provisioner: "csi.example.com".into(), node: Some("n1".into()) };
+    let late = class("late", "WaitForFirstConsumer", "csi.example.com");
+    let objects = |claim: &Value| [claim.clone(), late.clone(), pod("p", "n1", "c")];
+    assert_eq!(next(&objects(&claim)).0, None, "a pod with a node is no choice of the scheduler");
+    // whether there is that node is for the provisioner to find out
+    claim["metadata"]["annotations"] = json!({"volume.kubernetes.io/selected-node": "n1"});
+    let asked = ClaimStep::Provision("csi.example.com".into());
     assert_eq!(next(&objects(&claim)).0, Some(asked));
-    claim["metadata"]["annotations"] = json!({
-        "volume.kubernetes.io/storage-provisioner": "csi.example.com",
-        "volume.beta.kubernetes.io/storage-provisioner": "csi.example.com",
-        "volume.kubernetes.io/selected-node": "n1",
-    });
+    claim["metadata"]["annotations"]["volume.kubernetes.io/storage-provisioner"] =
+        "csi.example.com".into();
     let decision = next(&objects(&claim));
     assert_eq!((&decision.0, reason(&decision)), (&None, "ExternalProvisioning"));
 }
 
 #[test]
-fn binder_wait_for_first_consumer_respects_node_affinity() {
-    let local = |name: &'static str, key: &str, operator: &str, value: &str| {
-        let expression = json!({"key": key, "operator": operator, "values": [value]});
-        let field = if key == "metadata.name" { "matchFields" } else { "matchExpressions" };
-        let terms = json!([{field: [expression]}]);
-        volume_of(name, "1Gi", move |v| {
-            v["spec"]["storageClassName"] = "local".into();
-            v["spec"]["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": terms}});
+fn binder_leaves_open_volumes_of_a_claim_that_waits_to_the_scheduler() {
+    let late = class("late", "WaitForFirstConsumer", "csi.example.com");
+    let volume = |claim: Value| {
+        volume_of("v", "1Gi", move |v| {
+            v["spec"]["storageClassName"] = "late".into();
+            v["spec"]["claimRef"] = claim;
         })
     };
-    let claim = claim_of("c", "1Gi", |c| c["spec"]["storageClassName"] = "local".into());
-    let late = class("local", "WaitForFirstConsumer", "kubernetes.io/no-provisioner");
-    let nodes = [node("n1", "a"), node("n2", "b")];
-    let volumes = [
-        local("v-a", "zone", "In", "a"),
-        local("v-b", "zone", "NotIn", "a"),
-        local("v-n3", "metadata.name", "In", "n3"),
-    ];
-    for (pod_node, expected) in
-        [("", None), ("n1", Some("v-a")), ("n2", Some("v-b")), ("absent", None)]
-    {
-        let mut objects = [&nodes[..], &volumes[..]].concat();
-        objects.extend([claim.clone(), late.clone(), pod("p", pod_node, "c")]);
-        assert_eq!(bound_to(&objects).as_deref(), expected, "{pod_node}");
+    for (selected, meant, expected) in [
+        (None, Value::Null, None),
+        (Some("n1"), Value::Null, None),
+        (None, meant_for("c", ""), Some("v")),
+        (Some("n1"), meant_for("c", "uid-c"), Some("v")),
+    ] {
+        let claim = claim_of("c", "1Gi", |c| {
+            c["spec"]["storageClassName"] = "late".into();
+            if let Some(node) = selected {
+                c["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = node.into();
+            }
+        });
+        let objects =
+            [claim, volume(meant.clone()), late.clone(), node("n1", "a"), pod("p", "n1", "c")];
+        assert_eq!(bound_to(&objects).as_deref(), expected, "{selected:?} {meant}");
     }
-    let mut selected = claim;
-    selected["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "n2".into();
-    let mut objects = [&nodes[..], &volumes[..]].concat();
-    objects.extend([selected, late]);
-    assert_eq!(bound_to(&objects).as_deref(), Some("v-b"), "the scheduler's choice");
 }
 
 #[test]

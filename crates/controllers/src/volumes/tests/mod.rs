@@ -57,7 +57,6 @@ impl World {
             volumes: &self.volumes,
             claims: &self.claims,
             classes: &self.classes,
-            nodes: &self.nodes,
             pods: &self.pods,
             provisions: true,
         }
@@ -77,6 +76,7 @@ impl World {
             pods: &self.pods,
             created,
             expired,
+            last_in_use: None,
         }
     }
 }

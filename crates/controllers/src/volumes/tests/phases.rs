@@ -184,6 +184,13 @@ fn volume_phases() {
         v["metadata"]["annotations"] =
             json!({"pv.kubernetes.io/provisioned-by": "kubernetes.io/aws-ebs"});
     });
+    let made_by = |maker: &str, policy: &str, finalizers: &[&str]| {
+        let mut volume = released("Delete");
+        volume["metadata"]["annotations"] = json!({"pv.kubernetes.io/provisioned-by": maker});
+        volume["metadata"]["finalizers"] = json!(finalizers);
+        volume["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
+        volume
+    };
     let recycler = |phase: &str| {
         let mut pod = pod("recycler-for-v", "n1", "");
         pod["metadata"]["namespace"] = "default".into();
@@ -229,6 +236,25 @@ fn volume_phases() {
         ("kept", vec![released("Retain")], None, ""),
         ("deleted here", vec![released("Delete")], Some(VolumeStep::DeleteData), ""),
         ("deleted by who made it", vec![provisioned.clone()], None, ""),
+        (
+            "deleted here though its deletion is asked for",
+            vec![{
+                let mut volume = released("Delete");
+                volume["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+                volume
+            }],
+            Some(VolumeStep::DeleteData),
+            "",
+        ),
+        (
+            "made by a plugin that is no more",
+            vec![made_by("kubernetes.io/no-such", "Delete", &["kubernetes.io/pv-controller"])],
+            Some(VolumeStep::Phase(
+                "Failed",
+                "no volume plugin matched name: kubernetes.io/no-such".into(),
+            )),
+            "VolumeFailedDelete",
+        ),
         ("recycled", vec![released("Recycle")], Some(VolumeStep::StartRecycler), ""),
         (
             "recycled when no pod uses it",
@@ -277,5 +303,39 @@ fn volume_phases() {
     for (what, objects, step, why) in table {
         let decision = next_volume(&objects);
         assert_eq!((&decision.0, reason(&decision)), (&step, why), "{what}");
+    }
+}
+
+#[test]
+fn volume_deletion_finalizers_are_those_of_who_deletes_the_data() {
+    let (own, other) =
+        ("kubernetes.io/pv-controller", "external-provisioner.volume.kubernetes.io/finalizer");
+    let (here, csi, migrated) =
+        ("kubernetes.io/host-path", "csi.example.com", "kubernetes.io/aws-ebs");
+    let kept = "kubernetes.io/pv-protection";
+    for (maker, policy, before, after) in [
+        (here, "Delete", vec![kept], Some(vec![kept, own])),
+        (here, "Delete", vec![other, own], Some(vec![own])),
+        (here, "Delete", vec![own], None),
+        (here, "Retain", vec![own, kept], Some(vec![kept])),
+        (csi, "Delete", vec![other], None),
+        (csi, "Delete", vec![own], None),
+        (migrated, "Delete", vec![own, other], Some(vec![other])),
+        ("", "Delete", vec![own], None),
+    ] {
+        let volume = volume_of("v", "1Gi", |v| {
+            v["metadata"]["finalizers"] = json!(before);
+            v["spec"]["persistentVolumeReclaimPolicy"] = policy.into();
+            if !maker.is_empty() {
+                v["metadata"]["annotations"] = json!({"pv.kubernetes.io/provisioned-by": maker});
+            }
+            if maker == migrated {
+                v["metadata"]["annotations"]["pv.kubernetes.io/migrated-to"] =
+                    "ebs.csi.aws.com".into();
+            }
+        });
+        let after = after
+            .map(|after| VolumeStep::Finalizers(after.into_iter().map(str::to_owned).collect()));
+        assert_eq!(next_volume(&[volume]).0, after, "{maker} {policy} {before:?}");
     }
 }
