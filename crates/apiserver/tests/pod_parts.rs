@@ -192,7 +192,7 @@ async fn pod_resize_is_checked_against_its_node() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
     let mut whole = pod("whole", "n1");
-    whole["spec"]["resources"] = json!({"limits": {"cpu": "2"}});
+    whole["spec"]["resources"] = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "2"}});
     admin.create(PODS, whole).await;
     let forbidden = |why: &str| json!(format!("pods \"whole\" is forbidden: {why}"));
     let none = || Value::Null;
@@ -239,7 +239,7 @@ async fn declared_features_are_not_checked_without_their_gate() {
     let node = admin.create("/api/v1/nodes", node).await;
     assert_eq!(node["status"].get("declaredFeatures"), None);
     let mut whole = pod("whole", "n1");
-    whole["spec"]["resources"] = json!({"limits": {"cpu": "2"}});
+    whole["spec"]["resources"] = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "2"}});
     admin.create(PODS, whole).await;
     assert_eq!(whole_resize(admin, "3").await, (200, Value::Null, Value::Null));
 }
