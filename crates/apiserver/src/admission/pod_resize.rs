@@ -114,16 +114,20 @@ fn lacking_room(pod: &Value, node: &Value) -> Option<Refusal> {
     let mut requests = pod_requests(pod);
     requests.add(&Amounts::of(&pod["spec"]["overhead"]));
     let allocatable = Amounts::of(&node["status"]["allocatable"]);
-    let units: [(&str, fn(Quantity) -> i128); 2] =
-        [("cpu", Quantity::milli), ("memory", |amount| amount.round_up_to_milli().milli() / 1000)];
-    let lacking: Vec<String> = units
+    // CPU in millicores, memory in bytes.
+    let units = |resource: &str, amount: Quantity| match resource {
+        "cpu" => amount.round_up_to_milli().milli(),
+        _ => amount.round_up_to_milli().milli().saturating_add(999) / 1000,
+    };
+    let lacking: Vec<String> = ["cpu", "memory"]
         .into_iter()
-        .filter_map(|(resource, unit)| {
+        .filter_map(|resource| {
             let none = || Quantity::whole(0);
             let requested = requests.get(resource).unwrap_or_else(none);
             let allocatable = allocatable.get(resource).unwrap_or_else(none);
             (requested.amount() > allocatable.amount()).then(|| {
-                let (requested, allocatable) = (unit(requested), unit(allocatable));
+                let requested = units(resource, requested);
+                let allocatable = units(resource, allocatable);
                 format!("{resource}, requested: {requested}, allocatable: {allocatable}")
             })
         })
