@@ -4,6 +4,7 @@ use std::path::Path;
 
 use longshore_config::Config;
 use longshore_cri::Runtime;
+use longshore_gates::{DeclaredFeatures, NODE_DECLARED_FEATURES};
 use longshore_machine::Machine;
 use longshore_pod::admission::{Error, NodeCapabilities, Sysctls};
 
@@ -13,16 +14,21 @@ const APP_ARMOR_ENABLED: &str = "/sys/module/apparmor/parameters/enabled";
 /// What the node supports. Features that the runtime does not report are not supported.
 pub async fn capabilities(config: &Config, runtime: &Runtime) -> Result<NodeCapabilities, Error> {
     let features = runtime.status(false).await.ok().and_then(|status| status.features);
+    let (groups_policy, host_network_in_user_namespace) = features.map_or((false, false), |own| {
+        (own.supplemental_groups_policy, own.user_namespaces_host_network)
+    });
+    let declares = config.gates.enabled(NODE_DECLARED_FEATURES);
     Ok(NodeCapabilities {
         sysctls: Sysctls::new(
             &config.kubelet.allowed_unsafe_sysctls,
             kernel(&Machine::read().kernel),
         )?,
         app_armor: has_app_armor(),
-        supplemental_groups_policy: features
-            .is_some_and(|features| features.supplemental_groups_policy),
+        supplemental_groups_policy: groups_policy,
         pod_level_resources: config.gates.enabled("PodLevelResources"),
         toleration_comparisons: config.gates.enabled("TaintTolerationComparisonOperators"),
+        declared_features: declares
+            .then(|| DeclaredFeatures::of_node(&config.gates, host_network_in_user_namespace)),
     })
 }
 

@@ -204,6 +204,14 @@ impl Admission {
         self.state().pods.len()
     }
 
+    /// Why the node cannot follow an update of a pod: features that it does not declare.
+    pub fn refusal_of_update(&self, before: &Pod, pod: &Pod) -> Option<String> {
+        let capabilities = &self.shared.sources.capabilities;
+        let (old, new) = (before.spec.as_ref()?, pod.spec.as_ref()?);
+        let missing = capabilities.lacking_for_update(old, new);
+        (!missing.is_empty()).then(|| rules::missing_features(missing))
+    }
+
     /// Changes whenever a pod releases resources.
     pub fn released(&self) -> watch::Receiver<Freed> {
         self.shared.released.subscribe()

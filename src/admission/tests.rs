@@ -2,6 +2,7 @@ use std::collections::HashSet;
 use std::sync::Barrier;
 
 use longshore_client::events::Recorder;
+use longshore_gates::DeclaredFeatures;
 use longshore_pod::admission::Sysctls;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -24,6 +25,7 @@ fn admission(pressure: NodePressure) -> Admission {
             supplemental_groups_policy: false,
             pod_level_resources: true,
             toleration_comparisons: false,
+            declared_features: Some(DeclaredFeatures::default()),
         },
         own: serde_json::from_value(node).unwrap(),
         api_node: None,
@@ -161,4 +163,18 @@ async fn admission_rejections_are_counted() {
     }
     let counted: HashSet<_> = admission.counts().rejections.into_iter().collect();
     assert_eq!(counted, [("OutOfcpu".to_owned(), 2), ("Other".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn admission_names_features_that_an_update_needs_and_the_node_does_not_declare() {
+    let admission = admission(NodePressure::default());
+    let with = |cpu: &str| {
+        pod_of(json!({"metadata": {"name": "p"}, "spec": {
+            "containers": [], "resources": {"requests": {"cpu": cpu}},
+        }}))
+    };
+    let name = "InPlacePodLevelResourcesVerticalScaling";
+    let message = format!("Pod requires node features that are not available: {name}");
+    assert_eq!(admission.refusal_of_update(&with("1"), &with("2")), Some(message));
+    assert_eq!(admission.refusal_of_update(&with("1"), &with("1")), None);
 }

@@ -207,6 +207,10 @@ impl Allocation {
             self.shared.metrics.requested(before, pod);
             self.update_queue(&mut self.state(), pod, Trigger::Changed);
         }
+        let parts = &self.shared.parts;
+        if let Some(why) = parts.admission.refusal_of_update(before, pod) {
+            parts.pod_events.pod(pod, true, "FailedNodeDeclaredFeaturesCheck", &why);
+        }
     }
 
     fn update_queue(&self, state: &mut State, pod: &Arc<Pod>, trigger: Trigger) {

@@ -21,6 +21,8 @@ pub struct RuntimeHealth {
     pub handlers: Vec<NodeRuntimeHandler>,
     /// Features of the runtime; `None`: not reported.
     pub features: Option<NodeFeatures>,
+    /// Whether it can run a pod in the host's network and in a user namespace.
+    pub host_network_in_user_namespace: bool,
 }
 
 impl Default for RuntimeHealth {
@@ -33,6 +35,7 @@ impl Default for RuntimeHealth {
             network_error: None,
             handlers: Vec::new(),
             features: None,
+            host_network_in_user_namespace: false,
         }
     }
 }
@@ -65,6 +68,9 @@ impl RuntimeHealth {
             features: status.features.as_ref().map(|features| NodeFeatures {
                 supplemental_groups_policy: Some(features.supplemental_groups_policy),
             }),
+            host_network_in_user_namespace: status
+                .features
+                .is_some_and(|features| features.user_namespaces_host_network),
         }
     }
 

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_config::Config;
+use longshore_gates::DeclaredFeatures;
 use longshore_machine::Machine;
 use longshore_resources::allocatable;
 use longshore_resources::allocatable::Amounts;
@@ -62,23 +63,16 @@ pub(super) fn node_status(old: &NodeStatus, inputs: &StatusInputs<'_>) -> NodeSt
         volumes_in_use: Some(inputs.volumes_in_use.clone()).filter(|volumes| !volumes.is_empty()),
         runtime_handlers: Some(inputs.runtime.handlers.clone()),
         features: inputs.runtime.features.clone(),
-        declared_features: declared_features(inputs.config),
+        declared_features: declared_features(inputs),
         ..old.clone()
     }
 }
 
 /// Features that the node declares to the control plane.
-fn declared_features(config: &Config) -> Option<Vec<String>> {
-    const KNOWN: [&str; 4] = [
-        "ExtendWebSocketsToKubelet",
-        "InPlacePodLevelResourcesVerticalScaling",
-        "InPlacePodVerticalScalingInitContainers",
-        "RestartAllContainersOnContainerExits",
-    ];
-    let declares = config.gates.enabled("NodeDeclaredFeatures");
-    let features = KNOWN.into_iter().filter(|name| declares && config.gates.enabled(name));
-    let features: Vec<String> = features.map(str::to_owned).collect();
-    (!features.is_empty()).then_some(features)
+fn declared_features(inputs: &StatusInputs<'_>) -> Option<Vec<String>> {
+    let in_user_namespace = inputs.runtime.host_network_in_user_namespace;
+    let declared = DeclaredFeatures::of_node(&inputs.config.gates, in_user_namespace);
+    (!declared.is_empty()).then(|| declared.names().map(str::to_owned).collect())
 }
 
 fn addresses(old: &NodeStatus, inputs: &StatusInputs<'_>) -> Option<Vec<NodeAddress>> {

@@ -258,6 +258,45 @@ async fn registration_creates_node_and_reports_health() {
     until("the node handed on", || known.borrow().clone()).await;
 }
 
+#[test]
+fn registration_declares_features_by_gates_and_runtime() {
+    let host_network = "UserNamespacesHostNetworkSupport";
+    let of_runtime = |supported| {
+        let features = v1::RuntimeFeatures {
+            user_namespaces_host_network: supported,
+            ..v1::RuntimeFeatures::default()
+        };
+        let status = v1::StatusResponse { features: Some(features), ..Default::default() };
+        RuntimeHealth::new(&v1::VersionResponse::default(), &status)
+    };
+    let declared = |gates: &str, supported| {
+        let gates = format!("--feature-gates={gates}");
+        let (config, machine, runtime) =
+            (config(&[&gates]), Machine::default(), of_runtime(supported));
+        let inputs = status::StatusInputs {
+            config: &config,
+            machine: &machine,
+            disk: None,
+            addresses: None,
+            runtime: &runtime,
+            pleg: None,
+            storage: None,
+            pressure: Default::default(),
+            images: &[],
+            volumes_in_use: Vec::new(),
+            now: Timestamp::UNIX_EPOCH,
+        };
+        status::node_status(&NodeStatus::default(), &inputs).declared_features
+    };
+    let has = |gates: &str, supported| {
+        declared(gates, supported).unwrap().iter().any(|name| name == host_network)
+    };
+    assert_eq!(declared("NodeDeclaredFeatures=false", true), None);
+    assert!(has("UserNamespacesHostNetworkSupport=true", true));
+    assert!(!has("UserNamespacesHostNetworkSupport=true", false));
+    assert!(!has("UserNamespacesHostNetworkSupport=false", true));
+}
+
 #[tokio::test]
 async fn registration_unchanged_status_is_not_written() {
     let (script, client) = script().await;

@@ -197,6 +197,7 @@ impl Node {
                 supplemental_groups_policy: false,
                 pod_level_resources: true,
                 toleration_comparisons: false,
+                declared_features: None,
             },
             own: serde_json::from_value(own).unwrap(),
             api_node: None,

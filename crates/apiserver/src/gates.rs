@@ -1,12 +1,12 @@
 //! Feature gates: crate `gates` has them; which of them the apiserver reads is said here.
 
-use longshore_gates::{FeatureGates, Missing};
+use longshore_gates::{FeatureGates, Missing, NODE_DECLARED_FEATURES};
 
 /// stdout or stderr of a container may be requested alone.
 pub(crate) const SPLIT_LOG_STREAMS: &str = "PodLogsQuerySplitStreams";
 
 /// Those that are read.
-const READ: [&str; 1] = [SPLIT_LOG_STREAMS];
+const READ: [&str; 2] = [NODE_DECLARED_FEATURES, SPLIT_LOG_STREAMS];
 
 const MISSING: [Missing; 2] = [
     (

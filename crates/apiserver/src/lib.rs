@@ -340,6 +340,7 @@ impl Server {
                 config.plugins,
             )?,
             event_ttl: config.event_ttl,
+            gates: config.gates.clone(),
             pod_security: config.admission.pod_security,
             event_limits: EventLimits::new(&config.admission.event_limits),
             limited_resources: config.admission.limited_resources,

@@ -93,6 +93,12 @@ async fn ephemeral_containers_subresource() {
 async fn pod_resize_subresource() {
     let cluster = Cluster::start().await;
     let admin = &cluster.admin;
+    let features =
+        ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"];
+    let node = json!({"metadata": {"name": "n1"}, "status": {
+        "allocatable": {"cpu": "4", "memory": "1Gi"}, "declaredFeatures": features,
+    }});
+    admin.create("/api/v1/nodes", node).await;
     let mut web = pod("web", "n1");
     web["spec"]["containers"][0]["resources"] =
         json!({"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}});
@@ -171,6 +177,71 @@ async fn pod_resize_subresource() {
         change(json!({"name": "c", "resources": {"requests": {"cpu": "300m"}}})).await;
     let expected = "Pod running on node without support for resize";
     assert!(code == 422 && status["message"].as_str().unwrap().contains(expected), "{status}");
+}
+
+/// A resize of the pod as a whole, as the cluster answers it: code, message and causes.
+async fn whole_resize(admin: &Client, cpu: &str) -> (u16, Value, Value) {
+    let resources = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+    let body = json!({"spec": {"resources": resources}});
+    let (code, answer) = patch(admin, &format!("{PODS}/whole/resize"), &body).await;
+    (code, answer["message"].clone(), answer["details"]["causes"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_resize_is_checked_against_its_node() {
+    let cluster = Cluster::start().await;
+    let admin = &cluster.admin;
+    let mut whole = pod("whole", "n1");
+    whole["spec"]["resources"] = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "2"}});
+    admin.create(PODS, whole).await;
+    let forbidden = |why: &str| json!(format!("pods \"whole\" is forbidden: {why}"));
+    let none = || Value::Null;
+    let answer = whole_resize(admin, "3").await;
+    assert_eq!(answer, (403, forbidden("node \"n1\" not found"), none()));
+
+    let node = json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "4", "memory": "1Gi"}}});
+    admin.create("/api/v1/nodes", node).await;
+    let feature = "InPlacePodLevelResourcesVerticalScaling";
+    let why =
+        format!("pod update requires features {feature} which are not available on node \"n1\"");
+    assert_eq!(whole_resize(admin, "3").await, (403, forbidden(&why), none()));
+    let same = whole_resize(admin, "2").await;
+    assert_eq!(same, (200, none(), none()), "nothing changes");
+
+    let declare = async |features: Value| {
+        let status = json!({"status": {"declaredFeatures": features}});
+        admin.call("PATCH", "/api/v1/nodes/n1/status", Some(status)).await
+    };
+    let (code, status) = declare(json!(["b"])).await;
+    assert_eq!(
+        (code, &status["details"]["causes"][0]["field"]),
+        (422, &json!("status.declaredFeatures[0]"))
+    );
+    let (code, node) = declare(json!([feature])).await;
+    assert_eq!((code, &node["status"]["declaredFeatures"]), (200, &json!([feature])));
+    assert_eq!(whole_resize(admin, "3").await, (200, none(), none()));
+    let why =
+        "node didn't have enough allocatable resources: cpu, requested: 5000, allocatable: 4000";
+    let causes = json!([{"reason": "NodeCapacity"}]);
+    assert_eq!(whole_resize(admin, "5").await, (403, forbidden(why), causes));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn declared_features_are_not_checked_without_their_gate() {
+    let cluster = Cluster::start_with(|config| {
+        config.gates = "NodeDeclaredFeatures=false".parse().unwrap();
+    })
+    .await;
+    let admin = &cluster.admin;
+    let node = json!({"metadata": {"name": "n1"}, "status": {
+        "allocatable": {"cpu": "4", "memory": "1Gi"}, "declaredFeatures": ["A"],
+    }});
+    let node = admin.create("/api/v1/nodes", node).await;
+    assert_eq!(node["status"].get("declaredFeatures"), None);
+    let mut whole = pod("whole", "n1");
+    whole["spec"]["resources"] = json!({"requests": {"cpu": "2"}, "limits": {"cpu": "2"}});
+    admin.create(PODS, whole).await;
+    assert_eq!(whole_resize(admin, "3").await, (200, Value::Null, Value::Null));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 34] = [
+    const READ: [&str; 35] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -74,6 +74,7 @@ mod tests {
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",
         "TaintTolerationComparisonOperators",
+        "UserNamespacesHostNetworkSupport",
     ];
 
     /// The crates that read gates, besides the package of the node.
@@ -110,6 +111,8 @@ mod tests {
         for layer in LAYERS {
             gather(&crates.join(layer).join("src"), &mut text);
         }
+        let declared = std::fs::read_to_string(crates.join("gates/src/declared.rs")).unwrap();
+        text.push_str(declared.split("#[cfg(test)]").next().unwrap());
         text
     }
 

@@ -120,7 +120,8 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
                 ..scheduler::Options::default()
             };
             let service =
-                Service::new(scheduler::configuration(&options)?, &pages).sharing_informers();
+                Service::new(scheduler::configuration(&options)?, &flags.feature_gates, &pages)
+                    .sharing_informers();
             service.check().map_err(scheduler::Error::from)?;
             more.push((RESOURCES, pages.resources.clone()));
             let limits =
@@ -214,7 +215,8 @@ pub async fn run_kube_scheduler(
 ) -> Result<(), ProgramError> {
     let registry = registry();
     options.feature_gates.register_metrics(&registry);
-    for (name, value) in options.feature_gates.changed() {
+    let gates = options.feature_gates.changed();
+    for (name, value) in gates.filter(|(name, _)| !scheduler::READ_GATES.contains(name)) {
         tracing::warn!("the feature gate {name}={value} has no effect");
     }
     if !options.without_effect.is_empty() {
@@ -269,7 +271,7 @@ pub async fn run_kube_scheduler(
         tokio::spawn(Serving::open(port, endpoints)?.run());
     }
     let pages = scheduler::Pages { metrics: registry, resources };
-    Ok(scheduler::run(configuration, client, &pages, running, stop).await?)
+    Ok(scheduler::run(configuration, &options, client, &pages, running, stop).await?)
 }
 
 /// Runs the scheduler until the context's stop. If it panics, it starts again.

@@ -2,10 +2,14 @@
 //! of Kubernetes accepts all of them, so that one list fits all; which of them have an effect is the
 //! program's to say.
 
+mod declared;
+
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use longshore_metrics::{Kind, Labels, Registry, Text};
+
+pub use declared::{DeclaredFeatures, NODE_DECLARED_FEATURES};
 
 /// Stage of a gate; `AllAlpha` and `AllBeta` refer to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

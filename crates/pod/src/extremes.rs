@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
+use longshore_gates::DeclaredFeatures;
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use proptest::prelude::*;
 
@@ -248,6 +249,7 @@ proptest! {
             supplemental_groups_policy: false,
             pod_level_resources: true,
             toleration_comparisons: true,
+            declared_features: Some(DeclaredFeatures::default()),
         };
         let view = NodeView::new(&node, &node);
         let (memory, disk, pid) = pressure;

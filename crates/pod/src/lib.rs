@@ -10,6 +10,7 @@ pub mod deadline;
 pub mod downward;
 pub mod eviction;
 pub mod expand;
+pub mod features;
 pub mod hash;
 pub mod labels;
 pub mod observed;

@@ -75,7 +75,10 @@ pub async fn run<E: Executor>(
         let attempt = if is_free { scheduler.begin(now()) } else { None };
         let is_busy = attempt.is_some();
         if let Some(mut attempt) = attempt {
-            let scores = extenders.filter(&scheduler, &mut attempt).await;
+            let mut scores = extenders.filter(&scheduler, &mut attempt).await;
+            if scheduler.widen(&mut attempt) {
+                scores = extenders.filter(&scheduler, &mut attempt).await;
+            }
             let candidates = scheduler.candidates(&mut attempt);
             let candidates = extenders.preempt(attempt.pod(), candidates).await;
             scheduler.finish(attempt, candidates, scores, now());

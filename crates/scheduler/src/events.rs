@@ -46,13 +46,27 @@ pub enum ClusterEvent<'a> {
 }
 
 impl ClusterEvent<'_> {
-    /// The name in metrics.
+    /// The name in metrics, as upstream has it.
     pub fn label(&self) -> &'static str {
         match self {
             Self::PodAdded(_) => "AssignedPodAdd",
-            Self::PodUpdated(..) => "AssignedPodUpdate",
+            Self::PodUpdated(old, new) => match PodChange::of(old, new) {
+                PodChange::Labels => "AssignedPodUpdatePodLabel",
+                PodChange::ScaleDown => "AssignedPodUpdatePodScaleDown",
+                PodChange::Gates => "AssignedPodUpdatePodSchedulingGatesEliminated",
+                PodChange::Tolerations => "AssignedPodUpdatePodToleration",
+                PodChange::Claims => "AssignedPodUpdatePodGeneratedResourceClaim",
+                PodChange::Other => "AssignedPodUpdate",
+            },
             Self::PodDeleted(_) => "AssignedPodDelete",
-            Self::UnscheduledPodUpdated(..) => "UnschedulablePodUpdate",
+            Self::UnscheduledPodUpdated(old, new) => match PodChange::of(old, new) {
+                PodChange::Labels => "UnschedulablePodUpdatePodLabel",
+                PodChange::ScaleDown => "UnschedulablePodUpdatePodScaleDown",
+                PodChange::Gates => "UnschedulablePodUpdatePodSchedulingGatesEliminated",
+                PodChange::Tolerations => "UnschedulablePodUpdatePodToleration",
+                PodChange::Claims => "UnschedulablePodUpdatePodGeneratedResourceClaim",
+                PodChange::Other => "UnschedulablePodUpdate",
+            },
             Self::NodeAdded(_) => "NodeAdd",
             Self::NodeUpdated(old, new) => node_label(old, new),
             Self::NodeDeleted(_) => "NodeDelete",
@@ -60,21 +74,21 @@ impl ClusterEvent<'_> {
             Self::Claim(..) => "PersistentVolumeClaimUpdate",
             Self::Volume(None, _) => "PersistentVolumeAdd",
             Self::Volume(..) => "PersistentVolumeUpdate",
-            Self::Class(None, _) => "StorageClassAdd",
-            Self::Class(..) => "StorageClassUpdate",
-            Self::CsiNode(None, _) => "CSINodeAdd",
-            Self::CsiNode(..) => "CSINodeUpdate",
-            Self::CsiDriver(None, _) => "CSIDriverAdd",
-            Self::CsiDriver(..) => "CSIDriverUpdate",
-            Self::Capacity(None, _) => "CSIStorageCapacityAdd",
-            Self::Capacity(..) => "CSIStorageCapacityUpdate",
-            Self::ResourceClaim(None, _) => "ResourceClaimAdd",
-            Self::ResourceClaim(..) => "ResourceClaimUpdate",
-            Self::DeviceClass(true) => "DeviceClassAdd",
-            Self::DeviceClass(false) => "DeviceClassUpdate",
-            Self::ResourceSlice(true) => "ResourceSliceAdd",
-            Self::ResourceSlice(false) => "ResourceSliceUpdate",
-            Self::AttachmentDeleted(_) => "VolumeAttachmentDelete",
+            Self::Class(None, _) => "storage.k8s.io/StorageClassAdd",
+            Self::Class(..) => "storage.k8s.io/StorageClassUpdate",
+            Self::CsiNode(None, _) => "storage.k8s.io/CSINodeAdd",
+            Self::CsiNode(..) => "storage.k8s.io/CSINodeUpdate",
+            Self::CsiDriver(None, _) => "storage.k8s.io/CSIDriverAdd",
+            Self::CsiDriver(..) => "storage.k8s.io/CSIDriverUpdate",
+            Self::Capacity(None, _) => "storage.k8s.io/CSIStorageCapacityAdd",
+            Self::Capacity(..) => "storage.k8s.io/CSIStorageCapacityUpdate",
+            Self::ResourceClaim(None, _) => "resource.k8s.io/ResourceClaimAdd",
+            Self::ResourceClaim(..) => "resource.k8s.io/ResourceClaimUpdate",
+            Self::DeviceClass(true) => "resource.k8s.io/DeviceClassAdd",
+            Self::DeviceClass(false) => "resource.k8s.io/DeviceClassUpdate",
+            Self::ResourceSlice(true) => "resource.k8s.io/ResourceSliceAdd",
+            Self::ResourceSlice(false) => "resource.k8s.io/ResourceSliceUpdate",
+            Self::AttachmentDeleted(_) => "storage.k8s.io/VolumeAttachmentDelete",
         }
     }
 
@@ -88,16 +102,115 @@ impl ClusterEvent<'_> {
     }
 }
 
+/// What matters most of an update of a pod.
+enum PodChange {
+    Labels,
+    ScaleDown,
+    Gates,
+    Tolerations,
+    Claims,
+    Other,
+}
+
+impl PodChange {
+    fn of(old: &Pod, new: &Pod) -> Self {
+        if old.labels != new.labels {
+            Self::Labels
+        } else if new.requests.is_below(&old.requests) {
+            Self::ScaleDown
+        } else if new.gates.is_empty() && !old.gates.is_empty() {
+            Self::Gates
+        } else if old.tolerations.len() != new.tolerations.len() {
+            Self::Tolerations
+        } else if old.resource_claims != new.resource_claims {
+            Self::Claims
+        } else {
+            Self::Other
+        }
+    }
+}
+
 fn node_label(old: &Node, new: &Node) -> &'static str {
-    if old.is_unschedulable != new.is_unschedulable || old.taints != new.taints {
-        "NodeTaintUpdate"
+    if old.is_unschedulable && !new.is_unschedulable {
+        "NodeUpdateNodeTaint"
     } else if old.allocatable != new.allocatable {
-        "NodeAllocatableUpdate"
+        "NodeUpdateNodeAllocatable"
     } else if old.labels != new.labels {
-        "NodeLabelUpdate"
+        "NodeUpdateNodeLabel"
+    } else if old.taints != new.taints {
+        "NodeUpdateNodeTaint"
     } else if old.conditions != new.conditions {
-        "NodeConditionUpdate"
+        "NodeUpdateNodeCondition"
+    } else if old.declared_features != new.declared_features {
+        "NodeUpdateNodeDeclaredFeature"
     } else {
         "NodeUpdate"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{node, pod};
+
+    #[test]
+    fn event_labels_are_upstreams() {
+        let nodes = |more: Value| {
+            let (old, new) = (node("n", 4, json!({})), node("n", 4, more));
+            (
+                ClusterEvent::NodeUpdated(&old, &new).label(),
+                ClusterEvent::NodeUpdated(&new, &old).label(),
+            )
+        };
+        let taint = json!({"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}});
+        for (more, expected, back) in [
+            (taint, "NodeUpdateNodeTaint", "NodeUpdateNodeTaint"),
+            (json!({"spec": {"unschedulable": true}}), "NodeUpdate", "NodeUpdateNodeTaint"),
+            (
+                json!({"status": {"allocatable": {"cpu": "5"}}}),
+                "NodeUpdateNodeAllocatable",
+                "NodeUpdateNodeAllocatable",
+            ),
+            (
+                json!({"metadata": {"labels": {"a": "b"}}}),
+                "NodeUpdateNodeLabel",
+                "NodeUpdateNodeLabel",
+            ),
+            (
+                json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+                "NodeUpdateNodeCondition",
+                "NodeUpdateNodeCondition",
+            ),
+            (
+                json!({"status": {"declaredFeatures": ["ExtendWebSocketsToKubelet"]}}),
+                "NodeUpdateNodeDeclaredFeature",
+                "NodeUpdateNodeDeclaredFeature",
+            ),
+        ] {
+            assert_eq!(nodes(more.clone()), (expected, back), "{more}");
+        }
+        let gated = json!({"spec": {"schedulingGates": [{"name": "g"}]}});
+        for (old, new, expected) in [
+            (pod("p", "1", json!({})), pod("p", "2", json!({})), "Update"),
+            (pod("p", "2", json!({})), pod("p", "1", json!({})), "UpdatePodScaleDown"),
+            (
+                pod("p", "1", json!({})),
+                pod("p", "1", json!({"metadata": {"labels": {"a": "b"}}})),
+                "UpdatePodLabel",
+            ),
+            (pod("p", "1", gated), pod("p", "1", json!({})), "UpdatePodSchedulingGatesEliminated"),
+            (
+                pod("p", "1", json!({})),
+                pod("p", "1", json!({"spec": {"tolerations": [{"operator": "Exists"}]}})),
+                "UpdatePodToleration",
+            ),
+        ] {
+            let unscheduled = ClusterEvent::UnscheduledPodUpdated(&old, &new).label();
+            assert_eq!(unscheduled.strip_prefix("UnschedulablePod"), Some(expected));
+            let assigned = ClusterEvent::PodUpdated(&old, &new).label();
+            assert_eq!(assigned.strip_prefix("AssignedPod"), Some(expected));
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::cache::Snapshot;
 use crate::events::ClusterEvent;
-use crate::metrics::{Recorder, SUCCESS};
+use crate::metrics::{Hints, Recorder, SKIP, SUCCESS};
 use crate::model::{Atom, ClaimKey, ClaimUse, NodeInfo, Objects, Pod};
 use crate::queue::Nominated;
 
@@ -202,7 +202,7 @@ impl PreFilter<'_> {
     /// Its name in metrics.
     fn status(&self) -> &'static str {
         match self {
-            Self::Skip => "Skip",
+            Self::Skip => SKIP,
             Self::Filter(_) | Self::Only(..) => SUCCESS,
             Self::Reject(status) => status.code.name(),
         }
@@ -487,12 +487,20 @@ impl Profile {
     }
 
     /// Whether a change may help a pod that these plugins rejected.
-    pub fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod, rejectors: &[&'static str]) -> bool {
+    pub(crate) fn may_help(
+        &self,
+        event: ClusterEvent<'_>,
+        pod: &Pod,
+        rejectors: &[&'static str],
+        hints: &Hints,
+    ) -> bool {
         let all = [&self.filters, &self.reserve, &self.permit, &self.post_filters];
         rejectors.iter().any(|name| {
             let plugin = all.iter().flat_map(|own| own.iter()).find(|own| own.name() == *name);
             // What extenders need is not known.
-            plugin.is_none_or(|plugin| plugin.may_help(event, pod))
+            plugin.is_none_or(|plugin| {
+                hints.record(plugin.name(), event.label(), || plugin.may_help(event, pod))
+            })
         })
     }
 
@@ -502,7 +510,7 @@ impl Profile {
         let prepare = |plugin: &'a Arc<dyn Plugin>| {
             let status = |own: &Option<Box<dyn NodeScore + 'a>>| match own {
                 Some(_) => SUCCESS,
-                None => "Skip",
+                None => SKIP,
             };
             let run = || plugin.pre_score(cycle, nodes);
             recorder.plugin(plugin.name(), PRE_SCORE, status, run)

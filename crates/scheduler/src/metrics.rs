@@ -6,6 +6,8 @@ use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 
 /// The status of what succeeds.
 pub(crate) const SUCCESS: &str = "Success";
+/// The status of what has nothing to do.
+pub(crate) const SKIP: &str = "Skip";
 
 /// The families.
 #[derive(Debug, Clone)]
@@ -26,6 +28,15 @@ pub struct Metrics {
     tries: Histogram,
     pub(crate) after_flush: Counter,
     goroutines: Family<Gauge, 1>,
+    in_flight: Family<Gauge, 1>,
+    pub(crate) hints: Hints,
+    /// Devices for whose conditions pods waited, by profile, driver and status.
+    pub(crate) conditional_devices: Family<Counter, 3>,
+    /// How long pods waited for devices, by profile, driver and status.
+    pub(crate) device_waits: Family<Histogram, 3>,
+    /// Failures to bind volumes, by operation.
+    pub(crate) volume_failures: Family<Counter, 1>,
+    pub(crate) batches: BatchMetrics,
     permit_wait: Family<Histogram, 1>,
     pub(crate) handled: Family<Histogram, 1>,
     preemptions: Family<Counter, 1>,
@@ -121,6 +132,34 @@ impl Metrics {
                 "[BETA] Number of running goroutines split by the work they do such as binding.",
                 ["operation"],
             ),
+            in_flight: registry.gauges(
+                "scheduler_inflight_events",
+                "[ALPHA] Number of events currently tracked in the scheduling queue.",
+                ["event"],
+            ),
+            hints: Hints(registry.histograms(
+                "scheduler_queueing_hint_execution_duration_seconds",
+                "[ALPHA] Duration for running a queueing hint function of a plugin.",
+                ["plugin", "event", "hint"],
+                Buckets::exponential(0.00001, 1.5, 20),
+            )),
+            conditional_devices: registry.counters(
+                "scheduler_dra_bindingconditions_allocations_total",
+                "[ALPHA] Number of allocations using devices with BindingConditions, counted per driver per scheduling attempt",
+                ["profile", "driver", "status"],
+            ),
+            device_waits: registry.histograms(
+                "scheduler_dra_bindingconditions_wait_duration_seconds",
+                "[ALPHA] Time in seconds spent waiting for BindingConditions to be satisfied during PreBind.",
+                ["profile", "driver", "status"],
+                Buckets::exponential(0.1, 2.0, 14),
+            ),
+            volume_failures: registry.counters(
+                "scheduler_volume_scheduling_stage_error_total",
+                "[ALPHA] Volume scheduling stage error count",
+                ["operation"],
+            ),
+            batches: BatchMetrics::new(registry),
             permit_wait: registry.histograms(
                 "scheduler_permit_wait_duration_seconds",
                 "[BETA] Duration of waiting on permit.",
@@ -157,9 +196,9 @@ impl Metrics {
         Recorder { metrics: Some(self), profile, is_sampled }
     }
 
-    /// An extension point that took that long and succeeded.
-    pub(crate) fn point(&self, point: &str, profile: &str, took: Duration) {
-        self.points.with([point, SUCCESS, profile]).took(took);
+    /// An extension point that took that long.
+    pub(crate) fn point(&self, point: &str, status: &str, profile: &str, took: Duration) {
+        self.points.with([point, status, profile]).took(took);
     }
 
     pub(crate) fn attempt(&self, is_error: bool, profile: &str, took: Duration) {
@@ -188,6 +227,13 @@ impl Metrics {
         self.permit_wait.with([SUCCESS]).took(Duration::ZERO);
     }
 
+    /// The number of pods that are being tried or bound. Changes of the cluster come between attempts, so that
+    /// none has to be kept for a pod in flight.
+    #[allow(clippy::cast_precision_loss, reason = "a number of pods")]
+    pub(crate) fn in_flight(&self, pods: usize) {
+        self.in_flight.with(["PodPopped"]).set(pods as f64);
+    }
+
     #[allow(clippy::cast_precision_loss, reason = "numbers of pods and nodes")]
     pub(crate) fn sizes(&self, queues: [usize; 4], cache: [usize; 3], bindings: usize) {
         self.goroutines.with(["binding"]).set(bindings as f64);
@@ -197,6 +243,77 @@ impl Metrics {
         for (type_, size) in ["nodes", "pods", "assumed_pods"].iter().zip(cache) {
             self.sizes.with([type_]).set(size as f64);
         }
+    }
+}
+
+/// How long plugins take to say whether an event may help a pod, by plugin, event and answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Hints(Family<Histogram, 3>);
+
+impl Hints {
+    pub(crate) fn record(&self, plugin: &str, event: &str, run: impl FnOnce() -> bool) -> bool {
+        let start = Instant::now();
+        let helps = run();
+        let hint = if helps { "Queue" } else { "QueueSkip" };
+        self.0.with([plugin, event, hint]).took(start.elapsed());
+        helps
+    }
+}
+
+/// How often nodes of an attempt are used for the next one: never, as with upstream's default profile, whose
+/// pods all spread over topologies.
+#[derive(Debug, Clone)]
+pub(crate) struct BatchMetrics {
+    /// By profile and result.
+    attempts: Family<Counter, 2>,
+    /// By profile and reason.
+    flushes: Family<Counter, 2>,
+    /// By `hint` or `no_hint`, and profile.
+    lookups: Family<Histogram, 2>,
+    /// By profile.
+    stores: Family<Histogram, 1>,
+}
+
+impl BatchMetrics {
+    fn new(registry: &Registry) -> Self {
+        let seconds = || Buckets::exponential(0.00001, 2.0, 12);
+        Self {
+            attempts: registry.counters(
+                "scheduler_batch_attempts_total",
+                "[ALPHA] Counts of results when we attempt to use batching.",
+                ["profile", "result"],
+            ),
+            flushes: registry.counters(
+                "scheduler_batch_cache_flushed_total",
+                "[ALPHA] Counts of cache flushes by reason.",
+                ["profile", "reason"],
+            ),
+            lookups: registry.histograms(
+                "scheduler_get_node_hint_duration_seconds",
+                "[ALPHA] Latency for getting a node hint.",
+                ["hinted", "profile"],
+                seconds(),
+            ),
+            stores: registry.histograms(
+                "scheduler_store_schedule_results_duration_seconds",
+                "[ALPHA] Latency for getting a no.",
+                ["profile"],
+                seconds(),
+            ),
+        }
+    }
+
+    /// An attempt begins without nodes of another one.
+    pub(crate) fn begin(&self, profile: &str) {
+        self.attempts.with([profile, "no_hint"]).inc();
+        self.lookups.with(["no_hint", profile]).took(Duration::ZERO);
+    }
+
+    /// The nodes that fit in an attempt are not kept.
+    pub(crate) fn flush(&self, profile: &str, nodes: usize) {
+        let reason = if nodes > 1 { "pod_not_batchable" } else { "empty_list" };
+        self.flushes.with([profile, reason]).inc();
+        self.stores.with([profile]).took(Duration::ZERO);
     }
 }
 

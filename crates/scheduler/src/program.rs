@@ -21,8 +21,8 @@ use tracing::info;
 
 pub use self::flags::{FlagError, Options, Parsed};
 use crate::config::{ConfigError, Configuration, Policy, provider};
-pub use crate::service::Pages;
 use crate::service::{Error as ServiceError, Service};
+pub use crate::service::{Pages, READ_GATES};
 
 /// The component, in user agents and leases.
 const COMPONENT: &str = "kube-scheduler";
@@ -132,6 +132,7 @@ pub async fn connect(
 /// The configuration cannot be used, or the lease is lost.
 pub async fn run(
     configuration: Configuration,
+    options: &Options,
     client: Client,
     pages: &Pages,
     running: Running,
@@ -139,7 +140,10 @@ pub async fn run(
 ) -> Result<(), Error> {
     // An invalid configuration ends the program before it leads.
     let election = configuration.leader_election.clone();
-    let service = Service::new(configuration, pages);
+    let service = Service {
+        max_unschedulable: options.max_unschedulable,
+        ..Service::new(configuration, &options.feature_gates, pages)
+    };
     service.check()?;
     let informers = Informers::new(client.clone());
     let lease_client = client.clone();

@@ -18,8 +18,12 @@ use longshore_metrics::{Counter, Family, Gauge};
 use crate::metrics::Metrics;
 use crate::model::{Atom, Pod, Uid};
 
-/// How long a pod is unschedulable before it is tried without a reason.
-const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
+/// The event that first brings a pod.
+const POD_ADD: &str = "UnschedulablePodAdd";
+/// The event that an attempt failed.
+const FAILURE: &str = "ScheduleAttemptFailure";
+/// Pauses end together in windows of this length, so that priority counts among pods of a window.
+const WINDOW: Duration = Duration::from_secs(1);
 
 /// Where a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub struct Queued {
     pub rejectors: Vec<&'static str>,
     since: Duration,
     number: u64,
+    /// Whether its rejectors are counted in metrics.
+    is_counted: bool,
     rejections: u32,
     errors: u32,
     backoff_until: Duration,
@@ -80,6 +86,41 @@ pub enum Failure {
     Error,
 }
 
+/// How pods wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits {
+    /// The first pause.
+    pub initial_backoff: Duration,
+    /// The longest pause.
+    pub max_backoff: Duration,
+    /// Whether a pod in backoff is tried early when there is nothing else to do.
+    pub pops_from_backoff: bool,
+    /// How long a pod is unschedulable before it is tried without a reason.
+    pub max_unschedulable: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self {
+            initial_backoff: Duration::from_secs(1),
+            max_backoff: Duration::from_secs(10),
+            pops_from_backoff: true,
+            max_unschedulable: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Waits {
+    /// When the pause ends after that many failures.
+    fn end(&self, now: Duration, count: u32) -> Duration {
+        let end = now.saturating_add(pause(count, self.initial_backoff, self.max_backoff));
+        if !self.pops_from_backoff || end.subsec_nanos() == 0 {
+            return end;
+        }
+        Duration::from_secs(end.as_secs()).saturating_add(WINDOW)
+    }
+}
+
 /// The queue.
 #[derive(Debug)]
 pub struct Queue {
@@ -90,8 +131,7 @@ pub struct Queue {
     gated: HashSet<Uid>,
     /// Pods for which room is being made.
     pub nominated: Nominated,
-    initial_backoff: Duration,
-    max_backoff: Duration,
+    waits: Waits,
     next_number: u64,
     /// Pods added, by queue and event.
     incoming: Family<Counter, 2>,
@@ -100,8 +140,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue with these pauses.
-    pub fn new(initial_backoff: Duration, max_backoff: Duration, metrics: &Metrics) -> Self {
+    /// An empty queue.
+    pub fn new(waits: Waits, metrics: &Metrics) -> Self {
         Self {
             pods: HashMap::new(),
             active: BTreeSet::new(),
@@ -109,8 +149,7 @@ impl Queue {
             unschedulable: HashSet::new(),
             gated: HashSet::new(),
             nominated: Nominated::default(),
-            initial_backoff,
-            max_backoff,
+            waits,
             next_number: 0,
             incoming: metrics.incoming.clone(),
             rejections: metrics.unschedulable.clone(),
@@ -120,6 +159,11 @@ impl Queue {
     /// Numbers of pods that are active, in backoff, unschedulable and gated.
     pub fn sizes(&self) -> [usize; 4] {
         [self.active.len(), self.backoff.len(), self.unschedulable.len(), self.gated.len()]
+    }
+
+    /// The number of pods that are being tried or bound.
+    pub fn in_flight(&self) -> usize {
+        self.pods.len().saturating_sub(self.sizes().into_iter().sum())
     }
 
     /// A pod of the queue.
@@ -137,10 +181,10 @@ impl Queue {
         self.gated.iter().filter_map(|uid| self.pods.get(uid))
     }
 
-    /// Adds a pod, gated or not. One that is there is updated.
-    pub fn add(&mut self, pod: Arc<Pod>, is_gated: bool, now: Duration) {
+    /// Adds a pod, which a plugin may gate. One that is there is updated.
+    pub fn add(&mut self, pod: Arc<Pod>, gated_by: Option<&'static str>, now: Duration) {
         if self.pods.contains_key(&pod.uid) {
-            return self.update(pod, is_gated, false, now);
+            return self.update(pod, gated_by, ("UnschedulablePodUpdate", false), now);
         }
         self.next_number = self.next_number.saturating_add(1);
         self.nominated.set(&pod, None);
@@ -151,6 +195,7 @@ impl Queue {
             rejectors: Vec::new(),
             since: now,
             number: self.next_number,
+            is_counted: false,
             rejections: 0,
             errors: 0,
             backoff_until: Duration::ZERO,
@@ -161,15 +206,24 @@ impl Queue {
         };
         let uid = queued.pod.uid.clone();
         self.pods.insert(uid.clone(), queued);
-        self.put(&uid, if is_gated { Place::Gated } else { Place::Active }, "UnschedulablePodAdd");
+        match gated_by {
+            Some(plugin) => self.gate(&uid, plugin, POD_ADD),
+            None => self.put(&uid, Place::Active, POD_ADD),
+        }
     }
 
-    /// Updates a pod. One that is unschedulable is tried again if the change `helps` it, and a gated one
-    /// when it is not gated any more.
-    pub fn update(&mut self, pod: Arc<Pod>, is_gated: bool, helps: bool, now: Duration) {
+    /// Updates a pod. One that is unschedulable is tried again if the change (`event`) helps it, and a gated
+    /// one when no plugin gates it any more.
+    pub fn update(
+        &mut self,
+        pod: Arc<Pod>,
+        gated_by: Option<&'static str>,
+        (event, helps): (&'static str, bool),
+        now: Duration,
+    ) {
         let uid = pod.uid.clone();
         let Some(place) = self.pods.get(&uid).map(|own| own.place) else {
-            return self.add(pod, is_gated, now);
+            return self.add(pod, gated_by, now);
         };
         if place != Place::InFlight {
             self.nominated.set(&pod, None);
@@ -178,17 +232,52 @@ impl Queue {
         if let Some(own) = self.pods.get_mut(&uid) {
             own.pod = pod;
         }
-        let event = "UnschedulablePodUpdate";
-        match from {
-            Place::InFlight => {
+        match (from, gated_by) {
+            (Place::InFlight, _) => {
                 if let Some(own) = self.pods.get_mut(&uid) {
                     own.is_requeued |= helps;
                 }
             }
-            Place::Gated if !is_gated => self.put(&uid, Place::Active, event),
-            _ if is_gated => self.put(&uid, Place::Gated, event),
-            Place::Unschedulable if helps => self.move_on(&uid, event, now),
-            from => self.put(&uid, from, event),
+            (Place::Gated, None) => {
+                self.forgive(&uid);
+                if let Some(own) = self.pods.get_mut(&uid) {
+                    own.rejectors.clear();
+                }
+                self.put(&uid, Place::Active, event);
+            }
+            (Place::Gated, Some(_)) => self.insert(&uid, from),
+            (_, Some(plugin)) => {
+                self.forgive(&uid);
+                self.gate(&uid, plugin, event);
+            }
+            (Place::Unschedulable, None) if helps => self.move_on(&uid, event, now),
+            (from, None) => self.insert(&uid, from),
+        }
+    }
+
+    /// A plugin keeps a pod from being tried.
+    fn gate(&mut self, uid: &Uid, plugin: &'static str, event: &'static str) {
+        self.reject(uid, vec![plugin]);
+        self.put(uid, Place::Gated, event);
+    }
+
+    /// Plugins reject a pod.
+    fn reject(&mut self, uid: &str, rejectors: Vec<&'static str>) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        for plugin in &rejectors {
+            self.rejections.with([plugin, &own.pod.scheduler]).add(1.0);
+        }
+        own.rejectors = rejectors;
+        own.is_counted = true;
+    }
+
+    /// The rejection of a pod does not count any more: it is tried again, or gone.
+    fn forgive(&mut self, uid: &str) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        if std::mem::take(&mut own.is_counted) {
+            for plugin in &own.rejectors {
+                self.rejections.with([plugin, &own.pod.scheduler]).add(-1.0);
+            }
         }
     }
 
@@ -196,6 +285,7 @@ impl Queue {
     pub fn remove(&mut self, uid: &str) -> Option<Queued> {
         self.nominated.remove(uid);
         self.take(uid);
+        self.forgive(uid);
         self.pods.remove(uid)
     }
 
@@ -205,15 +295,18 @@ impl Queue {
         self.end_backoffs(now);
         let uid = match self.active.pop_first() {
             Some((.., uid)) => uid,
+            None if !self.waits.pops_from_backoff => return None,
             None => {
                 let early = |(_, (.., uid)): &&(Duration, Key)| {
                     self.pods.get(uid).is_some_and(|own| !own.rejectors.is_empty())
                 };
                 let entry = self.backoff.iter().find(early)?.clone();
                 self.backoff.remove(&entry);
+                self.incoming.with(["active", "PopFromBackoffQ"]).inc();
                 entry.1.3
             }
         };
+        self.forgive(&uid);
         let own = self.pods.get_mut(&uid)?;
         own.place = Place::InFlight;
         own.attempts = own.attempts.saturating_add(1);
@@ -224,33 +317,31 @@ impl Queue {
 
     /// The attempt failed: the pod waits for a change, or for a pause.
     pub fn fail(&mut self, uid: &str, failure: Failure, now: Duration) {
-        let Some(own) = self.pods.get_mut(uid) else { return };
-        if own.place != Place::InFlight {
+        if self.pods.get(uid).is_none_or(|own| own.place != Place::InFlight) {
             return;
         }
+        let is_error = failure == Failure::Error;
+        if let Failure::Rejected(rejectors) = failure {
+            self.reject(uid, rejectors);
+        }
+        let Some(own) = self.pods.get_mut(uid) else { return };
         own.since = now;
         own.is_flushed = false;
-        let is_error = match failure {
-            Failure::Rejected(rejectors) => {
-                own.rejectors = rejectors;
-                own.rejections = own.rejections.saturating_add(1);
-                own.errors = 0;
-                false
-            }
-            Failure::Error => {
-                own.rejectors.clear();
-                own.errors = own.errors.saturating_add(1);
-                true
-            }
+        let count = if is_error {
+            own.rejectors.clear();
+            own.errors = own.errors.saturating_add(1);
+            own.errors
+        } else {
+            own.rejections = own.rejections.saturating_add(1);
+            own.errors = 0;
+            own.rejections
         };
-        let count = if is_error { own.errors } else { own.rejections };
-        own.backoff_until =
-            now.saturating_add(pause(count, self.initial_backoff, self.max_backoff));
+        own.backoff_until = self.waits.end(now, count);
         let own_uid = own.pod.uid.clone();
         if is_error || std::mem::take(&mut own.is_requeued) {
-            self.move_on(&own_uid, "ScheduleAttemptFailure", now);
+            self.move_on(&own_uid, FAILURE, now);
         } else {
-            self.put(&own_uid, Place::Unschedulable, "ScheduleAttemptFailure");
+            self.put(&own_uid, Place::Unschedulable, FAILURE);
         }
     }
 
@@ -303,7 +394,8 @@ impl Queue {
 
     /// Moves on pods that have been unschedulable for too long.
     pub fn flush(&mut self, now: Duration) {
-        let is_late = |own: &Queued| now.saturating_sub(own.since) > MAX_UNSCHEDULABLE;
+        let longest = self.waits.max_unschedulable;
+        let is_late = |own: &Queued| now.saturating_sub(own.since) > longest;
         for uid in &self.unschedulable {
             if let Some(own) = self.pods.get_mut(uid).filter(|own| is_late(own)) {
                 own.is_flushed = true;
@@ -333,32 +425,28 @@ impl Queue {
         self.put(uid, if is_paused { Place::Backoff } else { Place::Active }, event);
     }
 
+    /// Puts a pod into a place where it has not been.
     fn put(&mut self, uid: &Uid, place: Place, event: &'static str) {
-        let Some(own) = self.pods.get_mut(uid) else { return };
-        own.place = place;
+        self.insert(uid, place);
         let queue = match place {
-            Place::Active => {
-                self.active.insert(own.key());
-                "active"
-            }
-            Place::Backoff => {
-                self.backoff.insert((own.backoff_until, own.key()));
-                "backoff"
-            }
-            Place::Unschedulable => {
-                self.unschedulable.insert(uid.clone());
-                for plugin in &own.rejectors {
-                    self.rejections.with([plugin, &own.pod.scheduler]).add(1.0);
-                }
-                "unschedulable"
-            }
-            Place::Gated => {
-                self.gated.insert(uid.clone());
-                "gated"
-            }
+            Place::Active => "active",
+            Place::Backoff => "backoff",
+            Place::Unschedulable | Place::Gated => "unschedulable",
             Place::InFlight => return,
         };
         self.incoming.with([queue, event]).inc();
+    }
+
+    fn insert(&mut self, uid: &Uid, place: Place) {
+        let Some(own) = self.pods.get_mut(uid) else { return };
+        own.place = place;
+        match place {
+            Place::Active => drop(self.active.insert(own.key())),
+            Place::Backoff => drop(self.backoff.insert((own.backoff_until, own.key()))),
+            Place::Unschedulable => drop(self.unschedulable.insert(uid.clone())),
+            Place::Gated => drop(self.gated.insert(uid.clone())),
+            Place::InFlight => {}
+        }
     }
 
     /// Takes a pod from its place; in flight it has none.
@@ -374,9 +462,6 @@ impl Queue {
             }
             Place::Unschedulable => {
                 self.unschedulable.remove(uid);
-                for plugin in &own.rejectors {
-                    self.rejections.with([plugin, &own.pod.scheduler]).add(-1.0);
-                }
             }
             Place::Gated => {
                 self.gated.remove(uid);

@@ -21,12 +21,12 @@ use crate::framework::{
     Candidate, Code, Cycle, Diagnosis, FILTER, Failed, Filters, PostFilter, Profile, Status,
     enough_nodes, status_name,
 };
-use crate::metrics::{Metrics, Recorder, SUCCESS};
+use crate::metrics::{Metrics, Recorder, SKIP, SUCCESS};
 use crate::model::{
     Atom, ClaimKey, ClaimUse, DeviceReservation, NodeInfo, Objects, Pod, ResourceClaim, Uid,
 };
 use crate::plugins::preemption::cheapest;
-use crate::queue::{Failure, Queue, Queued};
+use crate::queue::{Failure, Queue, Queued, Waits};
 
 pub use self::changes::Change;
 
@@ -39,10 +39,14 @@ const ERROR: &str = "SchedulerError";
 /// What rejects pods while there is no node.
 const NO_NODES: &str = "no nodes";
 /// Names of extension points in metrics.
+const PRE_ENQUEUE: &str = "PreEnqueue";
 const RESERVE: &str = "Reserve";
 const PERMIT: &str = "Permit";
+const PRE_BIND_PRE_FLIGHT: &str = "PreBindPreFlight";
 const PRE_BIND: &str = "PreBind";
 const BIND: &str = "Bind";
+const POST_BIND: &str = "PostBind";
+const UNRESERVE: &str = "Unreserve";
 /// In how many attempts of a hundred each call of a plugin is timed.
 const PLUGIN_SAMPLES: u64 = 10;
 /// How often pods are looked for that are unschedulable for too long.
@@ -73,6 +77,8 @@ pub enum Action {
         devices: Vec<DeviceReservation>,
         /// Whether the pod waits for devices to be prepared then.
         waits: bool,
+        /// Whether the pod's status is to name the node first.
+        nominates: bool,
     },
     /// Take back what was reserved for a pod that was not bound.
     Unreserve {
@@ -118,6 +124,8 @@ pub enum Action {
         node: Atom,
         /// The pods.
         victims: Vec<Arc<Pod>>,
+        /// Pods that lose the node before they are bound to it, and stay.
+        unbound: Vec<Arc<Pod>>,
     },
 }
 
@@ -162,6 +170,8 @@ pub struct Attempt {
     nomination: Option<Option<Atom>>,
     /// Whether each call of a plugin is timed.
     is_sampled: bool,
+    /// Whether no other node was looked at than the one that the pod is nominated for.
+    is_nominated: bool,
 }
 
 impl Attempt {
@@ -198,8 +208,13 @@ struct Binding {
     made: Option<(ClaimKey, Box<str>)>,
     /// Claims of which the selected node has been seen.
     seen: Vec<ClaimKey>,
-    /// Until when volumes may take to be bound and devices to be prepared, once they are asked for.
-    claims_until: Option<Duration>,
+    /// From when and until when volumes may take to be bound and devices to be prepared, once they are asked
+    /// for.
+    claims_wait: Option<(Duration, Duration)>,
+    /// Whether volumes or devices are still to be prepared.
+    is_preparing: bool,
+    /// Whether another pod is to have the room, once it is known what was asked for.
+    is_preempted: bool,
     started: Duration,
     /// Since when the current action is under way.
     since: Duration,
@@ -212,10 +227,10 @@ struct Binding {
 /// Settings of a scheduler.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The first pause of a pod that was rejected.
-    pub initial_backoff: Duration,
-    /// The longest pause.
-    pub max_backoff: Duration,
+    /// How pods wait in the queue.
+    pub waits: Waits,
+    /// Whether a pod names its node in its status while its volumes and devices are prepared.
+    pub nominates_expected: bool,
     /// How long volumes of a pod may take to be bound.
     pub volumes_timeout: Duration,
     /// How long a binding may stay unseen; `None`: for ever.
@@ -229,8 +244,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            initial_backoff: Duration::from_secs(1),
-            max_backoff: Duration::from_secs(10),
+            waits: Waits::default(),
+            nominates_expected: true,
             volumes_timeout: Duration::from_secs(600),
             assumed_ttl: None,
             has_extenders: false,
@@ -262,7 +277,7 @@ impl Scheduler {
     /// A scheduler that knows nothing yet.
     pub fn new(profiles: Vec<Profile>, settings: Settings, metrics: Metrics) -> Self {
         Self {
-            queue: Queue::new(settings.initial_backoff, settings.max_backoff, &metrics),
+            queue: Queue::new(settings.waits, &metrics),
             cache: Cache::new(settings.assumed_ttl),
             profiles: profiles.into_iter().map(|own| (own.name.clone(), own)).collect(),
             settings,
@@ -299,7 +314,7 @@ impl Scheduler {
         if active > 0 {
             return Some(Duration::ZERO);
         }
-        let timeouts = self.bindings.values().filter_map(|own| own.claims_until);
+        let timeouts = self.bindings.values().filter_map(|own| Some(own.claims_wait?.1));
         let flush = (!self.queue.is_unschedulable_empty())
             .then(|| self.flushed.saturating_add(FLUSH_INTERVAL));
         timeouts.chain(self.queue.next_backoff()).chain(flush).min()
@@ -327,15 +342,18 @@ impl Scheduler {
     /// Sets the gauges of queues and cache.
     pub fn record_sizes(&self) {
         self.metrics.sizes(self.queue.sizes(), self.cache.sizes(), self.bindings.len());
+        self.metrics.in_flight(self.queue.in_flight());
     }
 
-    fn requeue(&mut self, event: ClusterEvent<'_>, now: Duration) {
-        let profiles = &self.profiles;
-        self.queue.requeue(event.label(), now, |own| {
+    /// Moves on pods that an event may help. Returns its name in metrics.
+    fn requeue(&mut self, event: ClusterEvent<'_>, now: Duration) -> &'static str {
+        let (profiles, hints, label) = (&self.profiles, &self.metrics.hints, event.label());
+        self.queue.requeue(label, now, |own| {
             profiles
                 .get(&own.pod.scheduler)
-                .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors))
+                .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors, hints))
         });
+        label
     }
 
     /// Takes the next pod and finds the nodes that fit; `None`: no pod is to be tried.
@@ -369,12 +387,27 @@ impl Scheduler {
             error: None,
             nomination: None,
             is_sampled: self.next_random() % 100 < PLUGIN_SAMPLES,
+            is_nominated: true,
         };
         self.find(&mut attempt);
         Some(attempt)
     }
 
+    /// Looks at all nodes, if extenders have rejected the one that the pod is nominated for and no other was
+    /// looked at. `false`: nothing has changed.
+    pub fn widen(&mut self, attempt: &mut Attempt) -> bool {
+        let was_nominated = std::mem::take(&mut attempt.is_nominated);
+        let is_over = !attempt.fitting.is_empty() || attempt.error.is_some();
+        if !was_nominated || is_over {
+            return false;
+        }
+        self.find(attempt);
+        true
+    }
+
+    /// Finds the nodes that fit: the one that the pod is nominated for, if `is_nominated`, or any.
     fn find(&mut self, attempt: &mut Attempt) {
+        let tries_nominated = std::mem::take(&mut attempt.is_nominated);
         let total = attempt.diagnosis.total;
         let pod = &attempt.queued.pod.clone();
         let Some(profile) = self.profiles.get(&pod.scheduler) else {
@@ -407,14 +440,17 @@ impl Scheduler {
             }
         };
         filters.count_evaluations();
+        self.metrics.batches.begin(&pod.scheduler);
         let filter = || {
             let nodes = self.snapshot.nodes();
             let own_node = self.queue.nominated.node_of(&pod.uid).or(pod.nominated_node.as_ref());
+            let own_node = own_node.filter(|_| tries_nominated);
             if let Some(position) = own_node.and_then(|name| self.snapshot.position(name))
                 && let Some(info) = nodes.get(position)
                 && filters.check(cycle, info).is_ok()
             {
                 attempt.fitting.push(position);
+                attempt.is_nominated = true;
                 return;
             }
             if let Some(only) = filters.only.take() {
@@ -532,6 +568,9 @@ impl Scheduler {
     ) {
         self.metrics.algorithm.took(now.saturating_sub(attempt.started));
         if let Some(error) = attempt.error.take() {
+            if error.contains("\"VolumeBinding\"") {
+                self.metrics.volume_failures.with(["predicate"]).inc();
+            }
             self.fail(&attempt, Failure::Error, error, Some(None), now);
         } else if attempt.diagnosis.total == 0 {
             let message = "no nodes available to schedule pods".to_owned();
@@ -540,6 +579,8 @@ impl Scheduler {
             self.make_room(attempt, candidates, now);
         } else {
             let position = self.choose(&attempt, scores);
+            let profile = &attempt.queued.pod.scheduler;
+            self.metrics.batches.flush(profile, attempt.fitting.len());
             self.bind(attempt, position, now);
         }
     }
@@ -610,17 +651,28 @@ impl Scheduler {
         self.queue.nominated.remove(&pod.uid);
         self.objects.assume(&claims);
         let node = info.name.clone();
-        self.actions.push(self.request(&pod, &node, &claims));
+        let is_preparing = !claims.is_empty();
+        if self.settings.nominates_expected {
+            let status = if is_preparing { SUCCESS } else { SKIP };
+            self.metrics.point(PRE_BIND_PRE_FLIGHT, status, &pod.scheduler, Duration::ZERO);
+        }
+        if !is_preparing {
+            self.metrics.point(PRE_BIND, SUCCESS, &pod.scheduler, Duration::ZERO);
+        }
+        let (action, original) = self.request(pod, &node, &claims);
+        self.actions.push(action);
         self.bindings.insert(
-            pod.uid.clone(),
+            original.uid.clone(),
             Binding {
                 assumed,
-                original: pod,
+                original,
                 node,
                 claims,
                 made: None,
                 seen: Vec::new(),
-                claims_until: None,
+                claims_wait: None,
+                is_preparing,
+                is_preempted: false,
                 started: attempt.started,
                 since: now,
                 attempts: attempt.queued.attempts,
@@ -661,14 +713,20 @@ impl Scheduler {
                 });
             }
         }
-        let victims: Vec<_> = victims.into_iter().filter(|victim| !victim.is_deleting).collect();
+        let victims = victims.into_iter().filter(|victim| !victim.is_deleting);
+        let (unbound, victims): (Vec<_>, Vec<_>) =
+            victims.partition(|victim| self.is_preparing(&victim.uid));
         self.fail(&attempt, failure, message, Some(Some(node.clone())), now);
-        if !victims.is_empty() {
+        let count = victims.len().saturating_add(unbound.len());
+        if count > 0 {
             #[allow(clippy::cast_precision_loss, reason = "a number of pods")]
-            self.metrics.victims.observe(victims.len() as f64);
+            self.metrics.victims.observe(count as f64);
             self.queue.set_preempting(&pod.uid);
             self.preemptions.insert(pod.uid.clone(), now);
-            self.actions.push(Action::Preempt { pod, node, victims });
+            for victim in &unbound {
+                self.preempt_binding(&victim.uid, now);
+            }
+            self.actions.push(Action::Preempt { pod, node, victims, unbound });
         }
     }
 
@@ -708,7 +766,9 @@ impl Scheduler {
                 None => self.queue.nominated.remove(&pod.uid),
             }
         }
-        let nomination = nomination.filter(|node| *node != pod.nominated_node);
+        // What was written last may not be known yet.
+        let nomination =
+            nomination.filter(|node| *node != pod.nominated_node || *node != tried.nominated_node);
         let is_new = pod.unscheduled.as_ref().is_none_or(|own| own.0 != reason || own.1 != message);
         let note = Some(truncated(&message));
         let condition = is_new.then_some(reason);

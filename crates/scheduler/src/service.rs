@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use longshore_client::events::Recorder;
+use longshore_gates::{FeatureGates, NODE_DECLARED_FEATURES};
 use longshore_informer::Informers;
 use longshore_metrics::Slot;
 use tokio::sync::mpsc;
@@ -15,8 +17,16 @@ use crate::config::{ConfigError, Configuration};
 use crate::driver::{self, ApiExecutor, Extender, ExtenderError, Extenders, Follower};
 use crate::metrics::Metrics;
 use crate::plugins::Registry;
+use crate::queue::Waits;
 use crate::resource_metrics;
 use crate::scheduler::{Scheduler, Settings};
+
+/// Pods in backoff are tried early when there is nothing else to do.
+const POP_FROM_BACKOFF: &str = "SchedulerPopFromBackoffQ";
+/// Pods name their node in their status while volumes and devices are prepared.
+const NOMINATE_EXPECTED: &str = "NominatedNodeNameForExpectation";
+/// The feature gates that are read.
+pub const READ_GATES: [&str; 3] = [NODE_DECLARED_FEATURES, NOMINATE_EXPECTED, POP_FROM_BACKOFF];
 
 /// Why a scheduler does not run.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +55,10 @@ pub struct Service {
     pub configuration: Configuration,
     /// Plugins by name.
     pub registry: Registry,
+    /// Feature gates.
+    pub gates: FeatureGates,
+    /// How long a pod is unschedulable before it is tried without a reason.
+    pub max_unschedulable: Duration,
     /// Its metrics.
     pub metrics: Metrics,
     /// The page about the resources of pods.
@@ -55,10 +69,12 @@ pub struct Service {
 
 impl Service {
     /// A scheduler with all plugins, and metrics in these pages.
-    pub fn new(configuration: Configuration, pages: &Pages) -> Self {
+    pub fn new(configuration: Configuration, gates: &FeatureGates, pages: &Pages) -> Self {
         Self {
             configuration,
-            registry: Registry::default(),
+            registry: Registry::new(gates),
+            gates: gates.clone(),
+            max_unschedulable: Waits::default().max_unschedulable,
             metrics: Metrics::new(&pages.metrics),
             resources: pages.resources.slot(),
             shares_informers: false,
@@ -108,8 +124,13 @@ impl Service {
         });
         let (initial_backoff, max_backoff) = self.configuration.backoff();
         let settings = Settings {
-            initial_backoff,
-            max_backoff,
+            waits: Waits {
+                initial_backoff,
+                max_backoff,
+                pops_from_backoff: self.gates.enabled(POP_FROM_BACKOFF),
+                max_unschedulable: self.max_unschedulable,
+            },
+            nominates_expected: self.gates.enabled(NOMINATE_EXPECTED),
             volumes_timeout: self.configuration.volumes_timeout(),
             assumed_ttl: None,
             has_extenders: !extenders.is_empty(),

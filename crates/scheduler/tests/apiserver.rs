@@ -11,10 +11,8 @@ use longshore_apiserver::{
     AuthenticationConfig, Config, ConnectionLimits, FeatureGates, Mode, RequestLimits, Server,
 };
 use longshore_informer::Informers;
-use longshore_metrics::Registry;
 use longshore_scheduler::config::Configuration;
-use longshore_scheduler::metrics::Metrics;
-use longshore_scheduler::service::Service;
+use longshore_scheduler::service::{Pages, Service};
 use longshore_store::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -78,13 +76,8 @@ impl Cluster {
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}),
         )
         .await;
-        let service = Service {
-            configuration: Configuration::default(),
-            registry: longshore_scheduler::plugins::Registry::default(),
-            metrics: Metrics::new(&Registry::default()),
-            resources: Registry::default().slot(),
-            shares_informers: false,
-        };
+        let (gates, pages) = (FeatureGates::default(), Pages::default());
+        let service = Service::new(Configuration::default(), &gates, &pages);
         tokio::spawn(async move {
             let informers = Informers::new(client.clone());
             tokio::select! {
@@ -310,7 +303,9 @@ async fn claims_that_wait_are_given_the_node() {
             claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] == "n1"
         })
         .await;
-    assert!(cluster.get("/api/v1/namespaces/default/pods/p").await["spec"]["nodeName"].is_null());
+    let pod = cluster.get("/api/v1/namespaces/default/pods/p").await;
+    assert!(pod["spec"]["nodeName"].is_null());
+    assert_eq!(pod["status"]["nominatedNodeName"], "n1", "others know where it will be");
     // a provisioner does its work
     cluster.create("/api/v1/persistentvolumes", json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv"},
@@ -330,6 +325,29 @@ async fn claims_that_wait_are_given_the_node() {
         )
         .await
         .unwrap();
+    let pod = cluster.wait_for_pod("p", is_on("n1")).await;
+    assert_eq!(pod["status"]["nominatedNodeName"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_go_to_a_node_that_declares_the_features_that_they_need() {
+    let cluster = Cluster::start().await;
+    cluster.node("n1", "4").await;
+    let rule = json!({
+        "action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]},
+    });
+    let container = json!({
+        "name": "c", "image": "image", "restartPolicy": "Never", "restartPolicyRules": [rule],
+    });
+    cluster.pod("p", "1", json!({"containers": [container]})).await;
+    let message = "0/1 nodes are available: 1 node(s) didn't match Pod's required features. no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
+    let is_rejected = |pod: &Value| scheduled(pod).is_some_and(|one| one["message"] == message);
+    cluster.wait_for_pod("p", is_rejected).await;
+    let features = json!({"status": {
+        "declaredFeatures": ["Other", "RestartAllContainersOnContainerExits"],
+    }});
+    let patch = "application/merge-patch+json";
+    cluster.send("PATCH", "/api/v1/nodes/n1/status", patch, features).await.unwrap();
     cluster.wait_for_pod("p", is_on("n1")).await;
 }
 

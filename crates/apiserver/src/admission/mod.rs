@@ -15,6 +15,7 @@ pub(crate) mod namespaces;
 pub(crate) mod node_restriction;
 pub(crate) mod nodes;
 pub(crate) mod plugins;
+pub(crate) mod pod_resize;
 pub(crate) mod pod_security;
 pub(crate) mod pods;
 pub(crate) mod policies;
@@ -27,8 +28,10 @@ pub(crate) mod storage;
 mod tests;
 pub(crate) mod webhooks;
 
+use longshore_gates::FeatureGates;
 use serde_json::Value;
 
+use self::pod_resize::PodNode;
 use self::pod_security::{PodSecurity, Policies};
 use crate::api_types::Resource;
 use crate::kinds;
@@ -83,12 +86,15 @@ pub(crate) struct UpdateContext {
     policies: Option<Policies>,
     /// The LimitRanges of the namespace.
     ranges: Vec<Value>,
+    /// The node of a pod that is resized.
+    pod_node: Option<PodNode>,
 }
 
 impl UpdateContext {
     /// Reads it for an update of an object, or of one of its subresources.
     pub(crate) async fn read(
         registry: &Registry,
+        gates: &FeatureGates,
         pod_security: &PodSecurity,
         user: &User,
         resource: &Resource,
@@ -105,6 +111,7 @@ impl UpdateContext {
                 .policies_for_update(registry, user, subresource, namespace)
                 .await?,
             ranges: limits::ranges_for_update(registry, resource, subresource, namespace).await?,
+            pod_node: PodNode::read(registry, gates, resource, subresource, key).await?,
         })
     }
 
@@ -125,5 +132,14 @@ impl UpdateContext {
             limits::check(resource, &self.ranges, new)?;
         }
         pod_security::admit_update(resource, subresource, self.policies.as_ref(), new, old)
+    }
+    /// The plugins that look at an updated object once its rules are checked. Takes the stored object.
+    pub(crate) fn validate_complete(
+        &self,
+        resource: &Resource,
+        new: &Value,
+        old: &Value,
+    ) -> Result<(), StatusError> {
+        self.pod_node.as_ref().map_or(Ok(()), |node| node.admit(resource, new, old))
     }
 }

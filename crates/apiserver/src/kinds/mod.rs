@@ -62,7 +62,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::api_service::local_condition;
 pub use self::defaults::apply_defaults;
-pub(crate) use self::prepare::{default_change, prepare_change};
+pub(crate) use self::prepare::{default_change, drop_disabled, prepare_change};
 pub use self::prepare::{
     prepare_create, prepare_namespace_finalize, prepare_status_update, prepare_update,
 };

@@ -22,7 +22,10 @@ pub(super) static KIND: Kind = Kind {
                 validate::plain::node_update(node, old, causes);
             }
         },
-        validate_status: validate::plain::node_update,
+        validate_status: |node, old, causes| {
+            validate::plain::declared_features(node, causes);
+            validate::plain::node_update(node, old, causes);
+        },
         printer: &printers::NODES,
         ..Strategy::PLAIN
     },

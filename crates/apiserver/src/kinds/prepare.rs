@@ -1,6 +1,7 @@
 //! What a write may not touch: a create starts without status, an update cannot change it, a status
 //! update changes nothing else, and metadata that the server owns stays the server's.
 
+use longshore_gates::{FeatureGates, NODE_DECLARED_FEATURES};
 use serde_json::{Map, Value, json};
 
 use super::{apply_defaults, conditions, strategy};
@@ -34,6 +35,13 @@ pub fn prepare_create(resource: &Resource, object: &mut Value) {
         map.remove("status");
     }
     (strategy(resource).prepare_create)(map);
+}
+
+/// Before a create: drops fields whose feature gates are off.
+pub(crate) fn drop_disabled(resource: &Resource, gates: &FeatureGates, object: &mut Value) {
+    if resource.kind == "Node" && !gates.enabled(NODE_DECLARED_FEATURES) {
+        child_mut(object, "status").remove("declaredFeatures");
+    }
 }
 
 /// Before an update of an object or of one of its subresources: the defaults of what it changes.

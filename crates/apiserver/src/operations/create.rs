@@ -75,6 +75,7 @@ impl Api {
             self.record_new(resource, manager, &mut object).await?;
         }
         offload::run(length, || begin_life(resource, &mut object))?;
+        kinds::drop_disabled(resource, &self.gates, &mut object);
         let key = (namespace, name.as_str());
         let attributes = Attributes::new(Operation::Create, user, resource, key, dry_run);
         let mut said = Vec::new();

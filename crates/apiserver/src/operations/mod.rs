@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use longshore_gates::FeatureGates;
 use serde_json::Value;
 
 pub(crate) use delete::DeleteOptions;
@@ -54,6 +55,8 @@ pub(crate) struct Api {
     pub(crate) event_ttl: Duration,
     /// Where clients in the cluster reach this server.
     pub(crate) advertised: SocketAddr,
+    /// Feature gates.
+    pub(crate) gates: FeatureGates,
     /// What pods may be, where their namespace does not say.
     pub(crate) pod_security: PodSecurity,
     /// How many events may be written.

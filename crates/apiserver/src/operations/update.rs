@@ -80,9 +80,16 @@ impl Api {
         let (resource, subresource) = (request.resource, request.subresource);
         let key = (request.namespace, request.name);
         let (registry, security) = (&self.registry, &self.pod_security);
-        let context =
-            UpdateContext::read(registry, security, request.user, resource, subresource, key)
-                .await?;
+        let context = UpdateContext::read(
+            registry,
+            &self.gates,
+            security,
+            request.user,
+            resource,
+            subresource,
+            key,
+        )
+        .await?;
         let field_of = |field: &str| request.change.about(field);
         let name = request.name;
         pods::admit_priority_class(&self.registry, resource, subresource, name, field_of).await?;
@@ -165,6 +172,7 @@ impl Api {
                                     self.event_limits.admit(&attributes, &new, now)?;
                                 }
                                 kinds::validate_change(resource, subresource, &new, current)?;
+                                context.validate_complete(resource, &new, current)?;
                                 if subresource.is_empty() {
                                     let said = kinds::strategy(resource).warnings;
                                     warnings.extend(said(&new, Some(current)));

@@ -1,10 +1,11 @@
 //! What the kernel and the runtime of this node support, and pods that need more.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Pod, PodSpec, SecurityContext};
+use longshore_gates::DeclaredFeatures;
 
 use super::Sysctls;
-use crate::spec;
 use crate::status::Verdict;
+use crate::{features, spec};
 
 /// Label by which a pod may name its operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
@@ -24,6 +25,8 @@ pub struct NodeCapabilities {
     pub pod_level_resources: bool,
     /// The feature gate `TaintTolerationComparisonOperators`.
     pub toleration_comparisons: bool,
+    /// The features that the node declares; `None`: pods are not checked for those that they need.
+    pub declared_features: Option<DeclaredFeatures>,
 }
 
 impl NodeCapabilities {
@@ -40,6 +43,15 @@ impl NodeCapabilities {
         app_armor(pod, pod_spec, self)
             .filter(|_| is_new(pod))
             .or_else(|| pod_level_resources(pod_spec, self))
+            .or_else(|| undeclared_features(pod_spec, self))
+    }
+
+    /// Features of the node that an update of a pod needs and that it lacks.
+    pub fn lacking_for_update(&self, old: &PodSpec, new: &PodSpec) -> DeclaredFeatures {
+        let declared = self.declared_features;
+        declared.map_or_else(DeclaredFeatures::default, |declared| {
+            features::needed_by_update(old, new).without(declared)
+        })
     }
 }
 
@@ -151,4 +163,15 @@ fn pod_level_resources(pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<Ve
         let message = "PodLevelResources feature gate is disabled";
         Verdict::failed("PodLevelResourcesNotSupported", message)
     })
+}
+
+fn undeclared_features(pod_spec: &PodSpec, node: &NodeCapabilities) -> Option<Verdict> {
+    let missing = features::needed(pod_spec).without(node.declared_features?);
+    (!missing.is_empty())
+        .then(|| Verdict::failed("PodFeatureUnsupported", missing_features(missing)))
+}
+
+/// The message about features that the node lacks.
+pub fn missing_features(missing: DeclaredFeatures) -> String {
+    format!("Pod requires node features that are not available: {missing}")
 }

@@ -24,7 +24,7 @@ use crate::status::Verdict;
 pub use crate::eviction::NodePressure;
 pub use affinity::selects_node;
 pub use amounts::Amounts;
-pub use capabilities::NodeCapabilities;
+pub use capabilities::{NodeCapabilities, missing_features};
 pub use fit::NodeView;
 pub use ledger::{Ledger, Reservation, Ticket};
 pub use preemption::preemption_verdict;

@@ -193,7 +193,7 @@ impl ApiExecutor {
             Err(error) if !is_gone(&error) => return Err(error),
             _ => {}
         }
-        let message = format!("Preempted by pod {} on node {node}", preemptor.uid);
+        let message = preempted(preemptor, node);
         self.event(preemptor, victim, EventType::Normal, "Preempted", &message);
         Ok(())
     }
@@ -224,7 +224,11 @@ impl Executor for ApiExecutor {
                 }
                 Err(error) => Some(Outcome::Failed(pod.uid.clone(), error)),
             },
-            Action::PreBind { pod, node, volumes, claims, devices, waits } => {
+            Action::PreBind { pod, node, volumes, claims, devices, waits, nominates } => {
+                if nominates {
+                    // The pod is bound even if that fails.
+                    self.patch_status(&pod, json!({"nominatedNodeName": &*node})).await;
+                }
                 if let Err(error) = self.request_volumes(&node, &volumes, &claims).await {
                     let error = error_message(&error);
                     let error = format!("running PreBind plugin \"VolumeBinding\": {error}");
@@ -271,7 +275,12 @@ impl Executor for ApiExecutor {
                 }
                 None
             }
-            Action::Preempt { pod, node, victims } => {
+            Action::Preempt { pod, node, victims, unbound } => {
+                let message = preempted(&pod, &node);
+                for victim in &unbound {
+                    let message = format!("{message} (in kube-scheduler memory).");
+                    self.event(&pod, victim, EventType::Normal, "Preempted", &message);
+                }
                 let mut is_done = true;
                 for victim in &victims {
                     if let Err(error) = self.evict(victim, &pod, &node).await {
@@ -283,6 +292,11 @@ impl Executor for ApiExecutor {
             }
         }
     }
+}
+
+/// The note of the event of a pod that makes room.
+fn preempted(by: &Pod, node: &Atom) -> String {
+    format!("Preempted by pod {} on node {node}", by.uid)
 }
 
 /// What changes in the status of a pod that could not be scheduled.

@@ -60,6 +60,7 @@ fn trim(pod: &mut ApiPod) {
             ports: container.ports.take(),
             resources: container.resources.take(),
             restart_policy: container.restart_policy.take(),
+            restart_policy_rules: container.restart_policy_rules.take(),
             ..Default::default()
         };
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node as ApiNode, Taint as ApiTaint};
+use longshore_gates::DeclaredFeatures;
 use serde_json::Value;
 
 use super::pod::normalized;
@@ -91,6 +92,8 @@ pub struct Node {
     pub avoided: Box<[(Atom, Atom)]>,
     /// Types and statuses of its conditions.
     pub conditions: BTreeMap<String, String>,
+    /// Features that it declares.
+    pub declared_features: DeclaredFeatures,
     /// Region and zone.
     pub zone: Option<(Atom, Atom)>,
 }
@@ -131,6 +134,13 @@ impl Node {
                 .flatten()
                 .map(|one| (one.type_.clone(), one.status.clone()))
                 .collect(),
+            declared_features: DeclaredFeatures::from_names(
+                status
+                    .and_then(|status| status.declared_features.as_ref())
+                    .into_iter()
+                    .flatten()
+                    .map(String::as_str),
+            ),
             zone: zone(&labels),
             labels,
         }

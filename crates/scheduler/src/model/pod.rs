@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::{
     TopologySpreadConstraint, Volume as ApiVolume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use longshore_gates::DeclaredFeatures;
+use longshore_pod::features;
 
 use super::{
     Atom, ClaimKey, ContainerRequests, Labels, NodeSelector, NodeTerm, PodResourceClaim,
@@ -81,6 +83,8 @@ pub struct Pod {
     pub resource_claims: Box<[PodResourceClaim]>,
     /// Requests of its containers for extended resources; none if there are none.
     pub extended: Box<[ContainerRequests]>,
+    /// Features that its node must declare.
+    pub needed_features: DeclaredFeatures,
     /// The condition `PodScheduled`: reason and message, if it is false.
     pub unscheduled: Option<Box<(String, String)>>,
     /// A selector that cannot be parsed, which fails scheduling.
@@ -423,6 +427,7 @@ impl Pod {
             volumes: volumes(api, spec, &namespace),
             images: images(spec),
             extended: extended::of_pod(spec),
+            needed_features: features::needed(spec),
             containers: spec
                 .containers
                 .len()

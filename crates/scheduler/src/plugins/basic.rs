@@ -1,6 +1,6 @@
 //! Plugins of a few lines each.
-//!
-//! Current limitations: features that nodes declare are not compared with those that a pod needs.
+
+use longshore_gates::{DeclaredFeatures, NODE_DECLARED_FEATURES};
 
 use crate::events::ClusterEvent;
 use crate::framework::{Code, Cycle, FILTERS, NodeFilter, Plugin, Points, PreFilter, Status};
@@ -204,20 +204,50 @@ impl Plugin for NodePorts {
     }
 }
 
-/// Accepts every node: see the limitations above.
+/// Rejects nodes that do not declare the features that the pod needs.
 #[derive(Debug)]
-pub(super) struct NodeDeclaredFeatures;
+pub(super) struct NodeDeclaredFeatures {
+    /// Whether the feature gate is on; otherwise every node is accepted.
+    pub(super) is_enabled: bool,
+}
+
+struct Declaring(DeclaredFeatures);
+
+impl NodeFilter for Declaring {
+    fn filter(&self, node: &NodeInfo) -> Result<(), Status> {
+        let declared = node.node.as_ref().map(|node| node.declared_features).unwrap_or_default();
+        if self.0.without(declared).is_empty() {
+            return Ok(());
+        }
+        Err(Status::unresolvable("node(s) didn't match Pod's required features"))
+    }
+}
 
 impl Plugin for NodeDeclaredFeatures {
     fn name(&self) -> &'static str {
-        "NodeDeclaredFeatures"
+        NODE_DECLARED_FEATURES
     }
 
     fn points(&self) -> Points {
         FILTERS
     }
 
-    fn may_help(&self, _: ClusterEvent<'_>, _: &Pod) -> bool {
-        false
+    fn pre_filter<'a>(&'a self, cycle: Cycle<'a>) -> PreFilter<'a> {
+        let needed = cycle.pod.needed_features;
+        if !self.is_enabled || needed.is_empty() {
+            return PreFilter::Skip;
+        }
+        PreFilter::Filter(Box::new(Declaring(needed)))
+    }
+
+    fn may_help(&self, event: ClusterEvent<'_>, pod: &Pod) -> bool {
+        match event {
+            ClusterEvent::UnscheduledPodUpdated(old, new) => {
+                new.uid == pod.uid && old.needed_features != new.needed_features
+            }
+            _ => event.node().is_some_and(|(old, new)| {
+                old.is_none_or(|old| old.declared_features != new.declared_features)
+            }),
+        }
     }
 }

@@ -17,6 +17,7 @@ mod volumes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use longshore_gates::{FeatureGates, NODE_DECLARED_FEATURES};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -37,7 +38,7 @@ type Factory = fn(&Value) -> Result<Arc<dyn Plugin>, PluginError>;
 pub struct Registry(BTreeMap<&'static str, Factory>);
 
 impl Default for Registry {
-    /// All plugins of this crate.
+    /// All plugins of this crate, with the default feature gates.
     fn default() -> Self {
         let all: [(&'static str, Factory); 26] = [
             ("SchedulingGates", |_| Ok(Arc::new(basic::SchedulingGates))),
@@ -47,7 +48,9 @@ impl Default for Registry {
             ("NodeName", |_| Ok(Arc::new(basic::NodeName))),
             ("NodePorts", |_| Ok(Arc::new(basic::NodePorts))),
             ("DynamicResources", |args| Ok(Arc::new(dynamic::DynamicResources::new(args)?))),
-            ("NodeDeclaredFeatures", |_| Ok(Arc::new(basic::NodeDeclaredFeatures))),
+            (NODE_DECLARED_FEATURES, |_| {
+                Ok(Arc::new(basic::NodeDeclaredFeatures { is_enabled: true }))
+            }),
             ("TaintToleration", |_| Ok(Arc::new(taints::TaintToleration))),
             ("NodeAffinity", |args| Ok(Arc::new(node_affinity::NodeAffinity::new(args)?))),
             ("NodeResourcesFit", |args| Ok(Arc::new(resources::Fit::new(args)?))),
@@ -78,6 +81,17 @@ impl Default for Registry {
 }
 
 impl Registry {
+    /// All plugins of this crate, as these feature gates have them.
+    pub fn new(gates: &FeatureGates) -> Self {
+        let mut own = Self::default();
+        if !gates.enabled(NODE_DECLARED_FEATURES) {
+            own.register(NODE_DECLARED_FEATURES, |_| {
+                Ok(Arc::new(basic::NodeDeclaredFeatures { is_enabled: false }))
+            });
+        }
+        own
+    }
+
     /// Registers an algorithm by its name, or replaces one.
     pub fn register(&mut self, name: &'static str, factory: Factory) {
         self.0.insert(name, factory);

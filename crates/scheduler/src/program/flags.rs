@@ -10,6 +10,7 @@ use longshore_duration::GoDuration;
 use longshore_gates::FeatureGates;
 
 use crate::config::LeaderElection;
+use crate::queue::Waits;
 
 /// Why the command line cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -137,6 +138,8 @@ pub struct Options {
     pub authorization_kubeconfig: Option<PathBuf>,
     /// `--authorization-always-allow-paths`
     pub always_allow_paths: Vec<String>,
+    /// `--pod-max-in-unschedulable-pods-duration`
+    pub max_unschedulable: Duration,
     /// `--v`
     pub verbosity: u32,
     /// `--feature-gates`
@@ -177,6 +180,7 @@ impl Default for Options {
             authentication_kubeconfig: None,
             authorization_kubeconfig: None,
             always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
+            max_unschedulable: Waits::default().max_unschedulable,
             verbosity: 0,
             feature_gates: FeatureGates::default(),
             without_effect: Vec::new(),
@@ -191,7 +195,7 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 25] = [
+const IGNORED: [(&str, bool); 24] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("authentication-tolerate-lookup-failure", true),
@@ -211,7 +215,6 @@ const IGNORED: [(&str, bool); 25] = [
     ("min-compatibility-version", false),
     ("permit-address-sharing", true),
     ("permit-port-sharing", true),
-    ("pod-max-in-unschedulable-pods-duration", false),
     ("profiling", true),
     ("show-hidden-metrics-for-version", false),
     ("tls-sni-cert-key", false),
@@ -329,6 +332,9 @@ impl Options {
             }
             "authorization-webhook-cache-unauthorized-ttl" => {
                 self.unauthorized_ttl = duration(name, text)?;
+            }
+            "pod-max-in-unschedulable-pods-duration" => {
+                self.max_unschedulable = duration(name, text)?;
             }
             "v" => self.verbosity = value(name, text)?,
             "tls-min-version" if TLS_VERSIONS.contains(&text) => {

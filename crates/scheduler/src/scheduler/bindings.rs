@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, BIND, Binding, Outcome, PRE_BIND, Scheduler, VolumeRequest};
+use super::{
+    Action, BIND, Binding, Outcome, POST_BIND, PRE_BIND, Scheduler, UNRESERVE, VolumeRequest,
+};
 use crate::events::ClusterEvent;
+use crate::metrics::{Metrics, SUCCESS};
 use crate::model::{Atom, ClaimKey, ClaimUse, Objects, Pod, ResourceClaim, Uid};
 use crate::queue::Failure;
 
@@ -19,11 +22,23 @@ enum Claims {
 }
 
 impl Scheduler {
-    /// The action that begins to bind a pod.
-    pub(super) fn request(&self, pod: &Arc<Pod>, node: &Atom, claims: &ClaimUse) -> Action {
+    /// The action that begins to bind a pod, and the pod as its status is after that.
+    pub(super) fn request(
+        &self,
+        pod: Arc<Pod>,
+        node: &Atom,
+        claims: &ClaimUse,
+    ) -> (Action, Arc<Pod>) {
         if claims.is_empty() {
-            return Action::Bind { pod: pod.clone(), node: node.clone() };
+            return (Action::Bind { pod: pod.clone(), node: node.clone() }, pod);
         }
+        let nominates =
+            self.settings.nominates_expected && pod.nominated_node.as_ref() != Some(node);
+        let original = if nominates {
+            Arc::new(Pod { nominated_node: Some(node.clone()), ..Pod::clone(&pod) })
+        } else {
+            pod.clone()
+        };
         let objects = &self.objects;
         let volume = |(name, key): &(Atom, _)| {
             let claim = objects.claims.get(key)?;
@@ -35,14 +50,35 @@ impl Scheduler {
             })
         };
         let claim = |key| objects.claims.get(key).map(|own| (own.key.clone(), own.version.clone()));
-        Action::PreBind {
-            pod: pod.clone(),
+        let action = Action::PreBind {
+            pod,
             node: node.clone(),
             volumes: claims.volumes.iter().filter_map(volume).collect(),
             claims: claims.provisions.iter().filter_map(claim).collect(),
             devices: claims.devices.clone(),
             waits: claims.device_wait.is_some(),
+            nominates,
+        };
+        (action, original)
+    }
+
+    /// Whether volumes or devices of a pod are being prepared, so that it can still lose its node.
+    pub(super) fn is_preparing(&self, uid: &str) -> bool {
+        self.bindings.get(uid).is_some_and(|own| own.is_preparing)
+    }
+
+    /// A pod loses its node to another before it is bound.
+    pub(super) fn preempt_binding(&mut self, uid: &Uid, now: Duration) {
+        let Some(own) = self.bindings.get_mut(uid) else { return };
+        if own.claims_wait.is_none() {
+            own.is_preempted = true;
+            return;
         }
+        let error = match volumes(&self.objects, own) {
+            Claims::Ready => in_devices("context canceled"),
+            _ => in_volumes("context canceled"),
+        };
+        self.outcome(Outcome::Failed(uid.clone(), error), now);
     }
 
     /// Takes in how an action ended.
@@ -55,7 +91,9 @@ impl Scheduler {
                 self.queue.remove(&uid);
                 self.cache.finish_binding(&uid, now);
                 let took = now.saturating_sub(own.since);
-                self.metrics.point(BIND, &own.original.scheduler, took);
+                let profile = &own.original.scheduler;
+                self.metrics.point(BIND, SUCCESS, profile, took);
+                self.metrics.point(POST_BIND, SUCCESS, profile, Duration::ZERO);
                 if own.is_flushed {
                     self.metrics.after_flush.inc();
                 }
@@ -71,8 +109,12 @@ impl Scheduler {
                 self.set_written(claims, now);
                 if let Some(own) = self.bindings.get(&uid) {
                     let until = now.saturating_add(self.time_for_claims(own));
+                    let is_preempted = own.is_preempted;
                     if let Some(own) = self.bindings.get_mut(&uid) {
-                        own.claims_until = Some(until);
+                        own.claims_wait = Some((now, until));
+                    }
+                    if is_preempted {
+                        self.preempt_binding(&uid, now);
                     }
                 }
                 self.check_claims(now);
@@ -118,6 +160,19 @@ impl Scheduler {
     }
 
     fn give_up(&mut self, own: Binding, error: String, now: Duration) {
+        if error.starts_with(IN_VOLUMES) {
+            self.metrics.volume_failures.with(["bind"]).inc();
+        } else if error.starts_with(IN_DEVICES) {
+            let status = if error.contains("device binding timeout") {
+                "timeout"
+            } else if error.contains("device binding failed") {
+                "failure"
+            } else {
+                "error"
+            };
+            count_devices(&self.metrics, &self.objects, &own, status, now);
+        }
+        self.metrics.point(UNRESERVE, SUCCESS, &own.original.scheduler, Duration::ZERO);
         self.objects.release(&own.claims);
         let claims = own.claims.devices.iter().filter(|own| own.special.is_none());
         let claims: Vec<_> = claims.map(|own| (own.claim.clone(), own.uid.clone())).collect();
@@ -154,7 +209,7 @@ impl Scheduler {
     pub(super) fn check_claims(&mut self, now: Duration) {
         let (mut ready, mut failed) = (Vec::new(), Vec::new());
         for (uid, own) in &mut self.bindings {
-            if own.claims_until.is_none() {
+            if own.claims_wait.is_none() {
                 continue;
             }
             match (volumes(&self.objects, own), devices(&self.objects, own)) {
@@ -166,9 +221,10 @@ impl Scheduler {
         }
         for uid in ready {
             if let Some(own) = self.bindings.get_mut(&uid) {
-                own.claims_until = None;
+                count_devices(&self.metrics, &self.objects, own, "success", now);
+                (own.claims_wait, own.is_preparing) = (None, false);
                 let took = now.saturating_sub(own.since);
-                self.metrics.point(PRE_BIND, &own.original.scheduler, took);
+                self.metrics.point(PRE_BIND, SUCCESS, &own.original.scheduler, took);
                 own.since = now;
                 self.actions
                     .push(Action::Bind { pod: own.original.clone(), node: own.node.clone() });
@@ -181,7 +237,7 @@ impl Scheduler {
 
     /// Gives up pods whose volumes or devices took too long.
     pub(super) fn end_bindings(&mut self, now: Duration) {
-        let late = |own: &Binding| own.claims_until.is_some_and(|until| until <= now);
+        let late = |own: &Binding| own.claims_wait.is_some_and(|(_, until)| until <= now);
         let late: Vec<_> =
             self.bindings.iter().filter(|(_, own)| late(own)).map(|(uid, _)| uid.clone()).collect();
         for uid in late {
@@ -262,10 +318,36 @@ fn devices(objects: &Objects, own: &Binding) -> Claims {
     Claims::Ready
 }
 
+/// Counts devices for which a pod has waited, by how that ended.
+fn count_devices(
+    metrics: &Metrics,
+    objects: &Objects,
+    own: &Binding,
+    status: &'static str,
+    now: Duration,
+) {
+    let (Some(_), Some((since, _))) = (own.claims.device_wait, own.claims_wait) else { return };
+    let profile = &own.original.scheduler;
+    let allocations = device_claims(own)
+        .filter_map(|key| objects.resource_claims.get(key)?.allocation.as_ref()?.devices.as_ref());
+    for result in allocations.flat_map(|own| own.results.iter().flatten()) {
+        let labels = [profile.as_str(), &result.driver, status];
+        metrics.device_waits.with(labels).took(now.saturating_sub(since));
+        if result.binding_conditions.as_ref().is_some_and(|all| !all.is_empty()) {
+            metrics.conditional_devices.with(labels).inc();
+        }
+    }
+}
+
+/// How errors begin while volumes are bound.
+const IN_VOLUMES: &str = "running PreBind plugin \"VolumeBinding\": ";
+/// How errors begin while devices are prepared.
+const IN_DEVICES: &str = "running PreBind plugin \"DynamicResources\": ";
+
 fn in_volumes(error: &str) -> String {
-    format!("running PreBind plugin \"VolumeBinding\": binding volumes: {error}")
+    format!("{IN_VOLUMES}binding volumes: {error}")
 }
 
 fn in_devices(error: &str) -> String {
-    format!("running PreBind plugin \"DynamicResources\": {error}")
+    format!("{IN_DEVICES}{error}")
 }

@@ -5,8 +5,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Scheduler;
+use super::{PRE_ENQUEUE, Scheduler};
 use crate::events::ClusterEvent;
+use crate::framework::status_name;
 use crate::model::{
     Atom, Budget, Capacity, Claim, ClaimKey, CsiDriver, CsiNode, DeviceClass, Labels, Node,
     PersistentVolume, Pod, ResourceClaim, ResourceSlice, Selector, StorageClass, Uid,
@@ -50,50 +51,6 @@ pub enum Change {
     Namespace(Atom, Option<Labels>),
 }
 
-impl Change {
-    /// The name in metrics, as upstream has it.
-    fn label(&self) -> &'static str {
-        let of = |is_there: bool, update: &'static str, delete: &'static str| {
-            if is_there { update } else { delete }
-        };
-        match self {
-            Self::Pod(_, Some(pod)) if pod.node.is_none() => "UnscheduledPodUpdate",
-            Self::Pod(_, new) => of(new.is_some(), "AssignedPodUpdate", "AssignedPodDelete"),
-            Self::Node(_, new) => of(new.is_some(), "NodeUpdate", "NodeDelete"),
-            Self::Claim(_, new) => {
-                of(new.is_some(), "PersistentVolumeClaimUpdate", "PersistentVolumeClaimDelete")
-            }
-            Self::Volume(_, new) => {
-                of(new.is_some(), "PersistentVolumeUpdate", "PersistentVolumeDelete")
-            }
-            Self::Class(_, new) => of(new.is_some(), "StorageClassUpdate", "StorageClassDelete"),
-            Self::CsiNode(_, new) => of(new.is_some(), "CSINodeUpdate", "CSINodeDelete"),
-            Self::CsiDriver(_, new) => of(new.is_some(), "CSIDriverUpdate", "CSIDriverDelete"),
-            Self::Capacity(_, new) => {
-                of(new.is_some(), "CSIStorageCapacityUpdate", "CSIStorageCapacityDelete")
-            }
-            Self::ResourceClaim(_, new) => {
-                of(new.is_some(), "ResourceClaimUpdate", "ResourceClaimDelete")
-            }
-            Self::DeviceClass(_, new) => {
-                of(new.is_some(), "DeviceClassUpdate", "DeviceClassDelete")
-            }
-            Self::ResourceSlice(_, new) => {
-                of(new.is_some(), "ResourceSliceUpdate", "ResourceSliceDelete")
-            }
-            Self::Attachment(_, new) => {
-                of(new.is_some(), "VolumeAttachmentUpdate", "VolumeAttachmentDelete")
-            }
-            Self::Service(_, new) => of(new.is_some(), "ServiceUpdate", "ServiceDelete"),
-            Self::Workload(_, new) => of(new.is_some(), "WorkloadUpdate", "WorkloadDelete"),
-            Self::Budget(_, new) => {
-                of(new.is_some(), "PodDisruptionBudgetUpdate", "PodDisruptionBudgetDelete")
-            }
-            Self::Namespace(_, new) => of(new.is_some(), "NamespaceUpdate", "NamespaceDelete"),
-        }
-    }
-}
-
 /// Stores an object; returns what it was and whether that is a change.
 fn store<K: Hash + Eq, V: PartialEq + Clone>(
     map: &mut HashMap<K, V>,
@@ -111,12 +68,14 @@ fn store<K: Hash + Eq, V: PartialEq + Clone>(
 impl Scheduler {
     /// Takes in a change.
     pub fn apply(&mut self, change: Change, now: Duration) {
-        let (label, start) = (change.label(), Instant::now());
-        self.take_in(change, now);
-        self.metrics.handled.with([label]).took(start.elapsed());
+        let start = Instant::now();
+        if let Some(event) = self.take_in(change, now) {
+            self.metrics.handled.with([event]).took(start.elapsed());
+        }
     }
 
-    fn take_in(&mut self, change: Change, now: Duration) {
+    /// The event that the change is, if pods may wait for it.
+    fn take_in(&mut self, change: Change, now: Duration) -> Option<&'static str> {
         self.set_clock(now);
         match change {
             Change::Pod(uid, None) => self.remove_pod(&uid, now),
@@ -126,68 +85,62 @@ impl Scheduler {
             Change::Claim(key, new) => {
                 let new = new.map(|new| *new);
                 let (old, is_change) = store(&mut self.objects.claims, key, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::Claim(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change);
+                let event =
+                    new.map(|new| self.requeue(ClusterEvent::Claim(old.as_ref(), &new), now));
                 self.check_claims(now);
+                event
             }
             Change::Volume(name, new) => {
                 let new = new.map(|new| *new);
                 let (old, is_change) = store(&mut self.objects.volumes, name, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::Volume(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change)?;
+                Some(self.requeue(ClusterEvent::Volume(old.as_ref(), &new), now))
             }
             Change::Class(name, new) => {
                 let (old, is_change) = store(&mut self.objects.classes, name, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::Class(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change)?;
+                Some(self.requeue(ClusterEvent::Class(old.as_ref(), &new), now))
             }
             Change::CsiNode(name, new) => {
                 let (old, is_change) = store(&mut self.objects.csi_nodes, name, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::CsiNode(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change)?;
+                Some(self.requeue(ClusterEvent::CsiNode(old.as_ref(), &new), now))
             }
             Change::CsiDriver(name, new) => {
                 let (old, is_change) = store(&mut self.objects.csi_drivers, name, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::CsiDriver(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change)?;
+                Some(self.requeue(ClusterEvent::CsiDriver(old.as_ref(), &new), now))
             }
             Change::Capacity(key, new) => {
                 let (old, is_change) = store(&mut self.objects.capacities, key, new.clone());
-                if let Some(new) = new.filter(|_| is_change) {
-                    self.requeue(ClusterEvent::Capacity(old.as_ref(), &new), now);
-                }
+                let new = new.filter(|_| is_change)?;
+                Some(self.requeue(ClusterEvent::Capacity(old.as_ref(), &new), now))
             }
             Change::ResourceClaim(key, new) => {
-                self.set_resource_claim(key, new.map(|new| *new), now);
+                let event = self.set_resource_claim(key, new.map(|new| *new), now);
                 self.check_claims(now);
+                event
             }
             Change::DeviceClass(name, new) => {
                 let new = new.map(|new| *new);
                 let is_there = new.is_some();
                 let (old, is_change) = store(&mut self.objects.device_classes, name, new);
-                if is_there && is_change {
-                    self.requeue(ClusterEvent::DeviceClass(old.is_none()), now);
-                }
+                (is_there && is_change)
+                    .then(|| self.requeue(ClusterEvent::DeviceClass(old.is_none()), now))
             }
             Change::ResourceSlice(name, new) => {
                 let new = new.map(|new| *new);
                 let is_there = new.is_some();
                 let (old, is_change) = store(&mut self.objects.slices, name, new);
-                if is_there && is_change {
-                    self.requeue(ClusterEvent::ResourceSlice(old.is_none()), now);
-                }
+                (is_there && is_change)
+                    .then(|| self.requeue(ClusterEvent::ResourceSlice(old.is_none()), now))
             }
             Change::Attachment(name, new) => {
                 let is_gone = new.is_none();
                 let (old, _) = store(&mut self.objects.attachments, name, new);
-                if let Some(old) = old.filter(|_| is_gone) {
-                    self.requeue(ClusterEvent::AttachmentDeleted(&old), now);
-                }
+                let old = old.filter(|_| is_gone)?;
+                Some(self.requeue(ClusterEvent::AttachmentDeleted(&old), now))
             }
             Change::Service(key, new) => {
                 let services = self.objects.services.entry(key.namespace.clone()).or_default();
@@ -195,15 +148,19 @@ impl Scheduler {
                 if services.is_empty() {
                     self.objects.services.remove(&key.namespace);
                 }
+                None
             }
             Change::Workload(key, new) => {
                 store(&mut self.objects.workloads, key, new);
+                None
             }
             Change::Budget(key, new) => {
                 store(&mut self.objects.budgets, key, new);
+                None
             }
             Change::Namespace(name, new) => {
                 store(&mut self.objects.namespaces, name, new);
+                None
             }
         }
     }
@@ -213,103 +170,120 @@ impl Scheduler {
         key: ClaimKey,
         new: Option<ResourceClaim>,
         now: Duration,
-    ) {
+    ) -> Option<&'static str> {
         let (old, is_change) = self.objects.set_resource_claim(key.clone(), new);
         if !is_change {
-            return;
+            return None;
         }
-        self.open_gates(now);
-        if let Some(new) = self.objects.resource_claims.get(&key).cloned() {
-            self.requeue(ClusterEvent::ResourceClaim(old.as_ref(), &new), now);
-        }
+        let new = self.objects.resource_claims.get(&key).cloned();
+        let event = new.as_ref().map(|new| ClusterEvent::ResourceClaim(old.as_ref(), new));
+        self.open_gates(
+            event.map_or("resource.k8s.io/ResourceClaimDelete", |own| own.label()),
+            now,
+        );
+        event.map(|event| self.requeue(event, now))
     }
 
     /// Pods that waited for their claims to be there may be tried.
-    fn open_gates(&mut self, now: Duration) {
-        let free: Vec<Arc<Pod>> = self
-            .queue
-            .gated()
-            .map(|own| &own.pod)
-            .filter(|pod| !pod.resource_claims.is_empty())
-            .filter(|pod| {
-                let profile = self.profiles.get(&pod.scheduler);
-                profile.is_some_and(|own| own.pre_enqueue(pod, &self.objects).is_ok())
-            })
+    fn open_gates(&mut self, event: &'static str, now: Duration) {
+        let gated = self.queue.gated().map(|own| &own.pod);
+        let free: Vec<Arc<Pod>> = gated
+            .filter(|pod| !pod.resource_claims.is_empty() && self.gating(pod) == Some(None))
             .cloned()
             .collect();
         for pod in free {
-            self.queue.update(pod, false, false, now);
+            self.queue.update(pod, None, (event, false), now);
         }
     }
 
-    fn set_node(&mut self, name: &Atom, new: Option<Arc<Node>>, now: Duration) {
+    /// The plugin that keeps a pod out of the queue, if one does. The outer `None`: no profile is responsible
+    /// for the pod.
+    fn gating(&self, pod: &Pod) -> Option<Option<&'static str>> {
+        let profile = self.profiles.get(&pod.scheduler)?;
+        let run = || profile.pre_enqueue(pod, &self.objects);
+        let outcome =
+            self.metrics.recorder(&pod.scheduler, false).point(PRE_ENQUEUE, status_name, run);
+        Some(outcome.err().map(|status| status.plugin))
+    }
+
+    fn set_node(
+        &mut self,
+        name: &Atom,
+        new: Option<Arc<Node>>,
+        now: Duration,
+    ) -> Option<&'static str> {
         let Some(new) = new else {
-            if let Some(old) = self.cache.remove_node(name) {
-                self.requeue(ClusterEvent::NodeDeleted(&old), now);
-            }
-            return;
+            let old = self.cache.remove_node(name)?;
+            return Some(self.requeue(ClusterEvent::NodeDeleted(&old), now));
         };
         match self.cache.set_node(new.clone()) {
-            None => self.requeue(ClusterEvent::NodeAdded(&new), now),
-            Some(old) if old != new => self.requeue(ClusterEvent::NodeUpdated(&old, &new), now),
-            Some(_) => {}
+            None => Some(self.requeue(ClusterEvent::NodeAdded(&new), now)),
+            Some(old) if old != new => {
+                Some(self.requeue(ClusterEvent::NodeUpdated(&old, &new), now))
+            }
+            Some(_) => None,
         }
     }
 
-    fn set_bound(&mut self, pod: Arc<Pod>, now: Duration) {
+    fn set_bound(&mut self, pod: Arc<Pod>, now: Duration) -> Option<&'static str> {
         let was_assumed = self.cache.is_assumed(&pod.uid);
         self.queue.remove(&pod.uid);
         match self.cache.set_pod(pod.clone()) {
             Some(old) if !was_assumed => {
-                if old != pod {
-                    self.requeue(ClusterEvent::PodUpdated(&old, &pod), now);
-                }
+                (old != pod).then(|| self.requeue(ClusterEvent::PodUpdated(&old, &pod), now))
             }
-            _ => self.requeue(ClusterEvent::PodAdded(&pod), now),
+            _ => Some(self.requeue(ClusterEvent::PodAdded(&pod), now)),
         }
     }
 
-    fn set_pending(&mut self, pod: Arc<Pod>, now: Duration) {
-        let Some(profile) = self.profiles.get(&pod.scheduler) else { return };
-        let is_gated = profile.pre_enqueue(&pod, &self.objects).is_err();
-        let Some((old, helps)) = self.queue.get(&pod.uid).map(|own| {
+    fn set_pending(&mut self, pod: Arc<Pod>, now: Duration) -> Option<&'static str> {
+        let gated_by = self.gating(&pod)?;
+        let profile = self.profiles.get(&pod.scheduler)?;
+        let hints = &self.metrics.hints;
+        let Some((old, event, helps)) = self.queue.get(&pod.uid).map(|own| {
             let event = ClusterEvent::UnscheduledPodUpdated(&own.pod, &pod);
-            (own.pod.clone(), profile.may_help(event, &pod, &own.rejectors))
+            let helps = profile.may_help(event, &pod, &own.rejectors, hints);
+            (own.pod.clone(), event.label(), helps)
         }) else {
             // A late update of one that is bound already.
-            if self.cache.pod(&pod.uid).is_none() {
-                self.queue.add(pod, is_gated, now);
+            if self.cache.pod(&pod.uid).is_some() {
+                return None;
             }
-            return;
+            self.queue.add(pod, gated_by, now);
+            return Some("UnschedulablePodAdd");
         };
         if old == pod {
-            return;
+            return None;
         }
         let lost_room = old.nominated_node.is_some() && old.nominated_node != pod.nominated_node;
-        self.queue.update(pod, is_gated, helps, now);
+        self.queue.update(pod, gated_by, (event, helps), now);
         if lost_room {
             self.requeue_below(&old, now);
         }
+        Some(event)
     }
 
     /// Room that was made for a pod is free for those of no higher priority.
     fn requeue_below(&mut self, pod: &Pod, now: Duration) {
-        let profiles = &self.profiles;
+        let (profiles, hints) = (&self.profiles, &self.metrics.hints);
         let event = ClusterEvent::PodDeleted(pod);
         self.queue.requeue(event.label(), now, |own| {
             own.pod.priority <= pod.priority
                 && profiles
                     .get(&own.pod.scheduler)
-                    .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors))
+                    .is_some_and(|profile| profile.may_help(event, &own.pod, &own.rejectors, hints))
         });
     }
 
-    fn remove_pod(&mut self, uid: &str, now: Duration) {
+    fn remove_pod(&mut self, uid: &str, now: Duration) -> Option<&'static str> {
         let queued = self.queue.remove(uid);
         if let Some(old) = self.cache.remove_pod(uid) {
-            self.requeue(ClusterEvent::PodDeleted(&old), now);
-        } else if let Some(old) = queued.filter(|own| own.pod.nominated_node.is_some()) {
+            return Some(self.requeue(ClusterEvent::PodDeleted(&old), now));
+        }
+        let old = queued?;
+        if old.pod.nominated_node.is_some() {
             self.requeue_below(&old.pod, now);
         }
+        Some("UnschedulablePodDelete")
     }
 }

@@ -230,14 +230,33 @@ fn devices_with_binding_conditions_are_waited_for() {
     world.set(with_conditions("n1", "13", json!([condition("Attached", "True")])));
     let actions = world.0.scheduler.take_actions();
     assert_eq!(bound(&actions), [("p1".to_owned(), "n1".to_owned())]);
+    assert_counted(&world, "success", 599);
+}
+
+/// A device with conditions was waited for that many seconds, with that status.
+fn assert_counted(world: &Devices, status: &str, seconds: u64) {
+    let page = world.0.registry.text();
+    let labels =
+        format!("{{profile=\"default-scheduler\",driver=\"gpu.example.com\",status=\"{status}\"}}");
+    for line in [
+        format!("scheduler_dra_bindingconditions_allocations_total{labels} 1\n"),
+        format!("scheduler_dra_bindingconditions_wait_duration_seconds_sum{labels} {seconds}\n"),
+    ] {
+        assert!(page.contains(&line), "{line}{page}");
+    }
 }
 
 #[test]
 fn devices_that_are_not_prepared_are_given_back() {
     let broken = json!([condition("Attached", "True"), condition("Broken", "True")]);
-    for (conditions, wait, expected) in [
-        (broken, 0, "device binding failed: claim=c1, reason=Because, message=\"it is so\""),
-        (json!([]), 602, "device binding timeout: claim=c1"),
+    for (conditions, wait, status, expected) in [
+        (
+            broken,
+            0,
+            "failure",
+            "device binding failed: claim=c1, reason=Because, message=\"it is so\"",
+        ),
+        (json!([]), 602, "timeout", "device binding timeout: claim=c1"),
     ] {
         let (mut world, ..) = waiting(&["n1"]);
         world.0.now += Duration::from_secs(wait);
@@ -246,6 +265,7 @@ fn devices_that_are_not_prepared_are_given_back() {
         let actions = world.0.scheduler.take_actions();
         let expected = format!("running PreBind plugin \"DynamicResources\": {expected}");
         assert_eq!(messages(&actions), [expected]);
+        assert_counted(&world, status, wait);
         // The next attempt frees the claim, so that it may get other devices.
         world.0.now += Duration::from_secs(20);
         let actions = world.0.attempt();

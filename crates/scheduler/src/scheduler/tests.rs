@@ -46,6 +46,16 @@ fn scheduler_binds_pods_and_counts_them() {
         "scheduler_cache_size{type=\"pods\"} 4",
         "scheduler_unschedulable_pods{plugin=\"NodeResourcesFit\",profile=\"default-scheduler\"} 1",
         "scheduler_plugin_evaluation_total{plugin=\"NodeResourcesFit\",extension_point=\"Filter\",profile=\"default-scheduler\"} 5",
+        "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"} 2",
+        "scheduler_event_handling_duration_seconds_count{event=\"UnschedulablePodAdd\"} 5",
+        "scheduler_event_handling_duration_seconds_count{event=\"AssignedPodAdd\"} 4",
+        "scheduler_inflight_events{event=\"PodPopped\"} 0",
+        "scheduler_batch_attempts_total{profile=\"default-scheduler\",result=\"no_hint\"} 5",
+        "scheduler_batch_cache_flushed_total{profile=\"default-scheduler\",reason=\"pod_not_batchable\"} ",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PreBindPreFlight\",status=\"Skip\",profile=\"default-scheduler\"} 4",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PreBind\",status=\"Success\",profile=\"default-scheduler\"} 4",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PostBind\",status=\"Success\",profile=\"default-scheduler\"} 4",
+        "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PreEnqueue\",status=\"Success\",profile=\"default-scheduler\"} 5",
         "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PreFilter\",status=\"Success\",profile=\"default-scheduler\"} 5",
         "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"Filter\",status=\"Success\",profile=\"default-scheduler\"} 5",
         "scheduler_framework_extension_point_duration_seconds_count{extension_point=\"PostFilter\",status=\"Unschedulable\",profile=\"default-scheduler\"} 1",
@@ -247,6 +257,29 @@ fn scheduler_searches_enough_nodes_and_goes_on_where_it_stopped() {
 }
 
 #[test]
+fn scheduler_looks_at_all_nodes_when_extenders_reject_the_nominated_one() {
+    let mut world = World::new();
+    for name in ["n1", "n2", "n3"] {
+        world.add_node(node(name, 1, json!({})));
+    }
+    let nominated = json!({"status": {"nominatedNodeName": "n2"}});
+    world.add_pod(pod("p", "1", nominated));
+    let mut attempt = world.scheduler.begin(world.now).unwrap();
+    assert_eq!(attempt.fitting, [1]);
+    assert!(!world.scheduler.widen(&mut attempt), "it is not rejected");
+    world.scheduler.finish(attempt, Vec::new(), None, world.now);
+    let nominated = json!({"status": {"nominatedNodeName": "n1"}});
+    world.add_pod(pod("q", "1", nominated));
+    let mut attempt = world.scheduler.begin(world.now).unwrap();
+    assert_eq!(attempt.fitting, [0]);
+    attempt.fitting.clear();
+    assert!(world.scheduler.widen(&mut attempt));
+    assert_eq!(attempt.fitting, [0, 2]);
+    attempt.fitting.clear();
+    assert!(!world.scheduler.widen(&mut attempt), "all were looked at");
+}
+
+#[test]
 fn preemption_makes_room_and_waits_for_it() {
     let mut world = World::new();
     world.add_node(node("n1", 2, json!({})));
@@ -257,7 +290,7 @@ fn preemption_makes_room_and_waits_for_it() {
     let actions = world.settle();
     let [
         Action::Report { nomination, condition, message, .. },
-        Action::Preempt { pod: own, node, victims },
+        Action::Preempt { pod: own, node, victims, .. },
     ] = &*actions
     else {
         panic!("{actions:?}")
@@ -416,6 +449,66 @@ fn volumes_are_bound_before_their_pod() {
     );
     with_claim(&mut world, done);
     assert_eq!(bound(&world.settle()), [("p".into(), "n1".into())]);
+}
+
+/// A pod on a node of one CPU whose volume is being provisioned.
+fn preparing(world: &mut World) -> Vec<Action> {
+    world.add_node(node("n1", 1, json!({})));
+    with_claim(world, json!({}));
+    let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+    world.add_pod(pod("p", "1", json!({"spec": {"volumes": [volume]}})));
+    world.attempt()
+}
+
+#[test]
+fn volumes_are_waited_for_with_the_node_in_the_status_of_their_pod() {
+    for is_enabled in [true, false] {
+        let mut world = World::new();
+        let settings = Settings { nominates_expected: is_enabled, ..Settings::default() };
+        let metrics = Metrics::new(&longshore_metrics::Registry::default());
+        world.scheduler = Scheduler::new(vec![profile()], settings, metrics);
+        let actions = preparing(&mut world);
+        let [Action::PreBind { nominates, .. }] = &*actions else { panic!("{actions:?}") };
+        assert_eq!(*nominates, is_enabled);
+        // The status is cleared though it is not known yet that it was written.
+        world.scheduler.outcome(Outcome::Failed("p".into(), "refused".into()), world.now);
+        let actions = world.scheduler.take_actions();
+        let [Action::Report { nomination, .. }] = &*actions else { panic!("{actions:?}") };
+        assert_eq!(*nomination, is_enabled.then_some(None));
+    }
+}
+
+#[test]
+fn preemption_takes_the_node_from_a_pod_that_is_not_bound_yet() {
+    for is_prepared in [true, false] {
+        let mut world = World::new();
+        preparing(&mut world);
+        let prepared = Outcome::Prepared("p".into(), Vec::new());
+        if is_prepared {
+            world.scheduler.outcome(prepared.clone(), world.now);
+        }
+        world.add_pod(pod("high", "1", json!({"spec": {"priority": 10}})));
+        let mut actions = world.attempt();
+        if !is_prepared {
+            // What is being asked for is asked for in any case.
+            world.scheduler.outcome(prepared, world.now);
+            actions.extend(world.scheduler.take_actions());
+        }
+        let preempted = actions.iter().find_map(|action| match action {
+            Action::Preempt { pod, victims, unbound, .. } => Some((pod, victims, unbound)),
+            _ => None,
+        });
+        let (own, victims, unbound) = preempted.unwrap();
+        assert_eq!((&*own.name, victims.len(), unbound.len()), ("high", 0, 1));
+        let canceled =
+            "running PreBind plugin \"VolumeBinding\": binding volumes: context canceled";
+        assert!(messages(&actions).contains(&canceled.to_owned()), "{actions:?}");
+        world.scheduler.outcome(Outcome::Preempted("high".into(), true), world.now);
+        assert_eq!(bound(&world.settle()), [("high".into(), "n1".into())]);
+        let page = world.registry.text();
+        let count = "scheduler_volume_scheduling_stage_error_total{operation=\"bind\"} 1";
+        assert!(page.contains(count), "{page}");
+    }
 }
 
 #[test]

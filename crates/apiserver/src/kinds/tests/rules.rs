@@ -251,6 +251,41 @@ fn other_kinds() {
 }
 
 #[test]
+fn validation_of_declared_features() {
+    let named = |name: &str, value: &str, why: &str| {
+        format!("{name}: Invalid value: \"{value}\": invalid feature name \"{value}\": {why}")
+    };
+    let form = "must start with an UpperCamelCase segment, with subsequent segments separated by '/' (e.g., \
+         MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters and slashes";
+    let at = |index: usize| format!("status.declaredFeatures[{index}]");
+    let long = "A".repeat(254);
+    let mut table = vec![
+        (json!(null), vec![]),
+        (json!(["A", "A1/b", "A1/b/C2", "B"]), vec![]),
+        (json!(["A".repeat(253)]), vec![]),
+        (json!([long]), vec![named(&at(0), &long, "must be no more than 253 characters")]),
+        (json!(["A", "A"]), vec![format!("{}: Duplicate value: \"A\"", at(1))]),
+        (
+            json!(["B", "A"]),
+            vec![format!("{}: Invalid value: \"A\": list must be sorted alphabetically", at(1))],
+        ),
+    ];
+    for name in ["", "a", "A-b", "A/", "/A", "A//b", "A/1", "A b", "1A", "Ä"] {
+        table.push((json!([name]), vec![named(&at(0), name, form)]));
+    }
+    let old = stored("nodes", json!({"metadata": {"name": "n"}}));
+    for (features, expected) in table {
+        let status = json!({"declaredFeatures": features});
+        let node = json!({"metadata": {"name": "n"}, "status": status});
+        assert_eq!(complaints("nodes", node), expected, "{features}");
+        let mut new = old.clone();
+        new["status"] = status;
+        let found = validate_status_update(resource("nodes"), &new, &old);
+        assert_eq!(found.map_or_else(causes, |()| Vec::new()), expected, "{features}");
+    }
+}
+
+#[test]
 fn validation_of_immutable_objects() {
     let old = stored(
         "configmaps",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::container::{self, quantity};
 use super::{immutable, meta, non_negative, pod};
 use crate::cidr;
-use crate::schema::field::{Causes, Path};
+use crate::schema::field::{Causes, Path, shortened};
 use crate::schema::names;
 use crate::schema::value::{entries, is_zero, items, same, text};
 
@@ -128,6 +128,46 @@ pub(in crate::kinds) fn node(node: &Value, causes: &mut Causes) {
             quantity(&status.child(field).child(name), name, amount, causes);
         }
     }
+    declared_features(node, causes);
+}
+
+/// The features that a node declares: names, sorted.
+pub(in crate::kinds) fn declared_features(node: &Value, causes: &mut Causes) {
+    let path = Path::root("status");
+    let path = path.child("declaredFeatures");
+    let all = items(&node["status"]["declaredFeatures"]);
+    for (i, feature) in all.iter().map(text).enumerate() {
+        if let Some(why) = fault_of_feature(feature) {
+            let name = shortened(format!("{feature:?}"));
+            let why = format!("invalid feature name {name}: {why}");
+            causes.invalid(&path.index(i), feature, why);
+        }
+        let Some(next) = all.get(i + 1).map(text) else { continue };
+        if feature == next {
+            causes.duplicate(&path.index(i + 1), &next, "");
+        } else if feature > next {
+            causes.invalid(&path.index(i + 1), next, "list must be sorted alphabetically");
+        }
+    }
+}
+
+/// What is wrong with the name of a declared feature.
+fn fault_of_feature(name: &str) -> Option<String> {
+    const LONGEST: usize = 253;
+    if name.len() > LONGEST {
+        return Some(format!("must be no more than {LONGEST} characters"));
+    }
+    let mut is_first = true;
+    let is_valid = name.split('/').all(|segment| {
+        let is_first = std::mem::replace(&mut is_first, false);
+        segment.starts_with(|c: char| c.is_ascii_uppercase() || !is_first && c.is_ascii_lowercase())
+            && segment.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    });
+    (!is_valid).then(|| {
+        "must start with an UpperCamelCase segment, with subsequent segments separated by '/' (e.g., \
+         MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters and slashes"
+            .to_owned()
+    })
 }
 
 /// The ranges of a node's pods: one of each family at most.

@@ -1,3 +1,4 @@
+use longshore_gates::DeclaredFeatures;
 use serde_json::{Value, json};
 
 use super::super::*;
@@ -152,4 +153,29 @@ fn admission_rejects_pod_level_resources_without_their_gate() {
     let (reason, message) = verdict(&with, &without).unwrap();
     assert_eq!(reason, "PodLevelResourcesNotSupported");
     assert_eq!(message, "PodLevelResources feature gate is disabled");
+}
+
+#[test]
+fn admission_rejects_a_pod_that_needs_a_feature_which_the_node_does_not_declare() {
+    let with = pod(json!({"initContainers": [{"name": "i", "restartPolicyRules": [
+        {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}},
+    ]}]}));
+    let name = "RestartAllContainersOnContainerExits";
+    let declaring = |names: &[&str]| NodeCapabilities {
+        declared_features: Some(DeclaredFeatures::from_names(names.iter().copied())),
+        ..node()
+    };
+    assert_eq!(verdict(&with, &node()), None, "features are not checked");
+    assert_eq!(verdict(&with, &declaring(&[name])), None);
+    assert_eq!(verdict(&pod(json!({})), &declaring(&[])), None);
+    let (reason, message) = verdict(&with, &declaring(&["ExtendWebSocketsToKubelet"])).unwrap();
+    assert_eq!(reason, "PodFeatureUnsupported");
+    assert_eq!(message, format!("Pod requires node features that are not available: {name}"));
+
+    let [old, new] =
+        ["1", "2"].map(|cpu| pod(json!({"resources": {"requests": {"cpu": cpu}}})).spec.unwrap());
+    let resize = "InPlacePodLevelResourcesVerticalScaling";
+    assert_eq!(declaring(&[]).lacking_for_update(&old, &new).to_string(), resize);
+    assert!(declaring(&[resize]).lacking_for_update(&old, &new).is_empty());
+    assert!(node().lacking_for_update(&old, &new).is_empty(), "features are not checked");
 }

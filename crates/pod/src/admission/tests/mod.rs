@@ -17,6 +17,7 @@ fn capabilities() -> NodeCapabilities {
         supplemental_groups_policy: false,
         pod_level_resources: true,
         toleration_comparisons: false,
+        declared_features: None,
     }
 }
 

@@ -2,8 +2,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::Cluster;
+use crate::events::ClusterEvent;
 use crate::framework::Code;
 use crate::model::Objects;
+use crate::plugins::Registry;
 use crate::testing::{node, pod, profile, profile_of};
 
 /// A node that is changed, pods on it, a pod, and what is said of it.
@@ -541,5 +543,63 @@ proptest! {
             for other in &info.pods { filters.add_pod(other, info); }
         }
         prop_assert_eq!(all(&mut filters), before);
+    }
+}
+
+/// A pod that restarts all its containers when one of them ends with that action.
+fn restarting(action: &str) -> Value {
+    json!({"spec": {"containers": [{"name": "c", "restartPolicyRules": [
+        {"action": action, "exitCodes": {"operator": "In", "values": [1]}},
+    ]}]}})
+}
+
+fn declaring(features: &[&str]) -> Value {
+    json!({"status": {"declaredFeatures": features}})
+}
+
+const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
+
+#[test]
+fn declared_features_of_nodes_are_compared_with_those_that_a_pod_needs() {
+    let host = json!({"spec": {"hostNetwork": true, "hostUsers": false}});
+    let (all, missing) = ("RestartAllContainers", "node(s) didn't match Pod's required features");
+    for (features, own, expected) in [
+        (&[][..], restarting("Restart"), ""),
+        (&[], restarting(all), missing),
+        (&["ExtendWebSocketsToKubelet"], restarting(all), missing),
+        (&["Other", RESTART_ALL], restarting(all), ""),
+        (&[RESTART_ALL], host.clone(), missing),
+        (&["UserNamespacesHostNetworkSupport"], host, ""),
+    ] {
+        assert_eq!(check(declaring(features), &[], own.clone()), expected, "{features:?} {own}");
+    }
+    let cluster = Cluster::new(&[node("n1", 4, json!({}))], &[]);
+    let own = pod("p", "1", restarting(all));
+    let status = cluster.check(&profile(), &own, "n1").unwrap_err();
+    assert_eq!((status.code, status.plugin), (Code::Unresolvable, "NodeDeclaredFeatures"));
+    let registry = Registry::new(&"NodeDeclaredFeatures=false".parse().unwrap());
+    let profile = crate::config::default_profiles(&registry).unwrap().remove(0);
+    assert_eq!(cluster.reasons(&profile, &own, "n1"), "", "the gate is off");
+}
+
+#[test]
+fn declared_features_that_change_bring_pods_back() {
+    let plugin = Registry::default().make("NodeDeclaredFeatures", &Value::Null).unwrap().unwrap();
+    let own = pod("p", "1", restarting("RestartAllContainers"));
+    let [without, with] = [&[][..], &[RESTART_ALL]].map(|names| node("n1", 4, declaring(names)));
+    let larger = node("n1", 8, declaring(&[]));
+    let (other, changed) = (pod("q", "1", json!({})), pod("p", "1", json!({})));
+    for (event, expected) in [
+        (ClusterEvent::NodeAdded(&without), true),
+        (ClusterEvent::NodeUpdated(&without, &with), true),
+        (ClusterEvent::NodeUpdated(&with, &without), true),
+        (ClusterEvent::NodeUpdated(&without, &larger), false),
+        (ClusterEvent::NodeDeleted(&with), false),
+        (ClusterEvent::PodDeleted(&other), false),
+        (ClusterEvent::UnscheduledPodUpdated(&own, &changed), true),
+        (ClusterEvent::UnscheduledPodUpdated(&own, &own), false),
+        (ClusterEvent::UnscheduledPodUpdated(&other, &other), false),
+    ] {
+        assert_eq!(plugin.may_help(event, &own), expected, "{event:?}");
     }
 }
