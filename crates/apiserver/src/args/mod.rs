@@ -8,6 +8,7 @@ mod stores;
 mod upstream;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use longshore_base::flags::without_empty;
+use longshore_serving::tls::SniCertificate;
 use longshore_store::{EmbeddedStore, Store};
 
 pub use aggregation::AggregationArgs;
@@ -50,10 +53,28 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
+/// The arguments of this process.
+fn arguments() -> Vec<OsString> {
+    given(std::env::args_os())
+}
+
+/// Of flags without a default, an empty value is no value.
+fn given(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let command = Cli::command();
+    let is_unset = |name: &str| {
+        let known = command.get_arguments().find(|known| known.get_long() == Some(name));
+        // a switch has an optional value, and an empty one is a mistake
+        let is_switch =
+            |known: &clap::Arg| known.get_num_args().is_some_and(|n| n.min_values() == 0);
+        known.is_some_and(|known| known.get_default_values().is_empty() && !is_switch(known))
+    };
+    without_empty(arguments, is_unset)
+}
+
 /// The flags of this process with their values, given or not.
 fn flags() -> BTreeMap<String, String> {
     let command = Cli::command().ignore_errors(true);
-    let Ok(matches) = command.clone().try_get_matches_from(std::env::args_os()) else {
+    let Ok(matches) = command.clone().try_get_matches_from(arguments()) else {
         return BTreeMap::new();
     };
     let value = |arg: &clap::Arg| {
@@ -71,7 +92,7 @@ const OF_CONTROLLERS: [&str; 4] =
 impl Cli {
     /// Reads the command line; ends the process when it cannot be used.
     pub fn read() -> Cli {
-        Cli::try_parse().unwrap_or_else(|error| with_program(error).exit())
+        Cli::try_parse_from(arguments()).unwrap_or_else(|error| with_program(error).exit())
     }
 }
 
@@ -192,6 +213,17 @@ pub struct ServeArgs {
     /// The key exchanges, by their numbers [default: all that are secure]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     pub tls_curve_preferences: Vec<i32>,
+    /// Certificates for clients that ask for certain names [default: those in the certificate]; may be repeated
+    #[arg(long, value_name = "FILE,FILE[:NAMES]")]
+    pub tls_sni_cert_key: Vec<SniCertificate>,
+    /// Serve HTTP/1.1 alone
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub disable_http2_serving: bool,
+    /// Serve profiles at /debug/pprof/, to those who may get that path
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub profiling: bool,
     /// The certificate to show to nodes [default: one made in --cert-dir]
     #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
     pub kubelet_client_certificate: Option<PathBuf>,
@@ -423,6 +455,8 @@ impl ServeArgs {
                 min_version: self.tls_min_version.clone(),
                 cipher_suites: self.tls_cipher_suites.clone(),
                 curves: self.tls_curve_preferences.clone(),
+                sni: self.tls_sni_cert_key.clone(),
+                http1_alone: self.disable_http2_serving,
             },
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
@@ -448,6 +482,7 @@ impl ServeArgs {
             pages: PagesConfig {
                 flags: flags(),
                 logs: self.enable_logs_handler.then(|| PathBuf::from(LOGS)),
+                profiling: self.profiling,
             },
         })
     }
@@ -577,6 +612,15 @@ mod tests {
         ] {
             assert_eq!(parse(line).unwrap().serve.media_type(), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn flags_without_a_default_may_be_empty() {
+        let line = ["x", "--client-ca-file=", "--oidc-issuer-url=", "--authentication-config="];
+        let left = given(line.map(OsString::from));
+        assert_eq!(left, ["x"]);
+        let wrong = ["x", "--event-ttl=", "--anonymous-auth=", "--unknown="];
+        assert_eq!(given(wrong.map(OsString::from)), wrong);
     }
 
     #[test]
@@ -710,6 +754,7 @@ mod tests {
             "client-ca-file",
             "data-dir",
             "disable-admission-plugins",
+            "disable-http2-serving",
             "enable-admission-plugins",
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
@@ -741,6 +786,7 @@ mod tests {
             "oidc-signing-algs",
             "oidc-username-claim",
             "oidc-username-prefix",
+            "profiling",
             "proxy-client-cert-file",
             "proxy-client-key-file",
             "request-timeout",
@@ -765,6 +811,7 @@ mod tests {
             "tls-curve-preferences",
             "tls-min-version",
             "tls-private-key-file",
+            "tls-sni-cert-key",
             "token-auth-file",
             "v",
         ];

@@ -36,7 +36,7 @@ use hyper::{Request, header};
 use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
-use longshore_serving::{Handler, Monitored, Peer};
+use longshore_serving::{Handler, Monitored, PROFILES, Peer};
 use longshore_tls::ClientCa;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +59,7 @@ use crate::encryption::Encryption;
 use crate::flow_control::{Class, FlowControl};
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
+use crate::openapi;
 use crate::operations::Api;
 use crate::request_metrics::RequestMetrics;
 use crate::response_body::{Body, RequestGuard};
@@ -176,6 +177,8 @@ impl Router {
                 };
                 timeout(self.request_timeout, self.dispatch(call)).await
             }
+            // its duration is the caller's to choose
+            _ if line.path.starts_with(PROFILES) => Ok(self.profile(line, &head.uri).await),
             _ => timeout(self.request_timeout, self.system(line, &head.headers)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
@@ -220,7 +223,10 @@ impl Router {
         let local = line.resource.as_ref().filter(|_| remote.is_none());
         let kinds = self.api.definitions.snapshot();
         let route = local.map(|path| served::route(&kinds, path, &head.method)).transpose()?;
-        self.authorize(&user, line.verb, line).await?;
+        // a browser has the credentials of its user only once the page is there; the page says nothing
+        if !(line.path == openapi::browser::PATH && matches!(line.verb, "get" | "head")) {
+            self.authorize(&user, line.verb, line).await?;
+        }
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
             peer.close();

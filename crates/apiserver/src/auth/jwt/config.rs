@@ -271,17 +271,17 @@ impl Issuer {
             causes.invalid(&path.child("certificateAuthority"), "<omitted>", why);
         }
         if !self.egress_selector_type.is_empty() {
-            let why = "egress selector is not supported: connections are made directly";
+            let is_known = matches!(self.egress_selector_type.as_str(), "controlplane" | "cluster");
+            let why = match is_known {
+                true => "egress selector is not supported: connections are made directly",
+                false => "egress selector must be either controlplane or cluster",
+            };
             causes.invalid(&path.child("egressSelectorType"), &self.egress_selector_type, why);
         }
     }
 }
 
 fn check_url(text: &str, path: &Path<'_>, causes: &mut Causes) {
-    // `Uri` drops fragments
-    if text.contains('#') {
-        causes.invalid(path, text, "URL must not contain a fragment");
-    }
     let url: Uri = match text.parse() {
         Ok(url) => url,
         Err(error) => return causes.invalid(path, text, error),
@@ -297,6 +297,10 @@ fn check_url(text: &str, path: &Path<'_>, causes: &mut Causes) {
     }
     if url.query().is_some_and(|query| !query.is_empty()) {
         causes.invalid(path, text, "URL must not contain a query");
+    }
+    // `Uri` drops fragments
+    if text.split_once('#').is_some_and(|(_, fragment)| !fragment.is_empty()) {
+        causes.invalid(path, text, "URL must not contain a fragment");
     }
 }
 
@@ -532,7 +536,11 @@ mod tests {
             ("url: 'https://i', audiences: [a, a], audienceMatchPolicy: MatchAny", "Duplicate"),
             ("url: 'https://i', audiences: [a], discoveryURL: 'https://i/'", "different from URL"),
             ("url: 'https://i', audiences: [a], certificateAuthority: x", "<omitted>"),
-            ("url: 'https://i', audiences: [a], egressSelectorType: cluster", "egress"),
+            ("url: 'https://i', audiences: [a], egressSelectorType: cluster", "not supported"),
+            (
+                "url: 'https://i', audiences: [a], egressSelectorType: Cluster",
+                "egress selector must be either controlplane or cluster",
+            ),
             ("url: 'https://i', audiences: [a], urls: x", "urls"),
         ] {
             let error = jwt(issuer, name).unwrap_err();

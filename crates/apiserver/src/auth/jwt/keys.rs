@@ -1,9 +1,9 @@
 //! The keys of an issuer (a JSON Web Key Set), and signatures by them.
-//!
-//! Current limitations: of upstream's algorithms ES512 is missing.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use p521::ecdsa::signature::Verifier;
+use p521::ecdsa::{Signature as P521Signature, VerifyingKey as P521Key};
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, EcdsaVerificationAlgorithm,
     RSA_PKCS1_2048_8192_SHA256, RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512,
@@ -19,8 +19,8 @@ const MAX_TOKEN: usize = 64 << 10;
 const MAX_KEYS: usize = 256;
 
 /// How tokens may be signed: with the private key of a pair, and never with a secret or not at all.
-pub(crate) const ALGORITHMS: [&str; 8] =
-    ["RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "PS384", "PS512"];
+pub(crate) const ALGORITHMS: [&str; 9] =
+    ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "PS256", "PS384", "PS512"];
 
 /// Why a token is not accepted before its claims are looked at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +130,7 @@ enum Material {
     /// An uncompressed point.
     P256(Vec<u8>),
     P384(Vec<u8>),
+    P521(Vec<u8>),
 }
 
 #[derive(Deserialize)]
@@ -188,6 +189,7 @@ impl Key {
             }
             ("EC", "P-256") => Material::P256(point(32)?),
             ("EC", "P-384") => Material::P384(point(48)?),
+            ("EC", "P-521") => Material::P521(point(66)?),
             _ => return None,
         };
         Some(Key { id: jwk.kid, algorithm: Some(jwk.alg).filter(|alg| !alg.is_empty()), material })
@@ -218,6 +220,12 @@ impl Key {
             }
             (Material::P256(point), "ES256") => elliptic(point, &ECDSA_P256_SHA256_FIXED),
             (Material::P384(point), "ES384") => elliptic(point, &ECDSA_P384_SHA384_FIXED),
+            // ring has not this curve
+            (Material::P521(point), "ES512") => {
+                let key = P521Key::from_sec1_bytes(point);
+                let signature = P521Signature::from_slice(signature);
+                key.is_ok_and(|key| signature.is_ok_and(|own| key.verify(message, &own).is_ok()))
+            }
             _ => false,
         }
     }
@@ -304,6 +312,43 @@ pub(super) mod tests {
         let (message, _) = unsigned.rsplit_once('.').unwrap();
         let stripped = format!("{message}.");
         assert!(Token::read(&stripped).unwrap().verify(&keys(&[signer.jwk()])).is_err());
+    }
+
+    #[test]
+    fn jwt_signatures_of_p521() {
+        use p521::ecdsa::SigningKey;
+        use p521::ecdsa::signature::Signer as _;
+        let private = |seed: u8| SigningKey::from_slice(&[&[0][..], &[seed; 65]].concat()).unwrap();
+        let jwk = |private: &SigningKey| {
+            let point = P521Key::from(private).to_encoded_point(false);
+            let half = |part: Option<&_>| {
+                BASE64.encode::<&[u8]>(part.map(|part: &p521::FieldBytes| part.as_slice()).unwrap())
+            };
+            json!({"kty": "EC", "crv": "P-521", "kid": "a", "x": half(point.x()), "y": half(point.y())})
+        };
+        let (own, other) = (private(1), private(2));
+        let part = |value: Value| BASE64.encode(value.to_string());
+        let message = format!(
+            "{}.{}",
+            part(json!({"alg": "ES512", "kid": "a"})),
+            part(json!({"iss": "https://i"}))
+        );
+        let signature: P521Signature = own.sign(message.as_bytes());
+        let token = format!("{message}.{}", BASE64.encode(signature.to_bytes()));
+        let read = Token::read(&token).unwrap();
+        assert_eq!(read.verify(&keys(&[jwk(&own)])).unwrap()["iss"], "https://i");
+        assert_eq!(read.verify(&keys(&[jwk(&other)])), Err(Error::Signature));
+        let mut bytes = signature.to_bytes().to_vec();
+        bytes[70] ^= 1;
+        for broken in [&bytes[..], &bytes[..131], &[0; 132], &[]] {
+            let token = format!("{message}.{}", BASE64.encode(broken));
+            let read = Token::read(&token).unwrap();
+            assert_eq!(read.verify(&keys(&[jwk(&own)])), Err(Error::Signature));
+        }
+        // a point that is not on the curve
+        let mut off = jwk(&own);
+        off["y"] = BASE64.encode([1; 66]).into();
+        assert_eq!(read.verify(&keys(&[off])), Err(Error::Signature));
     }
 
     #[test]
