@@ -189,6 +189,8 @@ pub struct TlsOptions {
     pub sni: Vec<SniCertificate>,
     /// Whether HTTP/1.1 alone is served.
     pub http1_alone: bool,
+    /// The header `Strict-Transport-Security`; empty: it is not sent.
+    pub strict_transport_security: String,
 }
 
 /// The limits of requests in flight, without long-running ones such as watches.
@@ -387,6 +389,7 @@ impl Server {
             config.requests,
             flow_control.clone(),
             config.request_timeout,
+            &config.tls.strict_transport_security,
             stop.clone(),
         ));
         Ok(Server {

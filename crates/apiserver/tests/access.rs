@@ -389,7 +389,8 @@ async fn node_access_escaped_selector_is_confined() {
 /// The page of the browser says nothing, and is for everybody; what it reads is not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn api_browser_is_one_page_that_loads_nothing_from_elsewhere() {
-    let cluster = Cluster::start().await;
+    let hsts = "max-age=31536000; includeSubDomains".to_owned();
+    let cluster = Cluster::start_with(|config| config.tls.strict_transport_security = hsts).await;
     let (code, answer) = cluster.curl("/openapi/ui", &["-i"]);
     assert_eq!(code, 200, "{answer}");
     let (head, page) = answer.split_once("\r\n\r\n").unwrap();
@@ -400,6 +401,7 @@ async fn api_browser_is_one_page_that_loads_nothing_from_elsewhere() {
         "x-content-type-options: nosniff",
         "x-frame-options: deny",
         "referrer-policy: no-referrer",
+        "strict-transport-security: max-age=31536000; includesubdomains",
     ] {
         assert!(head.contains(line), "{line}: {head}");
     }

@@ -155,11 +155,11 @@ pub struct ClusterInfo {
 
 impl ClusterInfo {
     /// What the extensions of a cluster's entry say for plugins: each has a name and a content.
-    pub fn config_of<'a>(extensions: impl Iterator<Item = (&'a str, &'a Value)>) -> Option<Value> {
-        extensions
-            .filter(|(name, _)| *name == CLUSTER_EXTENSION)
-            .map(|(_, value)| value.clone())
-            .next()
+    pub fn config_of<'a>(
+        mut extensions: impl Iterator<Item = (&'a str, &'a Value)>,
+    ) -> Option<Value> {
+        let found = extensions.find(|(name, _)| *name == CLUSTER_EXTENSION);
+        found.map(|(_, content)| content.clone())
     }
 
     fn document(&self) -> Value {
@@ -222,9 +222,8 @@ impl Credential {
             #[serde(default)]
             status: Option<Status>,
         }
-        #[derive(Deserialize)]
+        #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
-        #[derive(Default)]
         struct Status {
             expiration_timestamp: Option<Timestamp>,
             #[serde(deserialize_with = "nullable")]
@@ -515,6 +514,7 @@ echo "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s
         let (first, second) = (first.unwrap(), second.unwrap());
         assert_eq!(first.token.as_deref(), Some("t1"));
         assert!(Arc::ptr_eq(&first, &second));
+        own.last.lock().await.at = Some(Instant::now());
         own.refused(&first).await;
         assert_eq!(own.credential().await.unwrap().token.as_deref(), Some("t1"), "it is new");
         own.last.lock().await.at = None;
@@ -548,6 +548,7 @@ echo "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s
                     "config": {"audience": "x"}}}})
         );
         std::fs::remove_file(dir.path().join("info")).unwrap();
+        own.last.lock().await.at = Some(Instant::now());
         assert!(own.credential().await.is_err());
         assert!(!dir.path().join("info").exists(), "a failure is not repeated at once");
     }

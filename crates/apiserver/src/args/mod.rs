@@ -220,6 +220,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub disable_http2_serving: bool,
+    /// The directives of the header Strict-Transport-Security [default: it is not sent]
+    #[arg(long, value_name = "DIRECTIVES", value_delimiter = ',', value_parser = hsts_directive)]
+    pub strict_transport_security_directives: Vec<String>,
     /// Serve profiles at /debug/pprof/, to those who may get that path
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -457,6 +460,7 @@ impl ServeArgs {
                 curves: self.tls_curve_preferences.clone(),
                 sni: self.tls_sni_cert_key.clone(),
                 http1_alone: self.disable_http2_serving,
+                strict_transport_security: self.strict_transport_security_directives.join("; "),
             },
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
@@ -504,6 +508,24 @@ impl ServeArgs {
             _ => "debug",
         }
     }
+}
+
+/// A directive of `Strict-Transport-Security`.
+fn hsts_directive(text: &str) -> Result<String, String> {
+    let is_age =
+        text.split_once('=').is_some_and(|(name, age)| name == "max-age" && is_number(age));
+    match text.trim() {
+        "" => Err("empty value in strict-transport-security-directives".to_owned()),
+        "includeSubDomains" | "preload" => Ok(text.trim().to_owned()),
+        _ if is_age => Ok(text.to_owned()),
+        _ => Err("allowed values: max-age=expireTime, includeSubDomains, preload. see \
+                  https://tools.ietf.org/html/rfc6797#section-6.1 for more information"
+            .to_owned()),
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A media type that objects can be stored in.
@@ -673,6 +695,9 @@ mod tests {
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
             ("--requestheader-client-ca-file=/a", "--requestheader-username-headers"),
             ("--tls-min-version=VersionTLS14", "--tls-min-version"),
+            ("--tls-sni-cert-key=a", "expected comma separated certificate and key file paths"),
+            ("--strict-transport-security-directives=max-age", "allowed values: max-age"),
+            ("--strict-transport-security-directives=preloads", "allowed values: max-age"),
             ("--service-node-port-range=32767-30000", "--service-node-port-range"),
             ("--service-node-port-range=0-70000", "--service-node-port-range"),
             ("--oidc-required-claim=a", "--oidc-required-claim"),
@@ -806,6 +831,7 @@ mod tests {
             "service-cluster-ip-range",
             "service-node-port-range",
             "storage-media-type",
+            "strict-transport-security-directives",
             "tls-cert-file",
             "tls-cipher-suites",
             "tls-curve-preferences",

@@ -130,7 +130,6 @@ const FLAGS: &[Flag] = &[
     ("shutdown-watch-termination-grace-period", Text, &["0", "0s"], Ignored("watches end at once")),
     ("storage-backend", Text, &["", "etcd3"], Refused("objects are in etcd v3 or in a file")),
     ("storage-initialization-timeout", Text, &[], DEFAULTS),
-    ("strict-transport-security-directives", Text, &[""], Refused("the header would not be sent")),
     ("tracing-config-file", Text, &[""], Ignored("there is no tracing")),
     ("vmodule", Text, &[""], LOGGING),
     ("watch-cache", Switch, &["true"], Ignored("watches are served from memory")),

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: impl Fn(&str, Value) -> (u16, Value),
-    text: fn(&Value) -> String,
+    written: fn(&Value) -> String,
 ) {
     let mut text = Vec::new();
     let (path, body) = loop {
@@ -33,7 +33,7 @@ async fn exchange(
         }
     };
     let (code, answer) = answer(&path, body);
-    let answer = text(&answer);
+    let answer = written(&answer);
     let length = answer.len();
     let head =
         format!("HTTP/1.1 {code} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");

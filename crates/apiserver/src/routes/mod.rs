@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Request, header};
 use longshore_base::budget::{Holder, Share};
@@ -81,6 +82,7 @@ pub(crate) struct Router {
     /// `None`: only the numbers of requests are limited.
     flow_control: Option<Arc<FlowControl>>,
     request_timeout: Duration,
+    strict_transport_security: Option<HeaderValue>,
     stop: CancellationToken,
     limits: Limits,
 }
@@ -132,6 +134,7 @@ impl Router {
         requests: RequestLimits,
         flow_control: Option<Arc<FlowControl>>,
         request_timeout: Duration,
+        strict_transport_security: &str,
         stop: CancellationToken,
     ) -> Router {
         Router {
@@ -145,6 +148,10 @@ impl Router {
             metrics: RequestMetrics::new(),
             flow_control,
             request_timeout,
+            // flags allow nothing that is not valid in a header
+            strict_transport_security: HeaderValue::try_from(strict_transport_security)
+                .ok()
+                .filter(|value| !value.is_empty()),
             stop,
             limits: Limits::new(requests),
         }
@@ -349,6 +356,9 @@ impl Handler for Router {
         }
         if let Some(id) = id {
             answer.headers_mut().entry(audit::AUDIT_ID).or_insert(id);
+        }
+        if let Some(directives) = &self.strict_transport_security {
+            answer.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
         }
         answer
     }

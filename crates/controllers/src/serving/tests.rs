@@ -290,7 +290,7 @@ async fn port_opens_only_with_the_config_map_where_it_is_required() {
     let (users, proxies) = (Authority::default(), Authority::default());
     let requires =
         |requires_lookup| DelegatedOptions { requires_lookup, ..DelegatedOptions::default() };
-    let open = async |delegated, data: &Value| {
+    let open = async |delegated: DelegatedOptions, data: &Value| {
         let serving = Serving::open(options(delegated), endpoints(data.clone()).await).unwrap();
         let found = serving.look_up().await.map_err(|error| error.to_string());
         (serving, found)

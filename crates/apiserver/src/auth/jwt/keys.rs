@@ -316,39 +316,31 @@ pub(super) mod tests {
 
     #[test]
     fn jwt_signatures_of_p521() {
-        use p521::ecdsa::SigningKey;
-        use p521::ecdsa::signature::Signer as _;
-        let private = |seed: u8| SigningKey::from_slice(&[&[0][..], &[seed; 65]].concat()).unwrap();
-        let jwk = |private: &SigningKey| {
-            let point = P521Key::from(private).to_encoded_point(false);
-            let half = |part: Option<&_>| {
-                BASE64.encode::<&[u8]>(part.map(|part: &p521::FieldBytes| part.as_slice()).unwrap())
-            };
-            json!({"kty": "EC", "crv": "P-521", "kid": "a", "x": half(point.x()), "y": half(point.y())})
-        };
-        let (own, other) = (private(1), private(2));
-        let part = |value: Value| BASE64.encode(value.to_string());
-        let message = format!(
-            "{}.{}",
-            part(json!({"alg": "ES512", "kid": "a"})),
-            part(json!({"iss": "https://i"}))
-        );
-        let signature: P521Signature = own.sign(message.as_bytes());
-        let token = format!("{message}.{}", BASE64.encode(signature.to_bytes()));
-        let read = Token::read(&token).unwrap();
-        assert_eq!(read.verify(&keys(&[jwk(&own)])).unwrap()["iss"], "https://i");
-        assert_eq!(read.verify(&keys(&[jwk(&other)])), Err(Error::Signature));
-        let mut bytes = signature.to_bytes().to_vec();
-        bytes[70] ^= 1;
-        for broken in [&bytes[..], &bytes[..131], &[0; 132], &[]] {
+        // made with openssl
+        let jwk: Value = serde_json::from_str(include_str!("testdata/es512.jwk")).unwrap();
+        let token = include_str!("testdata/es512.jwt").trim();
+        let read = Token::read(token).unwrap();
+        assert_eq!(read.verify(&keys(std::slice::from_ref(&jwk))).unwrap()["sub"], "ann");
+        let (message, signature) = token.rsplit_once('.').unwrap();
+        let signature = BASE64.decode(signature).unwrap();
+        let mut changed = signature.clone();
+        changed[70] ^= 1;
+        for broken in [&changed[..], &signature[..131], &[0; 132], &[]] {
             let token = format!("{message}.{}", BASE64.encode(broken));
             let read = Token::read(&token).unwrap();
-            assert_eq!(read.verify(&keys(&[jwk(&own)])), Err(Error::Signature));
+            assert_eq!(read.verify(&keys(std::slice::from_ref(&jwk))), Err(Error::Signature));
         }
-        // a point that is not on the curve
-        let mut off = jwk(&own);
-        off["y"] = BASE64.encode([1; 66]).into();
-        assert_eq!(read.verify(&keys(&[off])), Err(Error::Signature));
+        for (field, value) in [
+            // a point that is not on the curve, and one that is too short
+            ("y", json!(BASE64.encode([1; 66]))),
+            ("y", json!(BASE64.encode([1; 65]))),
+            ("crv", json!("P-384")),
+            ("alg", json!("ES256")),
+        ] {
+            let mut other = jwk.clone();
+            other[field] = value;
+            assert_eq!(read.verify(&keys(&[other])), Err(Error::Signature), "{field}");
+        }
     }
 
     #[test]
