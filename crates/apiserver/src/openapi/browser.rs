@@ -50,6 +50,7 @@ pub fn page<B: From<String>>() -> Response<B> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

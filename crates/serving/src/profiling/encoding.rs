@@ -112,27 +112,27 @@ impl Message {
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push((value as u8 & 0x7f) | 0x80);
-            value >>= 7;
+            value = value.wrapping_shr(7);
         }
         self.0.push(value as u8);
     }
 
-    fn number(&mut self, field: u64, value: u64) {
-        self.varint(field << 3);
+    fn number(&mut self, field: u8, value: u64) {
+        self.varint((field << 3).into());
         self.varint(value);
     }
 
-    fn bytes(&mut self, field: u64, bytes: &[u8]) {
-        self.varint(field << 3 | 2);
+    fn bytes(&mut self, field: u8, bytes: &[u8]) {
+        self.varint(((field << 3) | 2).into());
         self.varint(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
     }
 
-    fn message(&mut self, field: u64, message: Message) {
+    fn message(&mut self, field: u8, message: Message) {
         self.bytes(field, &message.0);
     }
 
-    fn packed(&mut self, field: u64, values: impl Iterator<Item = u64>) {
+    fn packed(&mut self, field: u8, values: impl Iterator<Item = u64>) {
         let mut packed = Message::default();
         values.for_each(|value| packed.varint(value));
         self.message(field, packed);
