@@ -62,7 +62,8 @@ use std::time::Duration;
 
 use longshore_base::connections;
 use longshore_serving::tls::{
-    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
+    ClientCaFile, ServingCertificate, SniCertificate, Tls, TlsError, TlsSettings, provider,
+    versions,
 };
 use longshore_serving::{FrontProxyHeaders, Options, serve};
 use longshore_store::Store;
@@ -109,6 +110,7 @@ use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::pki::{Identity, Kubeconfig, Pki};
 use crate::registry::Registry;
+use crate::remote::HostCredentials;
 use crate::routes::Router;
 use crate::service_resolver::ServiceResolver;
 use crate::tokens::Tokens;
@@ -187,6 +189,12 @@ pub struct TlsOptions {
     pub cipher_suites: Vec<String>,
     /// The key exchanges, by their numbers.
     pub curves: Vec<i32>,
+    /// Certificates for clients that ask for certain names.
+    pub sni: Vec<SniCertificate>,
+    /// Whether HTTP/1.1 alone is served.
+    pub http1_alone: bool,
+    /// The header `Strict-Transport-Security`; empty: it is not sent.
+    pub strict_transport_security: String,
 }
 
 /// The limits of requests in flight, without long-running ones such as watches.
@@ -316,8 +324,11 @@ impl Server {
         let tokens =
             Tokens::new(&authentication.tokens, pki.signing_key_file(), &advertised.to_string())?;
         let resolver = ServiceResolver { endpoints_only: aggregation.endpoints_only };
-        let webhooks = Webhooks::new(Arc::new(WebhookClient::new(resolver)))?;
-        let converter = Arc::new(WebhookConverter::new(WebhookClient::new(resolver)));
+        let client = |credentials| WebhookClient::new(resolver, credentials);
+        let AdmissionConfig { mutating_webhooks, validating_webhooks, .. } = &config.admission;
+        let webhooks =
+            Webhooks::new(client(mutating_webhooks.clone()), client(validating_webhooks.clone()))?;
+        let converter = Arc::new(WebhookConverter::new(client(HostCredentials::default())));
         let authorizer = Authorizer::new(config.authorization)
             .map_err(|error| Error::Authorization(error.message))?;
         let authorizer = Arc::new(authorizer);
@@ -389,6 +400,7 @@ impl Server {
             config.requests,
             flow_control.clone(),
             config.request_timeout,
+            &config.tls.strict_transport_security,
             stop.clone(),
         ));
         Ok(Server {
@@ -491,6 +503,8 @@ fn tls(
         client_ca: Some(ClientCaFile { path: client_ca, reload: true }),
         provider: Arc::new(provider(&options.cipher_suites, &options.curves)?),
         versions: versions(&options.min_version),
+        sni: options.sni.clone(),
+        http1_alone: options.http1_alone,
     };
     Tls::with_further_clients(settings, front_proxy_ca)
 }

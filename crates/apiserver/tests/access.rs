@@ -385,3 +385,54 @@ async fn node_access_escaped_selector_is_confined() {
         assert_eq!(node.get(&path).await.0, 403, "{selector}");
     }
 }
+
+/// The page of the browser says nothing, and is for everybody; what it reads is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_browser_is_one_page_that_loads_nothing_from_elsewhere() {
+    let hsts = "max-age=31536000; includeSubDomains".to_owned();
+    let cluster = Cluster::start_with(|config| config.tls.strict_transport_security = hsts).await;
+    let (code, answer) = cluster.curl("/openapi/ui", &["-i"]);
+    assert_eq!(code, 200, "{answer}");
+    let (head, page) = answer.split_once("\r\n\r\n").unwrap();
+    let head = head.to_lowercase();
+    for line in [
+        "content-type: text/html; charset=utf-8",
+        "content-security-policy: default-src 'none'; script-src 'sha256-",
+        "x-content-type-options: nosniff",
+        "x-frame-options: deny",
+        "referrer-policy: no-referrer",
+        "strict-transport-security: max-age=31536000; includesubdomains",
+    ] {
+        assert!(head.contains(line), "{line}: {head}");
+    }
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+    for (path, arguments, expected) in [
+        ("/openapi/v3", &[][..], 403),
+        ("/openapi/ui/", &[], 403),
+        ("/openapi/ui", &["-X", "POST"], 403),
+        ("/openapi/ui", &["-H", "Authorization: Bearer wrong"], 401),
+    ] {
+        let (code, body) = cluster.curl(path, arguments);
+        assert_eq!(code, expected, "{path} {arguments:?}: {body}");
+    }
+    let (_, index) = cluster.admin.get("/openapi/v3").await;
+    assert!(index["paths"]["apis/apps/v1"].is_object());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn profiles_are_served_to_those_who_may_read_them() {
+    let cluster = Cluster::start_with(|config| config.pages.profiling = true).await;
+    assert_eq!(cluster.curl("/debug/pprof/heap", &[]).0, 403);
+    let (code, index) = cluster.admin_text("/debug/pprof/", &[]);
+    assert!(code == 200 && index.contains("threadcreate"), "{index}");
+    let (code, tasks) = cluster.admin_text("/debug/pprof/goroutine?debug=2", &[]);
+    assert!(code == 200 && tasks.starts_with("goroutine profile: total "), "{tasks}");
+    assert_eq!(cluster.admin.text("/debug/pprof/profile?seconds=0.2").await.0, 200);
+    for (path, expected) in
+        [("/debug/pprof/none", 404), ("/debug/pprof", 404), ("/debug/pprof/trace", 501)]
+    {
+        assert_eq!(cluster.admin_text(path, &[]).0, expected, "{path}");
+    }
+    let without = Cluster::start().await;
+    assert_eq!(without.admin_text("/debug/pprof/heap", &[]).0, 404);
+}

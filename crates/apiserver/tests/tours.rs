@@ -75,6 +75,37 @@ async fn tour_of_javascripts_client() {
     tour(Command::new("node"), "tour.mjs").await;
 }
 
+/// The page at `/openapi/ui` in a browser, as one that the server knows without credentials.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tour_of_the_api_browser() {
+    if !succeeds(Command::new("chromium").arg("--version")) {
+        eprintln!("SKIPPED: no chromium");
+        return;
+    }
+    let cluster = Cluster::start_with(|config| {
+        config.authorization = vec![longshore_apiserver::Mode::AlwaysAllow].into();
+    })
+    .await;
+    let profile = tempfile::tempdir().unwrap();
+    let mut browser = Command::new("chromium");
+    browser
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .args(["--ignore-certificate-errors", "--virtual-time-budget=20000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("https://{}/openapi/ui#apis/apps/v1", cluster.address));
+    let output = common::outside(&mut browser);
+    let page = String::from_utf8_lossy(&output.stdout);
+    for text in [
+        // the groups, the paths and the schemas of one of them
+        "title=\"apis/batch/v1\"",
+        "<code>/apis/apps/v1/namespaces/{namespace}/deployments</code>",
+        "<code>io.k8s.api.apps.v1.Deployment</code>",
+        " documents</span>",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+}
+
 /// What goes wrong in a tour; it goes on.
 #[derive(Default)]
 struct Failures(Vec<String>);

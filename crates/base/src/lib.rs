@@ -13,6 +13,7 @@ pub mod clock;
 pub mod connections;
 pub mod fair_queue;
 pub mod files;
+pub mod flags;
 pub mod logging;
 pub mod memory;
 pub mod output;

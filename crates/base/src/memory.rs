@@ -65,7 +65,8 @@ fn release() {
 }
 
 /// Bytes allocated by the program; without glibc, the maximum.
-fn allocated() -> u64 {
+#[must_use]
+pub fn allocated() -> u64 {
     #[cfg(target_env = "gnu")]
     {
         #[allow(unsafe_code, reason = "no crate wraps it")]
@@ -80,7 +81,8 @@ fn allocated() -> u64 {
 }
 
 /// Resident bytes of the process; 0 if unknown.
-fn resident() -> u64 {
+#[must_use]
+pub fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = text.split(' ').nth(1).and_then(|text| text.parse().ok()).unwrap_or(0);
     let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| size.try_into().ok());

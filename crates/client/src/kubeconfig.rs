@@ -21,6 +21,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use longshore_exec_credentials::{ClusterInfo, Credential, ExecConfig, ExecPlugin};
 
 use super::connection_pool::ConnectionPool;
 use super::{ClientError, ConfigSource, CredentialState, Credentials, Limits, READ_TIMEOUT};
@@ -40,12 +41,12 @@ pub(super) struct Endpoint {
     pub(super) pool: ConnectionPool,
 }
 
-/// The clients for all servers, the preferred one first; at least one.
+/// The clients for all servers, the preferred one first; at least one. Also what a plugin gave for them.
 pub(super) async fn endpoints(
     credentials: &Credentials,
     state: &CredentialState,
     limits: Limits,
-) -> Result<Vec<Endpoint>, ClientError> {
+) -> Result<(Vec<Endpoint>, Option<Credential>), ClientError> {
     let config_source = &credentials.config_source;
     let error = |source| ClientError::Kubeconfig {
         config_source: config_source.clone(),
@@ -60,6 +61,19 @@ pub(super) async fn endpoints(
         kubeconfig.auth_infos.iter_mut().for_each(|user| user.auth_info = None);
     }
     read_tokens(&mut kubeconfig).map_err(invalid)?;
+    let directory = config_source.file().and_then(Path::parent).unwrap_or(Path::new(""));
+    let plugin = plugin(&mut kubeconfig, directory).map_err(invalid)?;
+    let issued = match plugin {
+        None => None,
+        Some(plugin) => Some(plugin.credential().await.map_err(|source| ClientError::Plugin {
+            config_source: config_source.clone(),
+            source,
+        })?),
+    };
+    let issued = issued.map(|credential| Credential::clone(&credential));
+    if let Some(credential) = &issued {
+        show_issued(&mut kubeconfig, credential).map_err(invalid)?;
+    }
     let servers = servers(&current_cluster(&kubeconfig).map_err(invalid)?).map_err(invalid)?;
     let several = servers.len() > 1;
     let base = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -86,7 +100,58 @@ pub(super) async fn endpoints(
         })?;
         endpoints.push(Endpoint { url, host, client, pool });
     }
-    Ok(endpoints)
+    Ok((endpoints, issued))
+}
+
+/// The plugin of the current user, which has nothing else to show. It is taken out of the kubeconfig, as
+/// kube would call it too.
+fn plugin(kubeconfig: &mut Kubeconfig, directory: &Path) -> Result<Option<ExecPlugin>, String> {
+    let cluster = current_cluster(kubeconfig)?;
+    let name = current_context(kubeconfig)?.user;
+    let users = kubeconfig.auth_infos.iter_mut().filter(|named| Some(&named.name) == name.as_ref());
+    let Some(user) = users.filter_map(|named| named.auth_info.as_mut()).next() else {
+        return Ok(None);
+    };
+    let Some(exec) = user.exec.take() else { return Ok(None) };
+    let has_other = user.token.is_some()
+        || user.username.is_some()
+        || user.client_certificate.is_some()
+        || user.client_certificate_data.is_some();
+    if has_other {
+        return Ok(None);
+    }
+    let read = serde_json::to_value(exec).and_then(serde_json::from_value::<ExecConfig>);
+    let config = read.map_err(|error| format!("exec: {error}"))?;
+    let authority = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+        (Some(data), _) => decoded(data)?,
+        (None, Some(path)) => std::fs::read(path).map_err(|error| format!("{path}: {error}"))?,
+        (None, None) => Vec::new(),
+    };
+    let extensions = cluster.extensions.iter().flatten();
+    let info = ClusterInfo {
+        server: cluster.server.clone().unwrap_or_default(),
+        tls_server_name: cluster.tls_server_name.clone().unwrap_or_default(),
+        insecure_skip_tls_verify: cluster.insecure_skip_tls_verify.unwrap_or(false),
+        certificate_authority: authority,
+        proxy_url: cluster.proxy_url.clone().unwrap_or_default(),
+        disable_compression: cluster.disable_compression.unwrap_or(false),
+        config: ClusterInfo::config_of(extensions.map(|one| (one.name.as_str(), &one.extension))),
+    };
+    ExecPlugin::new(config, directory, info).map(Some).map_err(|error| error.to_string())
+}
+
+/// Makes what a plugin gave what the current user shows.
+fn show_issued(kubeconfig: &mut Kubeconfig, credential: &Credential) -> Result<(), String> {
+    let name = current_context(kubeconfig)?.user;
+    let users = kubeconfig.auth_infos.iter_mut().filter(|named| Some(&named.name) == name.as_ref());
+    for user in users.filter_map(|named| named.auth_info.as_mut()) {
+        user.token = credential.token.clone().map(Into::into);
+        if let Some((certificate, key)) = &credential.certificate {
+            user.client_certificate_data = Some(STANDARD.encode(certificate));
+            user.client_key_data = Some(STANDARD.encode(key).into());
+        }
+    }
+    Ok(())
 }
 
 /// Makes the pair in that file what the current user shows, and nothing else.

@@ -75,6 +75,14 @@ pub enum ClientError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The plugin of the user gives no credential.
+    #[error("{config_source}: getting credentials: {source}")]
+    Plugin {
+        /// Where it comes from.
+        config_source: ConfigSource,
+        /// Why it gives none.
+        source: longshore_exec_credentials::Error,
+    },
     /// The credentials cannot be used for a connection.
     #[error("{config_source}: {source}")]
     Connection {

@@ -188,6 +188,47 @@ async fn kubeconfig_users_of_every_kind_authenticate() {
     }
 }
 
+/// A plugin whose token has the number of its call, and which fails while there is a file `broken`.
+#[tokio::test]
+async fn kubeconfig_plugins_are_called_again_when_their_credential_is_refused() {
+    let answer = get(|headers: HeaderMap| async move {
+        match headers["authorization"] == "Bearer t1" {
+            true => (axum::http::StatusCode::UNAUTHORIZED, ""),
+            false => (axum::http::StatusCode::OK, NODE),
+        }
+    });
+    let server = serve(Router::new().route("/api/v1/nodes/n", answer)).await;
+    let dir = tempfile::tempdir().unwrap();
+    let script = r#"test -e "$DIR/broken" && exit 1; echo >>"$DIR/runs"
+        echo "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s.io/v1beta1\",
+        \"status\": {\"token\": \"t$(wc -l <"$DIR/runs" | tr -d ' ')\"}}""#;
+    let config = serde_json::json!({
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1beta1", "command": "/bin/sh",
+            "args": ["-c", script], "env": [{"name": "DIR", "value": dir.path()}],
+        }}}],
+    });
+    let file = dir.path().join("kubeconfig");
+    std::fs::write(&file, config.to_string()).unwrap();
+    std::fs::write(dir.path().join("broken"), "").unwrap();
+    let shared = Shared::open(Credentials::of(&file), LIMITS, metrics()).await.unwrap();
+    let send =
+        async || shared.send(Request::get("/api/v1/nodes/n").body(Body::empty()).unwrap()).await;
+    let error = send().await.err().unwrap().to_string();
+    assert!(error.contains("getting credentials: exec: executable /bin/sh failed"), "{error}");
+    std::fs::remove_file(dir.path().join("broken")).unwrap();
+    let Some(past) = Instant::now().checked_sub(RELOAD_INTERVAL) else { return };
+    let statuses = async || {
+        shared.current.lock().checked = past;
+        send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((statuses().await, statuses().await, statuses().await), (401, 200, 200));
+    assert_eq!(std::fs::read(dir.path().join("runs")).unwrap().len(), 2);
+}
+
 #[tokio::test]
 async fn kubeconfig_errors_name_the_file() {
     let error = connect(&Credentials::of(Path::new("/nonexistent/kubeconfig")), LIMITS, metrics())

@@ -14,12 +14,14 @@ use hyper::body::Body as _;
 use hyper::http::header::USER_AGENT;
 use hyper::http::{HeaderValue, Method, Request, Response};
 use hyper_util::client::legacy;
+use k8s_openapi::jiff::Timestamp;
 use kube::client::Body;
 use longshore_base::rate::TokenBucket;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
+use longshore_exec_credentials::Credential;
 use longshore_metrics::RestClient;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, Service};
 use tracing::{info, warn};
@@ -33,6 +35,8 @@ use super::{ClientError, CredentialState, Credentials, Limits};
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 /// How often a server that is down is probed.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// How soon after a look at the files a plugin is called for another credential.
+const PLUGIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The transport of a client.
 #[derive(Clone)]
@@ -43,6 +47,8 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) bucket: Option<Mutex<TokenBucket>>,
     pub(super) current: Mutex<Current>,
+    /// One call of a plugin at a time: requests meanwhile wait for its credential.
+    calling: AsyncMutex<()>,
     metrics: RestClient,
     me: Weak<Shared>,
 }
@@ -54,6 +60,37 @@ pub(super) struct Current {
     pub(super) checked: Instant,
     /// What `servers` were made for.
     state: CredentialState,
+    plugin: Plugin,
+}
+
+/// What a plugin gave for the servers.
+enum Plugin {
+    /// The kubeconfig names none.
+    Unused,
+    /// A credential; `is_refused`: a server has refused it.
+    Issued { credential: Credential, is_refused: bool },
+    /// Nothing, for this reason.
+    Failed(String),
+}
+
+impl Plugin {
+    fn of(issued: Option<Credential>) -> Self {
+        match issued {
+            None => Self::Unused,
+            Some(credential) => Self::Issued { credential, is_refused: false },
+        }
+    }
+
+    /// Whether there is to be another credential.
+    fn is_due(&self) -> bool {
+        match self {
+            Self::Unused => false,
+            Self::Issued { credential, is_refused } => {
+                *is_refused || credential.is_expired(Timestamp::now())
+            }
+            Self::Failed(_) => true,
+        }
+    }
 }
 
 struct Server {
@@ -98,16 +135,31 @@ impl Shared {
             .then(|| TokenBucket::new(f64::from(limits.qps), f64::from(limits.burst.max(1)), now));
         let modification_times = modification_times(&credentials.config_source);
         let state = credentials.state();
-        let servers = match &state {
-            CredentialState::Lacking(_) => Vec::new(),
-            state => servers(&credentials, state, limits).await?,
+        let (servers, plugin) = match &state {
+            CredentialState::Lacking(_) => (Vec::new(), Plugin::Unused),
+            state => match servers(&credentials, state, limits).await {
+                Ok(made) => made,
+                // it may have one later
+                Err(error @ ClientError::Plugin { .. }) => {
+                    warn!("{error}");
+                    (Vec::new(), Plugin::Failed(error.to_string()))
+                }
+                Err(error) => return Err(error),
+            },
         };
         let follow = credentials.identity.as_ref().map(|identity| identity.state.clone());
         let shared = Arc::new_cyclic(|me| Self {
             credentials,
             limits,
             bucket: bucket.map(Mutex::new),
-            current: Mutex::new(Current { servers, modification_times, checked: now, state }),
+            current: Mutex::new(Current {
+                servers,
+                modification_times,
+                checked: now,
+                state,
+                plugin,
+            }),
+            calling: AsyncMutex::default(),
             metrics,
             me: me.clone(),
         });
@@ -161,7 +213,13 @@ impl Shared {
                 }
             }
         }
-        Err(last.map_or_else(|| "the kubeconfig names no server".into(), Failure::into))
+        Err(match last {
+            Some(failure) => failure.into(),
+            None => match &self.current.lock().plugin {
+                Plugin::Failed(why) => why.clone().into(),
+                _ => "the kubeconfig names no server".into(),
+            },
+        })
     }
 
     async fn attempt(
@@ -184,6 +242,11 @@ impl Shared {
         let status = status.map(|(answer, _)| answer.status().as_u16());
         let host = &server.endpoint.host;
         self.metrics.request(method.as_str(), host, status, began.elapsed());
+        if status == Some(401)
+            && let Plugin::Issued { is_refused, .. } = &mut self.current.lock().plugin
+        {
+            *is_refused = true;
+        }
         if let Some(size) = size {
             self.metrics.sent(method.as_str(), host, size);
         }
@@ -227,11 +290,15 @@ impl Shared {
 
     /// The servers for the current files; if these are invalid, the old servers.
     async fn servers(&self) -> Vec<Arc<Server>> {
+        let is_due = self.current.lock().plugin.is_due();
+        let _alone = if is_due { Some(self.calling.lock().await) } else { None };
         let state = self.credentials.state();
         let stale = {
             let mut current = self.current.lock();
-            let renewed = current.state != state;
-            if !renewed && current.checked.elapsed() < RELOAD_INTERVAL {
+            let elapsed = current.checked.elapsed();
+            let renewed =
+                current.state != state || (current.plugin.is_due() && elapsed >= PLUGIN_INTERVAL);
+            if !renewed && elapsed < RELOAD_INTERVAL {
                 return current.servers.clone();
             }
             current.checked = Instant::now();
@@ -249,11 +316,12 @@ impl Shared {
         let config_source = &self.credentials.config_source;
         let modification_times = modification_times(config_source);
         match servers(&self.credentials, &state, self.limits).await {
-            Ok(servers) => {
+            Ok((servers, plugin)) => {
                 info!("credentials of the {config_source} reloaded");
                 let mut current = self.current.lock();
                 let old = std::mem::replace(&mut current.servers, servers);
                 (current.modification_times, current.state) = (modification_times, state);
+                current.plugin = plugin;
                 drop(current);
                 old.iter().for_each(|server| server.cancel().cancel());
             }
@@ -266,12 +334,13 @@ async fn servers(
     credentials: &Credentials,
     state: &CredentialState,
     limits: Limits,
-) -> Result<Vec<Arc<Server>>, ClientError> {
+) -> Result<(Vec<Arc<Server>>, Plugin), ClientError> {
     let server = |endpoint| {
         let state = Mutex::new(State { up: true, cancel: CancellationToken::new() });
         Arc::new(Server { endpoint, state })
     };
-    Ok(endpoints(credentials, state, limits).await?.into_iter().map(server).collect())
+    let (endpoints, issued) = endpoints(credentials, state, limits).await?;
+    Ok((endpoints.into_iter().map(server).collect(), Plugin::of(issued)))
 }
 
 /// Reloads at once for each new pair, so that watches that send nothing move too.

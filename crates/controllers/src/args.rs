@@ -1,13 +1,15 @@
 //! The command line of kube-controller-manager.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Parser};
+use clap::{ArgAction, CommandFactory, Parser};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::config::Kubeconfig;
+use longshore_base::flags::without_empty;
 use longshore_client::ConfigSource;
 use longshore_client::reviews::DecisionTtls;
 use longshore_csr::Signer;
@@ -15,6 +17,7 @@ use longshore_duration::GoDuration;
 use longshore_gates::FeatureGates;
 use longshore_informer::LeaderConfig;
 use longshore_serving::FrontProxyHeaders;
+use longshore_serving::tls::SniCertificate;
 
 use crate::cluster_settings::{Recycler, RecyclerSettings};
 use crate::delegated::DelegatedOptions;
@@ -35,6 +38,8 @@ fn host_of(url: &str) -> Option<String> {
     Some(bare.parse::<IpAddr>().map_or_else(|_| host.clone(), |address| address.to_string()))
 }
 
+/// The controller that `--enable-garbage-collector` is about.
+const GARBAGE_COLLECTOR: &str = "garbage-collector-controller";
 /// The gates that are read.
 const CLUSTER_TRUST_BUNDLE: &str = "ClusterTrustBundle";
 const RELEASE_LEASE: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
@@ -132,9 +137,12 @@ macro_rules! flags {
             /// The cipher suites of TLS 1.2.
             #[arg(long, value_delimiter = ',')]
             tls_cipher_suites: Vec<String>,
-            /// Not supported: no value but an empty one is taken.
-            #[arg(long, hide = true, value_parser = [""])]
-            tls_curve_preferences: Option<String>,
+            /// The key exchanges, by their numbers.
+            #[arg(long, value_delimiter = ',')]
+            tls_curve_preferences: Vec<i32>,
+            /// Certificates for clients that ask for certain names, as FILE,FILE[:NAME,…].
+            #[arg(long)]
+            tls_sni_cert_key: Vec<SniCertificate>,
             /// The paths that are served without credentials; those that end with `*` are prefixes.
             #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez")]
             authorization_always_allow_paths: Vec<String>,
@@ -366,6 +374,14 @@ flags! {
         disable_force_detach_on_timeout = "false";
         /// Whether the apiserver's ConfigMap with the CAs of clients is not read.
         authentication_skip_lookup = "false";
+        /// Whether the program starts without the apiserver's ConfigMap, and looks for it while it runs.
+        authentication_tolerate_lookup_failure = "true";
+        /// Whether objects go with their owners: whether that controller runs.
+        enable_garbage_collector = "true";
+        /// Whether HTTP/1.1 alone is served.
+        disable_http2_serving = "false";
+        /// Whether profiles are served at /debug/pprof/.
+        profiling = "true";
         /// Whether each controller acts as its service account in kube-system, with the rights of that alone.
         use_service_account_credentials = "false";
     }
@@ -383,15 +399,14 @@ flags! {
         node_sync_period pvclaimbinder_sync_period
         route_reconciliation_period
         service_account_private_key_file
-        show_hidden_metrics_for_version tls_sni_cert_key vmodule
+        show_hidden_metrics_for_version vmodule
         volume_host_cidr_denylist
     }
     accepted_switches {
-        authentication_tolerate_lookup_failure configure_cloud_routes
+        configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        disable_http2_serving enable_garbage_collector
         enable_leader_migration log_json_split_stream log_text_split_stream
-        permit_address_sharing permit_port_sharing profiling
+        permit_address_sharing permit_port_sharing
         unsupported_kube_api_over_localhost volume_host_allow_local_loopback
     }
 }
@@ -436,6 +451,24 @@ pub enum FlagError {
 }
 
 impl Flags {
+    /// Reads a command line; ends the process when it cannot be used. Of flags without a default, an empty
+    /// value is no value.
+    pub fn read(arguments: Vec<OsString>) -> Self {
+        Self::parse_from(Self::given(arguments))
+    }
+
+    fn given(arguments: Vec<OsString>) -> Vec<OsString> {
+        let command = Self::command();
+        let is_unset = |name: &str| {
+            let known = command.get_arguments().find(|known| known.get_long() == Some(name));
+            // a switch has an optional value, and an empty one is a mistake
+            let is_switch =
+                |known: &clap::Arg| known.get_num_args().is_some_and(|n| n.min_values() == 0);
+            known.is_some_and(|known| known.get_default_values().is_empty() && !is_switch(known))
+        };
+        without_empty(arguments, is_unset)
+    }
+
     /// Where the apiserver is: without flags it is that of the pod that this runs in.
     pub fn config_source(&self) -> ConfigSource {
         match (self.kubeconfig.clone(), self.master.clone()) {
@@ -473,6 +506,9 @@ impl Flags {
         }
         let has = |wanted: &str| self.controllers.iter().any(|name| name == wanted);
         let is_selected = |one: &Controller| {
+            if one.name == GARBAGE_COLLECTOR && !self.enable_garbage_collector {
+                return false;
+            }
             let mut names = [one.name, one.alias].into_iter();
             if names.clone().any(|name| has(&format!("-{name}"))) {
                 return false;
@@ -624,9 +660,14 @@ impl Flags {
                     extra_prefixes: self.requestheader_extra_headers_prefix.clone(),
                 },
                 skip_lookup: self.authentication_skip_lookup,
+                requires_lookup: !self.authentication_tolerate_lookup_failure,
             },
             tls_min_version: self.tls_min_version.clone(),
             cipher_suites: self.tls_cipher_suites.clone(),
+            curves: self.tls_curve_preferences.clone(),
+            sni: self.tls_sni_cert_key.clone(),
+            http1_alone: self.disable_http2_serving,
+            profiling: self.profiling,
             always_allow_paths: self.authorization_always_allow_paths.clone(),
             token_ttl: self.authentication_token_webhook_cache_ttl,
             decision_ttls: DecisionTtls {
@@ -777,11 +818,50 @@ mod tests {
 
     #[test]
     fn flags_of_upstream_are_all_known() {
-        use clap::CommandFactory;
         let command = Flags::command();
         let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
         let unknown: Vec<_> = UPSTREAM.lines().filter(|flag| !known.contains(flag)).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// Each flag with its default and another value, of kube-controller-manager 1.36.
+    const VALUES: &str = include_str!("../tests/data/flag-values-1.36.tsv");
+
+    #[test]
+    fn flags_of_upstream_take_their_defaults_and_other_values() {
+        let page = include_str!("../../../docs/flags.md");
+        for line in VALUES.lines() {
+            let [name, default, other] = line.split('\t').collect::<Vec<_>>()[..] else {
+                unreachable!("{line}")
+            };
+            for value in [default, other] {
+                let given = ["x".into(), OsString::from(format!("--{name}={value}"))];
+                let flags = Flags::try_parse_from(Flags::given(given.into()));
+                let flags = flags.unwrap_or_else(|error| unreachable!("{error}"));
+                flags.selected().unwrap();
+                for ignored in flags.without_effect() {
+                    let ignored = ignored.split('=').next().unwrap();
+                    assert!(page.contains(&format!("`--{ignored}`")), "{ignored} is documented");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flags_of_the_garbage_collector_and_masks() {
+        let flags = |line: &[&str]| Flags::try_parse_from([&["x"], line].concat()).unwrap();
+        let has =
+            |own: Flags| own.selected().unwrap().iter().any(|own| own.name == GARBAGE_COLLECTOR);
+        assert!(has(flags(&[])) && !has(flags(&["--enable-garbage-collector=false"])));
+        let masks = |line: &[&str]| {
+            let settings = flags(line).settings().map_err(|error| error.to_string())?;
+            Ok::<_, String>((settings.cluster.node_mask_v4, settings.cluster.node_mask_v6))
+        };
+        assert_eq!(masks(&[]), Ok((24, 64)));
+        assert_eq!(masks(&["--node-cidr-mask-size-ipv4=0"]), Ok((24, 64)));
+        assert_eq!(masks(&["--node-cidr-mask-size=26"]), Ok((26, 26)));
+        let error = masks(&["--node-cidr-mask-size=26", "--cluster-cidr=10.0.0.0/8,fd00::/48"]);
+        assert!(error.unwrap_err().contains("not allowed with dual-stack"));
     }
 
     /// What `kubeadm init` writes into the static pod's manifest.
@@ -999,6 +1079,11 @@ mod tests {
             "--use-service-account-credentials",
             "--kubeconfig=/k",
             "--profiling=false",
+            "--tls-sni-cert-key=a,b:c",
+            "--tls-sni-cert-key=d,e",
+            "--tls-curve-preferences=29,23",
+            "--disable-http2-serving",
+            "--authentication-tolerate-lookup-failure=false",
             "--node-monitor-grace-period=40s",
             "--cluster-cidr=10.0.0.0/8,fd00::/48",
             "--feature-gates=MemoryQoS=true",
@@ -1006,6 +1091,11 @@ mod tests {
         ])
         .unwrap();
         assert!(flags.leader("me").is_none());
+        let port = flags.port().unwrap();
+        assert_eq!((port.sni.len(), port.curves.as_slice()), (2, &[29, 23][..]));
+        assert!(port.http1_alone && !port.profiling && port.delegated.requires_lookup);
+        let empty = ["x", "--root-ca-file=", "--client-ca-file=", "--cluster-cidr="];
+        assert_eq!(Flags::given(empty.map(OsString::from).into()), ["x"]);
         let settings = flags.settings().unwrap();
         assert_eq!(settings.cluster.node_monitor_grace, Duration::from_secs(40));
         assert_eq!(settings.cluster.cluster_cidrs.len(), 2);

@@ -38,6 +38,8 @@ pub(crate) struct DelegatedOptions {
     pub(crate) headers: FrontProxyHeaders,
     /// `--authentication-skip-lookup`: the ConfigMap is not read.
     pub(crate) skip_lookup: bool,
+    /// `--authentication-tolerate-lookup-failure=false`: without the ConfigMap the program does not start.
+    pub(crate) requires_lookup: bool,
 }
 
 /// The CAs, as PEM, that were found.
@@ -116,6 +118,18 @@ impl DelegatedAuthentication {
             true => User { name, uid, groups, extra },
             false => User { uid, extra, ..User::authenticated(name, groups) },
         })
+    }
+
+    /// Reads the ConfigMap once, where the flags require that it can be read: for the CAs of front proxies,
+    /// if no flag names them. The error says why it cannot.
+    pub(crate) async fn look_up(&self, client: Client) -> Result<(), String> {
+        let options = &self.options;
+        if !options.requires_lookup || options.skip_lookup || options.front_proxy_ca.is_some() {
+            return Ok(());
+        }
+        let api: Api<ConfigMap> = Api::namespaced(client, NAMESPACE);
+        let map = api.get(NAME).await.map_err(|error| error.to_string())?;
+        self.apply(&Found::of_map(&map)?).map_err(|error| error.to_string())
     }
 
     /// Follows the ConfigMap, where it is needed, and the file of the flags. Never returns.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use longshore_base::output;
 use longshore_base::version::KUBERNETES_VERSION;
 use longshore_base::{logging, memory, panics};
@@ -62,7 +62,7 @@ fn program_of(mut arguments: Vec<OsString>) -> (Option<&'static str>, Vec<OsStri
 }
 
 fn controllers(arguments: Vec<OsString>, role: Role) -> anyhow::Result<()> {
-    let flags = Flags::parse_from(arguments);
+    let flags = Flags::read(arguments);
     if role == Role::Controllers && flags.has_scheduler_config() {
         let kind = clap::error::ErrorKind::UnknownArgument;
         Flags::command().error(kind, "unknown flag: --scheduler-config").exit();

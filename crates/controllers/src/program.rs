@@ -20,6 +20,7 @@ use longshore_metrics::{
 use longshore_scheduler::program as scheduler;
 use longshore_scheduler::service::Service;
 use longshore_serving::FrontProxyHeaders;
+use longshore_serving::tls::{InvalidSniCertificate, SniCertificate};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
@@ -57,6 +58,14 @@ pub enum ProgramError {
     /// The scheduler.
     #[error("scheduler: {0}")]
     Scheduler(#[from] scheduler::Error),
+    /// A flag of the scheduler's port.
+    #[error("invalid argument {value:?} for \"--tls-sni-cert-key\" flag: {source}")]
+    Sni {
+        /// What was given.
+        value: String,
+        /// What is wrong with it.
+        source: InvalidSniCertificate,
+    },
 }
 
 /// What a process runs.
@@ -138,7 +147,9 @@ pub async fn run(flags: Flags, role: Role, stop: CancellationToken) -> Result<()
             configz: flags.configz(),
             health: health.clone(),
         };
-        tokio::spawn(Serving::open(port, endpoints)?.run());
+        let serving = Serving::open(port, endpoints)?;
+        serving.look_up().await?;
+        tokio::spawn(serving.run());
     }
     let accounts = match flags.use_service_account_credentials {
         false => None,
@@ -192,6 +203,13 @@ fn registry() -> Registry {
     registry
 }
 
+fn sni_certificates(given: &[String]) -> Result<Vec<SniCertificate>, ProgramError> {
+    let read = |value: &String| {
+        value.parse().map_err(|source| ProgramError::Sni { value: value.clone(), source })
+    };
+    given.iter().map(read).collect()
+}
+
 /// The client of reviews: that of the kubeconfig, or the program's own.
 async fn reviewer(
     own: &Client,
@@ -242,9 +260,14 @@ pub async fn run_kube_scheduler(
                     extra_prefixes: options.extra_headers_prefix.clone(),
                 },
                 skip_lookup: options.skip_lookup,
+                requires_lookup: !options.tolerates_lookup_failure,
             },
             tls_min_version: options.tls_min_version.clone(),
             cipher_suites: options.tls_cipher_suites.clone(),
+            curves: options.tls_curve_preferences.clone(),
+            sni: sni_certificates(&options.tls_sni_cert_key)?,
+            http1_alone: options.disable_http2_serving,
+            profiling: configuration.has_profiling(),
             always_allow_paths: options.always_allow_paths.clone(),
             token_ttl: options.token_ttl,
             decision_ttls: DecisionTtls {
@@ -268,7 +291,9 @@ pub async fn run_kube_scheduler(
             configz: configuration.configz().to_string(),
             health: Health::with_readiness(move || ready.is_ready()),
         };
-        tokio::spawn(Serving::open(port, endpoints)?.run());
+        let serving = Serving::open(port, endpoints)?;
+        serving.look_up().await?;
+        tokio::spawn(serving.run());
     }
     let pages = scheduler::Pages { metrics: registry, resources };
     Ok(scheduler::run(configuration, &options, client, &pages, running, stop).await?)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use kube::Client;
 use longshore_base::connections::{Unadmitted, listen};
 use longshore_base::panics;
@@ -21,9 +21,10 @@ use longshore_client::reviews::{
 };
 use longshore_metrics::{Healthchecks, Registry};
 use longshore_serving::tls::{
-    ClientCaFile, ServingCertificate, Tls, TlsError, TlsSettings, provider, versions,
+    ClientCaFile, ServingCertificate, SniCertificate, Tls, TlsError, TlsSettings, provider,
+    versions,
 };
-use longshore_serving::{Guarded, Handler, Options, Peer, serve};
+use longshore_serving::{Guarded, Handler, Options, PROFILES, Peer, Profiles, serve};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::sign::CertifiedKey;
@@ -49,6 +50,9 @@ pub enum ServingError {
     /// The certificate that was made cannot be used.
     #[error("cannot use a serving certificate of its own: {0}")]
     OwnCertificate(#[from] rustls::Error),
+    /// The CAs of clients are required to be known, and cannot be read.
+    #[error("unable to load configmap based request-header-client-ca-file: {0}")]
+    Lookup(String),
 }
 
 /// The flags of a port.
@@ -61,6 +65,14 @@ pub(crate) struct PortOptions {
     pub(crate) delegated: DelegatedOptions,
     pub(crate) tls_min_version: String,
     pub(crate) cipher_suites: Vec<String>,
+    /// Key exchanges by number; empty: all.
+    pub(crate) curves: Vec<i32>,
+    /// Certificates for clients that ask for certain names.
+    pub(crate) sni: Vec<SniCertificate>,
+    /// Whether HTTP/1.1 alone is served.
+    pub(crate) http1_alone: bool,
+    /// Whether `/debug/pprof/` is served.
+    pub(crate) profiling: bool,
     /// Paths that need no credentials; those that end with `*` are prefixes.
     pub(crate) always_allow_paths: Vec<String>,
     /// How long the user of a token is cached.
@@ -148,7 +160,7 @@ impl Serving {
     /// # Errors
     /// The port cannot be opened, or the certificate or the CA cannot be used.
     pub(crate) fn open(options: PortOptions, endpoints: Endpoints) -> Result<Self, ServingError> {
-        let provider = Arc::new(provider(&options.cipher_suites, &[])?);
+        let provider = Arc::new(provider(&options.cipher_suites, &options.curves)?);
         let certificate = match options.certificate {
             Some(pair) => {
                 ServingCertificate::Files { pairs: vec![pair], awaits_signing: false, reload: true }
@@ -164,6 +176,8 @@ impl Serving {
                 .map(|path| ClientCaFile { path, reload: true }),
             provider: provider.clone(),
             versions: versions(&options.tls_min_version),
+            sni: options.sni,
+            http1_alone: options.http1_alone,
         })?);
         let certificates = DelegatedAuthentication::new(options.delegated, tls.clone(), provider)?;
         let listener = listen(options.address)
@@ -182,8 +196,19 @@ impl Serving {
             checks,
             slis,
             endpoints,
+            profiles: options.profiling.then(Profiles::default),
         };
         Ok(Self { listener, tls, handler: Arc::new(handler) })
+    }
+
+    /// Reads the CAs of clients from the apiserver, where the flags require that this succeeds before
+    /// anything is served.
+    ///
+    /// # Errors
+    /// They are required, and cannot be read.
+    pub(crate) async fn look_up(&self) -> Result<(), ServingError> {
+        let client = self.handler.endpoints.reviewers.authentication.clone();
+        self.handler.certificates.look_up(client).await.map_err(ServingError::Lookup)
     }
 
     /// The address that it listens on.
@@ -225,6 +250,8 @@ struct Port {
     checks: Healthchecks,
     /// The page `/metrics/slis`.
     slis: Registry,
+    /// `None`: they are not served.
+    profiles: Option<Profiles>,
 }
 
 impl Handler for Port {
@@ -237,8 +264,7 @@ impl Handler for Port {
         unadmitted: Unadmitted,
     ) -> Response<Self::Body> {
         let (mut head, _) = request.into_parts();
-        let answer =
-            async { self.answer(&peer, &head.method, head.uri.path(), &mut head.headers).await };
+        let answer = async { self.answer(&peer, &head.method, &head.uri, &mut head.headers).await };
         let answer = panics::contained(answer, || {
             text(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
         })
@@ -257,9 +283,10 @@ impl Port {
         &self,
         peer: &Peer,
         method: &Method,
-        path: &str,
+        uri: &Uri,
         headers: &mut HeaderMap,
     ) -> Answer {
+        let path = uri.path();
         let verb = match *method {
             Method::GET => "get",
             Method::HEAD => "head",
@@ -269,6 +296,9 @@ impl Port {
             && let Err(refusal) = self.authorize(peer, verb, path, headers).await
         {
             return *refusal;
+        }
+        if let (Some(profiles), Some(name)) = (&self.profiles, path.strip_prefix(PROFILES)) {
+            return profiles.page(name, uri.query().unwrap_or_default()).await.into_response();
         }
         let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         match (path, first) {

@@ -1,7 +1,5 @@
 //! kube-proxy's own ports: 10256 for health checks, 10249 for metrics.
-//! Only these paths are served; all else, `/debug` too, is 404.
-//!
-//! Current limitations: `enableProfiling` serves nothing more: Go's profiles are not to be had.
+//! Only these paths are served, and `/debug/pprof/` where `enableProfiling` is set; all else is 404.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +15,7 @@ use longshore_config::ProxyConfig;
 use longshore_metrics::CONTENT_TYPE;
 use longshore_proxy::config::Mode;
 use longshore_proxy::health::{Health, HealthResponse, Time};
-use longshore_server::{Zpages, serve_plain, zpages};
+use longshore_server::{Zpages, profiles, serve_plain, zpages};
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::{info, warn};
@@ -137,6 +135,7 @@ pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router 
         _ => "iptables",
     };
     let ok = || text("ok".to_owned());
+    let debug = if config.settings.enable_profiling { profiles() } else { Router::new() };
     Router::new()
         .route("/metrics", counted)
         .route("/metrics/slis", slis)
@@ -146,6 +145,7 @@ pub(super) fn metrics_routes(config: &ProxyConfig, metrics: &Metrics) -> Router 
         .route("/healthz/ping", ok())
         .route("/livez", ok())
         .merge(zpages(ZPAGES, &config.gates, &config.flags))
+        .merge(debug)
 }
 
 /// Serves a port until dropped. One that cannot be opened is an error if `hard`, else it is tried

@@ -57,8 +57,8 @@ pub struct Configuration {
     pub leader_election: LeaderElection,
     /// The client.
     pub client_connection: ClientConnection,
-    /// Profiles are not served here: it has no effect.
-    enable_profiling: Option<bool>,
+    /// Whether the program serves profiles; see [`Configuration::has_profiling`].
+    pub enable_profiling: Option<bool>,
     enable_contention_profiling: Option<bool>,
     percentage_of_nodes_to_score: Option<i32>,
     pod_initial_backoff_seconds: Option<i64>,
@@ -218,6 +218,11 @@ impl Configuration {
             .map_err(|error| ConfigError::Parse(format!("strict decoding error: {error}")))?;
         own.validate()?;
         Ok(own)
+    }
+
+    /// Whether profiles are served.
+    pub fn has_profiling(&self) -> bool {
+        self.enable_profiling.unwrap_or(true)
     }
 
     /// The page `/configz`, as JSON.

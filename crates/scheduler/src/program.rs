@@ -96,6 +96,7 @@ pub fn configuration(options: &Options) -> Result<Configuration, Error> {
         own.client_connection.kubeconfig = options.kubeconfig.clone().unwrap_or_default();
         own.client_connection.qps = options.qps.unwrap_or_default();
         own.client_connection.burst = options.burst.unwrap_or_default();
+        own.enable_profiling = options.profiling;
         own
     };
     options.leader.apply(&mut own.leader_election);

@@ -1,18 +1,17 @@
 //! `/debug/flags/v`, which sets the log verbosity, and `/debug/pprof/`.
-//!
-//! Current limitations: there are no profiles; `/debug/pprof/` has the command line and symbol
-//! endpoints only. `perf` works on the running daemon, which has symbols.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request};
+use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::{Method, StatusCode};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use longshore_base::logging;
 use longshore_config::KubeletConfiguration;
+use longshore_serving::Profiles;
 use tracing::info;
 
 use super::Refusal;
@@ -21,8 +20,6 @@ use super::Refusal;
 const MAX_LEVEL: usize = 16;
 /// Timeout of reading the body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// A flag that holds a secret.
-const SECRET_FLAG: &str = "--manifest-url-header";
 
 pub(super) fn routes(settings: &KubeletConfiguration) -> Router {
     let refuse = |why: &'static str| {
@@ -34,9 +31,7 @@ pub(super) fn routes(settings: &KubeletConfiguration) -> Router {
     };
     let router = Router::new().route("/debug/flags/v", flags);
     match settings.enable_profiling_handler {
-        true => {
-            router.route("/debug/pprof/", get(index)).route("/debug/pprof/{*name}", get(profile))
-        }
+        true => router.merge(profiles()),
         false => {
             let refuse = || refuse("profiling endpoint is disabled.");
             router.route("/debug/pprof/", refuse()).route("/debug/pprof/{*name}", refuse())
@@ -72,50 +67,26 @@ async fn level(body: Body) -> Result<u32, String> {
     text.parse().map_err(|error| format!("parsing {text:?}: {error}"))
 }
 
-async fn index() -> Html<&'static str> {
-    Html(
-        "<html><head><title>/debug/pprof/</title></head><body>/debug/pprof/<br><table>\
-         <tr><td><a href=\"cmdline\">cmdline</a></td></tr>\
-         <tr><td><a href=\"symbol\">symbol</a></td></tr></table></body></html>\n",
-    )
+/// `/debug/pprof/`. Callers are not authorized here.
+pub fn profiles() -> Router {
+    Router::new()
+        .route("/debug/pprof/", get(profile))
+        .route("/debug/pprof/{*name}", get(profile))
+        .with_state(Arc::new(Profiles::default()))
 }
 
-async fn profile(Path(name): Path<String>) -> Result<String, Refusal> {
-    match name.as_str() {
-        "cmdline" => Ok(command_line(std::env::args())),
-        // there are no profiles with addresses to look up
-        "symbol" => Ok("num_symbols: 0\n".to_owned()),
-        _ => Err(Refusal::line(StatusCode::NOT_FOUND, "Unknown profile".to_owned())),
-    }
-}
-
-/// The arguments separated by zero bytes, without secrets.
-fn command_line(args: impl Iterator<Item = String>) -> String {
-    let mut is_secret = false;
-    let args = args.map(|arg| {
-        let masks = std::mem::take(&mut is_secret);
-        is_secret = arg == SECRET_FLAG;
-        match arg.strip_prefix(SECRET_FLAG) {
-            Some(rest) if rest.starts_with('=') => format!("{SECRET_FLAG}=<masked>"),
-            _ if masks => "<masked>".to_owned(),
-            _ => arg,
-        }
-    });
-    args.collect::<Vec<_>>().join("\0")
+async fn profile(
+    State(profiles): State<Arc<Profiles>>,
+    name: Option<Path<String>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let name = name.map_or_else(String::new, |Path(name)| name);
+    profiles.page(&name, &query.unwrap_or_default()).await.into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn debug_command_line_redacts_secrets() {
-        let args = ["kubelet", "--manifest-url-header=A:s", "--manifest-url-header", "A:s", "-v=2"];
-        assert_eq!(
-            command_line(args.into_iter().map(str::to_owned)),
-            "kubelet\0--manifest-url-header=<masked>\0--manifest-url-header\0<masked>\0-v=2"
-        );
-    }
 
     #[tokio::test]
     async fn debug_log_level_is_parsed() {

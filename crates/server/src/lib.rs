@@ -53,6 +53,7 @@ use tracing::info;
 use self::audit::Audit;
 use self::auth::Auth;
 pub use self::auth::NoApiserver;
+pub use self::debug::profiles;
 pub use self::metrics::Requests;
 pub use self::registries::NodeMetrics;
 pub use self::stats::StatsEndpoints;

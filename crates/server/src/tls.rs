@@ -62,6 +62,8 @@ pub(super) fn load(config: &Config, ips: &[IpAddr]) -> Result<Tls, TlsError> {
             &settings.tls_curve_preferences,
         )?),
         versions: tls::versions(&settings.tls_min_version),
+        sni: Vec::new(),
+        http1_alone: false,
     })?)
 }
 
@@ -144,7 +146,7 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let (near, far) = tokio::io::duplex(1 << 16);
-        let accept = TlsAcceptor::from(tls.server_config()).accept(far);
+        let accept = TlsAcceptor::from(tls.server_config(None)).accept(far);
         let connector = TlsConnector::from(Arc::new(config));
         let connect = connector.connect(ServerName::try_from("n1").unwrap(), near);
         let (connected, accepted) = tokio::join!(connect, accept);

@@ -48,10 +48,11 @@ pub(crate) async fn serve<H: Handler>(
     options: Options,
 ) -> Result<(), String> {
     set_socket_options(&socket);
+    let local = socket.local_addr().ok().map(|address| address.ip());
     // upgraded connections outlive this, and still count
     let socket = Counted::new(socket, Arc::clone(&peer.connection));
     let Some(tls) = tls else { return http(socket, peer, handler, options, None).await };
-    let acceptor = TlsAcceptor::from(tls.server_config());
+    let acceptor = TlsAcceptor::from(tls.server_config(local));
     let mut stream = match timeout(FIRST_REQUEST_TIMEOUT, acceptor.accept(socket)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return Err(format!("TLS handshake failed: {error}")),

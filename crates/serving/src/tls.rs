@@ -1,5 +1,9 @@
-//! TLS of a port: its certificate and the CA of its clients, both reloaded when their files change.
+//! TLS of a port: its certificates and the CA of its clients, all reloaded when their files change.
 
+mod names;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +16,9 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig, SupportedProtocolVersion};
 use tracing::{info, warn};
+
+pub use self::names::{InvalidSniCertificate, SniCertificate};
+use self::names::{NamedCertificates, certificate_names};
 
 /// How often the files are checked for changes.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
@@ -74,6 +81,10 @@ pub struct TlsSettings {
     pub provider: Arc<CryptoProvider>,
     /// Protocol versions; see [`versions`].
     pub versions: &'static [&'static SupportedProtocolVersion],
+    /// Certificates for clients that ask for certain names (`--tls-sni-cert-key`).
+    pub sni: Vec<SniCertificate>,
+    /// Whether HTTP/1.1 alone is offered (`--disable-http2-serving`).
+    pub http1_alone: bool,
 }
 
 /// CAs of clients that are not in files, but are found while the port is open.
@@ -135,6 +146,8 @@ pub struct Tls {
 #[derive(Clone)]
 struct Built {
     config: Arc<ServerConfig>,
+    /// Configurations of connections to addresses that have certificates of their own.
+    by_address: HashMap<IpAddr, Arc<ServerConfig>>,
     /// Whether there is a serving certificate; without one handshakes fail.
     certified: bool,
     clients: Clients,
@@ -193,9 +206,11 @@ impl Tls {
         Ok(())
     }
 
-    /// The configuration for a new connection.
-    pub fn server_config(&self) -> Arc<ServerConfig> {
-        self.current().config
+    /// The configuration for a new connection, to that address of this machine if it is known: its
+    /// certificate is shown to clients that name no server.
+    pub fn server_config(&self, local: Option<IpAddr>) -> Arc<ServerConfig> {
+        let Built { config, by_address, .. } = self.current();
+        local.and_then(|address| by_address.get(&address.to_canonical()).cloned()).unwrap_or(config)
     }
 
     /// Makes the next access reload the files.
@@ -239,7 +254,9 @@ impl TlsSettings {
             _ => &[],
         };
         let ca = self.client_ca.as_ref().filter(|ca| ca.reload).map(|ca| ca.path.as_path());
-        pairs.iter().flat_map(|(one, two)| [one.as_path(), two]).chain(ca)
+        let pairs = pairs.iter().flat_map(|(one, two)| [one.as_path(), two]);
+        let sni = self.sni.iter().flat_map(|sni| [sni.certificate.as_path(), &sni.key]);
+        pairs.chain(sni).chain(ca)
     }
 
     fn changed(&self) -> Vec<Option<SystemTime>> {
@@ -272,10 +289,43 @@ impl TlsSettings {
         };
         let authority = clients.map(authority).transpose()?;
         let certified = certified_key.is_some();
-        let mut config = builder.with_cert_resolver(Arc::new(ServingCertResolver(certified_key)));
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let named = Arc::new(self.named()?);
+        let resolver = |of_address| ServingCertResolver {
+            default: certified_key.clone(),
+            of_address,
+            named: Arc::clone(&named),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(resolver(None)));
+        config.alpn_protocols = match self.http1_alone {
+            true => vec![b"http/1.1".to_vec()],
+            false => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        };
+        let of_address = |(address, certificate): (IpAddr, &Arc<CertifiedKey>)| {
+            let mut config = config.clone();
+            config.cert_resolver = Arc::new(resolver(Some(Arc::clone(certificate))));
+            (address, Arc::new(config))
+        };
+        let by_address = named.addresses().map(of_address).collect();
         let clients = Clients { authority, generation };
-        Ok(Built { config: Arc::new(config), certified, clients })
+        Ok(Built { config: Arc::new(config), by_address, certified, clients })
+    }
+
+    /// The certificates for clients that ask for certain names.
+    fn named(&self) -> Result<NamedCertificates, TlsError> {
+        let loaded = self.sni.iter().map(|sni| {
+            let certified = self.load(&sni.certificate, &sni.key)?;
+            let own = certified.cert.first().map(|own| certificate_names(own)).unwrap_or_default();
+            Ok((sni.names.as_slice(), own, certified))
+        });
+        Ok(NamedCertificates::new(loaded.collect::<Result<Vec<_>, TlsError>>()?))
+    }
+
+    fn load(&self, certificate: &Path, key: &Path) -> Result<Arc<CertifiedKey>, TlsError> {
+        let (chain, key) = (certificates(certificate)?, private_key(key)?);
+        let certified = CertifiedKey::from_der(chain, key, &self.provider).map_err(|error| {
+            longshore_tls::Error { path: certificate.to_owned(), reason: error.to_string() }
+        })?;
+        Ok(Arc::new(certified))
     }
 
     /// Loads the serving certificate; `None` if it is not signed yet.
@@ -288,24 +338,31 @@ impl TlsSettings {
         let Some((certificate, key)) = there.or(pairs.first().filter(|_| !awaits_signing)) else {
             return Ok(None);
         };
-        let (chain, key) = (certificates(certificate)?, private_key(key)?);
-        let certified = CertifiedKey::from_der(chain, key, &self.provider).map_err(|error| {
-            longshore_tls::Error { path: certificate.clone(), reason: error.to_string() }
-        })?;
-        Ok(Some(Arc::new(certified)))
+        self.load(certificate, key).map(Some)
     }
 }
 
 /// Resolves the serving certificate.
 #[derive(Debug)]
-struct ServingCertResolver(Option<Arc<CertifiedKey>>);
+struct ServingCertResolver {
+    default: Option<Arc<CertifiedKey>>,
+    /// For clients that name no server.
+    of_address: Option<Arc<CertifiedKey>>,
+    /// For clients that name one.
+    named: Arc<NamedCertificates>,
+}
 
 impl ResolvesServerCert for ServingCertResolver {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        if self.0.is_none() {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let chosen = match hello.server_name() {
+            Some(name) => self.named.of(name),
+            None => self.of_address.as_ref(),
+        };
+        let chosen = chosen.or(self.default.as_ref()).cloned();
+        if chosen.is_none() {
             warn!("no serving certificate available: the CSR is not approved yet");
         }
-        self.0.clone()
+        chosen
     }
 }
 

@@ -20,7 +20,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use clients::{CREDENTIAL_ID, ClientCa, User, Verdict, subject_of};
-pub use names::{is_known_curve, is_known_suite};
+pub use names::{is_known_curve, is_known_suite, names_of};
 pub use no_verifier::NoVerifier;
 
 /// A file holds nothing usable.

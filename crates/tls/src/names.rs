@@ -1,4 +1,7 @@
-//! Names of cipher suites and key exchanges: those of Go's TLS, as upstream.
+//! Names of cipher suites and key exchanges: those of Go's TLS, as upstream. Names in certificates.
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::extensions::GeneralName;
 
 /// Go's names, sorted.
 static SUITES: &[&str] = &[
@@ -42,6 +45,21 @@ static CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
 /// Whether the key exchange is known, supported here or not.
 pub fn is_known_curve(id: i32) -> bool {
     CURVES.contains(&id)
+}
+
+/// The common name of a certificate's subject, if it has one, and the domains that the certificate is for.
+pub fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
+        return Vec::new();
+    };
+    let common = parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let domains = alternatives.iter().flat_map(|names| &names.value.general_names);
+    let domains = domains.filter_map(|name| match name {
+        GeneralName::DNSName(domain) => Some(*domain),
+        _ => None,
+    });
+    common.take(1).chain(domains).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::plugins::Plugins;
 use super::pod_security::PodSecurity;
 use super::quota::{self, LimitedResource};
 use crate::config_file::parse;
+use crate::remote::HostCredentials;
 
 const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
 
@@ -43,6 +44,9 @@ pub struct AdmissionConfig {
     pub(crate) event_limits: Vec<Limit>,
     /// What needs a quota to be used at all.
     pub(crate) limited_resources: Vec<LimitedResource>,
+    /// What webhooks are shown.
+    pub(crate) mutating_webhooks: HostCredentials,
+    pub(crate) validating_webhooks: HostCredentials,
 }
 
 #[derive(Deserialize)]
@@ -99,6 +103,12 @@ impl AdmissionConfig {
                 "EventRateLimit" => {
                     config.event_limits = event_rate_limit::read(&configuration).map_err(at)?;
                 }
+                "MutatingAdmissionWebhook" => {
+                    config.mutating_webhooks = webhooks(&configuration).map_err(at)?;
+                }
+                "ValidatingAdmissionWebhook" => {
+                    config.validating_webhooks = webhooks(&configuration).map_err(at)?;
+                }
                 "ResourceQuota" => {
                     config.limited_resources = quota::read(&configuration).map_err(at)?;
                 }
@@ -110,6 +120,32 @@ impl AdmissionConfig {
             }
         }
         Ok((config, warnings))
+    }
+}
+
+/// A WebhookAdmissionConfiguration: the kubeconfig with what webhooks are shown.
+fn webhooks(configuration: &Value) -> Result<HostCredentials, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase", deny_unknown_fields)]
+    struct WebhookAdmission {
+        api_version: String,
+        kind: String,
+        #[serde(default)]
+        kube_config_file: String,
+    }
+    const VERSIONS: [&str; 2] = ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1alpha1"];
+    let own = WebhookAdmission::deserialize(configuration).map_err(|error| error.to_string())?;
+    let is_known = VERSIONS.contains(&own.api_version.as_str());
+    if own.kind != "WebhookAdmissionConfiguration" || !is_known {
+        let WebhookAdmission { api_version, kind, .. } = own;
+        return Err(format!("{api_version}, {kind} is not a WebhookAdmissionConfiguration"));
+    }
+    match own.kube_config_file.as_str() {
+        "" => Ok(HostCredentials::default()),
+        file if !Path::new(file).is_absolute() => {
+            Err(format!("kubeConfigFile: Invalid value: {file:?}: must be an absolute file path"))
+        }
+        file => HostCredentials::load(Path::new(file)).map_err(|error| error.to_string()),
     }
 }
 
@@ -181,6 +217,26 @@ mod tests {
             assert_eq!((found, warnings.len()), (expected, 0), "{name}");
             let error = load(&text, &other.replace("kind: ", "kind: Other")).unwrap_err();
             assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn admission_config_names_what_webhooks_are_shown() {
+        let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(kubeconfig.path(), "users: [{name: '*', user: {token: t}}]").unwrap();
+        let webhook = |file: &str| {
+            format!(
+                "{HEAD}plugins:\n- name: ValidatingAdmissionWebhook\n  configuration:\n    \
+                 apiVersion: apiserver.config.k8s.io/v1\n    \
+                 kind: WebhookAdmissionConfiguration\n    kubeConfigFile: '{file}'\n"
+            )
+        };
+        let (config, _) = load(&webhook(&kubeconfig.path().display().to_string()), "").unwrap();
+        assert_eq!(format!("{:?}", config.validating_webhooks), "[\"*\"]");
+        assert_eq!(format!("{:?}", config.mutating_webhooks), "[]");
+        for (file, why) in [("relative", "must be an absolute file path"), ("/none", "/none")] {
+            let error = load(&webhook(file), "").unwrap_err();
+            assert!(error.contains(why), "{error}");
         }
     }
 

@@ -88,7 +88,7 @@ pub struct AuthenticationArgs {
     /// Where others find the keys of service accounts [default: at the advertised address]
     #[arg(long, value_name = "URL")]
     pub service_account_jwks_uri: Option<String>,
-    /// The longest life of a token, such as 24h0m0s: from 1h0m0s to 2^32 seconds [default: no limit]
+    /// The longest life of a token, such as 24h0m0s: from 1h0m0s to 2^32 seconds; 0 is no limit [default: 0]
     #[arg(long, value_name = "DURATION", value_parser = expiration)]
     pub service_account_max_token_expiration: Option<i64>,
     /// Extend the expiration of tokens in pods to a year, for clients that never reload them
@@ -150,7 +150,7 @@ impl AuthenticationArgs {
                 issuers: self.service_account_issuer.clone(),
                 audiences: self.api_audiences.clone(),
                 jwks_uri: self.service_account_jwks_uri.clone(),
-                max_expiration: self.service_account_max_token_expiration,
+                max_expiration: self.service_account_max_token_expiration.filter(|max| *max > 0),
                 extend_expiration: self.service_account_extend_token_expiration,
             },
         })
@@ -263,7 +263,11 @@ fn required_claim(text: &str) -> Result<(String, String), String> {
 }
 
 /// Seconds, within what upstream takes.
+/// 0: there is no limit.
 fn expiration(text: &str) -> Result<i64, String> {
+    if matches!(text, "0" | "0s") {
+        return Ok(0);
+    }
     let seconds = i64::try_from(duration(text)?.as_secs()).unwrap_or(i64::MAX);
     match seconds {
         3600..=0x1_0000_0000 => Ok(seconds),

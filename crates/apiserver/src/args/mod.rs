@@ -8,6 +8,7 @@ mod stores;
 mod upstream;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use longshore_base::flags::without_empty;
+use longshore_serving::tls::SniCertificate;
 use longshore_store::{EmbeddedStore, Store};
 
 pub use aggregation::AggregationArgs;
@@ -51,10 +54,28 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
+/// The arguments of this process.
+fn arguments() -> Vec<OsString> {
+    given(std::env::args_os())
+}
+
+/// Of flags without a default, an empty value is no value.
+fn given(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let command = Cli::command();
+    let is_unset = |name: &str| {
+        let known = command.get_arguments().find(|known| known.get_long() == Some(name));
+        // a switch has an optional value, and an empty one is a mistake
+        let is_switch =
+            |known: &clap::Arg| known.get_num_args().is_some_and(|n| n.min_values() == 0);
+        known.is_some_and(|known| known.get_default_values().is_empty() && !is_switch(known))
+    };
+    without_empty(arguments, is_unset)
+}
+
 /// The flags of this process with their values, given or not.
 fn flags() -> BTreeMap<String, String> {
     let command = Cli::command().ignore_errors(true);
-    let Ok(matches) = command.clone().try_get_matches_from(std::env::args_os()) else {
+    let Ok(matches) = command.clone().try_get_matches_from(arguments()) else {
         return BTreeMap::new();
     };
     let value = |arg: &clap::Arg| {
@@ -72,7 +93,7 @@ const OF_CONTROLLERS: [&str; 4] =
 impl Cli {
     /// Reads the command line; ends the process when it cannot be used.
     pub fn read() -> Cli {
-        Cli::try_parse().unwrap_or_else(|error| with_program(error).exit())
+        Cli::try_parse_from(arguments()).unwrap_or_else(|error| with_program(error).exit())
     }
 }
 
@@ -196,6 +217,20 @@ pub struct ServeArgs {
     /// The key exchanges, by their numbers [default: all that are secure]
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     pub tls_curve_preferences: Vec<i32>,
+    /// Certificates for clients that ask for certain names [default: those in the certificate]; may be repeated
+    #[arg(long, value_name = "FILE,FILE[:NAMES]")]
+    pub tls_sni_cert_key: Vec<SniCertificate>,
+    /// Serve HTTP/1.1 alone
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub disable_http2_serving: bool,
+    /// The directives of the header Strict-Transport-Security [default: it is not sent]
+    #[arg(long, value_name = "DIRECTIVES", value_delimiter = ',', value_parser = hsts_directive)]
+    pub strict_transport_security_directives: Vec<String>,
+    /// Serve profiles at /debug/pprof/, to those who may get that path
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub profiling: bool,
     /// The certificate to show to nodes [default: one made in --cert-dir]
     #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
     pub kubelet_client_certificate: Option<PathBuf>,
@@ -428,6 +463,9 @@ impl ServeArgs {
                 min_version: self.tls_min_version.clone(),
                 cipher_suites: self.tls_cipher_suites.clone(),
                 curves: self.tls_curve_preferences.clone(),
+                sni: self.tls_sni_cert_key.clone(),
+                http1_alone: self.disable_http2_serving,
+                strict_transport_security: self.strict_transport_security_directives.join("; "),
             },
             kubelet_client: identity(&self.kubelet_client_certificate, &self.kubelet_client_key),
             kubelet_ca: self.kubelet_certificate_authority.clone(),
@@ -453,6 +491,7 @@ impl ServeArgs {
             pages: PagesConfig {
                 flags: flags(),
                 logs: self.enable_logs_handler.then(|| PathBuf::from(LOGS)),
+                profiling: self.profiling,
             },
         })
     }
@@ -474,6 +513,24 @@ impl ServeArgs {
             _ => "debug",
         }
     }
+}
+
+/// A directive of `Strict-Transport-Security`.
+fn hsts_directive(text: &str) -> Result<String, String> {
+    let is_age =
+        text.split_once('=').is_some_and(|(name, age)| name == "max-age" && is_number(age));
+    match text.trim() {
+        "" => Err("empty value in strict-transport-security-directives".to_owned()),
+        "includeSubDomains" | "preload" => Ok(text.trim().to_owned()),
+        _ if is_age => Ok(text.to_owned()),
+        _ => Err("allowed values: max-age=expireTime, includeSubDomains, preload. see \
+                  https://tools.ietf.org/html/rfc6797#section-6.1 for more information"
+            .to_owned()),
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A media type that objects can be stored in.
@@ -585,6 +642,15 @@ mod tests {
     }
 
     #[test]
+    fn flags_without_a_default_may_be_empty() {
+        let line = ["x", "--client-ca-file=", "--oidc-issuer-url=", "--authentication-config="];
+        let left = given(line.map(OsString::from));
+        assert_eq!(left, ["x"]);
+        let wrong = ["x", "--event-ttl=", "--anonymous-auth=", "--unknown="];
+        assert_eq!(given(wrong.map(OsString::from)), wrong);
+    }
+
+    #[test]
     fn flags_of_controllers_are_rejected_with_the_name_of_that_program() {
         for flag in [
             "--cluster-signing-cert-file=c",
@@ -634,6 +700,9 @@ mod tests {
             ("--authorization-config=/a --authorization-mode=Node", "--authorization-mode"),
             ("--requestheader-client-ca-file=/a", "--requestheader-username-headers"),
             ("--tls-min-version=VersionTLS14", "--tls-min-version"),
+            ("--tls-sni-cert-key=a", "expected comma separated certificate and key file paths"),
+            ("--strict-transport-security-directives=max-age", "allowed values: max-age"),
+            ("--strict-transport-security-directives=preloads", "allowed values: max-age"),
             ("--service-node-port-range=32767-30000", "--service-node-port-range"),
             ("--service-node-port-range=0-70000", "--service-node-port-range"),
             ("--oidc-required-claim=a", "--oidc-required-claim"),
@@ -715,6 +784,7 @@ mod tests {
             "client-ca-file",
             "data-dir",
             "disable-admission-plugins",
+            "disable-http2-serving",
             "enable-admission-plugins",
             "enable-aggregator-routing",
             "enable-bootstrap-token-auth",
@@ -747,6 +817,7 @@ mod tests {
             "oidc-signing-algs",
             "oidc-username-claim",
             "oidc-username-prefix",
+            "profiling",
             "proxy-client-cert-file",
             "proxy-client-key-file",
             "request-timeout",
@@ -766,11 +837,13 @@ mod tests {
             "service-cluster-ip-range",
             "service-node-port-range",
             "storage-media-type",
+            "strict-transport-security-directives",
             "tls-cert-file",
             "tls-cipher-suites",
             "tls-curve-preferences",
             "tls-min-version",
             "tls-private-key-file",
+            "tls-sni-cert-key",
             "token-auth-file",
             "v",
         ];

@@ -48,16 +48,15 @@ const FLAGS: &[Flag] = &[
     ("aggregator-reject-forwarding-redirect", Switch, &["true"], AGGREGATION),
     ("allow-metric-labels", Text, &[""], METRICS),
     ("allow-metric-labels-manifest", Text, &[""], METRICS),
-    ("contention-profiling", Switch, &["false"], Ignored("there is no profiling")),
+    ("contention-profiling", Switch, &["false"], Ignored("contention is not recorded")),
     ("coordinated-leadership-lease-duration", Text, &[], TUNING),
     ("coordinated-leadership-renew-deadline", Text, &[], TUNING),
     ("coordinated-leadership-retry-period", Text, &[], TUNING),
     ("cors-allowed-origins", Text, &[""], Ignored("no other origin is allowed")),
-    ("debug-socket-path", Text, &[""], Ignored("there is no profiling")),
+    ("debug-socket-path", Text, &[""], Ignored("profiles are served on the secure port alone")),
     ("default-not-ready-toleration-seconds", Text, &["300"], Ignored("it is 300")),
     ("default-unreachable-toleration-seconds", Text, &["300"], Ignored("it is 300")),
     ("delete-collection-workers", Text, &["1"], Ignored("objects are deleted one by one")),
-    ("disable-http2-serving", Switch, &["false"], Refused("HTTP/2 would be served")),
     ("disabled-metrics", Text, &[""], METRICS),
     ("egress-selector-config-file", Text, &[""], Refused("connections would be made directly")),
     ("emulated-version", Text, &[""], VERSIONS),
@@ -99,7 +98,6 @@ const FLAGS: &[Flag] = &[
     ("peer-ca-file", Text, &[""], Ignored("requests are not passed on to other servers")),
     ("permit-address-sharing", Switch, &["false"], Ignored("the port is opened as on a node")),
     ("permit-port-sharing", Switch, &["false"], Ignored("the port is opened as on a node")),
-    ("profiling", Switch, &["false"], Ignored("there is no profiling")),
     ("runtime-config", Text, &["", "api/all=true"], Ignored("what is implemented is served")),
     ("runtime-config-emulation-forward-compatible", Switch, &["false"], VERSIONS),
     (
@@ -131,8 +129,6 @@ const FLAGS: &[Flag] = &[
     ("shutdown-watch-termination-grace-period", Text, &["0", "0s"], Ignored("watches end at once")),
     ("storage-backend", Text, &["", "etcd3"], Refused("objects are in etcd v3 or in a file")),
     ("storage-initialization-timeout", Text, &[], DEFAULTS),
-    ("strict-transport-security-directives", Text, &[""], Refused("the header would not be sent")),
-    ("tls-sni-cert-key", Text, &[""], Refused("there is one serving certificate")),
     ("tracing-config-file", Text, &[""], Ignored("there is no tracing")),
     ("vmodule", Text, &[""], LOGGING),
     ("watch-cache", Switch, &["true"], Ignored("watches are served from memory")),
@@ -243,6 +239,37 @@ mod tests {
         assert!(unknown.is_empty(), "{unknown:?}");
     }
 
+    /// Each flag with its default and another value, of kube-apiserver 1.36.
+    const VALUES: &str = include_str!("../../tests/data/flag-values-1.36.tsv");
+
+    #[test]
+    fn flags_of_upstream_take_their_defaults_and_other_values() {
+        for line in VALUES.lines() {
+            let [name, default, other] = line.split('\t').collect::<Vec<_>>()[..] else {
+                unreachable!("{line}")
+            };
+            let parse = |value: &str| {
+                let given = ["x".into(), format!("--{name}={value}").into()];
+                Cli::try_parse_from(crate::args::given(given)).map_err(|error| error.to_string())
+            };
+            parse(default).unwrap_or_else(|error| unreachable!("{error}"));
+            if let Err(error) = parse(other) {
+                // half of a pair, or a protection that is not there
+                let is_half = error.contains("the following required arguments were not provided");
+                let is_refused = error.contains(&format!("--{name} is refused"));
+                assert!(is_half || is_refused, "{name}={other}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_that_are_not_implemented_are_documented() {
+        let page = include_str!("../../../../docs/flags.md");
+        for (name, ..) in FLAGS {
+            assert!(page.contains(&format!("| `--{name}` |")), "{name}");
+        }
+    }
+
     #[test]
     fn flags_that_are_not_implemented_are_refused_or_warned_about() {
         for (name, value, in_force, treatment) in FLAGS {
@@ -264,9 +291,9 @@ mod tests {
                 assert_eq!(given, Ok(UpstreamArgs::default()), "{name}={value}");
             }
         }
-        assert!(parse("--profiling=perhaps").is_err());
-        assert_eq!(parse("--profiling").unwrap().ignored.len(), 1);
-        let repeated = "--tls-sni-cert-key= --tls-sni-cert-key=a,b";
+        assert!(parse("--contention-profiling=perhaps").is_err());
+        assert_eq!(parse("--contention-profiling").unwrap().ignored.len(), 1);
+        let repeated = "--etcd-servers-overrides= --etcd-servers-overrides=a";
         assert!(parse(repeated).is_err());
     }
 

@@ -2,6 +2,7 @@
 //! an answer is read, and how failures are worded. Used by `webhook_client` and `remote`; `tls` also by
 //! `aggregator`.
 
+pub(crate) mod proxy;
 pub(crate) mod tls;
 
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
+
+use self::proxy::{Proxy, Stream};
 
 /// An answer above this size takes a slot of its own (bytes).
 const LARGE_ANSWER: usize = 128 << 10;
@@ -36,13 +39,33 @@ pub(crate) async fn connect(
     port: u16,
     tls: Option<(&Tls, &str)>,
 ) -> Result<Sender, String> {
-    let failed = |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
-    let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
+    connect_through(None, host, port, tls).await
+}
+
+/// The same through a proxy, if there is one. What is sent to a plain server is sent to the proxy, if that
+/// [takes it](Proxy::takes_requests).
+pub(crate) async fn connect_through(
+    proxy: Option<&Proxy>,
+    host: &str,
+    port: u16,
+    tls: Option<(&Tls, &str)>,
+) -> Result<Sender, String> {
+    let stream: Box<dyn Stream> = match proxy {
+        None => Box::new(dial(host, port).await?),
+        Some(proxy) if tls.is_none() && proxy.takes_requests() => proxy.connect().await?,
+        Some(proxy) => proxy.tunnel(host, port).await?,
+    };
     let Some((tls, name)) = tls else { return speak(stream).await };
     let name = ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?;
     let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
     speak(stream.map_err(|error| format!("tls: failed to verify certificate: {error}"))?).await
+}
+
+async fn dial(host: &str, port: u16) -> Result<TcpStream, String> {
+    let failed = |error: std::io::Error| format!("dial tcp {host}:{port}: {}", go_words(&error));
+    let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    Ok(stream)
 }
 
 async fn speak(

@@ -4,6 +4,7 @@
 //!
 //! Current limitations: no descriptions, and of each operation only what clients read.
 
+pub mod browser;
 mod custom;
 mod schemas;
 pub mod v2;

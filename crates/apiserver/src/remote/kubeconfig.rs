@@ -1,23 +1,25 @@
 //! Servers that kubeconfigs name: that of the current context, with the credentials of its user.
-//!
-//! Current limitations: no proxy, no plugins for credentials.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::HeaderValue;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use longshore_exec_credentials::{ClusterInfo, ExecConfig, ExecPlugin};
 use serde::Deserialize;
 
-use super::{Authorization, Origin, Remote, bearer};
+use super::credentials::{Authorization, Content, TlsSource, bearer};
+use super::hosts::Shown;
+use super::{Origin, Remote};
 use crate::config_file;
-use crate::http_client::tls;
+use crate::http_client::proxy::Proxy;
 
 /// Where a pod finds what its service account may show.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+const NO_AUTH_PROVIDER: &str = "auth-provider is not supported any more: use exec";
 
 /// Why a kubeconfig cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,16 @@ struct Cluster {
     insecure_skip_tls_verify: bool,
     tls_server_name: String,
     proxy_url: String,
+    /// Nothing asks servers to compress their answers.
+    disable_compression: bool,
+    extensions: Vec<Extension>,
+}
+
+#[derive(Deserialize)]
+struct Extension {
+    name: String,
+    #[serde(default)]
+    extension: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -87,7 +99,7 @@ struct User {
     token_file: String,
     username: String,
     password: String,
-    exec: Option<serde_json::Value>,
+    exec: Option<ExecConfig>,
     auth_provider: Option<serde_json::Value>,
 }
 
@@ -112,13 +124,38 @@ impl Remote {
         let host = variable("KUBERNETES_SERVICE_HOST")?;
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let url = format!("https://{host}:{}{path}", variable("KUBERNETES_SERVICE_PORT")?);
-        let authority = format!("{SERVICE_ACCOUNT}/ca.crt");
-        let authority =
-            std::fs::read(&authority).map_err(|error| format!("{authority}: {error}"))?;
-        let tls = Arc::new(tls::client(Some(&authority), false, None)?);
+        let tls = TlsSource {
+            authority: Content::File(format!("{SERVICE_ACCOUNT}/ca.crt").into()),
+            insecure: false,
+            certificate: Content::Nothing,
+            key: Content::Nothing,
+        };
         let token = Authorization::TokenFile(format!("{SERVICE_ACCOUNT}/token").into());
-        Remote::new(&url, None, tls, token)
+        Remote::new(&url, None, None, tls, token)
     }
+}
+
+/// What the users of a kubeconfig have to show, by their names; and that of its current context.
+pub(super) fn users(path: &Path) -> Result<(HashMap<String, Shown>, Option<String>), Error> {
+    let invalid = |reason| Error { path: path.to_owned(), reason };
+    let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
+    let kubeconfig: Kubeconfig = config_file::parse(&text).map_err(invalid)?;
+    let base = path.parent().unwrap_or(Path::new(""));
+    let Kubeconfig { current_context, contexts, users, .. } = kubeconfig;
+    let current = contexts.into_iter().find(|named| named.name == current_context);
+    let shown = |NamedUser { name, user }: NamedUser| {
+        if user.auth_provider.is_some() {
+            return Err(format!("user {name:?}: {NO_AUTH_PROVIDER}"));
+        }
+        let (certificate, key) = user.identity(base)?;
+        // a file that is not there is a mistake now, and not at the first call
+        certificate.read("client-certificate")?;
+        key.read("client-key")?;
+        let authorization = user.authorization(base, || Ok(ClusterInfo::default()))?;
+        Ok((name, Shown { authorization, certificate, key }))
+    };
+    let users = users.into_iter().map(shown).collect::<Result<HashMap<_, _>, String>>();
+    Ok((users.map_err(invalid)?, current.map(|named| named.context.user)))
 }
 
 impl Kubeconfig {
@@ -140,33 +177,47 @@ impl Kubeconfig {
                 found.ok_or_else(|| format!("there is no user {name:?}"))?.user
             }
         };
-        if !cluster.proxy_url.is_empty() {
-            return Err("proxy-url is not implemented".to_owned());
-        }
-        if user.exec.is_some() || user.auth_provider.is_some() {
-            return Err("plugins of credentials are not supported: use a certificate, a token or \
-                        a file with a token"
-                .to_owned());
+        if user.auth_provider.is_some() {
+            return Err(NO_AUTH_PROVIDER.to_owned());
         }
         let (Origin { is_tls, .. }, _) = Origin::of(&cluster.server)?;
         if !is_tls && !user.is_nobody() {
             return Err(format!("{}: credentials would be sent in plain text", cluster.server));
         }
-        let authority = content(
+        let authority = Content::of(
             base,
             "certificate-authority",
             &cluster.certificate_authority,
             &cluster.certificate_authority_data,
         )?;
         let insecure = cluster.insecure_skip_tls_verify;
-        if insecure && authority.is_some() {
+        if insecure && authority != Content::Nothing {
             return Err("insecure-skip-tls-verify is set, and a certificate authority too".into());
         }
-        let identity = user.identity(base)?;
+        let (certificate, key) = user.identity(base)?;
+        let authorization = user.authorization(base, || cluster.info(&authority))?;
         // a system without certificate authorities can do plain HTTP, which uses none
-        let tls = tls::client_with(authority.as_deref(), insecure || !is_tls, identity)?;
+        let tls = TlsSource { authority, insecure: insecure || !is_tls, certificate, key };
         let name = Some(cluster.tls_server_name).filter(|name| !name.is_empty());
-        Remote::new(&cluster.server, name, Arc::new(tls), user.authorization(base)?)
+        let proxy = Some(cluster.proxy_url).filter(|url| !url.is_empty());
+        let proxy = proxy.map(|url| Proxy::of(&url)).transpose()?;
+        Remote::new(&cluster.server, name, proxy, tls, authorization)
+    }
+}
+
+impl Cluster {
+    /// What a plugin is told.
+    fn info(&self, authority: &Content) -> Result<ClusterInfo, String> {
+        let extensions = self.extensions.iter().map(|one| (one.name.as_str(), &one.extension));
+        Ok(ClusterInfo {
+            server: self.server.clone(),
+            tls_server_name: self.tls_server_name.clone(),
+            insecure_skip_tls_verify: self.insecure_skip_tls_verify,
+            certificate_authority: authority.read("certificate-authority")?.unwrap_or_default(),
+            proxy_url: self.proxy_url.clone(),
+            disable_compression: self.disable_compression,
+            config: ClusterInfo::config_of(extensions),
+        })
     }
 }
 
@@ -174,26 +225,25 @@ impl User {
     fn is_nobody(&self) -> bool {
         let parts = [&self.client_certificate, &self.client_certificate_data, &self.token];
         let others = [&self.token_file, &self.username];
-        parts.iter().chain(&others).all(|part| part.is_empty())
+        self.exec.is_none() && parts.iter().chain(&others).all(|part| part.is_empty())
     }
 
-    fn identity(
-        &self,
-        base: &Path,
-    ) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, String> {
+    /// The client certificate and its key.
+    fn identity(&self, base: &Path) -> Result<(Content, Content), String> {
         let (file, data) = (&self.client_certificate, &self.client_certificate_data);
-        let Some(chain) = content(base, "client-certificate", file, data)? else { return Ok(None) };
-        let key = content(base, "client-key", &self.client_key, &self.client_key_data)?;
-        let key = key.ok_or("the user has a client certificate and no key")?;
-        let chain = CertificateDer::pem_slice_iter(&chain)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| format!("client-certificate: {error}"))?;
-        let key =
-            PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key: {error}"))?;
-        Ok(Some((chain, key)))
+        let certificate = Content::of(base, "client-certificate", file, data)?;
+        let key = Content::of(base, "client-key", &self.client_key, &self.client_key_data)?;
+        Ok((certificate, key))
     }
 
-    fn authorization(&self, base: &Path) -> Result<Authorization, String> {
+    /// A plugin is called only if nothing else is there to be shown.
+    fn authorization(
+        self,
+        base: &Path,
+        cluster: impl FnOnce() -> Result<ClusterInfo, String>,
+    ) -> Result<Authorization, String> {
+        let has_certificate =
+            !self.client_certificate.is_empty() || !self.client_certificate_data.is_empty();
         if !self.token_file.is_empty() {
             return Ok(Authorization::TokenFile(base.join(&self.token_file)));
         }
@@ -201,28 +251,18 @@ impl User {
             return bearer(&self.token).map(Authorization::Header);
         }
         if self.username.is_empty() {
-            return Ok(Authorization::Nothing);
+            let Some(exec) = self.exec.filter(|_| !has_certificate) else {
+                return Ok(Authorization::Nothing);
+            };
+            let plugin = ExecPlugin::new(exec, base, cluster()?);
+            let plugin = plugin.map_err(|error| error.to_string())?;
+            return Ok(Authorization::Plugin(Arc::new(plugin)));
         }
         let both = STANDARD.encode(format!("{}:{}", self.username, self.password));
         let mut value =
             HeaderValue::try_from(format!("Basic {both}")).map_err(|e| e.to_string())?;
         value.set_sensitive(true);
         Ok(Authorization::Header(value))
-    }
-}
-
-/// What a field `…-data` holds, or the file.
-fn content(base: &Path, name: &str, file: &str, data: &str) -> Result<Option<Vec<u8>>, String> {
-    match (file, data) {
-        ("", "") => Ok(None),
-        (file, "") => {
-            let path = base.join(file);
-            std::fs::read(&path).map(Some).map_err(|e| format!("{name} {}: {e}", path.display()))
-        }
-        (_, data) => {
-            let data = STANDARD.decode(data.trim());
-            data.map(Some).map_err(|error| format!("{name}-data: {error}"))
-        }
     }
 }
 
@@ -251,26 +291,33 @@ mod tests {
         )
         .unwrap();
         assert_eq!((found.path.as_str(), found.server_name.as_str()), ("/authorize", "n"));
-        assert_eq!(
-            found.authorization,
-            Authorization::Header(HeaderValue::from_static("Bearer t"))
-        );
+        let shown = |remote: &Remote| match &remote.access.authorization {
+            Authorization::Header(value) => value.to_str().unwrap().to_owned(),
+            Authorization::Plugin(_) => "plugin".to_owned(),
+            _ => String::new(),
+        };
+        assert_eq!(shown(&found), "Bearer t");
         let plain = remote("{server: 'http://127.0.0.1:1'}", "{}").unwrap();
-        assert_eq!(plain.authorization, Authorization::Nothing);
+        assert_eq!(shown(&plain), "");
+        let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, \
+            interactiveMode: Never}";
+        let tls = "{server: 'https://h', insecure-skip-tls-verify: true, \
+            proxy-url: 'socks5://p', disable-compression: true}";
+        let plugin = remote(tls, &format!("{{{exec}}}")).unwrap();
+        assert!(shown(&plugin) == "plugin" && plugin.proxy.is_some());
+        let beside = remote(tls, &format!("{{token: t, {exec}}}")).unwrap();
+        assert_eq!(shown(&beside), "Bearer t");
         let query = remote("{server: 'http://[::1]/audit?x=1'}", "{}").unwrap();
         assert_eq!((query.path.as_str(), query.origin.host.as_str()), ("/audit?x=1", "::1"));
         let basic = remote(
             "{server: 'https://h', insecure-skip-tls-verify: true}",
             "{username: a, password: b}",
         );
-        assert_eq!(
-            basic.unwrap().authorization,
-            Authorization::Header(HeaderValue::from_static("Basic YTpi"))
-        );
+        assert_eq!(shown(&basic.unwrap()), "Basic YTpi");
         for (cluster, user, why) in [
             ("{server: 'http://h'}", "{token: t}", "plain text"),
             ("{server: 'HTTP://h'}", "{token: t}", "plain text"),
-            ("{server: 'http://h', proxy-url: 'http://p'}", "{}", "proxy-url is not implemented"),
+            ("{server: 'http://h', proxy-url: 'ftp://p'}", "{}", "invalid proxy-url"),
             ("{server: 'ftp://h'}", "{}", "no URL of http"),
             (
                 "{server: 'https://h', insecure-skip-tls-verify: true}",
@@ -279,7 +326,13 @@ mod tests {
             ),
             ("{server: 'https://h', certificate-authority: none.crt}", "{}", "none.crt"),
             ("{server: 'https://h', certificate-authority-data: '%'}", "{}", "authority-data"),
-            ("{server: 'http://h'}", "{exec: {command: x}}", "plugins"),
+            ("{server: 'http://h'}", "{exec: {command: x}}", "plain text"),
+            (
+                "{server: 'https://h', insecure-skip-tls-verify: true}",
+                "{exec: {command: x}}",
+                "exec plugin: invalid apiVersion",
+            ),
+            ("{server: 'http://h'}", "{auth-provider: {name: x}}", "auth-provider"),
             ("{server: ''}", "{}", "not a URL"),
             (
                 "{server: 'https://h', insecure-skip-tls-verify: true}",

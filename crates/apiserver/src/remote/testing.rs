@@ -15,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: impl Fn(&str, Value) -> (u16, Value),
+    written: fn(&Value) -> String,
 ) {
     let mut text = Vec::new();
     let (path, body) = loop {
@@ -32,7 +33,7 @@ async fn exchange(
         }
     };
     let (code, answer) = answer(&path, body);
-    let answer = answer.to_string();
+    let answer = written(&answer);
     let length = answer.len();
     let head =
         format!("HTTP/1.1 {code} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
@@ -51,7 +52,7 @@ pub(crate) async fn serve_json(
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             let answer = answer.clone();
-            tokio::spawn(exchange(stream, move |_, body| answer(body)));
+            tokio::spawn(exchange(stream, move |_, body| answer(body), Value::to_string));
         }
     });
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -61,6 +62,11 @@ pub(crate) async fn serve_json(
     );
     std::fs::write(file.path(), text).unwrap();
     file.keep().unwrap().1
+}
+
+/// A text as it is, and anything else as JSON.
+fn document(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// A server with TLS that answers GETs by their path: its URL, and its CA (PEM).
@@ -94,7 +100,7 @@ pub(crate) async fn serve_documents(
             let (acceptor, answer, own) = (acceptor.clone(), answer.clone(), own.clone());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else { return };
-                exchange(stream, move |path, _| answer(&own, path)).await;
+                exchange(stream, move |path, _| answer(&own, path), document).await;
             });
         }
     });

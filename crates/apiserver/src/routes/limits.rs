@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use longshore_base::budget::{Budget, Holder, Priority, Share};
 use longshore_base::fair_queue::{FairQueue, Permit};
+use longshore_serving::PROFILES;
 use parking_lot::Mutex;
 
 use super::request::RequestLine;
@@ -170,7 +171,9 @@ fn queue_of(holder: &Holder) -> usize {
 pub(super) fn is_long_running(line: &RequestLine) -> bool {
     let lasting = ["attach", "exec", "log", "portforward", "proxy"];
     let path = line.resource.as_ref();
-    line.verb == "watch" || path.is_some_and(|path| lasting.contains(&path.subresource.as_str()))
+    line.verb == "watch"
+        || line.path.starts_with(PROFILES)
+        || path.is_some_and(|path| lasting.contains(&path.subresource.as_str()))
 }
 
 /// 429 in upstream's words.
@@ -245,6 +248,7 @@ mod tests {
             (Method::GET, "/api/v1/namespaces/a/pods/b", false),
             (Method::PATCH, "/api/v1/namespaces/a/pods/b/status", false),
             (Method::GET, "/version", false),
+            (Method::GET, "/debug/pprof/profile?seconds=90", true),
         ] {
             assert_eq!(is_long_running(&line(method, path)), expected, "{path}");
         }

@@ -31,12 +31,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Request, header};
 use longshore_base::budget::{Holder, Share};
 use longshore_base::connections::Unadmitted;
 use longshore_base::panics;
-use longshore_serving::{Handler, Monitored, Peer};
+use longshore_serving::{Handler, Monitored, PROFILES, Peer};
 use longshore_tls::ClientCa;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +60,7 @@ use crate::encryption::Encryption;
 use crate::flow_control::{Class, FlowControl};
 use crate::kinds::{self, Created, custom};
 use crate::kubelet::KubeletClient;
+use crate::openapi;
 use crate::operations::Api;
 use crate::request_metrics::RequestMetrics;
 use crate::response_body::{Body, RequestGuard};
@@ -80,6 +82,7 @@ pub(crate) struct Router {
     /// `None`: only the numbers of requests are limited.
     flow_control: Option<Arc<FlowControl>>,
     request_timeout: Duration,
+    strict_transport_security: Option<HeaderValue>,
     stop: CancellationToken,
     limits: Limits,
 }
@@ -131,6 +134,7 @@ impl Router {
         requests: RequestLimits,
         flow_control: Option<Arc<FlowControl>>,
         request_timeout: Duration,
+        strict_transport_security: &str,
         stop: CancellationToken,
     ) -> Router {
         Router {
@@ -144,6 +148,10 @@ impl Router {
             metrics: RequestMetrics::new(),
             flow_control,
             request_timeout,
+            // flags allow nothing that is not valid in a header
+            strict_transport_security: HeaderValue::try_from(strict_transport_security)
+                .ok()
+                .filter(|value| !value.is_empty()),
             stop,
             limits: Limits::new(requests),
         }
@@ -176,6 +184,8 @@ impl Router {
                 };
                 timeout(self.request_timeout, self.dispatch(call)).await
             }
+            // its duration is the caller's to choose
+            _ if line.path.starts_with(PROFILES) => Ok(self.profile(line, &head.uri).await),
             _ => timeout(self.request_timeout, self.system(line, &head.headers)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
@@ -220,7 +230,10 @@ impl Router {
         let local = line.resource.as_ref().filter(|_| remote.is_none());
         let kinds = self.api.definitions.snapshot();
         let route = local.map(|path| served::route(&kinds, path, &head.method)).transpose()?;
-        self.authorize(&user, line.verb, line).await?;
+        // a browser has the credentials of its user only once the page is there; the page says nothing
+        if !(line.path == openapi::browser::PATH && matches!(line.verb, "get" | "head")) {
+            self.authorize(&user, line.verb, line).await?;
+        }
         let holder = limits::holder(&user);
         if !user.is_anonymous() && !peer.authorize(&holder) {
             peer.close();
@@ -343,6 +356,9 @@ impl Handler for Router {
         }
         if let Some(id) = id {
             answer.headers_mut().entry(audit::AUDIT_ID).or_insert(id);
+        }
+        if let Some(directives) = &self.strict_transport_security {
+            answer.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
         }
         answer
     }

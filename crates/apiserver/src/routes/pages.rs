@@ -14,7 +14,7 @@ use hyper::header::{self, HeaderValue};
 use jiff::Timestamp;
 use longshore_base::panics;
 use longshore_metrics::{Healthchecks, Registry};
-use longshore_serving::{BoxError, NotAcceptable, Page, Zpages};
+use longshore_serving::{BoxError, NotAcceptable, Page, Profiles, Zpages};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::fs::{CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2};
 use tokio::io::AsyncReadExt;
@@ -34,6 +34,8 @@ pub struct PagesConfig {
     pub flags: BTreeMap<String, String>,
     /// The directory behind `/logs/`; `None`: it is not served.
     pub logs: Option<PathBuf>,
+    /// Whether `/debug/pprof/` is served.
+    pub profiling: bool,
 }
 
 /// The pages.
@@ -42,13 +44,20 @@ pub(super) struct Pages {
     started: Timestamp,
     registry: Registry,
     checks: Healthchecks,
+    profiles: Option<Profiles>,
 }
 
 impl Pages {
     pub(super) fn new(config: PagesConfig) -> Pages {
         let registry = Registry::default();
         let checks = Healthchecks::new(&registry);
-        Pages { config, started: Timestamp::now(), registry, checks }
+        let profiles = config.profiling.then(Profiles::default);
+        Pages { config, started: Timestamp::now(), registry, checks, profiles }
+    }
+
+    /// Profiles, if they are served.
+    pub(super) fn profiles(&self) -> Option<&Profiles> {
+        self.profiles.as_ref()
     }
 
     /// A health check was made for an endpoint.
@@ -232,7 +241,7 @@ mod tests {
     #[tokio::test]
     async fn pages_about_the_server() {
         let flags = [("secure-port".to_owned(), "6443".to_owned())].into();
-        let pages = Pages::new(PagesConfig { flags, logs: None });
+        let pages = Pages::new(PagesConfig { flags, ..PagesConfig::default() });
         pages.checked("ping", "livez", true);
         let (_, flagz) = get(&pages, "/flagz").await;
         assert!(

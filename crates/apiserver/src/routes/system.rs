@@ -1,7 +1,8 @@
 //! Paths that are no resources: health, version, metrics, discovery and OpenAPI.
 
-use hyper::StatusCode;
 use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{StatusCode, Uri};
+use longshore_serving::PROFILES;
 use serde_json::{Value, json};
 
 use super::request::RequestLine;
@@ -94,6 +95,7 @@ impl Router {
                     }
                 })
             }
+            openapi::browser::PATH => Ok(openapi::browser::page()),
             "/openapi/v3" => {
                 let mut index = snapshot.index(openapi::index).clone();
                 for (path, url) in aggregator.openapi() {
@@ -108,6 +110,18 @@ impl Router {
                 Some(document) => Ok(respond::json(StatusCode::OK, &document)),
                 None => Err(StatusError::no_such_path()),
             },
+        }
+    }
+
+    /// A page about what this process does.
+    pub(super) async fn profile(&self, line: &RequestLine, uri: &Uri) -> Result {
+        let name = line.path.strip_prefix(PROFILES).filter(|_| line.verb == "get");
+        match (self.pages.profiles(), name) {
+            (Some(profiles), Some(name)) => {
+                let query = uri.query().unwrap_or_default();
+                Ok(profiles.page(name, query).await.into_response())
+            }
+            _ => Err(StatusError::no_such_path()),
         }
     }
 
@@ -144,11 +158,13 @@ const PATHS: &[&str] = &[
     "/api",
     "/api/v1",
     "/apis",
+    "/debug/pprof/",
     "/flagz",
     "/healthz",
     "/livez",
     "/metrics",
     "/metrics/slis",
+    "/openapi/ui",
     "/openapi/v2",
     "/openapi/v3",
     "/openid/v1/jwks",

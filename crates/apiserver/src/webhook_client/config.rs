@@ -82,6 +82,12 @@ impl ClientConfig {
         }
     }
 
+    /// The port that is called.
+    pub(super) fn port(&self) -> u16 {
+        let (Target::Url { port, .. } | Target::Service { port, .. }) = &self.target;
+        *port
+    }
+
     /// Host and port as they are called, whatever is dialled for them.
     pub(super) fn authority(&self) -> String {
         match &self.target {

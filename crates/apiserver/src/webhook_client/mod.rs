@@ -14,15 +14,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
-use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 pub(crate) use self::config::ClientConfig;
 use self::config::Target;
-use crate::http_client::{Pool, Sender, Tls, connect, read, refusal, tls};
+use crate::http_client::{Sender, Tls, connect, read, refusal};
 use crate::registry::Registry;
+use crate::remote::{Access, Connections, HostCredentials};
 use crate::service_resolver::ServiceResolver;
 
 /// The most calls at once.
@@ -33,8 +34,6 @@ const MAX_ANSWER: usize = 8 << 20;
 const MAX_LARGE: usize = 4;
 /// Configurations whose connections are kept.
 const MAX_KEPT: usize = 64;
-/// Idle connections that are kept of one configuration.
-const MAX_IDLE: usize = 8;
 
 /// Why a call failed, in the words of upstream's client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,24 +68,22 @@ impl Error {
     }
 }
 
-/// What is kept for calls with one configuration.
-struct Kept {
-    tls: Tls,
-    connections: Pool,
-}
-
 /// Calls webhooks.
 pub(crate) struct WebhookClient {
     resolver: ServiceResolver,
+    /// What webhooks are shown.
+    credentials: HostCredentials,
     calls: Semaphore,
     large: Semaphore,
-    kept: Mutex<HashMap<ClientConfig, Arc<Kept>>>,
+    /// What is kept for calls with one configuration.
+    kept: Mutex<HashMap<ClientConfig, Arc<Access>>>,
 }
 
 impl WebhookClient {
-    pub(crate) fn new(resolver: ServiceResolver) -> WebhookClient {
+    pub(crate) fn new(resolver: ServiceResolver, credentials: HostCredentials) -> WebhookClient {
         WebhookClient {
             resolver,
+            credentials,
             calls: Semaphore::new(MAX_CALLS),
             large: Semaphore::new(MAX_LARGE),
             kept: Mutex::default(),
@@ -106,14 +103,17 @@ impl WebhookClient {
         timeout(limit, async {
             let _slot = self.calls.acquire().await;
             let kept = self.kept(config).map_err(Error::Config)?;
-            let exchange = kept.connections.exchange(
-                || request(config, body.clone(), limit),
-                self.connect(registry, config, &kept.tls),
+            let prepared = kept.prepare().await.map_err(failed)?;
+            let Connections { tls, pool } = &*prepared.connections;
+            let exchange = pool.exchange(
+                || request(config, body.clone(), prepared.header.as_ref(), limit),
+                self.connect(registry, config, tls),
             );
             let (response, sender) = exchange.await.map_err(failed)?;
             let code = response.status();
             let body = read(response, MAX_ANSWER, Some(&self.large)).await.map_err(failed)?;
-            kept.connections.keep(sender);
+            pool.keep(sender);
+            kept.answered(&prepared, code.as_u16()).await;
             match code.is_success() {
                 true => Ok(body),
                 false => Err(Error::Status {
@@ -126,12 +126,12 @@ impl WebhookClient {
         .unwrap_or_else(|_| Err(failed("context deadline exceeded".to_owned())))
     }
 
-    fn kept(&self, config: &ClientConfig) -> Result<Arc<Kept>, String> {
+    fn kept(&self, config: &ClientConfig) -> Result<Arc<Access>, String> {
         if let Some(kept) = self.kept.lock().get(config) {
             return Ok(kept.clone());
         }
-        let tls = Arc::new(tls::client(config.ca_bundle.as_deref(), false, None)?);
-        let fresh = Arc::new(Kept { tls, connections: Pool::new(MAX_IDLE) });
+        let shown = self.credentials.of(&config.server_name(), config.port());
+        let fresh = Arc::new(Access::verified_by(config.ca_bundle.as_deref(), shown)?);
         let mut kept = self.kept.lock();
         if kept.len() >= MAX_KEPT {
             kept.clear();
@@ -160,14 +160,17 @@ impl WebhookClient {
 fn request(
     config: &ClientConfig,
     body: Bytes,
+    authorization: Option<&HeaderValue>,
     limit: Duration,
 ) -> Result<Request<Full<Bytes>>, String> {
     let host = HeaderValue::from_str(&config.authority()).map_err(|error| error.to_string())?;
-    Request::post(config.path_and_query(limit))
+    let mut request = Request::post(config.path_and_query(limit))
         .header(HOST, host)
         .header(CONTENT_TYPE, "application/json")
         .header(ACCEPT, "application/json, */*")
-        .header(USER_AGENT, "kube-apiserver-admission")
-        .body(Full::new(body))
-        .map_err(|error| error.to_string())
+        .header(USER_AGENT, "kube-apiserver-admission");
+    if let Some(value) = authorization {
+        request = request.header(AUTHORIZATION, value);
+    }
+    request.body(Full::new(body)).map_err(|error| error.to_string())
 }

@@ -16,7 +16,7 @@ pub(super) static EFFECTS: Effects<KubeProxyConfiguration> = &[
     ("healthzBindAddress", Full),
     ("metricsBindAddress", Full),
     ("bindAddressHardFail", Full),
-    none!("enableProfiling", enable_profiling, "it is for Go's profiler"),
+    ("enableProfiling", Full),
     none!("showHiddenMetricsForVersion", show_hidden_metrics_for_version, "no metric is hidden"),
     // other modes are errors: see `unprotected` and `checked`
     ("mode", Full),

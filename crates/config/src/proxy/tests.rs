@@ -161,7 +161,10 @@ fn config_unsupported_protection_is_rejected() {
     assert!(refused.contains("nodePortAddresses: in mode userspace"), "{refused}");
     assert_eq!(proxy(&[narrow]).settings.node_port_addresses, ["192.0.2.0/24"]);
     assert!(error(&["--proxy-mode=nftables"]).contains("mode: \"nftables\""));
-    let notes = proxy(&["--profiling"]).notes;
-    assert_eq!(notes, ["enableProfiling is set and has no effect: it is for Go's profiler"]);
+    let shown = proxy(&["--show-hidden-metrics-for-version=1.35"]).notes;
+    assert_eq!(
+        shown,
+        ["showHiddenMetricsForVersion is set and has no effect: no metric is hidden"]
+    );
     assert_eq!(proxy(&[]).notes, Vec::<String>::new());
 }

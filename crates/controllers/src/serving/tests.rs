@@ -18,6 +18,11 @@ use super::*;
 async fn apiserver(data: Value) -> Client {
     let metadata = json!({"name": "extension-apiserver-authentication",
         "namespace": "kube-system", "uid": "u", "resourceVersion": "1"});
+    let map = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata, "data": data});
+    let get = async move || match map["data"].is_null() {
+        true => (StatusCode::NOT_FOUND, "{}".to_owned()),
+        false => (StatusCode::OK, map.to_string()),
+    };
     let maps = json!({"kind": "ConfigMapList", "apiVersion": "v1",
         "metadata": {"resourceVersion": "1"}, "items": [{"metadata": metadata, "data": data}]});
     let list = async move |uri: Uri| {
@@ -47,7 +52,10 @@ async fn apiserver(data: Value) -> Client {
         ([(CONTENT_TYPE, "application/json")], review.to_string())
     };
     let path = "/api/v1/namespaces/kube-system/configmaps";
-    let router = axum::Router::new().route(path, axum::routing::get(list)).fallback(review);
+    let router = axum::Router::new()
+        .route(path, axum::routing::get(list))
+        .route(&format!("{path}/extension-apiserver-authentication"), axum::routing::get(get))
+        .fallback(review);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -74,23 +82,31 @@ async fn endpoints(data: Value) -> Endpoints {
 }
 
 async fn port_with(delegated: DelegatedOptions, data: Value) -> SocketAddr {
-    let options = PortOptions {
+    let options = options(delegated);
+    let serving = Serving::open(options, endpoints(data).await).unwrap();
+    let address = serving.address();
+    tokio::spawn(serving.run());
+    address
+}
+
+fn options(delegated: DelegatedOptions) -> PortOptions {
+    PortOptions {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         certificate: None,
         delegated,
         tls_min_version: "VersionTLS13".to_owned(),
         cipher_suites: Vec::new(),
+        curves: Vec::new(),
+        sni: Vec::new(),
+        http1_alone: false,
+        profiling: true,
         always_allow_paths: vec!["/healthz".into(), "/read*".into()],
         token_ttl: Duration::from_secs(10),
         decision_ttls: DecisionTtls {
             allowed: Duration::from_secs(10),
             denied: Duration::from_secs(10),
         },
-    };
-    let serving = Serving::open(options, endpoints(data).await).unwrap();
-    let address = serving.address();
-    tokio::spawn(serving.run());
-    address
+    }
 }
 
 /// A GET on a connection of its own: status and text.
@@ -245,6 +261,7 @@ async fn port_takes_the_front_proxies_of_the_flags() {
         front_proxy_ca: Some(proxies.path()),
         headers,
         skip_lookup: true,
+        requires_lookup: true,
     };
     // what the map says is not used
     let port = port_with(options, map_of(&proxies, &users)).await;
@@ -261,19 +278,53 @@ async fn port_options_that_cannot_be_used_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("empty.crt");
     std::fs::write(&file, "").unwrap();
-    let options = PortOptions {
-        address: SocketAddr::from(([127, 0, 0, 1], 0)),
-        certificate: None,
-        delegated: DelegatedOptions { client_ca: Some(file), ..DelegatedOptions::default() },
-        tls_min_version: String::new(),
-        cipher_suites: Vec::new(),
-        always_allow_paths: Vec::new(),
-        token_ttl: Duration::ZERO,
-        decision_ttls: DecisionTtls { allowed: Duration::ZERO, denied: Duration::ZERO },
-    };
+    let options =
+        options(DelegatedOptions { client_ca: Some(file), ..DelegatedOptions::default() });
     let endpoints = endpoints(json!({})).await;
     let error = Serving::open(options, endpoints).err().unwrap().to_string();
     assert!(error.contains("empty.crt"), "{error}");
+}
+
+#[tokio::test]
+async fn port_opens_only_with_the_config_map_where_it_is_required() {
+    let (users, proxies) = (Authority::default(), Authority::default());
+    let requires =
+        |requires_lookup| DelegatedOptions { requires_lookup, ..DelegatedOptions::default() };
+    let open = async |delegated: DelegatedOptions, data: &Value| {
+        let serving = Serving::open(options(delegated), endpoints(data.clone()).await).unwrap();
+        let found = serving.look_up().await.map_err(|error| error.to_string());
+        (serving, found)
+    };
+    let (_, found) = open(requires(true), &Value::Null).await;
+    let error = found.unwrap_err();
+    assert!(error.starts_with("unable to load configmap based request-header-client-ca-file: "));
+    assert_eq!(open(requires(false), &Value::Null).await.1, Ok(()));
+    let (serving, found) = open(requires(true), &map_of(&users, &proxies)).await;
+    assert_eq!(found, Ok(()));
+    // the first request is answered as the last
+    let address = serving.address();
+    tokio::spawn(serving.run());
+    let admin = users.client("admin", "system:masters");
+    assert_eq!(get(address, "/configz", None, Some(&admin)).await.0, 200);
+}
+
+#[tokio::test]
+async fn port_serves_profiles_to_those_who_may_read_them() {
+    let authority = Authority::default();
+    let client_ca = DelegatedOptions { client_ca: Some(authority.path()), ..Default::default() };
+    let address = port_with(client_ca.clone(), json!({})).await;
+    let admin = authority.client("admin", "system:masters");
+    let (code, text) = get(address, "/debug/pprof/", None, Some(&admin)).await;
+    assert!(code == 200 && text.contains("goroutine"), "{text}");
+    let heap = get(address, "/debug/pprof/heap?debug=1", None, Some(&admin)).await;
+    assert!(heap.1.contains("HeapAlloc"), "{heap:?}");
+    assert_eq!(get(address, "/debug/pprof/heap", Some("good"), None).await.0, 403);
+    assert_eq!(get(address, "/debug/pprof/", None, None).await.0, 403);
+    let without = PortOptions { profiling: false, ..options(client_ca) };
+    let serving = Serving::open(without, endpoints(json!({})).await).unwrap();
+    let address = serving.address();
+    tokio::spawn(serving.run());
+    assert_eq!(get(address, "/debug/pprof/heap", None, Some(&admin)).await.0, 404);
 }
 
 // Finding 8: the health of the program is behind this port

@@ -126,6 +126,16 @@ pub struct Options {
     pub tls_min_version: String,
     /// `--tls-cipher-suites`
     pub tls_cipher_suites: Vec<String>,
+    /// `--tls-curve-preferences`
+    pub tls_curve_preferences: Vec<i32>,
+    /// `--tls-sni-cert-key`, once for each time that it is given.
+    pub tls_sni_cert_key: Vec<String>,
+    /// `--disable-http2-serving`
+    pub disable_http2_serving: bool,
+    /// `--authentication-tolerate-lookup-failure`
+    pub tolerates_lookup_failure: bool,
+    /// `--profiling`
+    pub profiling: Option<bool>,
     /// `--authentication-token-webhook-cache-ttl`
     pub token_ttl: Duration,
     /// `--authorization-webhook-cache-authorized-ttl`
@@ -174,6 +184,11 @@ impl Default for Options {
             skip_lookup: false,
             tls_min_version: String::new(),
             tls_cipher_suites: Vec::new(),
+            tls_curve_preferences: Vec::new(),
+            tls_sni_cert_key: Vec::new(),
+            disable_http2_serving: false,
+            tolerates_lookup_failure: true,
+            profiling: None,
             token_ttl: CACHE_TTL,
             authorized_ttl: CACHE_TTL,
             unauthorized_ttl: CACHE_TTL,
@@ -195,12 +210,10 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 24] = [
+const IGNORED: [(&str, bool); 20] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
-    ("authentication-tolerate-lookup-failure", true),
     ("contention-profiling", true),
-    ("disable-http2-serving", true),
     ("disabled-metrics", false),
     ("emulated-version", false),
     ("emulation-forward-compatible", true),
@@ -215,14 +228,20 @@ const IGNORED: [(&str, bool); 24] = [
     ("min-compatibility-version", false),
     ("permit-address-sharing", true),
     ("permit-port-sharing", true),
-    ("profiling", true),
     ("show-hidden-metrics-for-version", false),
-    ("tls-sni-cert-key", false),
     ("unsupported-kube-api-over-localhost", true),
     ("vmodule", false),
 ];
 /// Booleans that have an effect.
-const BOOLEANS: [&str; 4] = ["authentication-skip-lookup", "leader-elect", "help", "version"];
+const BOOLEANS: [&str; 7] = [
+    "authentication-skip-lookup",
+    "authentication-tolerate-lookup-failure",
+    "disable-http2-serving",
+    "help",
+    "leader-elect",
+    "profiling",
+    "version",
+];
 
 fn is_boolean(name: &str) -> bool {
     BOOLEANS.contains(&name) || IGNORED.contains(&(name, true))
@@ -317,6 +336,16 @@ impl Options {
             "authentication-kubeconfig" => self.authentication_kubeconfig = path(),
             "authorization-kubeconfig" => self.authorization_kubeconfig = path(),
             "authentication-skip-lookup" => self.skip_lookup = value(name, text)?,
+            "authentication-tolerate-lookup-failure" => {
+                self.tolerates_lookup_failure = value(name, text)?;
+            }
+            "disable-http2-serving" => self.disable_http2_serving = value(name, text)?,
+            "profiling" => self.profiling = Some(value(name, text)?),
+            "tls-curve-preferences" => {
+                let numbers = text.split(',').map(|number| value::<i32>(name, number));
+                self.tls_curve_preferences.extend(numbers.collect::<Result<Vec<_>, _>>()?);
+            }
+            "tls-sni-cert-key" => self.tls_sni_cert_key.push(text.to_owned()),
             "requestheader-client-ca-file" => self.front_proxy_ca_file = path(),
             "requestheader-allowed-names" => self.front_proxy_names = names(),
             "requestheader-username-headers" => self.username_headers = names(),
@@ -348,8 +377,8 @@ impl Options {
                 });
             }
             "feature-gates" => self.feature_gates = value(name, text)?,
-            "tls-curve-preferences" | "write-config-to" if text.is_empty() => {}
-            "tls-curve-preferences" | "write-config-to" => {
+            "write-config-to" if text.is_empty() => {}
+            "write-config-to" => {
                 return Err(FlagError::Invalid {
                     flag: name.to_owned(),
                     value: text.to_owned(),
@@ -395,11 +424,15 @@ mod tests {
             "--config=/etc/scheduler.yaml --kubeconfig /etc/scheduler.conf --leader-elect=false \
              --leader-elect-lease-duration 30s --bind-address=127.0.0.1 --secure-port=10260 \
              --authentication-kubeconfig=/a --authorization-kubeconfig=/b --profiling --v=4 \
+             --tls-curve-preferences=29,23 --tls-sni-cert-key=a,b --tls-sni-cert-key c,d:e,f \
              --feature-gates=MemoryQoS=true --leader_elect_retry_period=5s",
         );
         assert_eq!(own.config, Some("/etc/scheduler.yaml".into()));
         assert_eq!(own.kubeconfig.as_deref(), Some("/etc/scheduler.conf"));
         assert_eq!((own.secure_port, own.verbosity), (10260, 4));
+        assert_eq!(own.tls_curve_preferences, [29, 23]);
+        assert_eq!(own.tls_sni_cert_key, ["a,b", "c,d:e,f"]);
+        assert!(own.tolerates_lookup_failure && own.profiling == Some(true));
         let mut election = LeaderElection::default();
         own.leader.apply(&mut election);
         assert!(!election.leader_elect);
@@ -412,6 +445,33 @@ mod tests {
 
     /// Every flag of kube-scheduler 1.36, from its `--help`.
     const UPSTREAM: &str = include_str!("../../tests/data/flags-1.36.txt");
+
+    /// Each flag with its default and another value, of kube-scheduler 1.36.
+    const VALUES: &str = include_str!("../../tests/data/flag-values-1.36.tsv");
+
+    #[test]
+    fn flags_of_upstream_take_their_defaults_and_other_values() {
+        let page = include_str!("../../../../docs/flags.md");
+        for line in VALUES.lines() {
+            let [name, default, other] = line.split('\t').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            for value in [default, other] {
+                match Options::parse([format!("--{name}={value}")]) {
+                    Ok(Parsed::Run(own)) => {
+                        for ignored in &own.without_effect {
+                            let named = format!("`--{ignored}`");
+                            assert!(page.contains(&named), "{ignored} is documented");
+                        }
+                    }
+                    // upstream has no empty list of numbers either
+                    Err(_) if name == "tls-curve-preferences" && value.is_empty() => {}
+                    Err(error) => assert_eq!(name, "write-config-to", "{error}"),
+                    Ok(other) => panic!("{other:?}"),
+                }
+            }
+        }
+    }
 
     #[test]
     fn flags_of_gates_are_checked() {
@@ -436,7 +496,7 @@ mod tests {
              --kubeconfig=/etc/kubernetes/scheduler.conf --leader-elect=true",
         );
         assert!(own.without_effect.is_empty(), "{own:?}");
-        assert_eq!(options("--profiling=false").without_effect, ["profiling"]);
+        assert_eq!(options("--vmodule=a=1").without_effect, ["vmodule"]);
     }
 
     #[test]

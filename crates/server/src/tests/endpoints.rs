@@ -27,7 +27,9 @@ async fn server_endpoints_about_the_daemon() {
         assert_eq!(get(path).await.0, 200, "{path}");
     }
     assert_eq!(get("/debug/pprof/cmdline").await.0, 200);
-    assert_eq!(get("/debug/pprof/heap").await, (404, "Unknown profile\n".to_owned()));
+    let (status, tasks) = get("/debug/pprof/goroutine?debug=2").await;
+    assert!(status == 200 && tasks.starts_with("goroutine profile: total "), "{tasks}");
+    assert_eq!(get("/debug/pprof/other").await, (404, "Unknown profile\n".to_owned()));
     for path in ["/configz", "/flagz", "/debug/pprof/cmdline"] {
         assert!(!get(path).await.1.contains("planted"), "{path}");
     }

@@ -60,7 +60,8 @@ impl Role {
 pub(crate) struct Webhooks {
     mutating: Cache<Hooks>,
     validating: Cache<Hooks>,
-    client: Arc<WebhookClient>,
+    mutating_client: WebhookClient,
+    validating_client: WebhookClient,
     metrics: Metrics,
 }
 
@@ -92,11 +93,16 @@ enum Failure {
 }
 
 impl Webhooks {
-    pub(crate) fn new(client: Arc<WebhookClient>) -> Result<Webhooks, StatusError> {
+    /// The clients call mutating and validating webhooks.
+    pub(crate) fn new(
+        mutating_client: WebhookClient,
+        validating_client: WebhookClient,
+    ) -> Result<Webhooks, StatusError> {
         Ok(Webhooks {
             mutating: Cache::new(GROUP, "mutatingwebhookconfigurations")?,
             validating: Cache::new(GROUP, "validatingwebhookconfigurations")?,
-            client,
+            mutating_client,
+            validating_client,
             metrics: Metrics::default(),
         })
     }
@@ -276,8 +282,11 @@ impl Webhooks {
             review::request(version, &uid, attributes, invocation, object.as_ref(), old.as_ref());
         let body = longshore_json::write(&request)
             .map_err(|error| Failure::Internal(StatusError::internal(error)))?;
-        let answer = self
-            .client
+        let caller = match role {
+            Role::Mutating => &self.mutating_client,
+            Role::Validating => &self.validating_client,
+        };
+        let answer = caller
             .call(registry, client, Bytes::from(body), hook.timeout)
             .await
             .map_err(|error| Failure::Calling(error.code(), error.to_string()))?;

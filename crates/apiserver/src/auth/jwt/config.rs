@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use hyper::Uri;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::claims::{ClaimRule, Expression, Mapping, Source, UserRule};
 use crate::config_file;
@@ -194,7 +195,8 @@ impl AuthenticationFile {
             && !anonymous.enabled
             && !anonymous.conditions.is_empty()
         {
-            let paths: Vec<&str> = anonymous.conditions.iter().map(|c| c.path.as_str()).collect();
+            let path = |condition: &AnonymousCondition| json!({"Path": condition.path});
+            let paths: Vec<Value> = anonymous.conditions.iter().map(path).collect();
             causes.invalid(
                 &Path::root("anonymous").child("conditions"),
                 &paths,
@@ -265,23 +267,22 @@ impl Issuer {
             causes.invalid(&policy, &self.audience_match_policy, why);
         }
         let authority = &self.certificate_authority;
-        if !authority.is_empty()
-            && let Err(why) = longshore_tls::roots_of(authority)
-        {
+        if !authority.is_empty() && longshore_tls::roots_of(authority).is_err() {
+            let why = "data does not contain any valid RSA or ECDSA certificates";
             causes.invalid(&path.child("certificateAuthority"), "<omitted>", why);
         }
         if !self.egress_selector_type.is_empty() {
-            let why = "egress selector is not supported: connections are made directly";
+            let is_known = matches!(self.egress_selector_type.as_str(), "controlplane" | "cluster");
+            let why = match is_known {
+                true => "egress selector is not supported: connections are made directly",
+                false => "egress selector must be either controlplane or cluster",
+            };
             causes.invalid(&path.child("egressSelectorType"), &self.egress_selector_type, why);
         }
     }
 }
 
 fn check_url(text: &str, path: &Path<'_>, causes: &mut Causes) {
-    // `Uri` drops fragments
-    if text.contains('#') {
-        causes.invalid(path, text, "URL must not contain a fragment");
-    }
     let url: Uri = match text.parse() {
         Ok(url) => url,
         Err(error) => return causes.invalid(path, text, error),
@@ -297,6 +298,10 @@ fn check_url(text: &str, path: &Path<'_>, causes: &mut Causes) {
     }
     if url.query().is_some_and(|query| !query.is_empty()) {
         causes.invalid(path, text, "URL must not contain a query");
+    }
+    // `Uri` drops fragments
+    if text.split_once('#').is_some_and(|(_, fragment)| !fragment.is_empty()) {
+        causes.invalid(path, text, "URL must not contain a fragment");
     }
 }
 
@@ -532,7 +537,11 @@ mod tests {
             ("url: 'https://i', audiences: [a, a], audienceMatchPolicy: MatchAny", "Duplicate"),
             ("url: 'https://i', audiences: [a], discoveryURL: 'https://i/'", "different from URL"),
             ("url: 'https://i', audiences: [a], certificateAuthority: x", "<omitted>"),
-            ("url: 'https://i', audiences: [a], egressSelectorType: cluster", "egress"),
+            ("url: 'https://i', audiences: [a], egressSelectorType: cluster", "not supported"),
+            (
+                "url: 'https://i', audiences: [a], egressSelectorType: Cluster",
+                "egress selector must be either controlplane or cluster",
+            ),
             ("url: 'https://i', audiences: [a], urls: x", "urls"),
         ] {
             let error = jwt(issuer, name).unwrap_err();
@@ -577,6 +586,48 @@ mod tests {
             let error = jwt(good, &rest).unwrap_err();
             assert!(error.contains(why), "{key}: {error}");
         }
+    }
+
+    /// What kube-apiserver 1.36 says of the same files, but for positions in expressions.
+    #[test]
+    fn authentication_config_has_all_faults_in_upstreams_order() {
+        let name = "claimMappings: {username: {claim: sub, prefix: ''}}";
+        for (issuer, rest, expected) in [
+            (
+                "url: 'https://i?x=1#f', audiences: [a]",
+                name,
+                "[jwt[0].issuer.url: Invalid value: \"https://i?x=1#f\": URL must not contain a \
+                 query, jwt[0].issuer.url: Invalid value: \"https://i?x=1#f\": URL must not \
+                 contain a fragment]",
+            ),
+            (
+                "url: 'https://i', audiences: [a, a], certificateAuthority: x",
+                name,
+                "[jwt[0].issuer.audiences[1]: Duplicate value: \"a\", \
+                 jwt[0].issuer.audienceMatchPolicy: Invalid value: \"\": audienceMatchPolicy must \
+                 be MatchAny for multiple audiences, jwt[0].issuer.certificateAuthority: Invalid \
+                 value: \"<omitted>\": data does not contain any valid RSA or ECDSA certificates]",
+            ),
+            (
+                "url: 'https://i', audiences: [a]",
+                "claimMappings: {username: {claim: s, prefix: ''}, extra: [{key: kubernetes.io/X, \
+                 valueExpression: ''}]}, claimValidationRules: [{expression: '1'}, {}]",
+                "[jwt[0].claimValidationRules[0].expression: Invalid value: \"1\": must evaluate to \
+                 bool, jwt[0].claimValidationRules[1]: Required value: claim or expression is \
+                 required, jwt[0].claimMappings.extra[0].key: Invalid value: \"kubernetes.io/X\": \
+                 must be lowercase, jwt[0].claimMappings.extra[0].key: Invalid value: \
+                 \"kubernetes.io/X\": k8s.io, kubernetes.io and their subdomains are reserved for \
+                 Kubernetes use, jwt[0].claimMappings.extra[0].valueExpression: Required value]",
+            ),
+        ] {
+            assert_eq!(jwt(issuer, rest).unwrap_err(), expected);
+        }
+        let closed = "anonymous: {enabled: false, conditions: [{path: /livez}]}";
+        assert_eq!(
+            check(closed).unwrap_err(),
+            "anonymous.conditions: Invalid value: [{\"Path\":\"/livez\"}]: enabled should be set \
+             to true when conditions are defined"
+        );
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The keys of an issuer (a JSON Web Key Set), and signatures by them.
-//!
-//! Current limitations: of upstream's algorithms ES512 is missing.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use p521::ecdsa::signature::Verifier;
+use p521::ecdsa::{Signature as P521Signature, VerifyingKey as P521Key};
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, EcdsaVerificationAlgorithm,
     RSA_PKCS1_2048_8192_SHA256, RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512,
@@ -19,8 +19,8 @@ const MAX_TOKEN: usize = 64 << 10;
 const MAX_KEYS: usize = 256;
 
 /// How tokens may be signed: with the private key of a pair, and never with a secret or not at all.
-pub(crate) const ALGORITHMS: [&str; 8] =
-    ["RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "PS384", "PS512"];
+pub(crate) const ALGORITHMS: [&str; 9] =
+    ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "PS256", "PS384", "PS512"];
 
 /// Why a token is not accepted before its claims are looked at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +130,7 @@ enum Material {
     /// An uncompressed point.
     P256(Vec<u8>),
     P384(Vec<u8>),
+    P521(Vec<u8>),
 }
 
 #[derive(Deserialize)]
@@ -188,6 +189,7 @@ impl Key {
             }
             ("EC", "P-256") => Material::P256(point(32)?),
             ("EC", "P-384") => Material::P384(point(48)?),
+            ("EC", "P-521") => Material::P521(point(66)?),
             _ => return None,
         };
         Some(Key { id: jwk.kid, algorithm: Some(jwk.alg).filter(|alg| !alg.is_empty()), material })
@@ -218,6 +220,12 @@ impl Key {
             }
             (Material::P256(point), "ES256") => elliptic(point, &ECDSA_P256_SHA256_FIXED),
             (Material::P384(point), "ES384") => elliptic(point, &ECDSA_P384_SHA384_FIXED),
+            // ring has not this curve
+            (Material::P521(point), "ES512") => {
+                let key = P521Key::from_sec1_bytes(point);
+                let signature = P521Signature::from_slice(signature);
+                key.is_ok_and(|key| signature.is_ok_and(|own| key.verify(message, &own).is_ok()))
+            }
             _ => false,
         }
     }
@@ -304,6 +312,35 @@ pub(super) mod tests {
         let (message, _) = unsigned.rsplit_once('.').unwrap();
         let stripped = format!("{message}.");
         assert!(Token::read(&stripped).unwrap().verify(&keys(&[signer.jwk()])).is_err());
+    }
+
+    #[test]
+    fn jwt_signatures_of_p521() {
+        // made with openssl
+        let jwk: Value = serde_json::from_str(include_str!("testdata/es512.jwk")).unwrap();
+        let token = include_str!("testdata/es512.jwt").trim();
+        let read = Token::read(token).unwrap();
+        assert_eq!(read.verify(&keys(std::slice::from_ref(&jwk))).unwrap()["sub"], "ann");
+        let (message, signature) = token.rsplit_once('.').unwrap();
+        let signature = BASE64.decode(signature).unwrap();
+        let mut changed = signature.clone();
+        changed[70] ^= 1;
+        for broken in [&changed[..], &signature[..131], &[0; 132], &[]] {
+            let token = format!("{message}.{}", BASE64.encode(broken));
+            let read = Token::read(&token).unwrap();
+            assert_eq!(read.verify(&keys(std::slice::from_ref(&jwk))), Err(Error::Signature));
+        }
+        for (field, value) in [
+            // a point that is not on the curve, and one that is too short
+            ("y", json!(BASE64.encode([1; 66]))),
+            ("y", json!(BASE64.encode([1; 65]))),
+            ("crv", json!("P-384")),
+            ("alg", json!("ES256")),
+        ] {
+            let mut other = jwk.clone();
+            other[field] = value;
+            assert_eq!(read.verify(&keys(&[other])), Err(Error::Signature), "{field}");
+        }
     }
 
     #[test]

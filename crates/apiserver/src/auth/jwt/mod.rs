@@ -3,11 +3,11 @@
 //!
 //! Nothing of a token counts before its signature is verified, but the choice of the issuer.
 //!
-//! Current limitations: no distributed claims (tokens that have their groups elsewhere are refused), no
-//! egress selectors, not the algorithm ES512.
+//! Current limitations: no egress selectors.
 
 mod claims;
 pub(crate) mod config;
+mod distributed;
 mod keys;
 mod provider;
 #[cfg(test)]
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Mapping;
 use self::config::{Anonymous, AuthenticationFile, Checked};
+use self::distributed::DistributedClaim;
 pub(crate) use self::keys::ALGORITHMS;
 use self::keys::Token;
 use self::provider::Provider;
@@ -45,6 +46,8 @@ struct Authenticator {
     algorithms: Vec<String>,
     mapping: Mapping,
     provider: Provider,
+    /// The claim of the groups, where tokens may have it elsewhere.
+    distributed: Option<DistributedClaim>,
 }
 
 impl Authenticator {
@@ -52,12 +55,17 @@ impl Authenticator {
         let Checked { issuer, mapping } = checked;
         let provider = Provider::new(&issuer)?;
         let algorithms = algorithms.to_vec();
+        let distributed = mapping
+            .groups_claim()
+            .map(|name| DistributedClaim::new(name, &issuer, &algorithms))
+            .transpose()?;
         Ok(Authenticator {
             url: issuer.url,
             audiences: issuer.audiences,
             algorithms,
             mapping,
             provider,
+            distributed,
         })
     }
 
@@ -72,7 +80,7 @@ impl Authenticator {
         let newer;
         let claims = match token.verify(&keys) {
             Ok(claims) => claims,
-            Err(why) => match self.provider.newer_keys(generation).await {
+            Err(why) => match self.provider.newer_keys(Some(generation)).await {
                 Some(keys) => {
                     newer = keys;
                     token.verify(&newer).map_err(|why| failed(&why))?
@@ -80,7 +88,15 @@ impl Authenticator {
                 None => return Err(failed(&why)),
             },
         };
-        self.mapping.user(claims)
+        let Some(distributed) = &self.distributed else { return self.mapping.user(claims) };
+        match distributed.value(claims, now).await? {
+            None => self.mapping.user(claims),
+            Some(groups) => {
+                let mut claims = claims.clone();
+                claims[distributed.name()] = groups;
+                self.mapping.user(&claims)
+            }
+        }
     }
 }
 
@@ -260,6 +276,14 @@ async fn fetch_due(all: &[Authenticator]) {
     join_all(due.map(async |one| {
         if let Err(why) = one.provider.fetch().await {
             tracing::error!(issuer = one.url, %why, "oidc authenticator: initializing plugin");
+        }
+    }))
+    .await;
+    let distributed = all.iter().filter_map(|one| one.distributed.as_ref());
+    let due: Vec<_> = distributed.flat_map(DistributedClaim::due).collect();
+    join_all(due.iter().map(async |provider| {
+        if let Err(why) = provider.fetch().await {
+            tracing::warn!(%why, "oidc authenticator: keys of a distributed claim");
         }
     }))
     .await;

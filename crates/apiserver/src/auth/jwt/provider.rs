@@ -79,9 +79,10 @@ impl Provider {
         fetched.as_ref().is_none_or(|fetched| fetched.at.elapsed() >= MAX_AGE)
     }
 
-    /// Keys that are newer than those of that generation, if they may be fetched now.
-    pub(super) async fn newer_keys(&self, than: u64) -> Option<Arc<Vec<Key>>> {
-        let newer = || self.keys().filter(|(_, generation)| *generation != than);
+    /// Keys that are newer than those of that generation, or any if there is none, if they may be fetched
+    /// now.
+    pub(super) async fn newer_keys(&self, than: Option<u64>) -> Option<Arc<Vec<Key>>> {
+        let newer = || self.keys().filter(|(_, generation)| Some(*generation) != than);
         if let Some((keys, _)) = newer() {
             return Some(keys);
         }
@@ -135,7 +136,7 @@ impl Provider {
     }
 
     async fn document(&self, url: &str) -> Result<Answer, String> {
-        let answer = remote::get(url, &self.tls, TIMEOUT).await?;
+        let answer = remote::get(url, None, &self.tls, TIMEOUT).await?;
         match answer.code {
             200 => Ok(answer),
             code => Err(format!("Get {url:?}: status {code}")),

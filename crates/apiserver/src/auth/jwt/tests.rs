@@ -156,6 +156,70 @@ async fn jwt_issuers_that_are_not_who_they_say_have_no_keys() {
     assert!(refusal(&own, &signer.sign(&liar.claims())).await.contains("not initialized"));
 }
 
+/// Groups that are in a token of another issuer, which an endpoint gives to those who have the access token.
+#[tokio::test]
+async fn jwt_distributed_groups_are_fetched() {
+    let (signer, of_groups) = (Signer::new("a"), Arc::new(Signer::new("g")));
+    let claims = Arc::new(Mutex::new(json!({"roles": ["dev", "ops"]})));
+    let (own, signs) = (claims.clone(), of_groups.clone());
+    let now = Timestamp::now().as_second();
+    let (groups_url, authority) = serve_documents(move |url, path| match path {
+        "/.well-known/openid-configuration" => {
+            (200, json!({"issuer": url, "jwks_uri": format!("{url}/keys")}))
+        }
+        "/keys" => (200, json!({"keys": [signs.jwk()]})),
+        "/groups" => {
+            let mut given = own.lock().clone();
+            if given.get("iss").is_none() {
+                given["iss"] = url.into();
+            }
+            if given.get("aud").is_none() {
+                given["aud"] = "us".into();
+            }
+            given["exp"] = json!(now + 600);
+            (200, json!(signs.sign(&given)))
+        }
+        _ => (403, Value::Null),
+    })
+    .await;
+    let provider = Provider::start(&signer).await;
+    // endpoints have the CA of the issuer
+    let both = Provider { authority: format!("{}{authority}", provider.authority), ..provider };
+    let text = format!(
+        "{}  claimMappings:\n    username: {{claim: sub, prefix: ''}}\n    groups: {{claim: roles, prefix: 'x:'}}\n",
+        both.text("")
+    );
+    let file = AuthenticationFile::parse(&text).unwrap();
+    let algorithms = ALGORITHMS.map(str::to_owned).into();
+    let config = JwtConfig { file, path: None, algorithms };
+    let all = JwtAuthenticators::new(config, Vec::new()).unwrap();
+    all.fetch_due().await;
+    let token = |path: &str| {
+        let mut token = both.claims();
+        token["_claim_names"] = json!({"roles": "s"});
+        token["_claim_sources"] =
+            json!({"s": {"endpoint": format!("{groups_url}{path}"), "access_token": "t"}});
+        signer.sign(&token)
+    };
+    let user = all.user(&token("/groups")).await.unwrap().unwrap();
+    assert_eq!(user.groups, ["x:dev", "x:ops", "system:authenticated"]);
+    let error = refusal(&all, &token("/elsewhere")).await;
+    assert!(
+        error.contains("could not expand distributed claims") && error.contains("403"),
+        "{error}"
+    );
+    for (given, why) in [
+        (json!({}), "did not contain claim: roles"),
+        (json!({"roles": ["dev"], "aud": "others"}), "expected audience"),
+        (json!({"roles": ["dev"], "iss": both.url}), "failed to verify signature"),
+        (json!({"roles": [1]}), "parse groups claim"),
+    ] {
+        *claims.lock() = given;
+        let error = refusal(&all, &token("/groups")).await;
+        assert!(error.contains(why), "{why}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn jwt_config_is_reloaded_when_it_is_valid() {
     let signer = Signer::new("a");
