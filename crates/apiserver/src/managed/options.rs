@@ -1,6 +1,7 @@
 //! The options of a write that are about its manager.
 
-use crate::status::{Cause, StatusError};
+use crate::schema::quoted;
+use crate::status::Cause;
 
 /// The longest name of a manager, in bytes.
 const MAX_NAME: usize = 128;
@@ -9,14 +10,9 @@ const MAX_NAME: usize = 128;
 ///
 /// # Errors
 ///
-/// 422 of the options' kind for a name that is too long or cannot be printed, and for what an apply
+/// The causes of a refusal, for a name that is too long or cannot be printed, and for what an apply
 /// needs and another write may not have.
-pub(crate) fn manager(
-    options: &'static str,
-    name: &str,
-    user_agent: &str,
-    apply: Apply,
-) -> Result<String, StatusError> {
+pub(crate) fn manager(name: &str, user_agent: &str, apply: Apply) -> Result<String, Vec<Cause>> {
     let mut causes = Vec::new();
     let mut refuse = |field: &str, reason: &'static str, message: String| {
         causes.push(Cause { reason, message, field: field.to_owned() });
@@ -39,11 +35,11 @@ pub(crate) fn manager(
     for (at, character) in name.char_indices().filter(|(_, c)| !is_printable(*c)) {
         let code = u32::from(character);
         let message =
-            format!("Invalid value: {name:?}: invalid character U+{code:04X} (at position {at})");
+            format!("Invalid value: {}: invalid character U+{code:04X} (at position {at})", quoted(name));
         refuse("fieldManager", "FieldValueInvalid", message);
     }
     if !causes.is_empty() {
-        return Err(StatusError::invalid_kind("meta.k8s.io", options, "", causes));
+        return Err(causes);
     }
     Ok(if name.is_empty() { program(user_agent) } else { name.to_owned() })
 }

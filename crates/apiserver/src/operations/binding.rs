@@ -32,9 +32,21 @@ impl Api {
             ));
         }
         check_namespace(binding, namespace)?;
-        kinds::validate_binding(binding)?;
+        // upstream does not say that it is invalid
+        kinds::validate_binding(binding).map_err(|error| match error.details {
+            Some(details) if error.code == 422 => {
+                let all: Vec<String> = details
+                    .causes
+                    .iter()
+                    .map(|cause| format!("{}: {}", cause.field, cause.message))
+                    .collect();
+                StatusError::internal_plain(all.join(", "))
+            }
+            _ => error,
+        })?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
-        let conflict = |why: String| StatusError::conflict(pods, name, &why);
+        let conflict =
+            |why: String| StatusError::conflict_of(("", "pods/binding"), name, &why);
         self.registry
             .write(pods, (namespace, name), None, dry_run, |current| {
                 let uid = object::uid(binding);

@@ -19,7 +19,7 @@ use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::size;
-use crate::schema::{Decoded, FieldValidation};
+use crate::schema::{Decoded, FieldValidation, quoted};
 use crate::status::{MODIFIED, StatusError};
 use crate::user::User;
 
@@ -395,7 +395,8 @@ fn propose(
                 return Err(StatusError::unsupported_media_type(patch::ACCEPTED_CUSTOM));
             }
             let conform = |decoded| kinds::conform_object(request.resource, decoded, *validation);
-            let (object, said) = patch::conformed(*kind, gvk, current, body, conform)?;
+            let (object, said) = 
+                patch::conformed(*kind, gvk, current, body, *validation, conform)?;
             *warnings = said;
             Ok(object)
         }
@@ -453,8 +454,20 @@ fn check_identity(
             Ok(())
         }
         version if version == object::resource_version(current) => Ok(()),
-        _ => Err(StatusError::conflict(resource, request.name, MODIFIED)),
+        version => Err(stale(resource, request.name, version)),
     }
+}
+
+/// The refusal of an update that is based on another version than the stored one.
+pub(super) fn stale(resource: &Resource, name: &str, version: &str) -> StatusError {
+    let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
+    let why = match version.parse::<u64>() {
+        Ok(_) if is_number => return StatusError::conflict(resource, name, MODIFIED),
+        _ if is_number => "value out of range",
+        _ => "invalid syntax",
+    };
+    let version = quoted(version);
+    StatusError::internal_plain(format!("strconv.ParseUint: parsing {version}: {why}"))
 }
 
 /// Whether this update takes away the last thing that a begun deletion was waiting for.

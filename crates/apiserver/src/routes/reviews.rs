@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::negotiate::Form;
 use super::respond::{self, Result};
 use super::tokens::user_info;
-use super::writes::validation;
+use super::writes::WriteOptions;
 use super::{Call, Router};
 use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
@@ -22,9 +22,9 @@ impl Router {
             return Err(StatusError::not_acceptable(&["application/json"]));
         }
         let body = self.body(&mut call).await?;
-        let (review, mut unknown) = body.read(call.resource.gvk(), validation(&call)?)?;
+        let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
+        let (review, mut unknown) = body.read(call.resource.gvk(), validation)?;
         audit::request_object(&review);
-        let dry_run = call.line.query.dry_run("CreateOptions")?;
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
         check(&call, kind, &review)?;
         unknown.extend(warnings);
@@ -152,7 +152,8 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     }
     match causes.0.is_empty() {
         true => Ok(()),
-        false => Err(StatusError::invalid(call.resource, "", causes.0)),
+        // upstream does not name the kind
+        false => Err(StatusError::invalid_kind(call.resource.group, "", "", causes.0)),
     }
 }
 
