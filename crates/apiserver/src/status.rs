@@ -56,6 +56,14 @@ pub struct Cause {
 pub const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
+/// What a kind is called with its group.
+fn qualified(group: &str, kind: &str) -> String {
+    match group {
+        "" => kind.to_owned(),
+        group => format!("{kind}.{group}"),
+    }
+}
+
 /// The cause of an option of which there are only those choices.
 #[must_use]
 pub fn unsupported(field: &str, value: &str, choices: &[&str]) -> Cause {
@@ -121,13 +129,19 @@ impl StatusError {
     /// 404: no object of that name.
     #[must_use]
     pub fn not_found(resource: &Resource, name: &str) -> Self {
-        Self::about(
-            404,
-            "NotFound",
-            resource,
-            name,
-            format!("{} {name:?} not found", resource.qualified()),
-        )
+        Self::not_found_of((resource.group, resource.plural), name)
+    }
+
+    /// The same for what upstream names otherwise: its group, and what its kind is called.
+    #[must_use]
+    pub fn not_found_of((group, kind): (&str, &str), name: &str) -> Self {
+        let message = format!("{} {name:?} not found", qualified(group, kind));
+        Self::plain(404, "NotFound", message).with_details(Details {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            kind: kind.to_owned(),
+            ..Details::default()
+        })
     }
 
     /// 404: no such page. The answer is this text.
@@ -171,10 +185,7 @@ impl StatusError {
     /// The same for what upstream names otherwise: its group, and what its kind is called.
     #[must_use]
     pub fn conflict_of((group, kind): (&str, &str), name: &str, why: &str) -> Self {
-        let qualified = match group {
-            "" => kind.to_owned(),
-            group => format!("{kind}.{group}"),
-        };
+        let qualified = qualified(group, kind);
         let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {why}");
         Self::plain(409, "Conflict", message).with_details(Details {
             name: name.to_owned(),
@@ -223,10 +234,7 @@ impl StatusError {
     /// The same for what is no resource, such as the options of a request.
     #[must_use]
     pub fn invalid_kind(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
-        let qualified = match group {
-            "" => kind.to_owned(),
-            group => format!("{kind}.{group}"),
-        };
+        let qualified = qualified(group, kind);
         let mut lines: Vec<String> = Vec::with_capacity(causes.len());
         for cause in &causes {
             let line = format!("{}: {}", cause.field, cause.message);

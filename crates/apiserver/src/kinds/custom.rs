@@ -45,6 +45,22 @@ pub(super) fn decode(
     Ok(decoded)
 }
 
+/// Refuses what a patch makes of an object when it is of another version.
+pub(crate) fn check_version(resource: &Resource, patched: &Value) -> Result<(), StatusError> {
+    let (given, wanted) = (text(&patched["apiVersion"]), resource.gvk().api_version());
+    if given == wanted {
+        return Ok(());
+    }
+    let (group, kind) = (given.split_once('/').map_or("", |(group, _)| group), text(&patched["kind"]));
+    let cause = Cause {
+        reason: "FieldValueInvalid",
+        message: format!("Invalid value: {given:?}: must be {wanted}"),
+        field: "apiVersion".to_owned(),
+    };
+    let name = text(&patched["metadata"]["name"]);
+    Err(StatusError::invalid_kind(group, kind, name, vec![cause]))
+}
+
 /// Refuses objects of another kind or version.
 fn check_kind(resource: &Resource, object: &Map<String, Value>) -> Result<(), StatusError> {
     let given = |field: &str| object.get(field).map_or("", text);
@@ -106,7 +122,9 @@ pub(super) fn conform(
         return Err(refuse(why));
     }
     if !definition.preserves_unknown {
-        problems.extend(structural::prune(&mut object, &version.schema).into_iter().map(unknown));
+        let mut pruned = structural::prune(&mut object, &version.schema);
+        pruned.sort_unstable();
+        problems.extend(pruned.into_iter().map(unknown));
     }
     problems.truncate(MAX_NAMED);
     let mut object = Value::Object(object);

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::update::{check_uid, precondition_failed};
 use super::{Api, calling_node, check_namespace};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
@@ -49,12 +50,14 @@ impl Api {
             |why: String| StatusError::conflict_of(("", "pods/binding"), name, &why);
         self.registry
             .write(pods, (namespace, name), None, dry_run, |current| {
-                let uid = object::uid(binding);
-                if !uid.is_empty() && uid != object::uid(current) {
-                    let found = object::uid(current);
-                    return Err(conflict(format!(
-                        "Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
-                    )));
+                check_uid(pods, object::uid(binding), current)?;
+                let (version, found) =
+                    (object::resource_version(binding), object::resource_version(current));
+                if !version.is_empty() && version != found {
+                    let why = format!(
+                        "ResourceVersion in precondition: {version}, ResourceVersion in object meta: {found}"
+                    );
+                    return Err(precondition_failed(pods, current, &why));
                 }
                 if object::is_deleting(current) {
                     return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));

@@ -80,6 +80,13 @@ impl Api {
         self.services.catch_up(&self.registry, resource).await;
         let mut reservation = self.services.admit_create(resource, &mut object, dry_run)?;
         offload::run(length, || kinds::validate_create(resource, &object))?;
+        if !object::resource_version(&object).is_empty() {
+            if !dry_run {
+                let why = "resourceVersion should not be set on objects to be created";
+                return Err(StatusError::internal_plain(why));
+            }
+            object::metadata_mut(&mut object).remove("resourceVersion");
+        }
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;

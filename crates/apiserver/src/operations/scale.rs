@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::review::{Pause, Reviews};
-use super::update::{UNCONDITIONAL, stale};
+use super::update::{UNCONDITIONAL, check_name, check_uid, stale};
 use super::{Api, Change};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
@@ -153,6 +153,12 @@ impl Api {
                         patch::conformed(*kind, gvk, &scale, body, validation, conform)?.0
                     }
                 };
+                if matches!(change, Change::Replace(_)) {
+                    check_uid(resource, object::uid(&scale), current)?;
+                }
+                if matches!(change, Change::Patch { .. }) {
+                    check_name(&scale, name)?;
+                }
                 let version = object::resource_version(&scale);
                 if !["", UNCONDITIONAL, object::resource_version(current)].contains(&version) {
                     return Err(stale(resource, name, version));
@@ -165,7 +171,8 @@ impl Api {
                     None => {}
                 }
                 let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
-                if replicas < 0 {
+                // A custom kind has its own words for it.
+                if replicas < 0 && resource.custom.is_none() {
                     let cause = Cause {
                         reason: "FieldValueInvalid",
                         message: format!(

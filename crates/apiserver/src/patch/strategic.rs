@@ -68,7 +68,10 @@ fn merge(
     for (name, order) in orders {
         let field = ty.and_then(|t| t.field(&name));
         let Value::Array(order) = order else {
-            return Err(StatusError::bad_request("invalid patch format of setElementOrder list"));
+            return Err(StatusError::internal_plain(format!(
+                "expected a []interface {{}}, but received a {}",
+                type_of(&order)
+            )));
         };
         set_order(field, object, &name, patch.remove(&name), &order, work)?;
     }
@@ -135,8 +138,8 @@ fn retain_keys(
             && !keys.contains(k.as_str())
     });
     if let Some((key, _)) = stray {
-        let why = format!("field {key:?} is set but missing in $retainKeys");
-        return Err(StatusError::unprocessable(why));
+        tracing::debug!(key, "a field of a patch is set but missing in $retainKeys");
+        return Err(StatusError::bad_request("invalid patch format of retainKeys"));
     }
     object.retain(|key, _| keys.contains(key.as_str()));
     Ok(())
@@ -249,9 +252,17 @@ fn merge_keyed(
         match item.remove(DIRECTIVE) {
             None => changes.push(item),
             Some(Value::String(d)) if d == "delete" => {
-                deleted.insert(item.get(key).ok_or_else(|| no_key(&item, key))?.to_string());
+                let Some(value) = item.get(key).map(Value::to_string) else {
+                    item.insert(DIRECTIVE.to_owned(), d.into());
+                    return Err(no_key(&item, key));
+                };
+                deleted.insert(value);
             }
             Some(Value::String(d)) if d == "replace" => replace = true,
+            Some(Value::String(d)) if d == "merge" => {
+                let why = "merging lists cannot yet be specified in the patch";
+                return Err(StatusError::internal_plain(why));
+            }
             Some(other) => return Err(unknown_directive(&other, &item)),
         }
     }

@@ -79,6 +79,8 @@ pub(crate) fn is_token(token: &str) -> bool {
 fn read(token: &str) -> Result<Token, String> {
     let json = URL_SAFE_NO_PAD.decode(token).map_err(|error| {
         let at = match error {
+            // padding is no part of it
+            _ if token.contains('=') => token.find('=').unwrap_or_default(),
             DecodeError::InvalidByte(at, _) => at,
             _ => token.len().saturating_sub(1) / 4 * 4,
         };

@@ -63,10 +63,11 @@ use crate::kubelet::KubeletClient;
 use crate::operations::Api;
 use crate::request_metrics::RequestMetrics;
 use crate::response_body::{Body, RequestGuard};
-use crate::schema::internal_package;
+use crate::schema::{internal_package, quoted};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
+use longshore_duration::GoDuration;
 use longshore_gates::FeatureGates;
 
 /// Answers requests.
@@ -163,6 +164,7 @@ impl Router {
             let answer = self.aggregated(&user, &service, head, body.take());
             return timeout(self.request_timeout, answer).await.map_err(|_| too_long())?;
         }
+        let limit = self.time_limit(line)?;
         let answer = match (&line.resource, route) {
             (Some(path), Some(route)) => {
                 let call = Call {
@@ -176,11 +178,27 @@ impl Router {
                     head,
                     body: body.take(),
                 };
-                timeout(self.request_timeout, self.dispatch(call)).await
+                timeout(limit, self.dispatch(call)).await
             }
-            _ => timeout(self.request_timeout, self.system(line, &head)).await,
+            _ => timeout(limit, self.system(line, &head)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
+    }
+
+    /// How long a request may take: what it says itself, and no more than the server grants.
+    fn time_limit(&self, line: &RequestLine) -> Result<Duration> {
+        let given = line.query.get("timeout").filter(|_| !limits::is_long_running(line));
+        let Some(given) = given else { return Ok(self.request_timeout) };
+        let duration: GoDuration = given.parse().map_err(|_| {
+            let given = quoted(given);
+            StatusError::bad_request(format!(
+                "invalid timeout specified in the request URL - time: invalid duration {given}"
+            ))
+        })?;
+        match duration.get() {
+            Duration::ZERO => Ok(self.request_timeout),
+            given => Ok(given.min(self.request_timeout)),
+        }
     }
 
     /// Who authenticates.
@@ -268,7 +286,10 @@ impl Router {
 
     /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
-        let deprecation = custom::deprecation(call.resource);
+        let deprecation = match call.resource.kind {
+            "ComponentStatus" => Some("v1 ComponentStatus is deprecated in v1.19+".to_owned()),
+            _ => custom::deprecation(call.resource),
+        };
         let mut answer = self.answer_call(call).await?;
         respond::warn(&mut answer, deprecation.as_slice());
         Ok(answer)

@@ -66,7 +66,7 @@ impl Pages {
         let zpages = Zpages { component: "apiserver", paths: listed };
         let accept = accept.unwrap_or_default();
         match path.trim_end_matches('/') {
-            "/metrics/slis" => Some(Ok(respond::text(StatusCode::OK, self.registry.text()))),
+            "/metrics/slis" => Some(Ok(respond::metrics(self.registry.text()))),
             "/flagz" => Some(negotiated(zpages.flagz(accept, &self.config.flags))),
             "/statusz" => Some(negotiated(zpages.statusz(accept, self.started))),
             "/logs" => Some(self.log("", path).await),

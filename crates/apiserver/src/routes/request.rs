@@ -54,7 +54,10 @@ pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
     fn parse(text: Option<&str>) -> Query {
-        Query(form_urlencoded::parse(text.unwrap_or_default().as_bytes()).into_owned().collect())
+        // As Go reads them, which takes none with a semicolon.
+        let pairs = text.unwrap_or_default().split('&').filter(|pair| !pair.contains(';'));
+        let pairs = pairs.flat_map(|pair| form_urlencoded::parse(pair.as_bytes()));
+        Query(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
     /// The first value of a parameter; an empty one counts as absent.

@@ -144,6 +144,13 @@ pub(super) fn text(code: StatusCode, text: String) -> Answer {
     response
 }
 
+/// Metrics in the format of Prometheus.
+pub(super) fn metrics(text: String) -> Answer {
+    const METRICS: HeaderValue =
+        HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8; escaping=underscores");
+    raw(StatusCode::OK, METRICS, Body::from(text))
+}
+
 /// An answer that is nothing but its code.
 pub(super) fn empty(code: StatusCode) -> Answer {
     let mut response = Response::new(Body::from(""));

@@ -11,6 +11,7 @@ use super::{Call, Router};
 use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
+use crate::operations::check_namespace;
 use crate::object;
 use crate::schema::{Causes, Path};
 use crate::status::StatusError;
@@ -121,11 +122,13 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (resource_path, other_path) =
         (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
+    check_namespace(review, &call.path.namespace)?;
     let mut causes = Causes::default();
+    let shown = json!({"Path": text(other, "path"), "Verb": text(other, "verb")});
     match (resource.is_object(), other.is_object()) {
         (true, true) => {
             let why = "cannot be specified in combination with resourceAttributes";
-            causes.invalid(&other_path, other, why);
+            causes.invalid(&other_path, &shown, why);
         }
         (false, false) => {
             let why =
@@ -147,8 +150,15 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
             causes.invalid(&resource_path.child("namespace"), given, why);
         }
         if other.is_object() {
-            causes.invalid(&other_path, other, "disallowed on this kind of request");
+            causes.invalid(&other_path, &shown, "disallowed on this kind of request");
         }
+    }
+    let metadata = review["metadata"].as_object().into_iter().flatten();
+    let is_given = |(name, value): &(&String, &Value)| {
+        !matches!(name.as_str(), "namespace" | "managedFields") && !value.is_null()
+    };
+    if metadata.filter(is_given).next().is_some() {
+        causes.invalid(&Path::root("metadata"), &review["metadata"], "must be empty");
     }
     match causes.0.is_empty() {
         true => Ok(()),

@@ -70,7 +70,7 @@ impl Router {
                     self.api.authorizer.metrics(),
                 ];
                 let text = text.concat();
-                Ok(respond::text(StatusCode::OK, text))
+                Ok(respond::metrics(text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {

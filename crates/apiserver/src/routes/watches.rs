@@ -482,7 +482,7 @@ mod tests {
         let resource = core("configmaps").unwrap();
         let watcher = Watcher {
             registry: registry.clone(),
-            view: View { resource, form, is_protobuf: false, include: IncludeObject::Metadata },
+            view: View { resource, form, is_protobuf: false, api_version: "meta.k8s.io/v1", include: IncludeObject::Metadata },
             filter: Filter {
                 prefix: "/registry/configmaps/".into(),
                 labels: Default::default(),

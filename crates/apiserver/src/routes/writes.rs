@@ -13,7 +13,7 @@ use crate::audit;
 use crate::kinds::{core, strategy};
 use crate::managed;
 use crate::object;
-use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
+use crate::operations::{Change, DeleteOptions, UpdateRequest, check_name, check_namespace, scale};
 use crate::patch::{self, PatchKind};
 use crate::registry::Written;
 use crate::schema::value::size;
@@ -45,6 +45,10 @@ impl Router {
         let options = WriteOptions::read(&call)?;
         let (change, mut warnings) = change(&call, call.resource.gvk(), &body, &options)?;
         let WriteOptions { manager, dry_run, .. } = options;
+        if let Change::Replace(object) = &change {
+            // said before whether there is such an object
+            check_name(object, &call.path.name)?;
+        }
         let request = UpdateRequest {
             user: call.user,
             manager: &manager,
@@ -169,6 +173,7 @@ impl Router {
         let (change, mut warnings) = change(&call, subresource.gvk, &body, &options)?;
         if let Change::Replace(scale) = &change {
             check_name(scale, &name)?;
+            check_namespace(scale, &namespace)?;
         }
         let WriteOptions { manager, dry_run, .. } = options;
         let key = (&*namespace, &*name);
@@ -277,6 +282,7 @@ impl Router {
         DeleteOptions::from_value(&json!({
             "dryRun": stages,
             "gracePeriodSeconds": query.number::<i64>("gracePeriodSeconds")?,
+            "preconditions": {"uid": query.get("uid")},
             "propagationPolicy": query.first("propagationPolicy"),
             "orphanDependents":
                 query.has("orphanDependents").then(|| query.flag("orphanDependents")),
@@ -330,17 +336,6 @@ fn creates_on_update(request: &UpdateRequest<'_>) -> bool {
 /// Whether the request is an apply of the whole object, which makes one that is absent.
 fn creates_by_apply(request: &UpdateRequest<'_>) -> bool {
     matches!(request.change, Change::Apply { .. }) && request.subresource.is_empty()
-}
-
-/// A name in the body must be that of the URL.
-fn check_name(object: &Value, name: &str) -> Result<()> {
-    match object::name(object) {
-        "" => Ok(()),
-        own if own == name => Ok(()),
-        own => Err(StatusError::bad_request(format!(
-            "the name of the object ({own}) does not match the name on the URL ({name})"
-        ))),
-    }
 }
 
 /// The kind of the options that a write has.

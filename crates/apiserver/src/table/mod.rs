@@ -32,7 +32,8 @@ impl IncludeObject {
             "" | "Metadata" => Ok(Self::Metadata),
             "Object" => Ok(Self::Object),
             other => Err(StatusError::bad_request(format!(
-                "unrecognized includeObject value: {other:?}"
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', \
+                 'Object', 'None', or empty"
             ))),
         }
     }
