@@ -174,7 +174,7 @@ async fn token_requests_that_are_rejected() {
             &default,
             bind("ConfigMap", "x", ""),
             400,
-            "cannot bind token to object of type v1, Kind=ConfigMap",
+            "cannot bind token to object of type /v1, Kind=ConfigMap",
         ),
         (
             &robot,

@@ -82,8 +82,11 @@ pub fn apply(
             object(kind, &patch)?;
             strategic::apply(types().of(gvk), &mut value, patch, &mut work)?;
             // The patch of a kind cannot make another of it.
-            value["apiVersion"] = gvk.api_version().into();
-            value["kind"] = gvk.kind.into();
+            for (field, own) in [("apiVersion", gvk.api_version()), ("kind", gvk.kind.to_owned())] {
+                if let Some(given) = value.get_mut(field) {
+                    *given = own.into();
+                }
+            }
         }
     }
     if schema::value::depth(&value) > MAX_DEPTH {

@@ -61,9 +61,7 @@ fn requested(headers: &HeaderMap) -> Result<Option<User>> {
     let groups = values("impersonate-group")?;
     let uid: String = first("impersonate-uid")?;
     if name.is_empty() {
-        if uid.is_empty() && groups.is_empty() && extra.is_empty() {
-            return Ok(None);
-        }
+        // An empty name is refused, too: it may be all that a proxy has left of one.
         return Err(StatusError::bad_request(format!(
             "requested &user.DefaultInfo{{Name:\"\", UID:{}, Groups:{}, Extra:{}}} without impersonating a user name",
             quoted(&uid),

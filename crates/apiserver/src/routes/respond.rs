@@ -174,6 +174,16 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
     response
 }
 
+/// The same with warnings, which upstream gives with refusals, too.
+pub(super) fn refused(error: StatusError, warnings: &[String]) -> Result {
+    if warnings.is_empty() {
+        return Err(error);
+    }
+    let mut answer = refusal(&error);
+    warn(&mut answer, warnings);
+    Ok(answer)
+}
+
 /// The answer to a request that got no seat, as upstream has it: a text, and not a `Status`.
 pub(super) fn rejected(retry_after: u32) -> Answer {
     let text = "Too many requests, please try again later.\n";

@@ -27,8 +27,10 @@ impl Router {
         let (review, mut unknown) = body.read(call.resource.gvk(), validation)?;
         audit::request_object(&review);
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
-        check(&call, kind, &review)?;
         unknown.extend(warnings);
+        if let Err(error) = check(&call, kind, &review) {
+            return respond::refused(error, &unknown);
+        }
         review["status"] = match kind {
             Review::Access => {
                 self.access_status(&subject(&review["spec"]), &review["spec"]).await?

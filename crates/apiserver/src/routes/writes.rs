@@ -31,10 +31,14 @@ impl Router {
         let (object, mut warnings) = read(&call, call.resource.gvk(), &body, &options)?;
         let WriteOptions { manager, dry_run, .. } = options;
         let (namespace, resource) = (call.namespace(), call.resource);
-        let (created, said) = self
+        let created = self
             .api
             .create_for(call.user, resource, namespace, object, Some(&manager), dry_run)
-            .await?;
+            .await;
+        let (created, said) = match created {
+            Ok(created) => created,
+            Err(error) => return respond::refused(error, &warnings),
+        };
         warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
     }
@@ -87,7 +91,8 @@ impl Router {
                     None => self.api.update(&request).await?,
                 }
             }
-            result => result?,
+            Err(error) => return respond::refused(error, &warnings),
+            Ok(updated) => updated,
         };
         warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::OK, &object), &warnings))
