@@ -97,8 +97,7 @@ async fn digest(response: Response<hyper::body::Incoming>) -> Value {
         digest["location"] = value.into();
     }
     let warnings = head.headers.get_all(header::WARNING).iter();
-    let mut warnings: Vec<String> =
-        warnings.map(|value| normal(value.to_str().unwrap())).collect();
+    let mut warnings: Vec<String> = warnings.map(|value| normal(value.to_str().unwrap())).collect();
     warnings.sort_unstable();
     if !warnings.is_empty() {
         digest["warnings"] = warnings.into();
@@ -121,10 +120,15 @@ async fn digest(response: Response<hyper::body::Incoming>) -> Value {
             fields.sort_unstable();
             digest["object"] = match map.get("kind") {
                 Some(kind) => json!([kind, map.get("apiVersion")]),
+                None if map.contains_key("swagger") || map.contains_key("openapi") => {
+                    json!("OpenAPI")
+                }
                 None => json!(fields),
             };
         }
         _ if body.starts_with("{\"type\"") => digest["events"] = events(&body),
+        // metrics have their own tests
+        _ if media_type.contains("version=0.0.4") => {}
         _ if media_type.contains("protobuf") => digest["length"] = (!body.is_empty()).into(),
         _ => digest["text"] = body.chars().take(SHOWN).collect::<String>().into(),
     }
@@ -152,10 +156,13 @@ fn status(mut status: Value) -> Value {
     if let Some(message) = map.get_mut("message") {
         *message = normal(message.as_str().unwrap()).into();
     }
-    let Some(details) = map.get_mut("details").and_then(Value::as_object_mut) else { return status };
+    let Some(details) = map.get_mut("details").and_then(Value::as_object_mut) else {
+        return status;
+    };
     for field in ["uid", "name"] {
         if let Some(value) = details.get_mut(field) {
-            *value = normal(value.as_str().unwrap()).into();
+            let text = normal(value.as_str().unwrap());
+            *value = if text.starts_with("x_") { "x_RANDOM".into() } else { text.into() };
         }
     }
     if let Some(causes) = details.get_mut("causes").and_then(Value::as_array_mut) {
@@ -183,6 +190,7 @@ fn normal(text: &str) -> String {
     let text = replaced(&text, "yaml: ", "", "FAULT", true);
     let text = replaced(&text, "current: ", "", "N", true);
     let text = replaced(&text, "in record (", ")", "N", false);
+    let text = replaced(&text, "ResourceVersion in object meta: ", "", "N", true);
     let text = replaced(&text, "Key: ", ",", "KEY", false);
     let text = replaced(&text, "\"x_", "\"", "RANDOM", false);
     without_uids(&text)
@@ -250,11 +258,16 @@ async fn answers_are_those_of_kube_apiserver() {
     let recorded = std::fs::read_to_string(RECORDED).unwrap();
     let requests: Vec<Value> =
         recorded.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n")).unwrap();
     let cluster = Cluster::start_with(|config| {
         config.service_ranges = "10.202.0.0/16".parse().unwrap();
+        config.authentication.token_file = Some(tokens.path().to_owned());
     })
     .await;
-    let config = common::config(&cluster.kubeconfig()).await;
+    let mut config = common::config(&cluster.kubeconfig()).await;
+    // the token has to do
+    config.auth_info = kube::config::AuthInfo::default();
     let own = server(&config);
     let mut wrong = Vec::new();
     for request in &requests {

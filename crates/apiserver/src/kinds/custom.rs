@@ -51,7 +51,8 @@ pub(crate) fn check_version(resource: &Resource, patched: &Value) -> Result<(), 
     if given == wanted {
         return Ok(());
     }
-    let (group, kind) = (given.split_once('/').map_or("", |(group, _)| group), text(&patched["kind"]));
+    let (group, kind) =
+        (given.split_once('/').map_or("", |(group, _)| group), text(&patched["kind"]));
     let cause = Cause {
         reason: "FieldValueInvalid",
         message: format!("Invalid value: {given:?}: must be {wanted}"),

@@ -34,8 +34,10 @@ pub(crate) fn manager(name: &str, user_agent: &str, apply: Apply) -> Result<Stri
     }
     for (at, character) in name.char_indices().filter(|(_, c)| !is_printable(*c)) {
         let code = u32::from(character);
-        let message =
-            format!("Invalid value: {}: invalid character U+{code:04X} (at position {at})", quoted(name));
+        let message = format!(
+            "Invalid value: {}: invalid character U+{code:04X} (at position {at})",
+            quoted(name)
+        );
         refuse("fieldManager", "FieldValueInvalid", message);
     }
     if !causes.is_empty() {
@@ -124,10 +126,8 @@ mod tests {
             ),
         ] {
             let causes = manager(name, "", apply).unwrap_err();
-            let found: Vec<String> = causes
-                .iter()
-                .map(|cause| format!("{}: {}", cause.field, cause.message))
-                .collect();
+            let found: Vec<String> =
+                causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
             assert_eq!(found, [message]);
         }
         manager(&"x".repeat(128), "", Apply::Yes).unwrap();

@@ -46,8 +46,7 @@ impl Api {
             _ => error,
         })?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
-        let conflict =
-            |why: String| StatusError::conflict_of(("", "pods/binding"), name, &why);
+        let conflict = |why: String| StatusError::conflict_of(("", "pods/binding"), name, &why);
         self.registry
             .write(pods, (namespace, name), None, dry_run, |current| {
                 check_uid(pods, object::uid(binding), current)?;

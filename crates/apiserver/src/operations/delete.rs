@@ -145,12 +145,7 @@ impl DeleteOptions {
 }
 
 /// An absent choice is a good one.
-fn check_choice(
-    field: &str,
-    choice: &Value,
-    value: &Value,
-    supported: &[&str],
-) -> Option<Cause> {
+fn check_choice(field: &str, choice: &Value, value: &Value, supported: &[&str]) -> Option<Cause> {
     let chosen = choice.as_str()?;
     // "nil" is upstream's word for an absent one
     let is_good = chosen != "nil" && supported.contains(&chosen);

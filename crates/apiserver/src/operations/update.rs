@@ -400,8 +400,7 @@ fn propose(
                 }
                 kinds::conform_object(request.resource, decoded, *validation)
             };
-            let (object, said) = 
-                patch::conformed(*kind, gvk, current, body, *validation, conform)?;
+            let (object, said) = patch::conformed(*kind, gvk, current, body, *validation, conform)?;
             *warnings = said;
             Ok(object)
         }
@@ -444,7 +443,17 @@ fn check_identity(
         check_uid(resource, object::uid(new), current)?;
     }
     match object::resource_version(new) {
-        // Whether that is enough to go by is for the rules of the kind.
+        "" if is_put && kinds::strategy(resource).versioned_updates => {
+            let cause = Cause {
+                reason: "FieldValueInvalid",
+                message: "Invalid value: 0: must be specified for an update".to_owned(),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            // named as upstream does
+            let (group, plural) = (resource.group, resource.plural);
+            return Err(StatusError::invalid_kind(group, plural, request.name, vec![cause]));
+        }
+        // Whatever is stored is replaced.
         "" => Ok(()),
         UNCONDITIONAL => {
             object::metadata_mut(new).remove("resourceVersion");

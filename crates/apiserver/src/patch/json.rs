@@ -78,14 +78,13 @@ pub(super) fn apply(
                 )));
             }
         }
-        patch_unsafe(document, std::slice::from_ref(&operation))
-            .map_err(|e| {
-                StatusError::unprocessable(format!(
-                    "operation {index} failed at path {:?}: {}",
-                    e.path.as_str(),
-                    e.kind
-                ))
-            })?;
+        patch_unsafe(document, std::slice::from_ref(&operation)).map_err(|e| {
+            StatusError::unprocessable(format!(
+                "operation {index} failed at path {:?}: {}",
+                e.path.as_str(),
+                e.kind
+            ))
+        })?;
     }
     Ok(unknown)
 }

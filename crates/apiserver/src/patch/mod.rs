@@ -231,7 +231,8 @@ fn object(kind: PatchKind, patch: &Value) -> Result<(), StatusError> {
         return Ok(());
     }
     let word = schema::word(patch);
-    let why = format!("json: cannot unmarshal {word} into Go value of type map[string]interface {{}}");
+    let why =
+        format!("json: cannot unmarshal {word} into Go value of type map[string]interface {{}}");
     Err(undecoded(kind, StatusError::bad_request(why)))
 }
 

@@ -46,7 +46,9 @@ pub(super) fn inconsistent(prefix: &str, start: &str) -> Result<String, StatusEr
 /// The key to start at, and the revision; 0 is the newest.
 pub(super) fn decode(prefix: &str, token: &str) -> Result<(String, Revision), StatusError> {
     let invalid = |why: &str| {
-        StatusError::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+        StatusError::bad_request(format!(
+            "invalid continue token: continue key is not valid: {why}"
+        ))
     };
     let token = read(token).map_err(|why| invalid(&why))?;
     let revision = match token.rv {

@@ -34,7 +34,9 @@ impl Router {
         let (namespace, name) = (call.namespace(), call.path.name.as_str());
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
         let is_forward = call.path.subresource == "portforward";
-        if let Some(port) = query.all("ports").find(|_| is_forward).filter(|port| port.parse::<u16>().is_err()) {
+        if let Some(port) =
+            query.all("ports").find(|_| is_forward).filter(|port| port.parse::<u16>().is_err())
+        {
             let (port, why) = (quoted(port), number_fault(port));
             return Err(StatusError::bad_request(format!(
                 "cannot convert to []int32: strconv.ParseUint: parsing {port}: {why}"

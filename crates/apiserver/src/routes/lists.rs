@@ -16,8 +16,8 @@ use crate::offload::LARGE;
 use crate::registry::{self, ListRequest, VersionMatch, too_large};
 use crate::response_body::Memory;
 use crate::schema::protobuf::ListWriter;
-use crate::selector::{FieldSelector, LabelSelector};
 use crate::schema::quoted;
+use crate::selector::{FieldSelector, LabelSelector};
 use crate::status::{Cause, StatusError, unsupported};
 use crate::table::{self, Rows};
 
@@ -77,12 +77,15 @@ impl<'a> ListText<'a> {
     pub(super) fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
         let kind = view.resource.list_kind();
-        let rows = (view.form == Form::Table)
-            .then(|| Rows::new(view.resource, view.include, view.api_version, jiff::Timestamp::now()));
+        let rows = (view.form == Form::Table).then(|| {
+            Rows::new(view.resource, view.include, view.api_version, jiff::Timestamp::now())
+        });
         let head = match (view.form, &rows) {
             (Form::Metadata, _) => {
                 let version = view.api_version;
-                format!(r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{version}","items":["#)
+                format!(
+                    r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{version}","items":["#
+                )
             }
             (_, Some(rows)) => format!(
                 r#"{{"kind":"Table","apiVersion":"{}","columnDefinitions":{},"rows":["#,
@@ -117,9 +120,10 @@ impl<'a> ListText<'a> {
         }
         let written = match (&self.rows, self.view.form) {
             (Some(rows), _) => longshore_json::append(&mut self.text, &rows.row(object)),
-            (None, Form::Metadata) => {
-                longshore_json::append(&mut self.text, &table::partial_metadata(object, self.view.api_version))
-            }
+            (None, Form::Metadata) => longshore_json::append(
+                &mut self.text,
+                &table::partial_metadata(object, self.view.api_version),
+            ),
             _ => longshore_json::append(&mut self.text, object),
         };
         written.map_err(StatusError::internal)?;

@@ -261,7 +261,7 @@ mod tests {
                 "sinceSeconds=5&sinceTime=2026-01-01T00:00:00Z",
                 "",
                 invalid(
-                    ": Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
+                    "[]: Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
                 ),
             ),
             ("stream=All", "", invalid("stream: Forbidden: may not be specified")),

@@ -290,9 +290,13 @@ impl Router {
             "ComponentStatus" => Some("v1 ComponentStatus is deprecated in v1.19+".to_owned()),
             _ => custom::deprecation(call.resource),
         };
-        let mut answer = self.answer_call(call).await?;
-        respond::warn(&mut answer, deprecation.as_slice());
-        Ok(answer)
+        match self.answer_call(call).await {
+            Ok(mut answer) => {
+                respond::warn(&mut answer, deprecation.as_slice());
+                Ok(answer)
+            }
+            Err(error) => respond::refused(error, deprecation.as_slice()),
+        }
     }
 
     async fn answer_call(&self, call: Call<'_>) -> Result {
@@ -349,7 +353,8 @@ impl Handler for Router {
     ) -> Answer {
         let (mut head, body) = request.into_parts();
         let takes_gzip = negotiate::takes_gzip(&head.headers);
-        let preferred = [false, true].map(|is_status| negotiate::preferred(&head.headers, is_status));
+        let preferred =
+            [false, true].map(|is_status| negotiate::preferred(&head.headers, is_status));
         let id = audit::audit_id(&mut head.headers);
         let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
         let work = async {
@@ -562,10 +567,16 @@ impl Call<'_> {
         };
         let refusal = match (answered, kind) {
             (Answered::List, "PartialObjectMetadata") => {
-                format!("you requested {kind}, but the requested object is a list ({})", go_type("List"))
+                format!(
+                    "you requested {kind}, but the requested object is a list ({})",
+                    go_type("List")
+                )
             }
             (Answered::Object, "PartialObjectMetadataList") => {
-                format!("you requested {kind}, but the requested object is not a list ({})", go_type(""))
+                format!(
+                    "you requested {kind}, but the requested object is not a list ({})",
+                    go_type("")
+                )
             }
             _ => String::new(),
         };

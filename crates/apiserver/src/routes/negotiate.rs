@@ -39,14 +39,8 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
         .map(|text| {
             let mut parts = text.split(';').map(str::trim);
             let media_type = parts.next().unwrap_or_default();
-            let mut clause = Clause {
-                media_type,
-                group: "",
-                version: "",
-                kind: "",
-                stream: "",
-                quality: 1.0,
-            };
+            let mut clause =
+                Clause { media_type, group: "", version: "", kind: "", stream: "", quality: 1.0 };
             for (key, value) in parts.filter_map(|part| part.split_once('=')) {
                 match key.trim() {
                     "g" => clause.group = value,

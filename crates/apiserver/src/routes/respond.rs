@@ -78,10 +78,8 @@ pub(super) fn to_yaml(answer: &mut Answer) {
         return;
     }
     let Some(text) = answer.body().whole().cloned() else { return };
-    let has_memory = answer
-        .body()
-        .memory()
-        .is_none_or(|memory| memory.grow(text.len().saturating_mul(GROWTH)));
+    let has_memory =
+        answer.body().memory().is_none_or(|memory| memory.grow(text.len().saturating_mul(GROWTH)));
     if !has_memory {
         *answer = refusal(&super::limits::too_many());
         return;

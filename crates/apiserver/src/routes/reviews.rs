@@ -11,8 +11,8 @@ use super::{Call, Router};
 use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
-use crate::operations::check_namespace;
 use crate::object;
+use crate::operations::check_namespace;
 use crate::schema::{Causes, Path};
 use crate::status::StatusError;
 use crate::user::User;
@@ -31,30 +31,36 @@ impl Router {
         if let Err(error) = check(&call, kind, &review) {
             return respond::refused(error, &unknown);
         }
-        review["status"] = match kind {
-            Review::Access => {
-                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
-            }
+        review["status"] = match self.review_status(&call, kind, &review).await {
+            Ok(status) => status,
+            Err(error) => return respond::refused(error, &unknown),
+        };
+        let mut answer = respond::json(StatusCode::CREATED, &review);
+        respond::warn(&mut answer, &unknown);
+        Ok(answer)
+    }
+
+    async fn review_status(&self, call: &Call<'_>, kind: Review, review: &Value) -> Result<Value> {
+        let spec = &review["spec"];
+        match kind {
+            Review::Access => self.access_status(&subject(spec), spec).await,
             Review::LocalAccess => {
-                if call.path.namespace.as_str() != object::namespace(&review) {
+                if call.path.namespace.as_str() != object::namespace(review) {
                     return Err(StatusError::bad_request(format!(
                         "spec.resourceAttributes.namespace must match namespace: {}",
                         call.path.namespace
                     )));
                 }
-                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
+                self.access_status(&subject(spec), spec).await
             }
-            Review::SelfRules => match text(&review["spec"], "namespace") {
-                "" => return Err(StatusError::bad_request("no namespace on request")),
-                namespace => rules_status(self.api.authorizer.rules(call.user, namespace)),
+            Review::SelfRules => match text(spec, "namespace") {
+                "" => Err(StatusError::bad_request("no namespace on request")),
+                namespace => Ok(rules_status(self.api.authorizer.rules(call.user, namespace))),
             },
-            Review::SelfAccess => self.access_status(call.user, &review["spec"]).await?,
-            Review::SelfSubject => json!({"userInfo": user_info(call.user)}),
-            Review::Token => self.token_status(&review["spec"]).await?,
-        };
-        let mut answer = respond::json(StatusCode::CREATED, &review);
-        respond::warn(&mut answer, &unknown);
-        Ok(answer)
+            Review::SelfAccess => self.access_status(call.user, spec).await,
+            Review::SelfSubject => Ok(json!({"userInfo": user_info(call.user)})),
+            Review::Token => self.token_status(spec).await,
+        }
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
@@ -124,7 +130,9 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (resource_path, other_path) =
         (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
-    check_namespace(review, &call.path.namespace)?;
+    if kind == Review::LocalAccess {
+        check_namespace(review, &call.path.namespace)?;
+    }
     let mut causes = Causes::default();
     let shown = json!({"Path": text(other, "path"), "Verb": text(other, "verb")});
     match (resource.is_object(), other.is_object()) {

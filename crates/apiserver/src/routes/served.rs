@@ -38,9 +38,8 @@ pub(super) fn route(
         true => StatusError::no_such_path(),
         false => StatusError::no_such_page(),
     };
-    let resource = snapshot
-        .lookup(&path.group, &path.version, &path.resource)
-        .ok_or_else(no_such_path)?;
+    let resource =
+        snapshot.lookup(&path.group, &path.version, &path.resource).ok_or_else(no_such_path)?;
     let subresource = match path.subresource.as_str() {
         "" => None,
         name => Some(resource.subresource(name).ok_or_else(|| match resource.custom {
@@ -58,7 +57,13 @@ pub(super) fn route(
         Some(verb) if verbs.contains(&verb) => Ok(route),
         // Any method is handed on to what is behind a proxy.
         None if is_proxy && matches!(*method, Method::HEAD | Method::OPTIONS) => Ok(route),
-        Some(verb) if resource.custom.is_some() => Err(StatusError::verb_not_allowed(resource, verb)),
+        // Nothing but lists is there across namespaces.
+        _ if resource.custom.is_some() && resource.namespaced && path.scope == Scope::Cluster => {
+            Err(no_such_path())
+        }
+        Some(verb) if resource.custom.is_some() => {
+            Err(StatusError::verb_not_allowed(resource, verb))
+        }
         _ => Err(StatusError::method_not_allowed()),
     }
 }

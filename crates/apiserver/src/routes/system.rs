@@ -1,8 +1,8 @@
 //! Paths that are no resources: health, version, metrics, discovery and OpenAPI.
 
-use hyper::{Method, StatusCode};
 use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
+use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::request::RequestLine;
@@ -94,7 +94,9 @@ impl Router {
                 negotiate::document(accept, false)?;
                 Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups(custom))))
             }
-            "/openapi/v2" if !openapi::v2::is_wanted(accept) && !negotiate::accepts_json(accept) => {
+            "/openapi/v2"
+                if !openapi::v2::is_wanted(accept) && !negotiate::accepts_json(accept) =>
+            {
                 Ok(respond::empty(StatusCode::NOT_ACCEPTABLE))
             }
             "/openapi/v2" => {

@@ -11,6 +11,7 @@ use super::{Call, Router};
 use crate::api_types::Subresource;
 use crate::audit;
 use crate::auth::Error;
+use crate::operations::check_namespace;
 use crate::response_body::Body;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
@@ -27,6 +28,7 @@ impl Router {
         let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
         audit::request_object(&request);
+        check_namespace(&request, call.namespace())?;
         let (request, said) = self.admit_created(&call, request, dry_run).await?;
         warnings.extend(said);
         let account = (call.namespace(), call.path.name.as_str());

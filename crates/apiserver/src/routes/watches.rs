@@ -326,7 +326,9 @@ impl Watcher {
     fn push(&mut self, kind: &str, object: &Value) {
         match self.view.form {
             Form::Object => self.push_shown(kind, object),
-            Form::Metadata => self.push_shown(kind, &table::partial_metadata(object, self.view.api_version)),
+            Form::Metadata => {
+                self.push_shown(kind, &table::partial_metadata(object, self.view.api_version))
+            }
             Form::Table => {
                 let headers = !std::mem::replace(&mut self.has_headers, true);
                 self.push_shown(kind, &self.view.render(object, headers));
@@ -482,7 +484,13 @@ mod tests {
         let resource = core("configmaps").unwrap();
         let watcher = Watcher {
             registry: registry.clone(),
-            view: View { resource, form, is_protobuf: false, api_version: "meta.k8s.io/v1", include: IncludeObject::Metadata },
+            view: View {
+                resource,
+                form,
+                is_protobuf: false,
+                api_version: "meta.k8s.io/v1",
+                include: IncludeObject::Metadata,
+            },
             filter: Filter {
                 prefix: "/registry/configmaps/".into(),
                 labels: Default::default(),

@@ -209,7 +209,9 @@ impl Router {
         let dry_run = options.dry_run;
         let (binding, _) = read(&call, call.resource.gvk(), &body, &options)?;
         let name = object::name(&binding).to_owned();
-        if name.is_empty() && binding["target"]["name"].as_str().is_some_and(|name| !name.is_empty()) {
+        if name.is_empty()
+            && binding["target"]["name"].as_str().is_some_and(|name| !name.is_empty())
+        {
             return Err(StatusError::bad_request("Name parameter required."));
         }
         let pods = core("pods")?;

@@ -98,7 +98,12 @@ fn string(text: &mut String, content: &str) {
     let quoted = Value::from(content).to_string();
     for character in quoted.chars() {
         match character {
-            '\u{7f}'..='\u{a0}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
+            '\u{7f}'..='\u{a0}'
+            | '\u{2028}'
+            | '\u{2029}'
+            | '\u{feff}'
+            | '\u{fffe}'
+            | '\u{ffff}' => {
                 let _ = write!(text, "\\u{:04x}", u32::from(character));
             }
             other => text.push(other),

@@ -183,7 +183,8 @@ fn other_kind(gvk: Gvk, api_version: &str, kind: &str) -> StatusError {
 /// Whether a kind is another version of this one.
 fn is_version_of(gvk: Gvk, group: &str, kind: &str) -> bool {
     let is_event = |group: &str| matches!(group, "" | "events.k8s.io");
-    kind == gvk.kind && (group == gvk.group || kind == "Event" && is_event(group) && is_event(gvk.group))
+    kind == gvk.kind
+        && (group == gvk.group || kind == "Event" && is_event(group) && is_event(gvk.group))
 }
 
 /// The Go package of upstream's type for all versions of a kind.

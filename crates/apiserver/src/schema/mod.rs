@@ -5,23 +5,23 @@ mod conform;
 mod decode;
 pub(crate) mod field;
 pub(crate) mod names;
+mod printed;
 pub(crate) mod protobuf;
 pub(crate) mod quantity;
 pub(crate) mod service;
-mod printed;
 mod syntax;
 pub(crate) mod value;
 
 pub use conform::conform;
 pub(crate) use conform::{check_type_meta, conform_metadata, internal_package, word};
+pub(crate) use decode::NO_KIND;
 pub use decode::{ACCEPTED, Decoded, decode};
 pub(crate) use decode::{MAX_DEPTH, json, media_type};
 pub(crate) use field::{Causes, Path};
 pub use names::is_dns_subdomain;
 pub(crate) use names::{label_value, qualified};
-pub(crate) use syntax::error as syntax_error;
 pub(crate) use printed::{printed, quoted, type_of};
-pub(crate) use decode::NO_KIND;
+pub(crate) use syntax::error as syntax_error;
 
 use crate::api_types::Gvk;
 use crate::status::{Cause, StatusError, unsupported};

@@ -111,7 +111,11 @@ impl Scanner<'_> {
                 (Expected::Colon, b':') => Expected::Value,
                 (Expected::Colon, _) => return Err(invalid(byte, "after object key")),
                 (Expected::Next, b',') => {
-                    if is_object { Expected::Key } else { Expected::Value }
+                    if is_object {
+                        Expected::Key
+                    } else {
+                        Expected::Value
+                    }
                 }
                 (Expected::Next, b'}') if is_object => {
                     levels.pop();

@@ -93,10 +93,8 @@ fn read_terms(text: &str) -> impl Iterator<Item = Result<(&str, bool, String), S
 fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {
     let offered = resource.fields;
     // Kinds of the cluster that have fields of their own have no namespace.
-    let lacks = name == META[1]
-        && !resource.namespaced
-        && offered.is_some()
-        && resource.custom.is_none();
+    let lacks =
+        name == META[1] && !resource.namespaced && offered.is_some() && resource.custom.is_none();
     if let Some(field) = META.into_iter().find(|f| *f == name && !lacks) {
         return Ok(field);
     }
@@ -191,7 +189,9 @@ fn unescape(value: &str) -> Result<Cow<'_, str>, String> {
             },
             ',' | '=' => {
                 let code = u32::from(c);
-                return Err(format!("invalid field selector: unescaped character in value: {code}"));
+                return Err(format!(
+                    "invalid field selector: unescaped character in value: {code}"
+                ));
             }
             c => plain.push(c),
         }

@@ -110,12 +110,7 @@ impl Rows {
         definition.version(version)
     }
 
-    fn with_object(
-        &self,
-        cells: Vec<Value>,
-        conditions: Option<Value>,
-        object: &Value,
-    ) -> Value {
+    fn with_object(&self, cells: Vec<Value>, conditions: Option<Value>, object: &Value) -> Value {
         // a bookmark is an object of the kind with nothing in it
         let mut row = json!({ "cells": cells });
         row["object"] = match self.include {

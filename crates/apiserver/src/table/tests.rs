@@ -13,7 +13,15 @@ fn now() -> Timestamp {
 
 fn table(plural: &str, object: &Value) -> Value {
     let resource = resources().find(|r| r.plural == plural).unwrap();
-    render(resource, [object], json!({"resourceVersion": "7"}), IncludeObject::None, META, true, now())
+    render(
+        resource,
+        [object],
+        json!({"resourceVersion": "7"}),
+        IncludeObject::None,
+        META,
+        true,
+        now(),
+    )
 }
 
 fn cells(plural: &str, mut object: Value) -> Vec<Value> {

@@ -28,7 +28,9 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
 /// what it is a template for. Without them they would have no defaults.
 fn specified(ty: &Type, object: &mut Map<String, Value>) {
     for name in ["spec", "template", "jobTemplate"] {
-        let Some(field) = ty.field(name).filter(|field| field.shape == Shape::One) else { continue };
+        let Some(field) = ty.field(name).filter(|field| field.shape == Shape::One) else {
+            continue;
+        };
         let Leaf::Struct(of) = field.leaf else { continue };
         if !ty.always.contains(&name) {
             continue;
