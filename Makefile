@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR ?= $(CACHE)/target
 # Where the programs and tools of root are, whatever shell called us.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help run test test-unit fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-cluster bench-dns clean-host
+.PHONY: help run test test-unit fuzz vm-test vm-bench lint fmt bench bench-proxy bench-server bench-volumes bench-api bench-cluster bench-dns clean-host
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -84,6 +84,12 @@ bench-volumes: ## measure volumes: COUNT=1000 with data, idle and when a secret 
 	@scripts/install-deps.sh run
 	cargo build --release --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-bench
 	@"$$CARGO_TARGET_DIR/release/longshore-bench" --volumes=$(or $(COUNT),1000) --files=$(or $(FILES),200000) $(if $(JSON),--json="$(JSON)")
+
+bench-api: ## measure the apiserver with N=4000 config maps, PODS=10000, 100 watchers; PEERS=folder of upstream's programs
+	@scripts/install-deps.sh run
+	cargo build --release --bins -p longshore-apiserver -p longshore-bench
+	@"$$CARGO_TARGET_DIR/release/longshore-bench" --config-maps=$(or $(N),4000) --stored-pods=$(or $(PODS),10000) \
+	$(if $(PEERS),--peers="$(PEERS)") $(if $(JSON),--json="$(JSON)")
 
 bench-cluster: ## measure the control plane: N=5000 pods on NODES=1000 simulated nodes; PEERS=folder of upstream's programs
 	@scripts/install-deps.sh run

@@ -3,12 +3,13 @@
 //!
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
-//! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, and
-//! nothing else.
+//! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, with
+//! `--config-maps` `api`, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 
 #![allow(clippy::arithmetic_side_effects, reason = "a tool of tests, on numbers of its own")]
+mod api;
 mod bench;
 mod burst;
 mod cluster;
@@ -79,7 +80,17 @@ struct Args {
     /// How often that pod changes.
     #[arg(long, default_value_t = 200)]
     changes: usize,
-    /// A folder with upstream's kube-scheduler and kube-controller-manager, measured in the same way.
+    /// Measure the apiserver with so many config maps, and nothing else.
+    #[arg(long, value_name = "COUNT")]
+    config_maps: Option<usize>,
+    /// Pods that fill the store of that apiserver.
+    #[arg(long, default_value_t = 10_000)]
+    stored_pods: usize,
+    /// Who watches that apiserver.
+    #[arg(long, default_value_t = 100)]
+    watchers: usize,
+    /// A folder with upstream's programs, measured in the same way: kube-scheduler and
+    /// kube-controller-manager, or kube-apiserver and etcd.
     #[arg(long, value_name = "FOLDER")]
     peers: Option<PathBuf>,
     /// Write all results to this file, as JSON.
@@ -139,6 +150,17 @@ async fn measure(args: &Args) -> Result<(String, String)> {
             peers: args.peers.clone(),
         };
         let results = control_plane::run(&settings).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
+    }
+    if let Some(maps) = args.config_maps {
+        let settings = api::Settings {
+            maps,
+            pods: args.stored_pods,
+            watchers: args.watchers,
+            changes: args.changes,
+            peers: args.peers.clone(),
+        };
+        let results = api::run(&settings).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if args.services.is_empty() {

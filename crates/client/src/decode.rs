@@ -168,10 +168,10 @@ where
 /// recursion, however deep it is. [`RawValue`] does so too, but fails where serde has kept the
 /// value of a field in memory until it has seen the next one: an event with its `object` before its
 /// `type`, which no apiserver sends, but any may.
-const RAW_VALUE: &str = "$serde_json::private::RawValue";
+pub(crate) const RAW_VALUE: &str = "$serde_json::private::RawValue";
 
 /// Takes in the text of a value, or the value itself where there is no text.
-struct TextVisitor;
+pub(crate) struct TextVisitor;
 
 impl<'de> Visitor<'de> for TextVisitor {
     type Value = Cow<'de, str>;
@@ -198,11 +198,18 @@ pub(crate) fn decode<K>(text: &str) -> Item<K>
 where
     K: k8s_openapi::Resource + Resource + DeserializeOwned + Default,
 {
-    let lean = without_managed_fields(text);
-    if let Ok(object) = serde_json::from_str(&lean) {
+    decode_lean(&lean(text).0)
+}
+
+/// An object's text, which has no `managedFields`, as an item.
+pub(crate) fn decode_lean<K>(lean: &str) -> Item<K>
+where
+    K: k8s_openapi::Resource + Resource + DeserializeOwned + Default,
+{
+    if let Ok(object) = serde_json::from_str(lean) {
         return Item { object, fault: None };
     }
-    match repaired(&lean) {
+    match repaired(lean) {
         Ok(object) => Item { object, fault: None },
         Err(fault) => {
             let reason = match <K as k8s_openapi::Resource>::KIND {
@@ -210,7 +217,7 @@ where
                 _ => format!("{}: {}", fault.path, fault.reason),
             };
             let mut object = K::default();
-            *object.meta_mut() = metadata(text);
+            *object.meta_mut() = metadata(lean);
             Item { object, fault: Some(shortened(&reason).into()) }
         }
     }
@@ -220,25 +227,40 @@ fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_REASON)]
 }
 
-/// The object without `metadata.managedFields`.
-fn without_managed_fields(text: &str) -> Cow<'_, str> {
+/// The object without `metadata.managedFields`, and what names it: of its metadata name, namespace, UID
+/// and version.
+pub(crate) fn lean(text: &str) -> (Cow<'_, str>, ObjectMeta) {
     #[derive(Deserialize)]
     struct Object<'a> {
         #[serde(borrow)]
         metadata: Metadata<'a>,
     }
     #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
     struct Metadata<'a> {
-        #[serde(borrow, rename = "managedFields")]
-        managed_fields: &'a RawValue,
+        #[serde(borrow)]
+        managed_fields: Option<&'a RawValue>,
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
     }
-    if memchr::memmem::find(text.as_bytes(), b"\"managedFields\"").is_none() {
-        return Cow::Borrowed(text);
-    }
-    let Ok(object) = serde_json::from_str::<Object<'_>>(text) else { return Cow::Borrowed(text) };
-    let managed = object.metadata.managed_fields.get();
+    let Ok(Object { metadata: found }) = serde_json::from_str(text) else {
+        return (Cow::Borrowed(text), metadata(text));
+    };
+    let metadata = ObjectMeta {
+        name: found.name,
+        namespace: found.namespace,
+        uid: found.uid,
+        resource_version: found.resource_version,
+        ..ObjectMeta::default()
+    };
+    let Some(managed) = found.managed_fields.map(RawValue::get) else {
+        return (Cow::Borrowed(text), metadata);
+    };
     let start = managed.as_ptr().addr() - text.as_ptr().addr();
-    Cow::Owned([&text[..start], "null", &text[start + managed.len()..]].concat())
+    let text = [&text[..start], "null", &text[start + managed.len()..]].concat();
+    (Cow::Owned(text), metadata)
 }
 
 /// Why an object does not decode.

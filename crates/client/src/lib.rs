@@ -24,6 +24,7 @@ pub mod scripted;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod watches;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -40,6 +41,7 @@ pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 use self::transport::{Shared, Transport};
+pub use self::watches::{Encoded, watch, watch_encoded};
 
 /// An error of a request as Go's clients print it: the message of the apiserver alone.
 pub fn error_message(error: &kube::Error) -> String {

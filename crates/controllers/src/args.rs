@@ -643,12 +643,14 @@ impl Flags {
             let Some(path) = path.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
                 return Ok(None);
             };
+            let refused = |reason: String| FlagError::Template { path: path.clone(), reason };
             let options = serde_saphyr::options! { with_snippet: false };
-            let pod = serde_saphyr::from_str_with_options(&read(path)?, options);
-            pod.map(Some).map_err(|error| FlagError::Template {
-                path: path.clone(),
-                reason: error.to_string(),
-            })
+            // by way of a tree: the code that reads a pod from JSON is there already
+            let tree: serde_json::Value =
+                serde_saphyr::from_str_with_options(&read(path)?, options)
+                    .map_err(|error| refused(error.to_string()))?;
+            let pod = serde_json::from_str(&tree.to_string());
+            pod.map(Some).map_err(|error| refused(error.to_string()))
         };
         Ok(Settings {
             deployment_workers: self.concurrent_deployment_syncs,

@@ -10,6 +10,7 @@ use kube::{Api, Client, ResourceExt};
 use longshore_testkit::{Host, wait_until};
 
 use crate::progress::Progress;
+use crate::stack::object;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The selector of the Deployment's pods.
@@ -23,10 +24,8 @@ const PAGE: &str = "Longshore runs this pod: hello-";
 pub(crate) async fn start_application(progress: Progress, client: &Client) -> Result<()> {
     let deployments: Api<Deployment> = Api::default_namespaced(client.clone());
     let services: Api<Service> = Api::default_namespaced(client.clone());
-    let deployment: Deployment =
-        serde_saphyr::from_str(include_str!("hello.yaml")).context("hello.yaml")?;
-    let service: Service =
-        serde_saphyr::from_str(include_str!("service.yaml")).context("service.yaml")?;
+    let deployment: Deployment = object(include_str!("hello.yaml")).context("hello.yaml")?;
+    let service: Service = object(include_str!("service.yaml")).context("service.yaml")?;
     let name = deployment.name_any();
     let available = progress.step("demo Deployment, until it is available", async {
         deployments.create(&PostParams::default(), &deployment).await?;
@@ -68,8 +67,7 @@ pub(crate) async fn check_logs(progress: Progress, client: &Client) -> Result<()
 /// A pod of the cluster gets a page of the Service by its name.
 pub(crate) async fn check_service(progress: Progress, client: &Client) -> Result<()> {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let visitor: Pod =
-        serde_saphyr::from_str(include_str!("visitor.yaml")).context("visitor.yaml")?;
+    let visitor: Pod = object(include_str!("visitor.yaml")).context("visitor.yaml")?;
     let name = visitor.name_any();
     let checked = progress.step("its Service, by name from another pod", async {
         pods.create(&PostParams::default(), &visitor).await?;

@@ -16,7 +16,8 @@ use longshore_testkit::{
     Apiserver, Controllers, Dns, Host, Image, Node, NodeOptions, kube_proxy_configuration,
     log_tails, sweep_abandoned, wait_until,
 };
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::progress::Progress;
@@ -204,12 +205,18 @@ async fn connect(kubeconfig: PathBuf) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
+/// An object in YAML. It goes by way of JSON, which all kinds are read from anyway: code that reads a kind
+/// takes long to compile.
+pub(crate) fn object<K: DeserializeOwned>(yaml: &str) -> Result<K> {
+    let tree: Value = serde_saphyr::from_str(yaml)?;
+    Ok(serde_json::from_str(&tree.to_string())?)
+}
+
 /// Creates what a cluster has from its start: the Service of its DNS server, and a default StorageClass.
 async fn create_cluster_objects(client: &Client, host: &Host) -> Result<()> {
     let create = PostParams::default();
-    let service: Service = serde_saphyr::from_str(include_str!("dns.yaml")).context("dns.yaml")?;
-    let class: StorageClass =
-        serde_saphyr::from_str(include_str!("storage.yaml")).context("storage.yaml")?;
+    let service: Service = object(include_str!("dns.yaml")).context("dns.yaml")?;
+    let class: StorageClass = object(include_str!("storage.yaml")).context("storage.yaml")?;
     let slice: EndpointSlice = serde_json::from_value(json!({
         "metadata": {
             "name": "kube-dns",

@@ -4,12 +4,11 @@ use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use futures::StreamExt;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use futures::{Stream, StreamExt};
+use kube::runtime::watcher;
+use kube::{Client, Resource};
 use longshore_base::panics;
-use longshore_client::{Item, Reports};
+use longshore_client::{Encoded, Reports, watch_encoded};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -87,6 +86,9 @@ struct Cache<K> {
     store: Store<K>,
     /// Locked while a change is stored and delivered, so that each handler sees all changes in order.
     handlers: Mutex<Vec<Handler<K>>>,
+    transform: Option<fn(&mut K)>,
+    /// Objects that do not decode.
+    reports: Mutex<Reports>,
 }
 
 impl<K: Object> Clone for Informer<K> {
@@ -101,15 +103,21 @@ impl<K: Object> Informer<K> {
     where
         K: k8s_openapi::Resource,
     {
-        let api = Api::all(client.clone());
-        let cache = Arc::new(Cache { store: Store::default(), handlers: Mutex::default() });
+        let cache = Arc::new(Cache {
+            store: Store::default(),
+            handlers: Mutex::default(),
+            transform: options.transform,
+            reports: Mutex::default(),
+        });
         let (synced, is_synced) = watch::channel(false);
         let config = watcher::Config {
             label_selector: options.labels,
             field_selector: options.fields,
             ..watcher::Config::default()
         };
-        let task = tokio::spawn(follow(api, config, options.transform, cache.clone(), synced));
+        let events = watch_encoded::<K>(client.clone(), config);
+        let kind = <K as k8s_openapi::Resource>::KIND;
+        let task = tokio::spawn(follow(kind, events, cache.clone(), synced));
         let task = AbortOnDropHandle::new(task);
         Self(Arc::new(Inner { cache, synced: is_synced, _task: task }))
     }
@@ -182,7 +190,7 @@ impl<K: Object> Cache<K> {
     /// An object of a list, or a change that the watch reports. Of an object that was written here the
     /// watch may report older versions; what is listed always counts: an etcd that was restored has
     /// lower versions.
-    fn apply(&self, object: K, is_listed: bool) {
+    fn replace(&self, object: K, is_listed: bool) {
         let handlers = self.handlers();
         let (key, new) = (key_of(&object), Arc::new(object));
         let send = |event: Event<K>| handlers.iter().for_each(|handler| deliver(handler, &event));
@@ -207,6 +215,41 @@ impl<K: Object> Cache<K> {
             }
         }
     }
+}
+
+fn deliver<K>(handler: &Handler<K>, event: &Event<K>) {
+    // the panic is logged where it happens
+    let _ = panics::contain_sync(|| handler(event));
+}
+
+/// What keeps the objects of one kind.
+trait Sink: Send + Sync {
+    /// Takes over an object of a list, or a change that the watch reports; returns its key. An object
+    /// that does not decode is left as it was known last, if it was.
+    fn apply(&self, object: &Encoded, is_listed: bool) -> String;
+    /// Removes an object.
+    fn remove(&self, key: &str);
+    /// Removes what the new list does not have.
+    fn retain(&self, listed: &HashSet<String>);
+}
+
+impl<K: Object + k8s_openapi::Resource> Sink for Cache<K> {
+    fn apply(&self, object: &Encoded, is_listed: bool) -> String {
+        match object.decode::<K>().read() {
+            Ok(mut object) => {
+                if let Some(transform) = self.transform {
+                    transform(&mut object);
+                }
+                let key = key_of(&object);
+                self.replace(object, is_listed);
+                key
+            }
+            Err(unreadable) => {
+                self.reports.lock().log(&unreadable);
+                encoded_key(object)
+            }
+        }
+    }
 
     fn remove(&self, key: &str) {
         let handlers = self.handlers();
@@ -216,7 +259,6 @@ impl<K: Object> Cache<K> {
         }
     }
 
-    /// Removes what the new list does not have.
     fn retain(&self, listed: &HashSet<String>) {
         for key in self.store.keys() {
             if !listed.contains(&*key) {
@@ -226,55 +268,36 @@ impl<K: Object> Cache<K> {
     }
 }
 
-fn deliver<K>(handler: &Handler<K>, event: &Event<K>) {
-    // the panic is logged where it happens
-    let _ = panics::contain_sync(|| handler(event));
+fn encoded_key(object: &Encoded) -> String {
+    let metadata = object.meta();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    crate::object_key(metadata.namespace.as_deref().unwrap_or_default(), name)
 }
 
-async fn follow<K: Object + k8s_openapi::Resource>(
-    api: Api<Item<K>>,
-    config: watcher::Config,
-    transform: Option<fn(&mut K)>,
-    cache: Arc<Cache<K>>,
+/// Keeps a cache up to date. What depends on the kind is behind [`Sink`], so that there is one copy of it.
+async fn follow(
+    kind: &'static str,
+    mut events: impl Stream<Item = Result<watcher::Event<Encoded>, watcher::Error>> + Unpin,
+    cache: Arc<dyn Sink>,
     synced: watch::Sender<bool>,
 ) {
-    let kind = <K as k8s_openapi::Resource>::KIND;
-    let mut reports = Reports::default();
     let mut listed = HashSet::new();
     let mut failed = false;
-    let mut events = watcher(api, config).default_backoff().boxed();
-    // An object that does not decode is left as it was known last, if it was.
-    let mut apply = |item: Item<K>, is_listed: bool| match item.read() {
-        Ok(mut object) => {
-            if let Some(transform) = transform {
-                transform(&mut object);
-            }
-            let key = key_of(&object);
-            cache.apply(object, is_listed);
-            key
-        }
-        Err(unreadable) => {
-            reports.log(&unreadable);
-            let metadata = &unreadable.metadata;
-            let name = metadata.name.as_deref().unwrap_or_default();
-            crate::object_key(metadata.namespace.as_deref().unwrap_or_default(), name)
-        }
-    };
     while let Some(event) = events.next().await {
         match event {
             Ok(watcher::Event::Init) => listed.clear(),
-            Ok(watcher::Event::InitApply(item)) => {
-                listed.insert(apply(item, true));
+            Ok(watcher::Event::InitApply(object)) => {
+                listed.insert(cache.apply(&object, true));
             }
             Ok(watcher::Event::InitDone) => {
                 cache.retain(&std::mem::take(&mut listed));
                 synced.send_replace(true);
                 failed = false;
             }
-            Ok(watcher::Event::Apply(item)) => {
-                apply(item, false);
+            Ok(watcher::Event::Apply(object)) => {
+                cache.apply(&object, false);
             }
-            Ok(watcher::Event::Delete(item)) => cache.remove(&key_of(&item.known())),
+            Ok(watcher::Event::Delete(object)) => cache.remove(&encoded_key(&object)),
             // The next try says so too.
             Err(error) if failed => debug!(kind, "list and watch failed: {error}"),
             Err(error) => {

@@ -4,15 +4,12 @@
 //!
 //! `configSyncPeriod` has nothing to do here: a watch that misses something begins with a new list.
 
-use std::fmt::Debug;
-
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource};
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Resource};
 use longshore_client::{Item, Reports};
 use longshore_proxy::model::{ServiceName, Tracker};
 use serde::de::DeserializeOwned;
@@ -67,7 +64,7 @@ pub(super) async fn services(client: Client, to: &dyn Listener, listed: watch::S
             }
         }
     };
-    follow(Api::all(client), &config, "services", each).await;
+    follow(client, &config, "services", each).await;
 }
 
 /// Watches endpoints until dropped; `listed` is set after the first complete list.
@@ -101,7 +98,7 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
             to.endpoints(&|tracker| tracker.delete_slice(&it));
         }
     };
-    follow(Api::all(client.clone()), &config, "endpoint slices", each).await;
+    follow(client.clone(), &config, "endpoint slices", each).await;
     info!("the apiserver has no endpoint slices: watching endpoints instead");
     let mut reports = Reports::default();
     let each = |event: Event<Item<Endpoints>>| match event {
@@ -122,7 +119,7 @@ pub(super) async fn endpoints(client: Client, to: &dyn Listener, listed: watch::
             }
         }
     };
-    follow(Api::all(client), &config, "endpoints", each).await;
+    follow(client, &config, "endpoints", each).await;
 }
 
 /// Watches the node's own object until dropped; none while there is none.
@@ -150,7 +147,7 @@ pub(super) async fn node(client: Client, name: &str, known: watch::Sender<Option
             }
         }
     };
-    follow(Api::all(client), &config, "the node", each).await;
+    follow(client, &config, "the node", each).await;
 }
 
 fn name(metadata: &ObjectMeta) -> Option<ServiceName> {
@@ -159,25 +156,18 @@ fn name(metadata: &ObjectMeta) -> Option<ServiceName> {
 
 /// Watches a kind of object; ends only when the apiserver does not have it.
 async fn follow<K>(
-    api: Api<Item<K>>,
+    client: Client,
     config: &watcher::Config,
     what: &str,
     mut each: impl FnMut(Event<Item<K>>),
 ) where
-    K: k8s_openapi::Resource
-        + Resource
-        + Clone
-        + Debug
-        + Default
-        + DeserializeOwned
-        + Send
-        + 'static,
+    K: k8s_openapi::Resource + Resource<DynamicType = ()> + Default + DeserializeOwned,
 {
     // A list as a stream is one request however long it is, and never whole in memory.
     let mut config = config.clone().streaming_lists();
     let mut streaming = true;
     loop {
-        let mut events = watcher(api.clone(), config.clone()).default_backoff().boxed();
+        let mut events = longshore_client::watch::<K>(client.clone(), config.clone());
         let mut failing = false;
         while let Some(event) = events.next().await {
             match event {

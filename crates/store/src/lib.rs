@@ -155,6 +155,9 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The store has been closed, as it is when its process ends.
+    #[error("store: it is closed")]
+    Closed,
     /// The backend failed; whether a write happened is unknown.
     #[error("store: {0}")]
     Backend(String),

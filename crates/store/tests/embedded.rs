@@ -96,7 +96,7 @@ async fn embedded_data_survives_reopening() {
     assert!(matches!(watch.next().await, Some(Ok(WatchItem::Progress(_)))));
     drop(store);
     assert!(
-        matches!(watch.next().await, Some(Err(Error::Backend(_)))),
+        matches!(watch.next().await, Some(Err(Error::Closed))),
         "the watch ends with its store"
     );
     assert!(watch.next().await.is_none());

@@ -212,6 +212,8 @@ async fn follow(
         match item {
             Ok(WatchItem::Event(event)) => feed.push(event),
             Ok(WatchItem::Progress(revision)) => feed.advance(revision),
+            // the server ends
+            Err(longshore_store::Error::Closed) => break,
             Err(error) => {
                 tracing::warn!(storage, %error, "the watch of the store failed, watchers must resume");
                 break;

@@ -447,7 +447,7 @@ pub(crate) fn refusal(error: Error) -> StatusError {
             StatusError::expired(format!("too old resource version: {requested} ({oldest})"))
         }
         Error::Future { requested, newest } => too_large(requested, newest),
-        Error::Conflict { .. } | Error::Transform { .. } | Error::Backend(_) => {
+        Error::Conflict { .. } | Error::Transform { .. } | Error::Closed | Error::Backend(_) => {
             tracing::error!(%error, "the store failed");
             StatusError::internal(error)
         }

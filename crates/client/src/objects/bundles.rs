@@ -8,10 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use futures::StreamExt;
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::ClusterTrustBundleProjection;
+use kube::Client;
 use kube::core::{Selector, SelectorExt};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::runtime::watcher::{self, Event};
 use parking_lot::{Mutex, MutexGuard};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -19,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Error, REQUEST_TIMEOUT};
-use crate::{Item, Reports};
+use crate::Reports;
 
 /// Characters in a line of PEM.
 const LINE: usize = 64;
@@ -90,9 +89,8 @@ impl Bundles {
 }
 
 async fn follow(client: Client, known: watch::Sender<Known>, changed: impl Fn()) {
-    let api: Api<Item<ClusterTrustBundle>> = Api::all(client);
     let mut reports = Reports::default();
-    let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+    let mut events = crate::watch::<ClusterTrustBundle>(client, watcher::Config::default());
     let mut listed = BTreeMap::new();
     let name = |bundle: &ClusterTrustBundle| bundle.metadata.name.clone().unwrap_or_default();
     while let Some(event) = events.next().await {

@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher::{self, Event};
 use longshore_client::events::{EventType, Recorder};
-use longshore_client::{Item, Reports, Unreadable};
+use longshore_client::{Reports, Unreadable};
 use longshore_pod::spec;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
@@ -34,9 +33,8 @@ pub async fn watch_pods(
         return;
     }
     drop(node);
-    let pods: Api<Item<Pod>> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node_name}"));
-    let mut events = watcher(pods, config).default_backoff().boxed();
+    let mut events = longshore_client::watch::<Pod>(client, config);
     let mut snapshot = Vec::new();
     let mut undecodable =
         Undecodable { recorder, reports: Reports::default(), uids: HashSet::new() };

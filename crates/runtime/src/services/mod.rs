@@ -9,14 +9,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::Client;
+use kube::runtime::watcher::{self, Event};
 use longshore_pod::spec;
 use tokio::sync::watch;
 use tracing::warn;
 
-use longshore_client::{Item, Reports};
+use longshore_client::Reports;
 use variables::Entry;
 
 /// Page size of lists, so that not all services of a large cluster are in memory at full size at
@@ -146,8 +145,7 @@ fn key(metadata: &ObjectMeta) -> (&str, &str) {
 
 async fn follow(client: Client, known: watch::Sender<Option<Known>>) {
     let config = watcher::Config::default().page_size(PAGE);
-    let services = Api::<Item<Service>>::all(client);
-    let mut events = watcher(services, config).default_backoff().boxed();
+    let mut events = longshore_client::watch::<Service>(client, config);
     let mut reports = Reports::default();
     let mut listed = Known::default();
     let mut failing = false;

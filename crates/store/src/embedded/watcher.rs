@@ -59,7 +59,7 @@ impl Pull for Watcher {
             if tip.newest > self.after {
                 self.fetch().await?;
             } else if !tip.open {
-                return Err(Error::Backend("the store is closed".to_owned()));
+                return Err(Error::Closed);
             } else if let Some(progress) = self.wait().await {
                 return Ok(progress);
             }

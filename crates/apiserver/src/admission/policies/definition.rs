@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::matching::Matcher;
 use crate::admission::webhooks::hook::texts;
 use crate::cache::Index;
-use crate::expressions::{Environment, Expression, Wanted};
+use crate::expressions::{Environment, Expression, NAMESPACE, Wanted};
 use crate::object;
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
@@ -29,6 +29,8 @@ pub(super) struct Definition {
     pub(super) annotations: Vec<Annotation>,
     pub(super) mutations: Vec<Mutation>,
     pub(super) is_reinvoked: bool,
+    /// Whether an expression uses the request's namespace, which has to be read then.
+    pub(super) uses_namespace: bool,
     /// Why it cannot be evaluated.
     pub(super) error: Option<String>,
 }
@@ -72,6 +74,16 @@ impl Conditions {
         let list = items(conditions).iter().map(compile).collect();
         Conditions { list, environment }
     }
+
+    /// Whether an expression uses the request's namespace.
+    pub(super) fn uses_namespace(&self) -> bool {
+        let programs = self.list.iter().map(|condition| &condition.program);
+        programs.chain(&self.environment.programs).any(uses_namespace)
+    }
+}
+
+fn uses_namespace(program: &Result<Program, String>) -> bool {
+    program.as_ref().is_ok_and(|program| program.uses(NAMESPACE))
 }
 
 impl Definition {
@@ -128,6 +140,17 @@ impl Definition {
             .filter_map(|validation| validation.message_expression.as_ref()?.as_ref().err());
         let errors: Vec<String> =
             errors.chain(messages).map(|error| format!("compilation error: {error}")).collect();
+        let expressions = annotations
+            .iter()
+            .map(|annotation| &annotation.value)
+            .chain(validations.iter().map(|validation| &validation.expression))
+            .chain(mutations.iter().map(Mutation::expression));
+        let uses_namespace = expressions
+            .map(|expression| &expression.program)
+            .chain(validations.iter().filter_map(|one| one.message_expression.as_ref()))
+            .chain(&environment.programs)
+            .any(uses_namespace)
+            || conditions.uses_namespace();
         Definition {
             name: object::name(policy).to_owned(),
             ignores_failures: spec["failurePolicy"] == "Ignore",
@@ -139,6 +162,7 @@ impl Definition {
             annotations,
             mutations,
             is_reinvoked: spec["reinvocationPolicy"] == "IfNeeded",
+            uses_namespace,
             error: (!errors.is_empty()).then(|| errors.join("\n")),
         }
     }

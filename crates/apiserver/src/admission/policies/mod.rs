@@ -2,9 +2,6 @@
 //!
 //! A policy is compiled when it is read, and evaluated for each binding and each of its parameters. The
 //! configurations of admission themselves are exempt (`Attributes::is_exempt`).
-//!
-//! Current limitations: audit annotations and the action Audit are evaluated, and not recorded in the
-//! audit.
 
 mod activation;
 mod definition;
@@ -157,7 +154,10 @@ impl Policies {
         object: Option<&Value>,
         old: Option<&Value>,
     ) -> Result<Result<bool, String>, StatusError> {
-        let namespace = namespace_of(registry, attributes).await?;
+        let namespace = match conditions.uses_namespace() {
+            true => namespace_of(registry, attributes).await?,
+            false => None,
+        };
         let objects = (object, old);
         let (object, old) = shown(registry, attributes, invocation, objects).await?;
         let facts = Facts {
@@ -186,7 +186,7 @@ impl Policies {
         if candidates.is_empty() {
             return Ok(());
         }
-        let namespace = namespace_of(registry, attributes).await?;
+        let namespace = namespace_for(&candidates, registry, attributes).await?;
         let mut denied = None;
         let mut annotations = Annotations::default();
         let kinds = self.kinds.snapshot();
@@ -277,7 +277,7 @@ impl Policies {
         if is_second {
             reinvocation.again(object);
         }
-        let namespace = namespace_of(registry, attributes).await?;
+        let namespace = namespace_for(&candidates, registry, attributes).await?;
         let current = Some(&*object).filter(|object| !object.is_null()).cloned();
         let kinds = self.kinds.snapshot();
         let bound = bound(candidates, &kinds, registry, attributes, current.as_ref(), old).await?;
@@ -449,6 +449,18 @@ struct Changes<'a> {
     reinvocation: &'a mut Reinvocation,
     is_second: bool,
     changed: bool,
+}
+
+/// The namespace that the object is in, if a policy uses it.
+async fn namespace_for(
+    candidates: &[(Arc<Definition>, Vec<Arc<Binding>>)],
+    registry: &Registry,
+    attributes: &Attributes<'_>,
+) -> Result<Option<Value>, StatusError> {
+    match candidates.iter().any(|(policy, _)| policy.uses_namespace) {
+        true => namespace_of(registry, attributes).await,
+        false => Ok(None),
+    }
 }
 
 /// The namespace that the object is in.
