@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::Cluster;
 use common::upstream::{Etcd, TOKEN, start_apiserver};
+use futures::future::join_all;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{Method, Request, Response, header};
@@ -61,6 +62,17 @@ impl<C: Connect + Clone + Send + Sync + 'static> Server<C> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// The answers to all requests, in their order. Watches that follow each other last together.
+    async fn answers(&self, requests: &[Value]) -> Vec<Value> {
+        let is_watch =
+            |request: &Value| request["path"].as_str().unwrap().contains("timeoutSeconds=1");
+        let mut answers = Vec::new();
+        for group in requests.chunk_by(|one, next| is_watch(one) && is_watch(next)) {
+            answers.extend(join_all(group.iter().map(|request| self.answer(request))).await);
+        }
+        answers
     }
 
     async fn send(&self, request: &Value) -> Value {
@@ -270,8 +282,7 @@ async fn answers_are_those_of_kube_apiserver() {
     config.auth_info = kube::config::AuthInfo::default();
     let own = server(&config);
     let mut wrong = Vec::new();
-    for request in &requests {
-        let found = own.answer(request).await;
+    for (request, found) in requests.iter().zip(own.answers(&requests).await) {
         if request.get("setup").is_none() {
             let expected = request.get("own").unwrap_or(&request["answer"]);
             wrong.extend(difference(request, expected, &found));
@@ -285,8 +296,7 @@ async fn answers_are_those_of_kube_apiserver() {
         let (config, _program) = start_apiserver(Path::new(program), &etcd.url, &pki, dir).await;
         let upstream = server(&config);
         let mut lines = String::new();
-        for request in &requests {
-            let found = upstream.answer(request).await;
+        for (request, found) in requests.iter().zip(upstream.answers(&requests).await) {
             let mut line = request.clone();
             if request.get("setup").is_none() {
                 wrong.extend(difference(request, &request["answer"], &found));

@@ -157,7 +157,7 @@ fn options(query: &Query, pod: &str, gates: &FeatureGates) -> Result<String> {
         None | Some("All") => {}
         Some("Stdout" | "Stderr") if query.has("tailLines") => {
             let fault = "`tailLines` and specific `stream` are mutually exclusive for now";
-            causes.forbidden(&Path::root(""), fault);
+            causes.forbidden(&Path::root("[]"), fault);
         }
         Some(stream @ ("Stdout" | "Stderr")) => drop(options.append_pair("stream", stream)),
         Some(other) => causes.not_supported(&path, other, &["All", "Stderr", "Stdout"]),
@@ -276,7 +276,7 @@ mod tests {
                 "stream=Stdout&tailLines=1",
                 open,
                 invalid(
-                    ": Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
+                    "[]: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
                 ),
             ),
             (
