@@ -195,7 +195,7 @@ async fn token_requests_that_are_rejected() {
     }
     for (metadata, code) in [
         (json!({"name": "other"}), 422),
-        (json!({"namespace": "other"}), 422),
+        (json!({"namespace": "other"}), 400),
         (json!({"uid": "other"}), 409),
         (json!({"name": "robot", "namespace": "default", "uid": account["metadata"]["uid"]}), 201),
     ] {
