@@ -163,11 +163,11 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
             causes.invalid(&other_path, &shown, "disallowed on this kind of request");
         }
     }
-    let metadata = review["metadata"].as_object().into_iter().flatten();
-    let is_given = |(name, value): &(&String, &Value)| {
+    let mut metadata = review["metadata"].as_object().into_iter().flatten();
+    let is_given = |(name, value): (&String, &Value)| {
         !matches!(name.as_str(), "namespace" | "managedFields") && !value.is_null()
     };
-    if metadata.filter(is_given).next().is_some() {
+    if metadata.any(is_given) {
         causes.invalid(&Path::root("metadata"), &review["metadata"], "must be empty");
     }
     match causes.0.is_empty() {
