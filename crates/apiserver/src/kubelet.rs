@@ -26,6 +26,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use crate::pki::{self, Identity, load, provider};
+use crate::schema::value::text;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,7 +35,8 @@ const DEFAULT_PORT: u16 = 10250;
 /// Why a request to a node failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("node {0:?} has no address")]
+    /// With the addresses that the node has, of types that are not wanted.
+    #[error("no preferred addresses found; known addresses: [{0}]")]
     NoAddress(String),
     #[error("connect to {address}: {source}")]
     Connect { address: String, source: std::io::Error },
@@ -75,7 +77,13 @@ impl Endpoint {
             .find_map(|kind| {
                 addresses().find(|address| address["type"] == kind.as_str())?["address"].as_str()
             })
-            .ok_or_else(|| Error::NoAddress(crate::object::name(node).to_owned()))?;
+            .ok_or_else(|| {
+                let shown = |address: &Value| {
+                    format!("{{{} {}}}", text(&address["type"]), text(&address["address"]))
+                };
+                let known: Vec<String> = addresses().map(shown).collect();
+                Error::NoAddress(known.join(" "))
+            })?;
         let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
         let port = port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
         Ok(Endpoint { host: host.to_owned(), port: port.unwrap_or(DEFAULT_PORT) })

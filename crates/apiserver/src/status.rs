@@ -37,6 +37,8 @@ pub struct Details {
     pub retry_after_seconds: u32,
     /// The whole Status, where somebody else gave it.
     pub verbatim: Option<Value>,
+    /// The answer is the message, and no Status.
+    pub is_text: bool,
 }
 
 /// One cause in the details of a Status.
@@ -53,6 +55,25 @@ pub struct Cause {
 /// The message of an update that lost the race for the stored object.
 pub const MODIFIED: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
+
+/// What a kind is called with its group.
+fn qualified(group: &str, kind: &str) -> String {
+    match group {
+        "" => kind.to_owned(),
+        group => format!("{kind}.{group}"),
+    }
+}
+
+/// The cause of an option of which there are only those choices.
+#[must_use]
+pub fn unsupported(field: &str, value: &str, choices: &[&str]) -> Cause {
+    let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
+    Cause {
+        reason: "FieldValueNotSupported",
+        message: format!("Unsupported value: {value}: supported values: {}", choices.join(", ")),
+        field: field.to_owned(),
+    }
+}
 
 /// Reasons that code elsewhere compares.
 const REASONS: [&str; 6] =
@@ -108,13 +129,26 @@ impl StatusError {
     /// 404: no object of that name.
     #[must_use]
     pub fn not_found(resource: &Resource, name: &str) -> Self {
-        Self::about(
-            404,
-            "NotFound",
-            resource,
-            name,
-            format!("{} {name:?} not found", resource.qualified()),
-        )
+        Self::not_found_of((resource.group, resource.plural), name)
+    }
+
+    /// The same for what upstream names otherwise: its group, and what its kind is called.
+    #[must_use]
+    pub fn not_found_of((group, kind): (&str, &str), name: &str) -> Self {
+        let message = format!("{} {name:?} not found", qualified(group, kind));
+        Self::plain(404, "NotFound", message).with_details(Details {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            kind: kind.to_owned(),
+            ..Details::default()
+        })
+    }
+
+    /// 404: no such page. The answer is this text.
+    #[must_use]
+    pub fn no_such_page() -> Self {
+        Self::plain(404, "NotFound", "404 page not found\n")
+            .with_details(Details { is_text: true, ..Details::default() })
     }
 
     /// 404: no such path, group, version or resource.
@@ -145,9 +179,20 @@ impl StatusError {
     /// 409: the request does not fit the stored object; `why` is [`MODIFIED`] for a stale update.
     #[must_use]
     pub fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
-        let message =
-            format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
-        Self::about(409, "Conflict", resource, name, message)
+        Self::conflict_of((resource.group, resource.plural), name, why)
+    }
+
+    /// The same for what upstream names otherwise: its group, and what its kind is called.
+    #[must_use]
+    pub fn conflict_of((group, kind): (&str, &str), name: &str, why: &str) -> Self {
+        let qualified = qualified(group, kind);
+        let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {why}");
+        Self::plain(409, "Conflict", message).with_details(Details {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            kind: kind.to_owned(),
+            ..Details::default()
+        })
     }
 
     /// 409: an apply would change fields of other managers, one cause per field.
@@ -171,25 +216,25 @@ impl StatusError {
         message: impl Into<String>,
     ) -> Self {
         let cause = Cause { reason, message: message.into(), field: field.to_owned() };
-        Self::invalid_kind("meta.k8s.io", options, "", vec![cause])
+        Self::invalid_options(options, vec![cause])
     }
 
     /// The same for an option of which there are only those choices.
     #[must_use]
     pub fn unsupported_option(options: &str, field: &str, value: &str, choices: &[&str]) -> Self {
-        let choices: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
-        let message =
-            format!("Unsupported value: {value}: supported values: {}", choices.join(", "));
-        Self::invalid_option(options, field, "FieldValueNotSupported", message)
+        Self::invalid_options(options, vec![unsupported(field, value, choices)])
+    }
+
+    /// The same for all that is wrong with the options of a request.
+    #[must_use]
+    pub fn invalid_options(options: &str, causes: Vec<Cause>) -> Self {
+        Self::invalid_kind("meta.k8s.io", options, "", causes)
     }
 
     /// The same for what is no resource, such as the options of a request.
     #[must_use]
     pub fn invalid_kind(group: &str, kind: &str, name: &str, causes: Vec<Cause>) -> Self {
-        let qualified = match group {
-            "" => kind.to_owned(),
-            group => format!("{kind}.{group}"),
-        };
+        let qualified = qualified(group, kind);
         let mut lines: Vec<String> = Vec::with_capacity(causes.len());
         for cause in &causes {
             let line = format!("{}: {}", cause.field, cause.message);
@@ -212,7 +257,8 @@ impl StatusError {
         )
     }
 
-    /// 422: a patch that is well formed but cannot be carried out on the stored object.
+    /// 422: a patch that is well formed but cannot be carried out on the stored object. `why` is for this
+    /// server: see [`Self::without_causes`].
     #[must_use]
     pub fn unprocessable(why: impl Into<String>) -> Self {
         Self::plain(
@@ -224,6 +270,15 @@ impl StatusError {
             causes: vec![Cause { reason: "", message: why.into(), field: "patch".into() }],
             ..Details::default()
         })
+    }
+
+    /// The same error without what clients are not shown.
+    #[must_use]
+    pub fn without_causes(mut self) -> Self {
+        if let Some(details) = &mut self.details {
+            details.causes.retain(|cause| !cause.reason.is_empty());
+        }
+        self
     }
 
     /// 400: the request cannot be understood.
@@ -273,11 +328,40 @@ impl StatusError {
         Self::plain(405, "MethodNotAllowed", message).with_details(Details::default())
     }
 
+    /// 405: the verb is not served on this resource, which is a custom one.
+    #[must_use]
+    pub fn verb_not_allowed(resource: &Resource, verb: &str) -> Self {
+        let message =
+            format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
+        Self::about(405, "MethodNotAllowed", resource, "", message)
+    }
+
     /// 405: the definition of the resource is being deleted.
     #[must_use]
     pub fn terminating_definition(resource: &Resource) -> Self {
         let message = "create not allowed while custom resource definition is terminating";
         Self::about(405, "MethodNotAllowed", resource, "", message.to_owned())
+    }
+
+    /// 415: the route takes no body of this content type.
+    #[must_use]
+    pub fn not_consumed() -> Self {
+        Self::plain(415, "UnsupportedMediaType", "415: Unsupported Media Type")
+            .with_details(Details::default())
+    }
+
+    /// 406: the route produces none of the types in `Accept`.
+    #[must_use]
+    pub fn not_produced(produced: &[&str]) -> Self {
+        let produced = produced.join(", ");
+        let message = format!("406: Not Acceptable\n\nAvailable representations: {produced}");
+        Self::plain(406, "NotAcceptable", message).with_details(Details::default())
+    }
+
+    /// 406: the client takes no answer of the kind that it requested.
+    #[must_use]
+    pub fn not_acceptable_kind(message: impl Into<String>) -> Self {
+        Self::plain(406, "NotAcceptable", message)
     }
 
     /// 415: the body's content type is none of `accepted`.
@@ -366,9 +450,11 @@ impl StatusError {
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
             "code": self.code,
         });
+        if !self.reason.is_empty() {
+            status["reason"] = self.reason.into();
+        }
         if !self.continue_token.is_empty() {
             status["metadata"]["continue"] = (*self.continue_token).into();
         }

@@ -277,7 +277,8 @@ async fn hostile_bodies_and_paths_are_rejected() {
         "/api/v1/namespaces/default/configmaps/a%25",
     ] {
         let (code, body) = cluster.admin_curl(path, &[]);
-        assert_eq!(code, 400, "{path}: {body}");
+        let expected = if path.ends_with("%2fb") { 404 } else { 400 };
+        assert_eq!(code, expected, "{path}: {body}");
     }
     assert_eq!(
         admin.call("POST", &format!("{MAPS}/a"), Some(config_map("a", json!({})))).await.0,

@@ -211,10 +211,7 @@ async fn apply_refuses_bad_requests() {
     };
     let (code, status) = send("fieldManager=a", "application/apply-patch+cbor", b"\xa0").await;
     assert_eq!(code, 415);
-    assert!(status["message"].as_str().unwrap().ends_with(
-        "application/json-patch+json, application/merge-patch+json, \
-         application/strategic-merge-patch+json, application/apply-patch+yaml"
-    ));
+    assert_eq!(status["message"], "415: Unsupported Media Type");
     let (code, status) = send("force=true", "application/merge-patch+json", b"{}").await;
     assert_eq!(code, 422);
     assert!(

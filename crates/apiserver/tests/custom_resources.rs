@@ -209,7 +209,7 @@ async fn custom_resources_are_validated() {
     let (code, status) =
         admin.call("POST", WIDGETS, Some(json!({"metadata": {"name": "a"}}))).await;
     assert_eq!(code, 400, "{status}");
-    assert!(status["message"].as_str().unwrap().starts_with("Object 'Kind' is missing in"));
+    assert!(status["message"].as_str().unwrap().contains("Object 'Kind' is missing in"));
     let strategic = "application/strategic-merge-patch+json";
     admin.create(WIDGETS, widget("b", json!({"size": 1}))).await;
     let (code, _) = admin.send("PATCH", &format!("{WIDGETS}/b"), strategic, b"{}".to_vec()).await;

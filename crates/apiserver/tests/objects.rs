@@ -106,7 +106,7 @@ async fn names_namespaces_and_dry_runs() {
     assert_eq!(admin.call("POST", MAPS, Some(elsewhere)).await.0, 400);
     let mut dated = config_map("a", json!({}));
     dated["metadata"]["resourceVersion"] = "1".into();
-    assert_eq!(admin.call("POST", MAPS, Some(dated)).await.0, 400);
+    assert_eq!(admin.call("POST", MAPS, Some(dated)).await.0, 500, "as upstream");
 
     let dry = format!("{MAPS}?dryRun=All");
     assert_eq!(admin.call("POST", &dry, Some(config_map("dry", json!({})))).await.0, 201);

@@ -174,7 +174,7 @@ async fn token_requests_that_are_rejected() {
             &default,
             bind("ConfigMap", "x", ""),
             400,
-            "cannot bind token to object of type v1, Kind=ConfigMap",
+            "cannot bind token to object of type /v1, Kind=ConfigMap",
         ),
         (
             &robot,
@@ -195,7 +195,7 @@ async fn token_requests_that_are_rejected() {
     }
     for (metadata, code) in [
         (json!({"name": "other"}), 422),
-        (json!({"namespace": "other"}), 422),
+        (json!({"namespace": "other"}), 400),
         (json!({"uid": "other"}), 409),
         (json!({"name": "robot", "namespace": "default", "uid": account["metadata"]["uid"]}), 201),
     ] {

@@ -147,7 +147,9 @@ impl WebhookConverter {
             .map_err(|why| (Failure::Call, failed(why)))?;
         offload::run(answer.len(), || {
             let review = schema::json(&answer)
-                .map_err(|error| (Failure::Call, failed(error.message)))?
+                .map_err(|error| {
+                    (Failure::Call, failed(format!("{}{}", schema::NO_KIND, error.message)))
+                })?
                 .value;
             let converted = review::converted(version, &uid, review)
                 .map_err(|why| (Failure::Malformed, failed(why)))?;

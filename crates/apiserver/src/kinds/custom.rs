@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longshore_cel as cel;
 use longshore_structural::{self as structural, FieldError, Kind};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Strategy;
 use crate::api_types::{Conversion, Definition, Resource, Version};
@@ -22,8 +22,6 @@ pub(super) static STRATEGY: Strategy = Strategy {
 
 /// The most fields that are named in an answer.
 const MAX_NAMED: usize = 100;
-/// Media types of bodies that are custom objects.
-const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
 
 fn version<'a>(
     resource: &Resource,
@@ -33,11 +31,57 @@ fn version<'a>(
 }
 
 /// Reads a body: JSON or YAML.
-pub(super) fn decode(body: &[u8], content_type: Option<&str>) -> Result<Decoded, StatusError> {
-    if !ACCEPTED.contains(&schema::media_type(content_type)) {
-        return Err(StatusError::unsupported_media_type(ACCEPTED));
+pub(super) fn decode(
+    resource: &Resource,
+    body: &[u8],
+    content_type: Option<&str>,
+) -> Result<Decoded, StatusError> {
+    let decoded = schema::recognized(resource.gvk(), body, content_type)?;
+    if decoded.value["kind"].as_str().is_none_or(str::is_empty) {
+        let text = schema::field::shortened(String::from_utf8_lossy(body).into_owned());
+        let error = StatusError::bad_request(format!("Object 'Kind' is missing in '{text}'"));
+        return Err(schema::unrecognized(resource.gvk(), body, error));
     }
-    schema::decode(body, content_type)
+    Ok(decoded)
+}
+
+/// Refuses what a patch makes of an object when it is of another version.
+pub(crate) fn check_version(resource: &Resource, patched: &Value) -> Result<(), StatusError> {
+    let (given, wanted) = (text(&patched["apiVersion"]), resource.gvk().api_version());
+    if given == wanted {
+        return Ok(());
+    }
+    let (group, kind) =
+        (given.split_once('/').map_or("", |(group, _)| group), text(&patched["kind"]));
+    let cause = Cause {
+        reason: "FieldValueInvalid",
+        message: format!("Invalid value: {given:?}: must be {wanted}"),
+        field: "apiVersion".to_owned(),
+    };
+    let name = text(&patched["metadata"]["name"]);
+    Err(StatusError::invalid_kind(group, kind, name, vec![cause]))
+}
+
+/// Refuses objects of another kind or version.
+fn check_kind(resource: &Resource, object: &Map<String, Value>) -> Result<(), StatusError> {
+    let given = |field: &str| object.get(field).map_or("", text);
+    let (api_version, kind) = (given("apiVersion"), given("kind"));
+    let wanted = resource.gvk().api_version();
+    if api_version != wanted {
+        return Err(StatusError::bad_request(format!(
+            "the API version in the data ({api_version}) does not match the expected API version ({wanted})"
+        )));
+    }
+    if kind != resource.kind {
+        let name = object.get("metadata").map_or("", |metadata| text(&metadata["name"]));
+        let cause = Cause {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: {kind:?}: must be {}", resource.kind),
+            field: "kind".to_owned(),
+        };
+        return Err(StatusError::invalid_kind(resource.group, kind, name, vec![cause]));
+    }
+    Ok(())
 }
 
 /// Checks kind and metadata, and drops what the schema does not name. Returns the object, and warnings
@@ -57,18 +101,11 @@ pub(super) fn conform(
             version = resource.version
         ))
     };
+    schema::check_type_meta(&value)?;
     let Value::Object(mut object) = value else {
-        return Err(refuse("json: the body is not an object".into()));
+        return Err(refuse("Object 'Kind' is missing in 'null'".to_owned()));
     };
-    for (field, name) in [("kind", "Kind"), ("apiVersion", "apiVersion")] {
-        if object.get(field).is_none_or(|value| value.is_null() || *value == "") {
-            let body = schema::field::shortened(Value::Object(object).to_string());
-            return Err(StatusError::bad_request(format!(
-                "Object '{name}' is missing in '{body}'"
-            )));
-        }
-    }
-    schema::check_kind(resource.gvk(), &mut object)?;
+    check_kind(resource, &object)?;
     let mut problems: Vec<String> =
         duplicates.iter().map(|field| format!("duplicate field {field:?}")).collect();
     let unknown = |field: String| format!("unknown field {field:?}");
@@ -86,7 +123,9 @@ pub(super) fn conform(
         return Err(refuse(why));
     }
     if !definition.preserves_unknown {
-        problems.extend(structural::prune(&mut object, &version.schema).into_iter().map(unknown));
+        let mut pruned = structural::prune(&mut object, &version.schema);
+        pruned.sort_unstable();
+        problems.extend(pruned.into_iter().map(unknown));
     }
     problems.truncate(MAX_NAMED);
     let mut object = Value::Object(object);
@@ -254,27 +293,40 @@ pub(in crate::kinds) fn broken_rule(failure: cel::crd::Failure) -> FieldError {
 /// The replicas of a scale are whole numbers from 0 to 2³¹-1.
 fn scale_errors(version: &Version, object: &Value) -> Vec<FieldError> {
     let Some(scale) = &version.scale else { return Vec::new() };
-    [(&scale.spec, "spec"), (&scale.status, "status")]
+    [&scale.spec, &scale.status]
         .into_iter()
-        .filter_map(|(path, _)| {
-            let value = path.first(object)?;
-            let number = value.as_i64()?;
-            let detail = match number {
-                ..0 => "should be a non-negative integer",
-                number if number > i64::from(i32::MAX) => {
-                    "should be less than or equal to 2147483647"
+        .filter_map(|path| {
+            let fields = path.fields()?;
+            let path = format!(".{}", fields.join("."));
+            let (value, detail) = match number_at(object, &fields) {
+                Ok(Some(number @ ..0)) => (number, "should be a non-negative integer".to_owned()),
+                Ok(Some(number)) if number > i64::from(i32::MAX) => {
+                    (number, "should be less than or equal to 2147483647".to_owned())
                 }
-                _ => return None,
+                Ok(_) => return None,
+                Err(why) => (0, format!("{path} accessor error: {why}")),
             };
-            let path = path.fields().unwrap_or_default().join(".");
-            Some(FieldError {
-                kind: Kind::Invalid,
-                path,
-                value: Some(value.clone()),
-                detail: detail.into(),
-            })
+            Some(FieldError { kind: Kind::Invalid, path, value: Some(value.into()), detail })
         })
         .collect()
+}
+
+/// The number that these fields lead to, if there is any.
+fn number_at(object: &Value, fields: &[&str]) -> Result<Option<i64>, String> {
+    let wrong = |value: &Value, wanted: &str| {
+        let value_text = schema::field::shortened(schema::printed(value));
+        let found = schema::type_of(value).replace(" {}", "{}");
+        format!("{value_text} is of the type {found}, expected {wanted}")
+    };
+    let mut value = object;
+    for field in fields {
+        let map = value.as_object().ok_or_else(|| wrong(value, "map[string]interface{}"))?;
+        match map.get(*field) {
+            Some(found) => value = found,
+            None => return Ok(None),
+        }
+    }
+    value.as_i64().map(Some).ok_or_else(|| wrong(value, "int64"))
 }
 
 /// A broken rule as clients see it.

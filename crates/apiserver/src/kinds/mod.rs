@@ -327,7 +327,7 @@ pub(crate) fn read_body(
 ) -> Result<(Value, Vec<String>), StatusError> {
     match resource.definition().filter(|_| gvk == resource.gvk()) {
         Some(definition) => {
-            let decoded = custom::decode(body, content_type)?;
+            let decoded = custom::decode(resource, body, content_type)?;
             custom::conform(resource, &definition, decoded, validation)
         }
         None => schema::read(gvk, body, content_type, validation),

@@ -29,7 +29,6 @@ pub(super) static KIND: Kind = Kind {
         categories: &["all"],
         subresources: &[SCALE, status_of("apps", "ReplicaSet")],
         counts_generation: true,
-        fields: Some(&[("status.replicas", "status.replicas")]),
         ..grouped("apps", "replicasets", "replicaset", "ReplicaSet")
     },
     strategy: Strategy {

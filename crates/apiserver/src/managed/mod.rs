@@ -24,7 +24,7 @@ pub(crate) use options::{Apply, manager};
 use crate::api_types::{Conversion, Definition, Gvk, Resource};
 use crate::kinds;
 use crate::object;
-use crate::schema::{Decoded, MAX_DEPTH, decode, json, value};
+use crate::schema::{self as schemas, Decoded, MAX_DEPTH, decode, value, word};
 use crate::status::{Cause, StatusError};
 
 /// The manager of what a cluster starts with.
@@ -155,13 +155,26 @@ pub(crate) fn record_update(
 /// Reads the body of an apply, which is YAML or JSON.
 pub(crate) fn read(body: &[u8]) -> Result<Decoded, StatusError> {
     let is_json = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    if is_json && let Ok(decoded) = json(body) {
+    if is_json && let Ok(decoded) = schemas::json(body) {
         return Ok(decoded);
     }
-    decode(body, Some("application/yaml")).map_err(|error| match error.code {
-        400 => StatusError::bad_request(format!("error decoding YAML: {}", error.message)),
+    let decoded = decode(body, Some("application/yaml")).map_err(|error| match error.code {
+        400 => StatusError::bad_request(format!(
+            "error decoding YAML: error converting YAML to JSON: {}",
+            error.message
+        )),
         _ => error,
-    })
+    })?;
+    match decoded.value {
+        Value::Object(_) => Ok(decoded),
+        // without any field
+        Value::Null => Ok(Decoded { value: json!({}), ..decoded }),
+        other => Err(StatusError::bad_request(format!(
+            "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {} into Go \
+             value of type map[string]interface {{}}",
+            word(&other)
+        ))),
+    }
 }
 
 /// What is said of keys that occur twice in the body of an apply.
@@ -179,9 +192,6 @@ pub(crate) fn apply(
     conversions: &Conversions,
 ) -> Result<Value, StatusError> {
     let Applier { manager, force } = applier;
-    if !patch.is_object() {
-        return Err(StatusError::bad_request("error decoding YAML: the body is no object"));
-    }
     let applied = with_target(resource, subresource, conversions, |target, now| {
         longshore_managedfields::apply(target, current, patch, Writer { manager, now }, force)
     });

@@ -1,6 +1,7 @@
 //! The options of a write that are about its manager.
 
-use crate::status::{Cause, StatusError};
+use crate::schema::quoted;
+use crate::status::Cause;
 
 /// The longest name of a manager, in bytes.
 const MAX_NAME: usize = 128;
@@ -9,14 +10,9 @@ const MAX_NAME: usize = 128;
 ///
 /// # Errors
 ///
-/// 422 of the options' kind for a name that is too long or cannot be printed, and for what an apply
+/// The causes of a refusal, for a name that is too long or cannot be printed, and for what an apply
 /// needs and another write may not have.
-pub(crate) fn manager(
-    options: &'static str,
-    name: &str,
-    user_agent: &str,
-    apply: Apply,
-) -> Result<String, StatusError> {
+pub(crate) fn manager(name: &str, user_agent: &str, apply: Apply) -> Result<String, Vec<Cause>> {
     let mut causes = Vec::new();
     let mut refuse = |field: &str, reason: &'static str, message: String| {
         causes.push(Cause { reason, message, field: field.to_owned() });
@@ -38,12 +34,14 @@ pub(crate) fn manager(
     }
     for (at, character) in name.char_indices().filter(|(_, c)| !is_printable(*c)) {
         let code = u32::from(character);
-        let message =
-            format!("Invalid value: {name:?}: invalid character U+{code:04X} (at position {at})");
+        let message = format!(
+            "Invalid value: {}: invalid character U+{code:04X} (at position {at})",
+            quoted(name)
+        );
         refuse("fieldManager", "FieldValueInvalid", message);
     }
     if !causes.is_empty() {
-        return Err(StatusError::invalid_kind("meta.k8s.io", options, "", causes));
+        return Err(causes);
     }
     Ok(if name.is_empty() { program(user_agent) } else { name.to_owned() })
 }
@@ -99,10 +97,10 @@ mod tests {
             ("mine", "kubectl/v1.36.0", "mine"),
             ("née \"x\"", "", "née \"x\""),
         ] {
-            let found = manager("UpdateOptions", name, user_agent, NO).unwrap();
+            let found = manager(name, user_agent, NO).unwrap();
             assert_eq!(found, manager_expected, "{name} {user_agent}");
         }
-        assert_eq!(manager("UpdateOptions", "", &"é".repeat(100), NO).unwrap().len(), 128);
+        assert_eq!(manager("", &"é".repeat(100), NO).unwrap().len(), 128);
     }
 
     #[test]
@@ -119,19 +117,19 @@ mod tests {
             (
                 "a\u{7}",
                 Apply::Yes,
-                "fieldManager: Invalid value: \"a\\u{7}\": invalid character U+0007 (at position 1)",
+                "fieldManager: Invalid value: \"a\\a\": invalid character U+0007 (at position 1)",
             ),
             (
                 "\u{a0}",
                 NO,
-                "fieldManager: Invalid value: \"\\u{a0}\": invalid character U+00A0 (at position 0)",
+                "fieldManager: Invalid value: \"\\u00a0\": invalid character U+00A0 (at position 0)",
             ),
         ] {
-            let error = manager("PatchOptions", name, "", apply).unwrap_err();
-            assert_eq!(error.code, 422);
-            let expected = format!("PatchOptions.meta.k8s.io \"\" is invalid: {message}");
-            assert_eq!(error.message, expected);
+            let causes = manager(name, "", apply).unwrap_err();
+            let found: Vec<String> =
+                causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+            assert_eq!(found, [message]);
         }
-        manager("PatchOptions", &"x".repeat(128), "", Apply::Yes).unwrap();
+        manager(&"x".repeat(128), "", Apply::Yes).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::update::{check_uid, precondition_failed};
 use super::{Api, calling_node, check_namespace};
 use crate::admission::node_restriction;
 use crate::api_types::Resource;
@@ -32,17 +33,30 @@ impl Api {
             ));
         }
         check_namespace(binding, namespace)?;
-        kinds::validate_binding(binding)?;
+        // upstream does not say that it is invalid
+        kinds::validate_binding(binding).map_err(|error| match error.details {
+            Some(details) if error.code == 422 => {
+                let all: Vec<String> = details
+                    .causes
+                    .iter()
+                    .map(|cause| format!("{}: {}", cause.field, cause.message))
+                    .collect();
+                StatusError::internal_plain(all.join(", "))
+            }
+            _ => error,
+        })?;
         let node = binding["target"]["name"].as_str().unwrap_or_default();
-        let conflict = |why: String| StatusError::conflict(pods, name, &why);
+        let conflict = |why: String| StatusError::conflict_of(("", "pods/binding"), name, &why);
         self.registry
             .write(pods, (namespace, name), None, dry_run, |current| {
-                let uid = object::uid(binding);
-                if !uid.is_empty() && uid != object::uid(current) {
-                    let found = object::uid(current);
-                    return Err(conflict(format!(
-                        "Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
-                    )));
+                check_uid(pods, object::uid(binding), current)?;
+                let (version, found) =
+                    (object::resource_version(binding), object::resource_version(current));
+                if !version.is_empty() && version != found {
+                    let why = format!(
+                        "ResourceVersion in precondition: {version}, ResourceVersion in object meta: {found}"
+                    );
+                    return Err(precondition_failed(pods, current, &why));
                 }
                 if object::is_deleting(current) {
                     return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));

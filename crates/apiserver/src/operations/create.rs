@@ -97,7 +97,7 @@ impl Api {
         &self,
         attributes: &Attributes<'_>,
         resource: &'static Resource,
-        object: Value,
+        mut object: Value,
         reservation: Option<&mut Reservation<'_>>,
         mut said: Vec<String>,
     ) -> Result<(Value, Vec<String>), StatusError> {
@@ -105,6 +105,13 @@ impl Api {
         let (namespace, name) = (attributes.namespace, attributes.name);
         let length = size(&object);
         offload::run(length, || kinds::validate_create(resource, &object))?;
+        if !object::resource_version(&object).is_empty() {
+            if !dry_run {
+                let why = "resourceVersion should not be set on objects to be created";
+                return Err(StatusError::internal_plain(why));
+            }
+            object::metadata_mut(&mut object).remove("resourceVersion");
+        }
         self.settle_rights(user, resource).await;
         certificates::admit_attest(&self.authorizer, user, resource, &object)?;
         self.authorizer.admit_grant(user, resource, &object, None)?;

@@ -15,7 +15,7 @@ use crate::kinds::custom_resource_definition::begin_deletion;
 use crate::kinds::{Deletion, strategy};
 use crate::object;
 use crate::registry::{Write, Written};
-use crate::status::StatusError;
+use crate::status::{Cause, StatusError, unsupported};
 use crate::user::User;
 
 const OPTIONS: &str = "DeleteOptions";
@@ -54,20 +54,23 @@ impl DeleteOptions {
     /// Reads an object that conforms to `DeleteOptions`; 422 for choices that do not exist.
     pub(crate) fn from_value(options: &Value) -> Result<DeleteOptions, StatusError> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        for stage in options["dryRun"].as_array().into_iter().flatten() {
-            check_choice("dryRun", stage, &options["dryRun"], &["All"])?;
-        }
         let propagation = &options["propagationPolicy"];
-        check_choice("propagationPolicy", propagation, propagation, PROPAGATION)?;
+        let mut causes = Vec::new();
+        causes.extend(check_choice("propagationPolicy", propagation, propagation, PROPAGATION));
         if options["propagationPolicy"].is_string() && options["orphanDependents"].is_boolean() {
-            return Err(StatusError::invalid_option(
-                OPTIONS,
-                "propagationPolicy",
-                "FieldValueInvalid",
-                format!(
+            causes.push(Cause {
+                reason: "FieldValueInvalid",
+                message: format!(
                     "Invalid value: {propagation}: orphanDependents and deletionPropagation cannot be both set"
                 ),
-            ));
+                field: "propagationPolicy".to_owned(),
+            });
+        }
+        let stages = &options["dryRun"];
+        let mut faults = stages.as_array().into_iter().flatten();
+        causes.extend(faults.find_map(|stage| check_choice("dryRun", stage, stages, &["All"])));
+        if !causes.is_empty() {
+            return Err(StatusError::invalid_options(OPTIONS, causes));
         }
         Ok(DeleteOptions {
             grace_period_seconds: options["gracePeriodSeconds"].as_i64(),
@@ -117,8 +120,8 @@ impl DeleteOptions {
     }
 
     pub(super) fn check(&self, resource: &Resource, current: &Value) -> Result<(), StatusError> {
-        let conflict =
-            |why: String| Err(StatusError::conflict(resource, object::name(current), &why));
+        let of = (resource.group, resource.kind);
+        let conflict = |why: String| Err(StatusError::conflict_of(of, object::name(current), &why));
         if let Some(uid) = &self.uid
             && uid != object::uid(current)
         {
@@ -142,19 +145,11 @@ impl DeleteOptions {
 }
 
 /// An absent choice is a good one.
-fn check_choice(
-    field: &str,
-    choice: &Value,
-    value: &Value,
-    supported: &[&str],
-) -> Result<(), StatusError> {
-    match choice.as_str() {
-        // "nil" is upstream's word for an absent one
-        Some(chosen) if chosen == "nil" || !supported.contains(&chosen) => {
-            Err(StatusError::unsupported_option(OPTIONS, field, &value.to_string(), supported))
-        }
-        _ => Ok(()),
-    }
+fn check_choice(field: &str, choice: &Value, value: &Value, supported: &[&str]) -> Option<Cause> {
+    let chosen = choice.as_str()?;
+    // "nil" is upstream's word for an absent one
+    let is_good = chosen != "nil" && supported.contains(&chosen);
+    (!is_good).then(|| unsupported(field, &value.to_string(), supported))
 }
 
 impl Api {

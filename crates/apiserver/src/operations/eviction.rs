@@ -8,6 +8,7 @@ use crate::api_types::Resource;
 use crate::kinds::known;
 use crate::object;
 use crate::registry::Write;
+use crate::schema::printed;
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
 use crate::status::{Cause, StatusError};
@@ -47,6 +48,14 @@ impl Api {
             ));
         }
         check_namespace(eviction, namespace)?;
+        let stages = &eviction["deleteOptions"]["dryRun"];
+        let wanted = json!(["All"]);
+        if dry_run && items(stages).iter().any(|stage| *stage != "All") {
+            let (wanted, given) = (printed(&wanted), printed(stages));
+            return Err(StatusError::internal_plain(format!(
+                "Non-matching dry-run options in request and content: {wanted} and {given}"
+            )));
+        }
         let mut options = DeleteOptions::from_value(&eviction["deleteOptions"])?;
         options.dry_run |= dry_run;
         let mut pod = self.registry.get(pods, namespace, name).await?;
@@ -59,12 +68,14 @@ impl Api {
             }
             let is_pending =
                 text(&pod["status"]["phase"]) == "Pending" && !object::is_deleting(&pod);
-            let options = match is_pending && options.resource_version.is_none() {
+            let exact = match is_pending && options.resource_version.is_none() {
                 true => options.of_version(&pod),
                 false => options.clone(),
             };
-            match self.delete_disrupted(user, pods, (namespace, name), &options).await {
+            match self.delete_disrupted(user, pods, (namespace, name), &exact).await {
                 Err(error) if error.reason == "Conflict" && is_pending => {
+                    // What the client itself requires does not come true by trying again.
+                    options.check(pods, &pod)?;
                     pod = self.registry.get(pods, namespace, name).await?;
                 }
                 result => return result,

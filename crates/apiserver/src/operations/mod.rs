@@ -17,7 +17,7 @@ use longshore_gates::FeatureGates;
 use serde_json::Value;
 
 pub(crate) use delete::DeleteOptions;
-pub(crate) use update::{Change, UpdateRequest};
+pub(crate) use update::{Change, UpdateRequest, check_name};
 
 use crate::admission::attributes::{Attributes, Operation};
 use crate::admission::chain::Chain;
@@ -150,21 +150,24 @@ fn calling_node(user: &User) -> Option<&str> {
     user::node_name(user)
 }
 
-/// A body's namespace must be the path's; an absent one is filled in.
+/// A body's namespace must be the path's; an absent one is filled in, and one of an object of the cluster is
+/// taken away.
 fn settle_namespace(
     resource: &Resource,
     object: &mut Value,
     namespace: &str,
 ) -> Result<(), StatusError> {
-    check_namespace(object, namespace)?;
-    if resource.namespaced {
-        object::metadata_mut(object).insert("namespace".into(), namespace.into());
+    if !resource.namespaced {
+        object::metadata_mut(object).remove("namespace");
+        return Ok(());
     }
+    check_namespace(object, namespace)?;
+    object::metadata_mut(object).insert("namespace".into(), namespace.into());
     Ok(())
 }
 
 /// A body's namespace must be the path's, or absent.
-fn check_namespace(object: &Value, namespace: &str) -> Result<(), StatusError> {
+pub(crate) fn check_namespace(object: &Value, namespace: &str) -> Result<(), StatusError> {
     match object::namespace(object) {
         "" => Ok(()),
         given if given == namespace => Ok(()),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::review::{Pause, Reviews};
-use super::update::UNCONDITIONAL;
+use super::update::{UNCONDITIONAL, check_name, check_uid, stale};
 use super::{Api, Change};
 use crate::admission::attributes::{Attributes, Operation};
 use crate::api_types::{Gvk, Resource};
@@ -14,7 +14,7 @@ use crate::patch;
 use crate::registry::{Write, Written};
 use crate::schema::{self, Decoded, FieldValidation};
 use crate::selector::LabelSelector;
-use crate::status::{Cause, MODIFIED, StatusError};
+use crate::status::{Cause, StatusError};
 use crate::user::User;
 
 /// The Scale of a workload, or of a custom object.
@@ -148,12 +148,20 @@ impl Api {
                     Change::Replace(scale) => scale.clone(),
                     Change::Patch { kind, body, validation } => {
                         let conform = |patched| schema::conform(gvk, patched, *validation);
-                        patch::conformed(*kind, gvk, &of(resource, current), body, conform)?.0
+                        let scale = of(resource, current);
+                        let validation = *validation;
+                        patch::conformed(*kind, gvk, &scale, body, validation, conform)?.0
                     }
                 };
+                if matches!(change, Change::Replace(_)) {
+                    check_uid(resource, object::uid(&scale), current)?;
+                }
+                if matches!(change, Change::Patch { .. }) {
+                    check_name(&scale, name)?;
+                }
                 let version = object::resource_version(&scale);
                 if !["", UNCONDITIONAL, object::resource_version(current)].contains(&version) {
-                    return Err(StatusError::conflict(resource, name, MODIFIED));
+                    return Err(stale(resource, name, version));
                 }
                 match reviews.validated(current) {
                     Some(reviewed) => scale = reviewed,
@@ -163,7 +171,8 @@ impl Api {
                     None => {}
                 }
                 let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
-                if replicas < 0 {
+                // A custom kind has its own words for it.
+                if replicas < 0 && resource.custom.is_none() {
                     let cause = Cause {
                         reason: "FieldValueInvalid",
                         message: format!(

@@ -19,8 +19,8 @@ use crate::offload;
 use crate::patch::{self, PatchKind};
 use crate::registry::{Write, Written};
 use crate::schema::value::size;
-use crate::schema::{Decoded, FieldValidation};
-use crate::status::{MODIFIED, StatusError};
+use crate::schema::{Decoded, FieldValidation, quoted};
+use crate::status::{Cause, MODIFIED, StatusError};
 use crate::user::User;
 
 /// How the object is to change.
@@ -436,8 +436,13 @@ fn propose(
             if *kind == PatchKind::Strategic && request.resource.custom.is_some() {
                 return Err(StatusError::unsupported_media_type(patch::ACCEPTED_CUSTOM));
             }
-            let conform = |decoded| kinds::conform_object(request.resource, decoded, *validation);
-            let (object, said) = patch::conformed(*kind, gvk, current, body, conform)?;
+            let conform = |decoded: Decoded| {
+                if request.resource.custom.is_some() {
+                    kinds::custom::check_version(request.resource, &decoded.value)?;
+                }
+                kinds::conform_object(request.resource, decoded, *validation)
+            };
+            let (object, said) = patch::conformed(*kind, gvk, current, body, *validation, conform)?;
             *warnings = said;
             Ok(object)
         }
@@ -474,29 +479,106 @@ fn check_identity(
 ) -> Result<(), StatusError> {
     let resource = request.resource;
     settle_namespace(resource, new, request.namespace)?;
-    if object::name(new).is_empty() {
-        return Err(StatusError::bad_request(format!(
-            "the name of the object ({} based on URL) was undeterminable: name must be provided",
-            request.name
-        )));
-    }
-    if object::name(new) != request.name {
-        return Err(StatusError::bad_request(format!(
-            "the name of the object ({}) does not match the name on the URL ({})",
-            object::name(new),
-            request.name
-        )));
+    check_name(new, request.name)?;
+    let is_put = matches!(request.change, Change::Replace(_));
+    if is_put {
+        check_uid(resource, object::uid(new), current)?;
     }
     match object::resource_version(new) {
-        // Whether that is enough to go by is for the rules of the kind.
+        "" if is_put && kinds::strategy(resource).versioned_updates => {
+            let cause = Cause {
+                reason: "FieldValueInvalid",
+                message: "Invalid value: 0: must be specified for an update".to_owned(),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            // named as upstream does
+            let (group, plural) = (resource.group, resource.plural);
+            return Err(StatusError::invalid_kind(group, plural, request.name, vec![cause]));
+        }
+        // Whatever is stored is replaced.
         "" => Ok(()),
         UNCONDITIONAL => {
             object::metadata_mut(new).remove("resourceVersion");
             Ok(())
         }
         version if version == object::resource_version(current) => Ok(()),
-        _ => Err(StatusError::conflict(resource, request.name, MODIFIED)),
+        version => Err(stale(resource, request.name, version)),
+    }?;
+    check_immutable(resource, new, current)
+}
+
+/// The name in a body must be that of the URL.
+pub(crate) fn check_name(object: &Value, name: &str) -> Result<(), StatusError> {
+    match object::name(object) {
+        "" => Err(StatusError::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        ))),
+        given if given == name => Ok(()),
+        given => Err(StatusError::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({name})"
+        ))),
     }
+}
+
+/// What an update may say of an object's life only as it is stored, and why not otherwise.
+fn check_immutable(resource: &Resource, new: &Value, current: &Value) -> Result<(), StatusError> {
+    let mut causes = Vec::new();
+    for field in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+        let (given, stored) = (&new["metadata"][field], &current["metadata"][field]);
+        // That of a begun deletion stays whatever is said.
+        let stays = field == "deletionTimestamp" && !stored.is_null();
+        let is_unknown = current["metadata"].is_null();
+        if given.is_null() || *given == "" || given == stored || stays || is_unknown {
+            continue;
+        }
+        causes.push(Cause {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: {given}: field is immutable"),
+            field: format!("metadata.{field}"),
+        });
+    }
+    match causes.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid(resource, object::name(current), causes)),
+    }
+}
+
+/// Whether a UID is that of the stored object, or none.
+pub(super) fn check_uid(
+    resource: &Resource,
+    given: &str,
+    current: &Value,
+) -> Result<(), StatusError> {
+    let stored = object::uid(current);
+    if given.is_empty() || given == stored || stored.is_empty() {
+        return Ok(());
+    }
+    let why = format!("UID in precondition: {given}, UID in object meta: {stored}");
+    Err(precondition_failed(resource, current, &why))
+}
+
+/// The refusal of a write for another object than the stored one, in the words of upstream's store.
+pub(super) fn precondition_failed(resource: &Resource, current: &Value, why: &str) -> StatusError {
+    let (namespace, name) = (object::namespace(current), object::name(current));
+    let slash = if namespace.is_empty() { "" } else { "/" };
+    let plural = resource.plural;
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: /{plural}/{namespace}{slash}{name}, ResourceVersion: 0, \
+         AdditionalErrorMsg: Precondition failed: {why}"
+    );
+    StatusError::conflict(resource, name, &why)
+}
+
+/// The refusal of an update that is based on another version than the stored one.
+pub(super) fn stale(resource: &Resource, name: &str, version: &str) -> StatusError {
+    let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
+    let why = match version.parse::<u64>() {
+        Ok(_) if is_number => return StatusError::conflict(resource, name, MODIFIED),
+        _ if is_number => "value out of range",
+        _ => "invalid syntax",
+    };
+    let version = quoted(version);
+    StatusError::internal_plain(format!("strconv.ParseUint: parsing {version}: {why}"))
 }
 
 /// Whether this update takes away the last thing that a begun deletion was waiting for.

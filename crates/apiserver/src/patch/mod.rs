@@ -9,7 +9,7 @@ mod strategic;
 use serde_json::Value;
 
 use crate::api_types::{Gvk, types};
-use crate::schema::{self, Decoded, MAX_DEPTH};
+use crate::schema::{self, Decoded, FieldValidation, MAX_DEPTH, printed};
 use crate::status::{Cause, StatusError};
 
 /// The kinds of patch.
@@ -45,31 +45,48 @@ impl PatchKind {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),
             "application/strategic-merge-patch+json" => Ok(Self::Strategic),
-            _ => Err(StatusError::unsupported_media_type(ACCEPTED)),
+            _ => Err(StatusError::unsupported_media_type(ACCEPTED_CUSTOM)),
         }
     }
 }
 
-/// Applies a patch body to an object of this kind. 400 for a malformed patch, 413 for one beyond
+/// Applies a patch body to an object of this kind. Returns the result, and fields of a JSON patch's operations
+/// that are unknown. 400 for a malformed patch, 413 for one beyond
 /// the limits, 422 for one that cannot be carried out on this object.
 pub fn apply(
     kind: PatchKind,
     gvk: Gvk,
     current: &Value,
     body: &[u8],
-) -> Result<Decoded, StatusError> {
-    let Decoded { value: patch, duplicates } = schema::json(body)?;
+) -> Result<(Decoded, Vec<String>), StatusError> {
+    let Decoded { value: patch, mut duplicates } =
+        schema::json(body).map_err(|error| undecoded(kind, error))?;
     let mut value = current.clone();
     let mut work = Work::default();
+    let mut unknown = Vec::new();
     match kind {
-        PatchKind::Json => json::apply(&mut value, patch, &mut work)?,
+        PatchKind::Json => {
+            unknown = json::apply(&mut value, patch, &mut work)?;
+            // They are of the patch, and not of the object.
+            duplicates.clear();
+        }
+        PatchKind::Merge if patch.is_null() => {
+            return Err(StatusError::bad_request("Invalid JSON Patch"));
+        }
         PatchKind::Merge => {
-            object(&patch)?;
+            object(kind, &patch)?;
             json_patch::merge(&mut value, &patch);
         }
+        PatchKind::Strategic if patch.is_null() => {}
         PatchKind::Strategic => {
-            object(&patch)?;
+            object(kind, &patch)?;
             strategic::apply(types().of(gvk), &mut value, patch, &mut work)?;
+            // The patch of a kind cannot make another of it.
+            for (field, own) in [("apiVersion", gvk.api_version()), ("kind", gvk.kind.to_owned())] {
+                if let Some(given) = value.get_mut(field) {
+                    *given = own.into();
+                }
+            }
         }
     }
     if schema::value::depth(&value) > MAX_DEPTH {
@@ -77,7 +94,17 @@ pub fn apply(
             "the patched object is nested deeper than {MAX_DEPTH} levels"
         )));
     }
-    Ok(Decoded { value, duplicates })
+    Ok((Decoded { value, duplicates }, unknown))
+}
+
+/// The refusal of a patch that is no JSON.
+fn undecoded(kind: PatchKind, error: StatusError) -> StatusError {
+    match (error.code, kind) {
+        (400, PatchKind::Json | PatchKind::Merge) => {
+            StatusError::bad_request(format!("error decoding patch: {}", error.message))
+        }
+        _ => error,
+    }
 }
 
 /// Applies a patch body, and makes of the result an object of its kind with `conform`. That it is none is the
@@ -87,20 +114,77 @@ pub(crate) fn conformed<T>(
     gvk: Gvk,
     current: &Value,
     body: &[u8],
-    conform: impl FnOnce(Decoded) -> Result<T, StatusError>,
-) -> Result<T, StatusError> {
-    conform(apply(kind, gvk, current, body)?).map_err(|error| {
-        let reason = error.message.split_once(" cannot be handled as a ");
-        let (400, Some((_, reason))) = (error.code, reason) else { return error };
-        let reason = reason.split_once(": ").map_or(reason, |(_, reason)| reason);
-        let patched = apply(kind, gvk, current, body).map(|patched| patched.value.to_string());
-        let cause = Cause {
-            reason: "FieldValueInvalid",
-            message: format!("Invalid value: {:?}: {reason}", patched.unwrap_or_default()),
-            field: "patch".to_owned(),
+    validation: FieldValidation,
+    conform: impl FnOnce(Decoded) -> Result<(T, Vec<String>), StatusError>,
+) -> Result<(T, Vec<String>), StatusError> {
+    let (patched, unknown) =
+        apply(kind, gvk, current, body).map_err(StatusError::without_causes)?;
+    let problems: Vec<String> =
+        unknown.iter().map(|field| format!("json patch unknown field {field:?}")).collect();
+    if validation == FieldValidation::Strict && !problems.is_empty() {
+        let why = format!("strict decoding error: {}", problems.join(", "));
+        return Err(refused(&String::from_utf8_lossy(body), &why));
+    }
+    let (object, mut warnings) = conform(patched).map_err(|error| {
+        let Some(reason) = not_of_its_kind(&error) else { return error };
+        let patched = || {
+            let (patched, _) = apply(kind, gvk, current, body).ok()?;
+            Some(patched.value.to_string())
         };
-        StatusError::invalid_kind("", "", "", vec![cause])
-    })
+        match kind {
+            PatchKind::Strategic => {
+                let patch = schema::json(body).map(|patch| printed(&patch.value));
+                refused(&patch.unwrap_or_default(), &restored(reason))
+            }
+            _ => refused(&patched().unwrap_or_default(), reason),
+        }
+    })?;
+    if validation == FieldValidation::Warn {
+        warnings.extend(problems);
+    }
+    Ok((object, warnings))
+}
+
+/// Why a patched object is none of its kind, if that is what an error says.
+fn not_of_its_kind(error: &StatusError) -> Option<&str> {
+    let message = error.message.as_str();
+    match message.split_once(" cannot be handled as a ") {
+        _ if error.code != 400 => None,
+        Some((_, reason)) => Some(reason.split_once(": ").map_or(reason, |(_, reason)| reason)),
+        None => Some(message).filter(|message| message.starts_with(schema::NO_KIND)),
+    }
+}
+
+fn refused(patch: &str, reason: &str) -> StatusError {
+    let cause = Cause {
+        reason: "FieldValueInvalid",
+        message: format!("Invalid value: {patch:?}: {reason}"),
+        field: "patch".to_owned(),
+    };
+    StatusError::invalid_kind("", "", "", vec![cause])
+}
+
+/// A value of the wrong type, in the words of upstream for strategic merge patches.
+fn restored(reason: &str) -> String {
+    let types = reason
+        .strip_prefix("json: cannot unmarshal ")
+        .and_then(|rest| Some((rest, rest.rsplit_once(" of type ")?.1)));
+    let Some((given, wanted)) = types else { return reason.to_owned() };
+    let given = match given.split([' ', '.']).next().unwrap_or_default() {
+        "array" => "slice",
+        "object" => "map",
+        "number" if given.split(' ').nth(1).is_some_and(|number| number.contains('.')) => "float64",
+        "number" => "int64",
+        other => other,
+    };
+    match wanted {
+        "string" if given == "int64" => format!("cannot convert {given} to string"),
+        "int32" | "int64" if given == "float64" => format!("cannot convert {given} to {wanted}"),
+        "string" | "bool" | "int32" | "int64" | "float64" => format!("unrecognized type: {wanted}"),
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {given}"),
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {given}"),
+        _ => format!("cannot restore struct from: {given}"),
+    }
 }
 
 /// How many values one patch has visited, list items compared and the like. Patches of people and
@@ -142,12 +226,14 @@ impl Work {
     }
 }
 
-fn object(patch: &Value) -> Result<(), StatusError> {
+fn object(kind: PatchKind, patch: &Value) -> Result<(), StatusError> {
     if patch.is_object() {
-        Ok(())
-    } else {
-        Err(StatusError::bad_request("error decoding patch: a patch must be an object"))
+        return Ok(());
     }
+    let word = schema::word(patch);
+    let why =
+        format!("json: cannot unmarshal {word} into Go value of type map[string]interface {{}}");
+    Err(undecoded(kind, StatusError::bad_request(why)))
 }
 
 #[cfg(test)]

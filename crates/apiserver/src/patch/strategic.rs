@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::Work;
 use crate::api_types::{Field, Leaf, Type, types};
+use crate::schema::{printed, type_of};
 use crate::status::StatusError;
 
 const DIRECTIVE: &str = "$patch";
@@ -41,7 +42,7 @@ fn merge(
         match directive.as_str() {
             Some("replace") => *object = cleaned_map(patch),
             Some("delete") => object.clear(),
-            _ => return Err(unknown_directive(&directive)),
+            _ => return Err(unknown_directive(&directive, &patch)),
         }
         return Ok(());
     }
@@ -67,7 +68,10 @@ fn merge(
     for (name, order) in orders {
         let field = ty.and_then(|t| t.field(&name));
         let Value::Array(order) = order else {
-            return Err(malformed(&format!("{ORDER}{name} must be a list")));
+            return Err(StatusError::internal_plain(format!(
+                "expected a []interface {{}}, but received a {}",
+                type_of(&order)
+            )));
         };
         set_order(field, object, &name, patch.remove(&name), &order, work)?;
     }
@@ -124,7 +128,7 @@ fn retain_keys(
     let Some(keys) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     work.charge(object.len())?;
     let Value::Array(keys) = keys else {
-        return Err(malformed("$retainKeys must be a list of field names"));
+        return Err(StatusError::bad_request("invalid patch format of retainKeys"));
     };
     let keys: HashSet<&str> = keys.iter().filter_map(Value::as_str).collect();
     let stray = patch.iter().find(|(k, v)| {
@@ -134,7 +138,8 @@ fn retain_keys(
             && !keys.contains(k.as_str())
     });
     if let Some((key, _)) = stray {
-        return Err(malformed(&format!("field {key:?} is set but missing in $retainKeys")));
+        tracing::debug!(key, "a field of a patch is set but missing in $retainKeys");
+        return Err(StatusError::bad_request("invalid patch format of retainKeys"));
     }
     object.retain(|key, _| keys.contains(key.as_str()));
     Ok(())
@@ -146,11 +151,11 @@ fn delete_from_list(
     unwanted: Value,
     work: &mut Work,
 ) -> Result<(), StatusError> {
-    let Value::Array(unwanted) = unwanted else {
-        return Err(malformed(&format!("{DELETE}{name} must be a list")));
-    };
-    let unwanted: HashSet<String> = unwanted.iter().map(Value::to_string).collect();
     if let Some(Value::Array(list)) = object.get_mut(name) {
+        let Value::Array(unwanted) = unwanted else {
+            return Err(StatusError::bad_request("invalid patch format of primitive list"));
+        };
+        let unwanted: HashSet<String> = unwanted.iter().map(Value::to_string).collect();
         charge_items(list, None, work)?;
         list.retain(|item| !unwanted.contains(&item.to_string()));
     }
@@ -178,10 +183,13 @@ fn set_order(
         let deleted = item.get(DIRECTIVE).is_some();
         !deleted && identity(item, key).is_none_or(|id| !known.contains(&id))
     };
-    if let Some(item) = patch.iter().flatten().find(unordered) {
-        return Err(malformed(&format!(
-            "an item of {name} is missing in {ORDER}{name}: {}",
-            describe(item, key)
+    if patch.iter().flatten().any(|item| unordered(&item)) {
+        let given = patch.clone().unwrap_or_default();
+        let (given, wanted) = (Value::Array(given), Value::Array(order.to_vec()));
+        return Err(StatusError::internal_plain(format!(
+            "The order in patch list:\n{}\n doesn't match $setElementOrder list:\n{}\n",
+            printed(&given),
+            printed(&wanted)
         )));
     }
     let old = match object.get_mut(name) {
@@ -244,10 +252,18 @@ fn merge_keyed(
         match item.remove(DIRECTIVE) {
             None => changes.push(item),
             Some(Value::String(d)) if d == "delete" => {
-                deleted.insert(item.get(key).ok_or_else(|| no_key(key))?.to_string());
+                let Some(value) = item.get(key).map(Value::to_string) else {
+                    item.insert(DIRECTIVE.to_owned(), d.into());
+                    return Err(no_key(&item, key));
+                };
+                deleted.insert(value);
             }
             Some(Value::String(d)) if d == "replace" => replace = true,
-            Some(other) => return Err(unknown_directive(&other)),
+            Some(Value::String(d)) if d == "merge" => {
+                let why = "merging lists cannot yet be specified in the patch";
+                return Err(StatusError::internal_plain(why));
+            }
+            Some(other) => return Err(unknown_directive(&other, &item)),
         }
     }
     if replace {
@@ -265,7 +281,7 @@ fn merge_keyed(
     }
     let mut order = Vec::with_capacity(changes.len());
     for change in changes {
-        let id = change.get(key).ok_or_else(|| no_key(key))?.to_string();
+        let id = change.get(key).ok_or_else(|| no_key(&change, key))?.to_string();
         order.push(Some(id.clone()));
         match positions.get(&id).map(|i| &mut old[*i]) {
             Some(Value::Object(item)) => merge(ty, item, change, work)?,
@@ -361,18 +377,22 @@ fn cleaned_map(map: Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-fn describe(item: &Value, key: Option<&str>) -> String {
-    identity(item, key).unwrap_or_else(|| "an item without its key".to_owned())
-}
-
 fn malformed(why: &str) -> StatusError {
     StatusError::bad_request(format!("invalid strategic merge patch format: {why}"))
 }
 
-fn unknown_directive(directive: &Value) -> StatusError {
-    StatusError::bad_request(format!("unknown patch type found: {directive}"))
+fn unknown_directive(directive: &Value, map: &Map<String, Value>) -> StatusError {
+    let found = match directive {
+        Value::String(text) => text.clone(),
+        other => format!("%!s({}={})", type_of(other), printed(other)),
+    };
+    let mut map = map.clone();
+    map.insert(DIRECTIVE.to_owned(), directive.clone());
+    let map = printed(&Value::Object(map));
+    StatusError::internal_plain(format!("unknown patch type: {found} in map: {map}"))
 }
 
-fn no_key(key: &str) -> StatusError {
-    StatusError::unprocessable(format!("map: does not contain declared merge key: {key}"))
+fn no_key(item: &Map<String, Value>, key: &str) -> StatusError {
+    let item = printed(&Value::Object(item.clone()));
+    StatusError::internal_plain(format!("map: {item} does not contain declared merge key: {key}"))
 }

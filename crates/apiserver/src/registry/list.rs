@@ -3,7 +3,7 @@
 use longshore_store::{Error, KeyValue, ListOptions, Page, Revision};
 use serde_json::{Value, json};
 
-use super::{Registry, continue_token, keys, refusal, too_large};
+use super::{Registry, continue_token, is_path_segment, keys, refusal, too_large};
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::offload;
@@ -113,7 +113,8 @@ impl Registry {
         let is_continued = start.is_some();
         let is_one_key =
             !is_continued && (!request.resource.namespaced || !request.namespace.is_empty());
-        if let (Some(name), true) = (request.fields.name(), is_one_key) {
+        let name = request.fields.name().filter(|name| is_path_segment(name));
+        if let (Some(name), true) = (name, is_one_key) {
             return self.list_one(request, name, revision, item).await;
         }
         let mut found = 0;

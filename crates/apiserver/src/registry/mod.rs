@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 pub(crate) use changes::{Change, Feeds, Stored, Subscription};
+pub(crate) use continue_token::is_token as is_continue_token;
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
 pub(crate) use list::{ListRequest, Size, VersionMatch};

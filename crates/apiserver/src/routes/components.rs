@@ -5,12 +5,11 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::lists::ListText;
+use super::lists::{self, ListText};
 use super::respond::Result;
 use super::{Call, Router};
 use crate::kinds::component_status;
 use crate::object;
-use crate::selector::LabelSelector;
 use crate::status::StatusError;
 
 /// Components that serve `/healthz` on this machine, with their ports.
@@ -26,16 +25,16 @@ impl Router {
         if !wanted.is_empty() {
             let is_known = wanted == STORE || LOCAL.iter().any(|(name, _)| *name == wanted);
             if !is_known {
-                return Err(StatusError::not_found(call.resource, wanted));
+                return Err(StatusError::not_found_of(("", "componentstatus"), wanted));
             }
             return Ok(view.answer(StatusCode::OK, &self.component(wanted).await));
         }
-        let labels = call.line.query.get("labelSelector").map(LabelSelector::parse).transpose()?;
+        let (labels, fields) = lists::selectors(&call.line.query, call.resource)?;
         let names = LOCAL.iter().map(|(name, _)| *name).chain([STORE]);
         let components = join_all(names.map(|name| self.component(name))).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
         for mut component in components {
-            if labels.as_ref().is_some_and(|labels| !labels.matches(&component)) {
+            if !labels.matches(&component) || !fields.matches(&component) {
                 continue;
             }
             if let Some(map) = component.as_object_mut() {

@@ -14,13 +14,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::logs::container;
-use super::request::Query;
+use super::request::{Query, number_fault};
 use super::respond::{Answer, Result};
 use super::{Call, Router};
 use crate::audit;
 use crate::kinds::core;
 use crate::kubelet;
 use crate::response_body::Body;
+use crate::schema::quoted;
 use crate::status::StatusError;
 
 impl Router {
@@ -32,6 +33,15 @@ impl Router {
         let query = &call.line.query;
         let (namespace, name) = (call.namespace(), call.path.name.as_str());
         let pod = self.api.registry.get(call.resource, namespace, name).await?;
+        let is_forward = call.path.subresource == "portforward";
+        if let Some(port) =
+            query.all("ports").find(|_| is_forward).filter(|port| port.parse::<u16>().is_err())
+        {
+            let (port, why) = (quoted(port), number_fault(port));
+            return Err(StatusError::bad_request(format!(
+                "cannot convert to []int32: strconv.ParseUint: parsing {port}: {why}"
+            )));
+        }
         self.admit_connect(&call, options(&call)).await?;
         let path = match call.path.subresource.as_str() {
             "portforward" => format!("/portForward/{namespace}/{name}?{}", ports(query)),
@@ -46,11 +56,19 @@ impl Router {
             return Err(StatusError::bad_request(why));
         };
         let node = self.api.registry.get(core("nodes")?, "", node).await?;
-        let endpoint = self.kubelet.endpoint(&node).map_err(StatusError::internal)?;
+        let endpoint = self.kubelet.endpoint(&node).map_err(unreachable)?;
         let target: Uri = format!("https://{}{path}", endpoint.authority())
             .parse()
             .map_err(StatusError::internal)?;
         join(call.head, &target, self.kubelet.connect(&endpoint, false).await).await
+    }
+}
+
+/// The refusal of a request for a node that has no address.
+pub(super) fn unreachable(error: kubelet::Error) -> StatusError {
+    match error {
+        kubelet::Error::NoAddress(_) => StatusError::internal_plain(error.to_string()),
+        error => StatusError::internal(error),
     }
 }
 

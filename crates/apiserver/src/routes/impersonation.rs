@@ -9,6 +9,7 @@ use super::Router;
 use super::respond::Result;
 use crate::audit;
 use crate::authz::{self, Access, ResourceTarget, Target};
+use crate::schema::quoted;
 use crate::status::StatusError;
 use crate::user::{self, Extra, User};
 
@@ -51,9 +52,6 @@ fn requested(headers: &HeaderMap) -> Result<Option<User>> {
     };
     let first = |name: &str| Ok(values(name)?.into_iter().next().unwrap_or_default());
     let name: String = first("impersonate-user")?;
-    if name.is_empty() {
-        return Err(StatusError::bad_request("impersonation needs the header Impersonate-User"));
-    }
     let mut extra = Extra::new();
     for header in headers.keys() {
         let Some(key) = header.as_str().strip_prefix(EXTRA_PREFIX) else { continue };
@@ -61,7 +59,41 @@ fn requested(headers: &HeaderMap) -> Result<Option<User>> {
         extra.entry(key.to_lowercase()).or_default().extend(values(header.as_str())?);
     }
     let groups = values("impersonate-group")?;
-    Ok(Some(User { name, uid: first("impersonate-uid")?, groups, extra }))
+    let uid: String = first("impersonate-uid")?;
+    if name.is_empty() {
+        // An empty name is refused, too: it may be all that a proxy has left of one.
+        return Err(StatusError::bad_request(format!(
+            "requested &user.DefaultInfo{{Name:\"\", UID:{}, Groups:{}, Extra:{}}} without impersonating a user name",
+            quoted(&uid),
+            go_texts(&groups),
+            go_map(&extra)
+        )));
+    }
+    Ok(Some(User { name, uid, groups, extra }))
+}
+
+/// Texts as Go writes them.
+fn go_texts(texts: &[String]) -> String {
+    match texts.is_empty() {
+        true => "[]string(nil)".to_owned(),
+        false => {
+            let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+            format!("[]string{{{}}}", quoted.join(", "))
+        }
+    }
+}
+
+fn go_map(extra: &Extra) -> String {
+    match extra.is_empty() {
+        true => "map[string][]string(nil)".to_owned(),
+        false => {
+            let entries: Vec<String> = extra
+                .iter()
+                .map(|(key, values)| format!("{}:{}", quoted(key), go_texts(values)))
+                .collect();
+            format!("map[string][]string{{{}}}", entries.join(", "))
+        }
+    }
 }
 
 fn unreadable(header: &str) -> StatusError {

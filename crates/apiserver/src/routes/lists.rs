@@ -13,11 +13,12 @@ use crate::api_types::{Resource, types};
 use crate::audit;
 use crate::object;
 use crate::offload::LARGE;
-use crate::registry::{ListRequest, VersionMatch, too_large};
+use crate::registry::{self, ListRequest, VersionMatch, too_large};
 use crate::response_body::Memory;
 use crate::schema::protobuf::ListWriter;
+use crate::schema::quoted;
 use crate::selector::{FieldSelector, LabelSelector};
-use crate::status::StatusError;
+use crate::status::{Cause, StatusError, unsupported};
 use crate::table::{self, Rows};
 
 /// Which revisions a version means.
@@ -26,7 +27,7 @@ pub(super) const MATCH: &str = "resourceVersionMatch";
 impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
-        let wanted = version(&call.line.query)?.unwrap_or(0);
+        let wanted = exact_version(&call.line.query)?.unwrap_or(0);
         let object =
             self.api.registry.get(call.resource, call.namespace(), &call.path.name).await?;
         if wanted > 0 {
@@ -76,15 +77,19 @@ impl<'a> ListText<'a> {
     pub(super) fn new(view: &'a View, memory: Arc<Memory>) -> ListText<'a> {
         let api_version = view.resource.gvk().api_version();
         let kind = view.resource.list_kind();
-        let rows = (view.form == Form::Table)
-            .then(|| Rows::new(view.resource, view.include, jiff::Timestamp::now()));
+        let rows = (view.form == Form::Table).then(|| {
+            Rows::new(view.resource, view.include, view.api_version, jiff::Timestamp::now())
+        });
         let head = match (view.form, &rows) {
             (Form::Metadata, _) => {
-                r#"{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":["#
-                    .into()
+                let version = view.api_version;
+                format!(
+                    r#"{{"kind":"PartialObjectMetadataList","apiVersion":"{version}","items":["#
+                )
             }
             (_, Some(rows)) => format!(
-                r#"{{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":{},"rows":["#,
+                r#"{{"kind":"Table","apiVersion":"{}","columnDefinitions":{},"rows":["#,
+                view.api_version,
                 rows.columns()
             ),
             _ => format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","items":["#),
@@ -115,9 +120,10 @@ impl<'a> ListText<'a> {
         }
         let written = match (&self.rows, self.view.form) {
             (Some(rows), _) => longshore_json::append(&mut self.text, &rows.row(object)),
-            (None, Form::Metadata) => {
-                longshore_json::append(&mut self.text, &table::partial_metadata(object))
-            }
+            (None, Form::Metadata) => longshore_json::append(
+                &mut self.text,
+                &table::partial_metadata(object, self.view.api_version),
+            ),
             _ => longshore_json::append(&mut self.text, object),
         };
         written.map_err(StatusError::internal)?;
@@ -139,7 +145,7 @@ impl<'a> ListText<'a> {
         if let Some(messages) = self.messages.take() {
             let (api_version, kind) = match self.view.form {
                 Form::Metadata => {
-                    ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList".to_owned())
+                    (self.view.api_version.to_owned(), "PartialObjectMetadataList".to_owned())
                 }
                 _ => (self.view.resource.gvk().api_version(), self.view.resource.list_kind()),
             };
@@ -158,15 +164,27 @@ impl<'a> ListText<'a> {
     }
 }
 
-/// `resourceVersion`, checked.
-pub(super) fn version(query: &Query) -> Result<Option<i64>> {
+/// `resourceVersion`, or what is wrong with it.
+fn version(query: &Query) -> std::result::Result<Option<i64>, String> {
     let Some(text) = query.get("resourceVersion") else {
         return Ok(None);
     };
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse::<i64>() {
-        Ok(version) if version >= 0 => Ok(Some(version)),
-        _ => Err(StatusError::bad_request(format!("invalid resource version: {text:?}"))),
+        Ok(version) if is_number => Ok(Some(version)),
+        _ => {
+            let why = if is_number { "value out of range" } else { "invalid syntax" };
+            let quoted = quoted(text);
+            Err(format!(
+                "resourceVersion: Invalid value: {quoted}: strconv.ParseUint: parsing {quoted}: {why}"
+            ))
+        }
     }
+}
+
+/// The same of a get or a watch, where upstream does not call it the client's fault.
+pub(super) fn exact_version(query: &Query) -> Result<Option<i64>> {
+    version(query).map_err(StatusError::internal_plain)
 }
 
 /// The selectors of a list, a watch or a deletecollection.
@@ -190,10 +208,7 @@ pub(super) fn list_request<'a>(
     // less than nothing is no limit
     let limit = usize::try_from(limit).unwrap_or(0);
     query.number::<i64>("timeoutSeconds")?;
-    if query.has("sendInitialEvents") {
-        let why = "sendInitialEvents is forbidden for list";
-        return Err(forbidden("sendInitialEvents", why));
-    }
+    check_list(query)?;
     let continue_token = query.get("continue").unwrap_or_default();
     Ok(ListRequest {
         resource,
@@ -207,47 +222,111 @@ pub(super) fn list_request<'a>(
 }
 
 fn version_match(query: &Query, limit: usize, is_continued: bool) -> Result<VersionMatch> {
-    let version = version(query)?;
-    let wanted = query.get(MATCH);
+    let version = version(query)
+        .map_err(|why| StatusError::bad_request(format!("invalid resource version: {why}")));
     if is_continued {
-        return match (version.unwrap_or(0), wanted) {
-            (0, None) => Ok(VersionMatch::Newest),
-            (0, Some(_)) => {
-                Err(forbidden(MATCH, "resourceVersionMatch is forbidden when continue is provided"))
+        // What is wrong with the token is said first, where it is read.
+        return match version {
+            Ok(None | Some(0)) => Ok(VersionMatch::Newest),
+            _ if registry::is_continue_token(query.get("continue").unwrap_or_default()) => {
+                Err(StatusError::bad_request(
+                    "specifying resource version is not allowed when using continue",
+                ))
             }
-            _ => Err(StatusError::bad_request(
-                "specifying resource version is not allowed when using continue",
-            )),
+            _ => Ok(VersionMatch::Newest),
         };
     }
-    match (version, wanted) {
-        (None, Some(_)) => Err(forbidden(
-            MATCH,
-            "resourceVersionMatch is forbidden unless resourceVersion is provided",
-        )),
-        (Some(0), Some("Exact")) => Err(forbidden(
-            MATCH,
-            "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-        )),
-        (None | Some(0), _) => Ok(VersionMatch::Newest),
-        (Some(version), Some("Exact")) => Ok(VersionMatch::Exact(version)),
-        (Some(version), Some("NotOlderThan")) => Ok(VersionMatch::NotOlderThan(version)),
+    Ok(match (version?, query.get(MATCH)) {
+        (None | Some(0), _) => VersionMatch::Newest,
+        (Some(version), Some("Exact")) => VersionMatch::Exact(version),
         // Without a word a limited list is exact, an unlimited one is not older: as ever.
-        (Some(version), None) if limit > 0 => Ok(VersionMatch::Exact(version)),
-        (Some(version), None) => Ok(VersionMatch::NotOlderThan(version)),
-        (_, Some(other)) => Err(StatusError::unsupported_option(
-            "ListOptions",
-            MATCH,
-            &format!("{other:?}"),
-            &["Exact", "NotOlderThan", ""],
-        )),
+        (Some(version), None) if limit > 0 => VersionMatch::Exact(version),
+        (Some(version), _) => VersionMatch::NotOlderThan(version),
+    })
+}
+
+/// What can be wrong with the options of a list or a watch.
+enum Fault {
+    /// `resourceVersionMatch` may not be given.
+    Match(&'static str),
+    /// `resourceVersionMatch` is none of these.
+    Unsupported(&'static [&'static str]),
+    /// `sendInitialEvents` may not be given.
+    InitialEvents,
+}
+
+impl Fault {
+    fn cause(&self, wanted: &str) -> Cause {
+        let forbidden = |field: &str, why: &str| Cause {
+            reason: "FieldValueForbidden",
+            message: format!("Forbidden: {why}"),
+            field: field.to_owned(),
+        };
+        match self {
+            Fault::Match(why) => forbidden(MATCH, why),
+            Fault::Unsupported(choices) => unsupported(MATCH, &quoted(wanted), choices),
+            Fault::InitialEvents => {
+                forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")
+            }
+        }
     }
 }
 
-/// An option of a list or a watch that may not be given.
-pub(super) fn forbidden(field: &str, why: &str) -> StatusError {
-    let message = format!("Forbidden: {why}");
-    StatusError::invalid_option("ListOptions", field, "FieldValueForbidden", message)
+const WHEN_CONTINUED: Fault =
+    Fault::Match("resourceVersionMatch is forbidden when continue is provided");
+
+/// Refuses the options of a list or a watch with all that is wrong with them.
+fn refuse(wanted: Option<&str>, faults: &[(bool, Fault)]) -> Result<()> {
+    let found = faults.iter().filter(|(is_so, _)| *is_so);
+    let causes: Vec<Cause> =
+        found.map(|(_, fault)| fault.cause(wanted.unwrap_or_default())).collect();
+    match causes.is_empty() {
+        true => Ok(()),
+        false => Err(StatusError::invalid_options("ListOptions", causes)),
+    }
+}
+
+fn check_list(query: &Query) -> Result<()> {
+    const UNLESS_VERSION: Fault =
+        Fault::Match("resourceVersionMatch is forbidden unless resourceVersion is provided");
+    const EXACT_ZERO: Fault =
+        Fault::Match("resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+    let (version, wanted) = (query.get("resourceVersion"), query.get(MATCH));
+    let is_given = wanted.is_some();
+    let is_known = matches!(wanted, Some("Exact" | "NotOlderThan"));
+    let is_exact_zero = wanted == Some("Exact") && version == Some("0");
+    refuse(
+        wanted,
+        &[
+            (is_given && version.is_none(), UNLESS_VERSION),
+            (is_given && query.get("continue").is_some(), WHEN_CONTINUED),
+            (is_given && !is_known, Fault::Unsupported(&["Exact", "NotOlderThan", ""])),
+            (is_exact_zero, EXACT_ZERO),
+            (query.has("sendInitialEvents"), Fault::InitialEvents),
+        ],
+    )
+}
+
+pub(super) fn check_watch(query: &Query) -> Result<()> {
+    const REQUIRES_MATCH: Fault =
+        Fault::Match("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+    const UNLESS_INITIAL: Fault = Fault::Match(
+        "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+    );
+    let (version, wanted) = (query.get("resourceVersion"), query.get(MATCH));
+    let has_initial = query.has("sendInitialEvents");
+    let is_known = wanted == Some("NotOlderThan");
+    // A watch from the beginning is one with initial events.
+    let has_match = wanted.is_some() || (!has_initial && matches!(version, None | Some("0")));
+    refuse(
+        wanted,
+        &[
+            (has_initial && !is_known, REQUIRES_MATCH),
+            (wanted.is_some() && !has_initial, UNLESS_INITIAL),
+            (wanted.is_some() && !is_known, Fault::Unsupported(&["NotOlderThan"])),
+            (has_match && query.get("continue").is_some(), WHEN_CONTINUED),
+        ],
+    )
 }
 
 /// `kind`, `apiVersion` and `metadata` of an object that has only a revision.

@@ -9,7 +9,7 @@ use longshore_serving::BoxError;
 use longshore_streams as streams;
 use serde_json::Value;
 
-use super::connect::handed_on;
+use super::connect::{handed_on, unreachable};
 use super::request::Query;
 use super::respond::{self, Result};
 use super::{Call, Router};
@@ -36,11 +36,11 @@ impl Router {
         let Some(node) = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) else {
             return match is_websocket {
                 true => over_websocket(&mut call, futures::stream::empty()),
-                false => Ok(respond::raw(StatusCode::OK, plain, Body::from(Bytes::new()))),
+                false => Ok(respond::empty(StatusCode::NO_CONTENT)),
             };
         };
         let node = self.api.registry.get(core("nodes")?, "", node).await?;
-        let endpoint = self.kubelet.endpoint(&node).map_err(StatusError::internal)?;
+        let endpoint = self.kubelet.endpoint(&node).map_err(unreachable)?;
         let path = format!("/containerLogs/{namespace}/{name}/{container}{options}");
         let skip_verification = query.flag("insecureSkipTLSVerifyBackend");
         let response = self
@@ -140,13 +140,13 @@ fn options(query: &Query, pod: &str, gates: &FeatureGates) -> Result<String> {
     if let Some(time) = query.get("sinceTime") {
         let time: jiff::Timestamp = time.parse().map_err(|_| {
             StatusError::bad_request(format!(
-                "sinceTime: Invalid value: {time:?}: must be RFC 3339"
+                "parsing time {time:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {time:?} as \"2006\""
             ))
         })?;
         options.append_pair("sinceTime", &time.to_string());
         if query.has("sinceSeconds") {
             let fault = "at most one of `sinceTime` or `sinceSeconds` may be specified";
-            causes.forbidden(&Path::root(""), fault);
+            causes.forbidden(&Path::root("[]"), fault);
         }
     }
     let path = Path::root("stream");
@@ -157,7 +157,7 @@ fn options(query: &Query, pod: &str, gates: &FeatureGates) -> Result<String> {
         None | Some("All") => {}
         Some("Stdout" | "Stderr") if query.has("tailLines") => {
             let fault = "`tailLines` and specific `stream` are mutually exclusive for now";
-            causes.forbidden(&Path::root(""), fault);
+            causes.forbidden(&Path::root("[]"), fault);
         }
         Some(stream @ ("Stdout" | "Stderr")) => drop(options.append_pair("stream", stream)),
         Some(other) => causes.not_supported(&path, other, &["All", "Stderr", "Stdout"]),
@@ -261,7 +261,7 @@ mod tests {
                 "sinceSeconds=5&sinceTime=2026-01-01T00:00:00Z",
                 "",
                 invalid(
-                    ": Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
+                    "[]: Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
                 ),
             ),
             ("stream=All", "", invalid("stream: Forbidden: may not be specified")),
@@ -276,7 +276,7 @@ mod tests {
                 "stream=Stdout&tailLines=1",
                 open,
                 invalid(
-                    ": Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
+                    "[]: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now",
                 ),
             ),
             (

@@ -26,6 +26,7 @@ mod tests;
 mod tokens;
 mod watches;
 mod writes;
+mod yaml;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::body::drain;
 use self::limits::Limits;
-use self::negotiate::Accepted;
+use self::negotiate::{Accepted, Answered, Media};
 use self::pages::Pages;
 pub use self::pages::PagesConfig;
 use self::request::{RequestLine, ResourcePath};
@@ -64,9 +65,11 @@ use crate::openapi;
 use crate::operations::Api;
 use crate::request_metrics::RequestMetrics;
 use crate::response_body::{Body, RequestGuard};
+use crate::schema::{internal_package, quoted};
 use crate::status::StatusError;
 use crate::table::IncludeObject;
 use crate::user::User;
+use longshore_duration::GoDuration;
 use longshore_gates::FeatureGates;
 
 /// Answers requests.
@@ -169,6 +172,7 @@ impl Router {
             let answer = self.aggregated(&user, &service, head, body.take());
             return timeout(self.request_timeout, answer).await.map_err(|_| too_long())?;
         }
+        let limit = self.time_limit(line)?;
         let answer = match (&line.resource, route) {
             (Some(path), Some(route)) => {
                 let call = Call {
@@ -182,13 +186,29 @@ impl Router {
                     head,
                     body: body.take(),
                 };
-                timeout(self.request_timeout, self.dispatch(call)).await
+                timeout(limit, self.dispatch(call)).await
             }
             // its duration is the caller's to choose
             _ if line.path.starts_with(PROFILES) => Ok(self.profile(line, &head.uri).await),
-            _ => timeout(self.request_timeout, self.system(line, &head.headers)).await,
+            _ => timeout(limit, self.system(line, &head)).await,
         };
         self.limits.charge(&holder, line.verb, answer.map_err(|_| too_long())??)
+    }
+
+    /// How long a request may take: what it says itself, and no more than the server grants.
+    fn time_limit(&self, line: &RequestLine) -> Result<Duration> {
+        let given = line.query.get("timeout").filter(|_| !limits::is_long_running(line));
+        let Some(given) = given else { return Ok(self.request_timeout) };
+        let duration: GoDuration = given.parse().map_err(|_| {
+            let given = quoted(given);
+            StatusError::bad_request(format!(
+                "invalid timeout specified in the request URL - time: invalid duration {given}"
+            ))
+        })?;
+        match duration.get() {
+            Duration::ZERO => Ok(self.request_timeout),
+            given => Ok(given.min(self.request_timeout)),
+        }
     }
 
     /// Who authenticates.
@@ -279,10 +299,17 @@ impl Router {
 
     /// Dispatches a request that is served ([`served`]) to its handler.
     async fn dispatch(&self, call: Call<'_>) -> Result {
-        let deprecation = custom::deprecation(call.resource);
-        let mut answer = self.answer_call(call).await?;
-        respond::warn(&mut answer, deprecation.as_slice());
-        Ok(answer)
+        let deprecation = match call.resource.kind {
+            "ComponentStatus" => Some("v1 ComponentStatus is deprecated in v1.19+".to_owned()),
+            _ => custom::deprecation(call.resource),
+        };
+        match self.answer_call(call).await {
+            Ok(mut answer) => {
+                respond::warn(&mut answer, deprecation.as_slice());
+                Ok(answer)
+            }
+            Err(error) => respond::refused(error, deprecation.as_slice()),
+        }
     }
 
     async fn answer_call(&self, call: Call<'_>) -> Result {
@@ -339,17 +366,21 @@ impl Handler for Router {
     ) -> Answer {
         let (mut head, body) = request.into_parts();
         let takes_gzip = negotiate::takes_gzip(&head.headers);
-        let takes_protobuf = negotiate::prefers_protobuf(&head.headers);
+        let preferred =
+            [false, true].map(|is_status| negotiate::preferred(&head.headers, is_status));
         let id = audit::audit_id(&mut head.headers);
         let record = id.as_ref().and_then(|id| self.audit.record(&head, id, peer.address));
         let work = async {
             let mut answer = self.answer_request(peer, head, body, unadmitted).await;
+            let is_status = answer.extensions().get::<StatusObject>().is_some();
             audit_answer(&mut answer).await;
-            answer
+            (answer, is_status)
         };
-        let mut answer = audit::scope(record, work).await;
-        if takes_protobuf {
-            respond::to_protobuf(&mut answer);
+        let (mut answer, is_status) = audit::scope(record, work).await;
+        match preferred[usize::from(is_status)] {
+            Media::Json => {}
+            Media::Yaml => respond::to_yaml(&mut answer),
+            Media::Protobuf => respond::to_protobuf(&mut answer),
         }
         if takes_gzip {
             respond::compress(&mut answer);
@@ -535,13 +566,48 @@ impl Call<'_> {
     /// The requested form of objects of the resource.
     fn view(&self) -> Result<View> {
         let accept = self.header(header::ACCEPT);
-        let has_protobuf = self.resource.custom.is_none();
-        let Accepted { form, is_protobuf } = negotiate::accepted(accept, has_protobuf)?;
+        let is_custom = self.resource.custom.is_some();
+        let answered = match self.verb {
+            "watch" => Answered::Watch,
+            "list" => Answered::List,
+            _ => Answered::Object,
+        };
+        let Accepted { form, media, kind, api_version } =
+            negotiate::accepted(accept, !is_custom, answered)?;
+        let go_type = |list: &str| match is_custom {
+            true => format!("*unstructured.Unstructured{list}"),
+            false => {
+                let package = internal_package(self.resource.gvk());
+                format!("*{package}.{}{list}", self.resource.kind)
+            }
+        };
+        let refusal = match (answered, kind) {
+            (Answered::List, "PartialObjectMetadata") => {
+                format!(
+                    "you requested {kind}, but the requested object is a list ({})",
+                    go_type("List")
+                )
+            }
+            (Answered::Object, "PartialObjectMetadataList") => {
+                format!(
+                    "you requested {kind}, but the requested object is not a list ({})",
+                    go_type("")
+                )
+            }
+            _ => String::new(),
+        };
+        if !refusal.is_empty() {
+            return Err(StatusError::not_acceptable_kind(refusal));
+        }
+        // Other forms have no such parameter.
+        let include = Some(form).filter(|form| *form == negotiate::Form::Table);
+        let include = include.and_then(|_| self.line.query.get("includeObject"));
         Ok(View {
             resource: self.resource,
             form,
-            is_protobuf,
-            include: IncludeObject::parse(self.line.query.get("includeObject"))?,
+            is_protobuf: media == Media::Protobuf,
+            api_version,
+            include: IncludeObject::parse(include)?,
         })
     }
 }

@@ -28,21 +28,25 @@ struct Clause<'a> {
     group: &'a str,
     version: &'a str,
     kind: &'a str,
+    stream: &'a str,
     quality: f32,
 }
 
+/// By quality, and what is more exact first.
 fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let mut clauses: Vec<Clause<'_>> = accept
         .split(',')
         .map(|text| {
             let mut parts = text.split(';').map(str::trim);
             let media_type = parts.next().unwrap_or_default();
-            let mut clause = Clause { media_type, group: "", version: "", kind: "", quality: 1.0 };
+            let mut clause =
+                Clause { media_type, group: "", version: "", kind: "", stream: "", quality: 1.0 };
             for (key, value) in parts.filter_map(|part| part.split_once('=')) {
                 match key.trim() {
                     "g" => clause.group = value,
                     "v" => clause.version = value,
                     "as" => clause.kind = value,
+                    "stream" => clause.stream = value,
                     "q" => clause.quality = value.parse().unwrap_or(0.0),
                     _ => {}
                 }
@@ -50,7 +54,8 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
             clause
         })
         .collect();
-    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality));
+    let wildcards = |clause: &Clause<'_>| clause.media_type.matches('*').count();
+    clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality).then(wildcards(a).cmp(&wildcards(b))));
     clauses
 }
 
@@ -58,51 +63,156 @@ fn is_json(media_type: &str) -> bool {
     matches!(media_type, "application/json" | "application/*" | "*/*")
 }
 
+/// The encoding of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Media {
+    Json,
+    Yaml,
+    Protobuf,
+}
+
 /// What an answer is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Accepted {
     pub(super) form: Form,
-    /// Protobuf, and not JSON.
-    pub(super) is_protobuf: bool,
+    pub(super) media: Media,
+    /// The kind that was requested; empty for objects as they are.
+    pub(super) kind: &'static str,
+    /// The version of that kind.
+    pub(super) api_version: &'static str,
+}
+
+impl Accepted {
+    /// Without the header.
+    const PLAIN: Accepted = Accepted {
+        form: Form::Object,
+        media: Media::Json,
+        kind: "",
+        api_version: "meta.k8s.io/v1",
+    };
+}
+
+/// What a route answers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    Object,
+    List,
+    Watch,
+}
+
+const JSON: &str = "application/json";
+const YAML: &str = "application/yaml";
+/// What objects are sent as.
+const PRODUCED: [&str; 3] = [JSON, YAML, MEDIA_TYPE];
+/// What the events of a watch are sent as.
+const STREAMED: [&str; 2] =
+    ["application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"];
+
+impl Clause<'_> {
+    /// How this clause is met; `None`: it cannot be.
+    fn accepted(&self, has_protobuf: bool) -> Option<Accepted> {
+        let api_version = match (self.group, self.version) {
+            ("meta.k8s.io", "v1beta1") => "meta.k8s.io/v1beta1",
+            _ => "meta.k8s.io/v1",
+        };
+        let is_plain = self.group.is_empty() && self.version.is_empty();
+        let is_meta = self.group == "meta.k8s.io" && matches!(self.version, "v1" | "v1beta1");
+        let (form, kind) = match self.kind {
+            "" if is_plain => (Form::Object, ""),
+            "Table" if is_meta => (Form::Table, "Table"),
+            "PartialObjectMetadata" if is_meta => (Form::Metadata, "PartialObjectMetadata"),
+            "PartialObjectMetadataList" if is_meta => (Form::Metadata, "PartialObjectMetadataList"),
+            _ => return None,
+        };
+        let media = match self.media_type {
+            media_type if is_json(media_type) => Media::Json,
+            YAML => Media::Yaml,
+            MEDIA_TYPE => Media::Protobuf,
+            _ => return None,
+        };
+        let can_be = match (media, form) {
+            (Media::Json | Media::Yaml, _) | (Media::Protobuf, Form::Metadata) => true,
+            (Media::Protobuf, Form::Object) => has_protobuf,
+            (Media::Protobuf, Form::Table) => false,
+        };
+        let is_streamed = match self.stream {
+            "" => true,
+            "watch" => media != Media::Yaml,
+            _ => false,
+        };
+        (can_be && is_streamed).then_some(Accepted { form, media, kind, api_version })
+    }
 }
 
 /// The first of those in `Accept` that can be produced; JSON without the header. `has_protobuf`: the
 /// objects are of a built-in kind.
-pub(super) fn accepted(accept: Option<&str>, has_protobuf: bool) -> Result<Accepted, StatusError> {
-    let json = |form| Accepted { form, is_protobuf: false };
+pub(super) fn accepted(
+    accept: Option<&str>,
+    has_protobuf: bool,
+    answered: Answered,
+) -> Result<Accepted, StatusError> {
     let Some(accept) = accept.filter(|accept| !accept.trim().is_empty()) else {
-        return Ok(json(Form::Object));
+        return Ok(Accepted::PLAIN);
     };
-    let found = clauses(accept).iter().find_map(|clause| {
-        let form = match (clause.group, clause.version, clause.kind) {
-            (_, _, "") => Form::Object,
-            ("meta.k8s.io", "v1", "Table") => Form::Table,
-            ("meta.k8s.io", "v1", "PartialObjectMetadata" | "PartialObjectMetadataList") => {
-                Form::Metadata
-            }
-            _ => return None,
-        };
-        let is_protobuf = clause.media_type == MEDIA_TYPE;
-        let can_be = match form {
-            Form::Object => has_protobuf,
-            Form::Metadata => true,
-            Form::Table => false,
-        };
-        let is_accepted = is_json(clause.media_type) || (is_protobuf && can_be);
-        is_accepted.then_some(Accepted { form, is_protobuf })
-    });
-    found.ok_or_else(|| match has_protobuf {
-        true => StatusError::not_acceptable(&["application/json", MEDIA_TYPE]),
-        false => StatusError::not_acceptable(&["application/json"]),
-    })
+    if has_protobuf {
+        let streamed = if answered == Answered::Object { &[][..] } else { &STREAMED };
+        routed(accept, &[&PRODUCED[..], streamed].concat())?;
+    }
+    let mut found = clauses(accept).into_iter().filter_map(|clause| clause.accepted(has_protobuf));
+    match found.next() {
+        None => Err(StatusError::not_acceptable(&PRODUCED)),
+        Some(Accepted { media: Media::Yaml, .. }) if answered == Answered::Watch => {
+            Err(StatusError::not_acceptable(&STREAMED))
+        }
+        Some(found) => Ok(found),
+    }
 }
 
-/// Whether protobuf is to be preferred in an answer that can be either.
-pub(super) fn prefers_protobuf(headers: &HeaderMap) -> bool {
+/// Whether upstream's route for something produces what is accepted: it knows no wildcards but one.
+fn routed(accept: &str, produced: &[&str]) -> Result<(), StatusError> {
+    let mut accepted =
+        accept.split(',').map(|clause| clause.split(';').next().unwrap_or_default().trim());
+    match accepted.any(|media_type| media_type == "*/*" || produced.contains(&media_type)) {
+        true => Ok(()),
+        false => Err(StatusError::not_produced(produced)),
+    }
+}
+
+/// What documents of discovery are sent as. `is_routed`: those of built-in groups.
+pub(super) fn document(accept: Option<&str>, is_routed: bool) -> Result<(), StatusError> {
+    let accepted = accepted(accept, is_routed, Answered::Object)?;
+    match accepted.form {
+        Form::Object => Ok(()),
+        _ => Err(StatusError::not_acceptable(&PRODUCED)),
+    }
+}
+
+/// The same of a document that is JSON only.
+pub(super) fn json_document(accept: Option<&str>) -> Result<(), StatusError> {
+    match accept.filter(|accept| !accept.trim().is_empty()) {
+        Some(accept) => routed(accept, &[JSON]),
+        None => Ok(()),
+    }
+}
+
+/// Whether a document of OpenAPI, which is JSON, is accepted.
+pub(super) fn accepts_json(accept: Option<&str>) -> bool {
+    let accept = accept.filter(|accept| !accept.trim().is_empty());
+    accept.is_none_or(|accept| clauses(accept).iter().any(|clause| is_json(clause.media_type)))
+}
+
+/// What an answer is sent as that can be any of them. `is_status`: it is a Status, which has no other form.
+pub(super) fn preferred(headers: &HeaderMap, is_status: bool) -> Media {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
-    accept.is_some_and(|accept| {
-        accept.contains(MEDIA_TYPE) && accepted(Some(accept), true).is_ok_and(|by| by.is_protobuf)
-    })
+    let Some(accept) = accept.filter(|text| text.contains("yaml") || text.contains(MEDIA_TYPE))
+    else {
+        return Media::Json;
+    };
+    let mut found = clauses(accept)
+        .into_iter()
+        .filter_map(|clause| clause.accepted(true))
+        .filter(|found| !is_status || found.form == Form::Object);
+    found.next().map_or(Media::Json, |found| found.media)
 }
 
 /// Whether the client prefers aggregated discovery.
@@ -144,11 +254,11 @@ mod tests {
             ),
             (Some("application/json;as=Unknown;g=meta.k8s.io;v=v1,application/json"), Form::Object),
         ] {
-            let found = accepted(accept, false).unwrap();
-            assert_eq!((found.form, found.is_protobuf), (expected, false), "{accept:?}");
+            let found = accepted(accept, false, Answered::List).unwrap();
+            assert_eq!((found.form, found.media), (expected, Media::Json), "{accept:?}");
         }
         for accept in [MEDIA_TYPE, "application/json;as=Table;g=meta.k8s.io;v=v9"] {
-            assert_eq!(accepted(Some(accept), false).unwrap_err().code, 406);
+            assert_eq!(accepted(Some(accept), false, Answered::List).unwrap_err().code, 406);
         }
     }
 
@@ -187,8 +297,8 @@ mod tests {
             (format!("{MEDIA_TYPE};{TABLE}"), None, None),
         ] {
             for (has_protobuf, expected) in [(true, built_in), (false, custom)] {
-                let found = accepted(Some(&accept), has_protobuf);
-                let found = found.ok().map(|by| (by.form, by.is_protobuf));
+                let found = accepted(Some(&accept), has_protobuf, Answered::List);
+                let found = found.ok().map(|by| (by.form, by.media == Media::Protobuf));
                 assert_eq!(found, expected, "{accept} {has_protobuf}");
             }
         }

@@ -75,7 +75,7 @@ impl Pages {
         let zpages = Zpages { component: "apiserver", paths: listed };
         let accept = accept.unwrap_or_default();
         match path.trim_end_matches('/') {
-            "/metrics/slis" => Some(Ok(respond::text(StatusCode::OK, self.registry.text()))),
+            "/metrics/slis" => Some(Ok(respond::metrics(self.registry.text()))),
             "/flagz" => Some(negotiated(zpages.flagz(accept, &self.config.flags))),
             "/statusz" => Some(negotiated(zpages.statusz(accept, self.started))),
             "/logs" => Some(self.log("", path).await),
@@ -87,13 +87,13 @@ impl Pages {
     }
 
     async fn log(&self, below: &str, path: &str) -> Result {
-        let top = self.config.logs.clone().ok_or_else(StatusError::no_such_path)?;
-        let relative = relative(below).ok_or_else(StatusError::no_such_path)?;
+        let top = self.config.logs.clone().ok_or_else(StatusError::no_such_page)?;
+        let relative = relative(below).ok_or_else(StatusError::no_such_page)?;
         let found = panics::blocking(move || find(&top, &relative)).await;
         let found = found.map_err(StatusError::internal)?.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => StatusError::forbidden_path("permission denied"),
             // what leads out of the directory is not there either
-            _ => StatusError::no_such_path(),
+            _ => StatusError::no_such_page(),
         })?;
         match found {
             Found::Directory(_) if !path.ends_with('/') => {

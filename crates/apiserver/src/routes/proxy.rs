@@ -166,7 +166,11 @@ impl Router {
             })?;
             port = text(&found["name"]).to_owned();
         }
-        let endpoints = self.api.registry.get(core("endpoints")?, namespace, target.name).await?;
+        let endpoints = self.api.registry.get(core("endpoints")?, namespace, target.name).await;
+        let endpoints = endpoints.map_err(|error| match error.code {
+            404 => StatusError::not_found(call.resource, target.name),
+            _ => error,
+        })?;
         for (address, port) in endpoints_of(&endpoints, &port) {
             if let Some(address) = self.pod_address(namespace, address).await? {
                 let endpoint = Endpoint::of_pod(address, port);

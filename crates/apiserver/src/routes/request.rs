@@ -8,7 +8,7 @@ use crate::authz::{ResourceTarget, Target};
 use crate::flow_control::{Describe, Digest};
 use crate::registry::is_path_segment;
 use crate::selector::{FieldSelector, equalities};
-use crate::status::StatusError;
+use crate::status::{Cause, StatusError, unsupported};
 
 /// A request line, understood.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +54,10 @@ pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
     fn parse(text: Option<&str>) -> Query {
-        Query(form_urlencoded::parse(text.unwrap_or_default().as_bytes()).into_owned().collect())
+        // As Go reads them, which takes none with a semicolon.
+        let pairs = text.unwrap_or_default().split('&').filter(|pair| !pair.contains(';'));
+        let pairs = pairs.flat_map(|pair| form_urlencoded::parse(pair.as_bytes()));
+        Query(pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
     /// The first value of a parameter; an empty one counts as absent.
@@ -94,25 +97,38 @@ impl Query {
     ) -> Result<Option<T>, StatusError> {
         let parse = |text: &str| {
             let invalid = |_| {
-                StatusError::bad_request(format!(
-                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
-                ))
+                let why = number_fault(text);
+                StatusError::bad_request(format!("strconv.ParseInt: parsing {text:?}: {why}"))
             };
             text.parse().map_err(invalid)
         };
-        self.get(name).map(parse).transpose()
+        self.first(name).map(parse).transpose()
     }
 
-    /// `dryRun=All`. `options`: what the options of the request are.
-    pub(super) fn dry_run(&self, options: &str) -> Result<bool, StatusError> {
-        match self.get("dryRun") {
-            None => Ok(false),
-            Some("All") => Ok(true),
-            Some(other) => {
-                let given = format!("[{other:?}]");
-                Err(StatusError::unsupported_option(options, "dryRun", &given, &["All"]))
+    /// The first value of a parameter, which may be empty.
+    pub(super) fn first(&self, name: &str) -> Option<&str> {
+        self.all(name).next()
+    }
+
+    /// `dryRun=All`, or what is wrong with it.
+    pub(super) fn dry_run(&self) -> Result<bool, Cause> {
+        let given: Vec<&str> = self.all("dryRun").collect();
+        match given.iter().all(|stage| *stage == "All") {
+            true => Ok(!given.is_empty()),
+            false => {
+                let given = serde_json::json!(given).to_string();
+                Err(unsupported("dryRun", &given, &["All"]))
             }
         }
+    }
+}
+
+/// What is wrong with text that is no number.
+pub(super) fn number_fault(text: &str) -> &'static str {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    match !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => "value out of range",
+        false => "invalid syntax",
     }
 }
 
@@ -297,6 +313,17 @@ fn decode(segment: &str) -> Result<String, StatusError> {
     let decoded = percent_decode_str(segment).decode_utf8();
     match decoded {
         Ok(text) if is_path_segment(&text) => Ok(text.into_owned()),
-        _ => Err(StatusError::bad_request(format!("the path segment {segment:?} is not valid"))),
+        Ok(text) if text.contains('/') => Err(StatusError::no_such_path()),
+        Ok(text) => {
+            let why = match text.as_ref() {
+                "." | ".." => format!("may not be '{text}'"),
+                text if text.contains('%') => "may not contain '%'".to_owned(),
+                _ => "may not contain NUL".to_owned(),
+            };
+            Err(StatusError::bad_request(format!("Name parameter invalid: {text:?}: {why}")))
+        }
+        Err(_) => {
+            Err(StatusError::bad_request(format!("the path segment {segment:?} is not valid")))
+        }
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::negotiate::Form;
+use super::yaml;
 use crate::api_types::Resource;
 use crate::kinds;
 use crate::registry::Stored;
@@ -21,6 +22,7 @@ pub(super) type Answer = Response<Body>;
 pub(super) type Result<T = Answer> = std::result::Result<T, StatusError>;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const YAML: HeaderValue = HeaderValue::from_static("application/yaml");
 pub(super) const PROTOBUF: HeaderValue = HeaderValue::from_static(protobuf::MEDIA_TYPE);
 
 /// An extension of an answer that is a `Status` object.
@@ -68,12 +70,32 @@ pub(super) fn to_protobuf(answer: &mut Answer) {
     answer.headers_mut().insert(header::CONTENT_TYPE, PROTOBUF);
 }
 
+/// Has an object or a list that is there as JSON sent as YAML.
+pub(super) fn to_yaml(answer: &mut Answer) {
+    /// How many times its JSON text an object takes in memory as a value and as YAML, about.
+    const GROWTH: usize = 6;
+    if answer.headers().get(header::CONTENT_TYPE).is_none_or(|value| value != JSON) {
+        return;
+    }
+    let Some(text) = answer.body().whole().cloned() else { return };
+    let has_memory =
+        answer.body().memory().is_none_or(|memory| memory.grow(text.len().saturating_mul(GROWTH)));
+    if !has_memory {
+        *answer = refusal(&super::limits::too_many());
+        return;
+    }
+    let object: Option<Value> = longshore_json::read(&text).ok();
+    let Some(object) = object.filter(|object| object["kind"].is_string()) else { return };
+    answer.body_mut().replace(yaml::write(&object).into());
+    answer.headers_mut().insert(header::CONTENT_TYPE, YAML);
+}
+
 /// Has an answer of objects sent in gzip, if it is so long that this pays.
 pub(super) fn compress(answer: &mut Answer) {
     const WORTHWHILE: usize = 128 << 10;
     let headers = answer.headers();
     let content_type = headers.get(header::CONTENT_TYPE);
-    let has_objects = content_type.is_some_and(|value| [JSON, PROTOBUF].contains(value));
+    let has_objects = content_type.is_some_and(|value| [JSON, YAML, PROTOBUF].contains(value));
     let is_encoded = headers.contains_key(header::CONTENT_ENCODING);
     if !has_objects || is_encoded || answer.body().len() <= WORTHWHILE {
         return;
@@ -120,9 +142,26 @@ pub(super) fn text(code: StatusCode, text: String) -> Answer {
     response
 }
 
+/// Metrics in the format of Prometheus.
+pub(super) fn metrics(text: String) -> Answer {
+    const METRICS: HeaderValue =
+        HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8; escaping=underscores");
+    raw(StatusCode::OK, METRICS, Body::from(text))
+}
+
+/// An answer that is nothing but its code.
+pub(super) fn empty(code: StatusCode) -> Answer {
+    let mut response = Response::new(Body::from(""));
+    *response.status_mut() = code;
+    response
+}
+
 /// An error as a `Status` object.
 pub(super) fn refusal(error: &StatusError) -> Answer {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if error.details.as_ref().is_some_and(|details| details.is_text) {
+        return text(code, error.message.clone());
+    }
     let status = error.to_value();
     let mut response = json(code, &status);
     response.extensions_mut().insert(StatusObject(status));
@@ -131,6 +170,16 @@ pub(super) fn refusal(error: &StatusError) -> Answer {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     response
+}
+
+/// The same with warnings, which upstream gives with refusals, too.
+pub(super) fn refused(error: StatusError, warnings: &[String]) -> Result {
+    if warnings.is_empty() {
+        return Err(error);
+    }
+    let mut answer = refusal(&error);
+    warn(&mut answer, warnings);
+    Ok(answer)
 }
 
 /// The answer to a request that got no seat, as upstream has it: a text, and not a `Status`.
@@ -161,6 +210,8 @@ pub(super) struct View {
     pub(super) form: Form,
     /// Protobuf, and not JSON: what is one answer becomes that in the end ([`to_protobuf`]).
     pub(super) is_protobuf: bool,
+    /// The version of what is not the object itself: `meta.k8s.io/v1`, or the beta before it.
+    pub(super) api_version: &'static str,
     pub(super) include: IncludeObject,
 }
 
@@ -169,7 +220,7 @@ impl View {
     pub(super) fn render(&self, object: &Value, headers: bool) -> Value {
         match self.form {
             Form::Object => object.clone(),
-            Form::Metadata => table::partial_metadata(object),
+            Form::Metadata => table::partial_metadata(object, self.api_version),
             Form::Table => {
                 let meta = json!({"resourceVersion": object["metadata"]["resourceVersion"]});
                 self.table([object], meta, headers)
@@ -183,7 +234,9 @@ impl View {
         meta: Value,
         headers: bool,
     ) -> Value {
-        table::render(self.resource, objects, meta, self.include, headers, jiff::Timestamp::now())
+        let now = jiff::Timestamp::now();
+        let Self { resource, include, api_version, .. } = *self;
+        table::render(resource, objects, meta, include, api_version, headers, now)
     }
 
     pub(super) fn answer(&self, code: StatusCode, object: &Value) -> Answer {

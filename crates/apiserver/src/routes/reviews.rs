@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 use super::negotiate::Form;
 use super::respond::{self, Result};
 use super::tokens::user_info;
-use super::writes::validation;
+use super::writes::WriteOptions;
 use super::{Call, Router};
 use crate::audit;
 use crate::authz::{Access, Decision, ResourceTarget, Rule, Rules, Target};
 use crate::kinds::Review;
 use crate::object;
+use crate::operations::check_namespace;
 use crate::schema::{Causes, Path};
 use crate::status::StatusError;
 use crate::user::User;
@@ -22,36 +23,44 @@ impl Router {
             return Err(StatusError::not_acceptable(&["application/json"]));
         }
         let body = self.body(&mut call).await?;
-        let (review, mut unknown) = body.read(call.resource.gvk(), validation(&call)?)?;
+        let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
+        let (review, mut unknown) = body.read(call.resource.gvk(), validation)?;
         audit::request_object(&review);
-        let dry_run = call.line.query.dry_run("CreateOptions")?;
         let (mut review, warnings) = self.admit_created(&call, review, dry_run).await?;
-        check(&call, kind, &review)?;
         unknown.extend(warnings);
-        review["status"] = match kind {
-            Review::Access => {
-                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
-            }
+        if let Err(error) = check(&call, kind, &review) {
+            return respond::refused(error, &unknown);
+        }
+        review["status"] = match self.review_status(&call, kind, &review).await {
+            Ok(status) => status,
+            Err(error) => return respond::refused(error, &unknown),
+        };
+        let mut answer = respond::json(StatusCode::CREATED, &review);
+        respond::warn(&mut answer, &unknown);
+        Ok(answer)
+    }
+
+    async fn review_status(&self, call: &Call<'_>, kind: Review, review: &Value) -> Result<Value> {
+        let spec = &review["spec"];
+        match kind {
+            Review::Access => self.access_status(&subject(spec), spec).await,
             Review::LocalAccess => {
-                if call.path.namespace.as_str() != object::namespace(&review) {
+                if call.path.namespace.as_str() != object::namespace(review) {
                     return Err(StatusError::bad_request(format!(
                         "spec.resourceAttributes.namespace must match namespace: {}",
                         call.path.namespace
                     )));
                 }
-                self.access_status(&subject(&review["spec"]), &review["spec"]).await?
+                self.access_status(&subject(spec), spec).await
             }
-            Review::SelfRules => match text(&review["spec"], "namespace") {
-                "" => return Err(StatusError::bad_request("no namespace on request")),
-                namespace => rules_status(self.api.authorizer.rules(call.user, namespace)),
+            Review::SelfRules => match text(spec, "namespace") {
+                "" => Err(StatusError::bad_request("no namespace on request")),
+                namespace => Ok(rules_status(self.api.authorizer.rules(call.user, namespace))),
             },
-            Review::SelfAccess => self.access_status(call.user, &review["spec"]).await?,
-            Review::SelfSubject => json!({"userInfo": user_info(call.user)}),
-            Review::Token => self.token_status(&review["spec"]).await?,
-        };
-        let mut answer = respond::json(StatusCode::CREATED, &review);
-        respond::warn(&mut answer, &unknown);
-        Ok(answer)
+            Review::SelfAccess => self.access_status(call.user, spec).await,
+            Review::SelfSubject => Ok(json!({"userInfo": user_info(call.user)})),
+            Review::Token => self.token_status(spec).await,
+        }
     }
 
     async fn access_status(&self, user: &User, spec: &Value) -> Result<Value> {
@@ -121,11 +130,15 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
     let (resource, other) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let (resource_path, other_path) =
         (path.child("resourceAttributes"), path.child("nonResourceAttributes"));
+    if kind == Review::LocalAccess {
+        check_namespace(review, &call.path.namespace)?;
+    }
     let mut causes = Causes::default();
+    let shown = json!({"Path": text(other, "path"), "Verb": text(other, "verb")});
     match (resource.is_object(), other.is_object()) {
         (true, true) => {
             let why = "cannot be specified in combination with resourceAttributes";
-            causes.invalid(&other_path, other, why);
+            causes.invalid(&other_path, &shown, why);
         }
         (false, false) => {
             let why =
@@ -147,12 +160,20 @@ fn check(call: &Call<'_>, kind: Review, review: &Value) -> Result<()> {
             causes.invalid(&resource_path.child("namespace"), given, why);
         }
         if other.is_object() {
-            causes.invalid(&other_path, other, "disallowed on this kind of request");
+            causes.invalid(&other_path, &shown, "disallowed on this kind of request");
         }
+    }
+    let mut metadata = review["metadata"].as_object().into_iter().flatten();
+    let is_given = |(name, value): (&String, &Value)| {
+        !matches!(name.as_str(), "namespace" | "managedFields") && !value.is_null()
+    };
+    if metadata.any(is_given) {
+        causes.invalid(&Path::root("metadata"), &review["metadata"], "must be empty");
     }
     match causes.0.is_empty() {
         true => Ok(()),
-        false => Err(StatusError::invalid(call.resource, "", causes.0)),
+        // upstream does not name the kind
+        false => Err(StatusError::invalid_kind(call.resource.group, "", "", causes.0)),
     }
 }
 

@@ -11,6 +11,7 @@ use hyper::Method;
 use super::request::{ResourcePath, Scope};
 use crate::api_types::{Resource, Subresource};
 use crate::definitions::Snapshot;
+use crate::kinds;
 use crate::status::StatusError;
 
 /// What a path leads to.
@@ -29,29 +30,47 @@ const ITEM: &[&str] = &["delete", "get", "patch", "update"];
 
 /// What is behind a path: 404 if nothing is, 405 if something is that does not take this method.
 pub(super) fn route(
-    kinds: &Snapshot,
+    snapshot: &Snapshot,
     path: &ResourcePath,
     method: &Method,
 ) -> Result<Route, StatusError> {
-    let resource = kinds
-        .lookup(&path.group, &path.version, &path.resource)
-        .ok_or_else(StatusError::no_such_path)?;
+    let no_such_path = || match is_built_in(&path.group) {
+        true => StatusError::no_such_path(),
+        false => StatusError::no_such_page(),
+    };
+    let resource =
+        snapshot.lookup(&path.group, &path.version, &path.resource).ok_or_else(no_such_path)?;
     let subresource = match path.subresource.as_str() {
         "" => None,
-        name => Some(resource.subresource(name).ok_or_else(StatusError::no_such_path)?),
+        name => Some(resource.subresource(name).ok_or_else(|| match resource.custom {
+            None => StatusError::no_such_path(),
+            Some(_) => StatusError::not_found(resource, &path.name),
+        })?),
     };
     let route = Route { resource, subresource };
     let verbs = route.verbs(path);
     if verbs.is_empty() {
-        return Err(StatusError::no_such_path());
+        return Err(no_such_path());
     }
     let is_proxy = subresource.is_some_and(|subresource| subresource.name == "proxy");
     match wanted(method, path) {
         Some(verb) if verbs.contains(&verb) => Ok(route),
         // Any method is handed on to what is behind a proxy.
         None if is_proxy && matches!(*method, Method::HEAD | Method::OPTIONS) => Ok(route),
+        // Nothing but lists is there across namespaces.
+        _ if resource.custom.is_some() && resource.namespaced && path.scope == Scope::Cluster => {
+            Err(no_such_path())
+        }
+        Some(verb) if resource.custom.is_some() => {
+            Err(StatusError::verb_not_allowed(resource, verb))
+        }
         _ => Err(StatusError::method_not_allowed()),
     }
+}
+
+/// Whether all versions of a group are of this server's own: what it lacks is named otherwise then.
+pub(super) fn is_built_in(group: &str) -> bool {
+    kinds::resources().any(|resource| resource.group == group)
 }
 
 impl Route {

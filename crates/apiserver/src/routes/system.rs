@@ -1,27 +1,34 @@
 //! Paths that are no resources: health, version, metrics, discovery and OpenAPI.
 
-use hyper::header::{self, HeaderMap, HeaderValue};
-use hyper::{StatusCode, Uri};
+use hyper::header::{self, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, StatusCode, Uri};
 use longshore_serving::PROFILES;
 use serde_json::{Value, json};
 
 use super::request::RequestLine;
 use super::respond::{self, Result};
-use super::{Router, negotiate};
+use super::{Router, negotiate, served};
 use crate::discovery::{self, Custom};
 use crate::openapi;
 use crate::status::StatusError;
 
 impl Router {
-    pub(super) async fn system(&self, line: &RequestLine, headers: &HeaderMap) -> Result {
-        if !matches!(line.verb, "get" | "head") {
-            return Err(StatusError::no_such_path());
-        }
+    pub(super) async fn system(&self, line: &RequestLine, head: &Parts) -> Result {
+        let headers = &head.headers;
         let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
         let path = match line.path.trim_end_matches('/') {
-            "" => "/",
+            "" | "/index.html" => "/",
             path => path,
         };
+        // Upstream's router answers "//" and more so too.
+        if line.path.starts_with("//") {
+            return Err(StatusError::no_such_page());
+        }
+        let is_routed = is_routed(path);
+        if is_routed && head.method != Method::GET {
+            return Err(StatusError::method_not_allowed());
+        }
         if let Some(page) = self.pages.page(&line.path, accept, PATHS).await {
             return page;
         }
@@ -32,18 +39,22 @@ impl Router {
         if let Some(answer) = self.flow_control_page(path, line) {
             return Ok(answer);
         }
-        if let Some(answer) = self.health(path, line).await {
+        if let Some(answer) = self.health(&line.path, line).await {
             return Ok(answer);
         }
         let snapshot = self.api.definitions.snapshot();
         let custom = snapshot.resources();
         if let Some(group) = path.strip_prefix("/apis/").filter(|group| !group.contains('/')) {
             let group = aggregator.group(group, discovery::group(custom, group));
-            let group = group.ok_or_else(StatusError::no_such_path)?;
+            let group = group.ok_or_else(StatusError::no_such_page)?;
+            negotiate::document(accept, false)?;
             return Ok(respond::json(StatusCode::OK, &group));
         }
         match path {
-            "/version" => Ok(respond::json(StatusCode::OK, &discovery::version())),
+            "/version" => {
+                negotiate::json_document(accept)?;
+                Ok(respond::json(StatusCode::OK, &discovery::version()))
+            }
             "/metrics" => {
                 let encryption = self.encryption.as_ref().map(|known| known.metrics());
                 let flow_control = self.flow_control.as_ref();
@@ -60,7 +71,7 @@ impl Router {
                     self.api.authorizer.metrics(),
                 ];
                 let text = text.concat();
-                Ok(respond::text(StatusCode::OK, text))
+                Ok(respond::metrics(text))
             }
             "/" => Ok(respond::json(StatusCode::OK, &paths())),
             "/api" | "/apis" if negotiate::wants_aggregated_discovery(accept) => {
@@ -76,11 +87,18 @@ impl Router {
                 Ok(answer)
             }
             "/api" => {
+                negotiate::document(accept, true)?;
                 let address = self.api.advertised.to_string();
                 Ok(respond::json(StatusCode::OK, &discovery::api_versions(&address)))
             }
             "/apis" => {
+                negotiate::document(accept, false)?;
                 Ok(respond::json(StatusCode::OK, &aggregator.groups(discovery::groups(custom))))
+            }
+            "/openapi/v2"
+                if !openapi::v2::is_wanted(accept) && !negotiate::accepts_json(accept) =>
+            {
+                Ok(respond::empty(StatusCode::NOT_ACCEPTABLE))
             }
             "/openapi/v2" => {
                 let kind = HeaderValue::from_static(openapi::v2::PROTOBUF);
@@ -101,14 +119,27 @@ impl Router {
                 for (path, url) in aggregator.openapi() {
                     index["paths"][path] = json!({"serverRelativeURL": url});
                 }
-                Ok(respond::json(StatusCode::OK, &index))
+                // as upstream has it, whatever it is
+                Ok(respond::text(StatusCode::OK, index.to_string()))
             }
             path => match document(custom, path) {
                 Some(document) if path.starts_with("/openapi/") => {
+                    if !negotiate::accepts_json(accept) {
+                        return Ok(respond::empty(StatusCode::NOT_ACCEPTABLE));
+                    }
                     Ok(respond::tagged(headers, respond::JSON, document.to_string()))
                 }
-                Some(document) => Ok(respond::json(StatusCode::OK, &document)),
-                None => Err(StatusError::no_such_path()),
+                Some(document) => {
+                    negotiate::document(accept, is_routed)?;
+                    Ok(respond::json(StatusCode::OK, &document))
+                }
+                None if path.starts_with("/openapi/v3/") => {
+                    Ok(respond::empty(StatusCode::NOT_FOUND))
+                }
+                None if is_routed || path.starts_with("/version/") => {
+                    Err(StatusError::no_such_path())
+                }
+                None => Err(StatusError::no_such_page()),
             },
         }
     }
@@ -138,6 +169,16 @@ impl Router {
             _ => return None,
         };
         Some(respond::text(StatusCode::OK, text))
+    }
+}
+
+/// Whether a path is one of those that upstream routes by method: the version, and discovery of what is built in.
+fn is_routed(path: &str) -> bool {
+    let mut parts = path.strip_prefix('/').unwrap_or(path).split('/');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some("version" | "api"), None, ..) | (Some("api"), Some(_), None, _) => true,
+        (Some("apis"), Some(group), Some(_), None) => served::is_built_in(group),
+        _ => false,
     }
 }
 

@@ -69,7 +69,7 @@ fn request_lines() {
         (Method::GET, "/api/v1/pods?fieldSelector=metadata.name%3Dx", "list -/v1 - pods x -"),
         (Method::GET, "/api/v1/pods?fieldSelector=metadata.name!%3Dx", "list -/v1 - pods - -"),
         (Method::GET, "/api/v1/namespaces/a/pods/b%20c", "get -/v1 a pods b c -"),
-        (Method::GET, "/api/v1/namespaces/a/pods/b%2Fc", "400"),
+        (Method::GET, "/api/v1/namespaces/a/pods/b%2Fc", "404"),
         (Method::GET, "/api/v1/namespaces/a/pods/..", "400"),
         (Method::GET, "/api/v1/namespaces//pods", "404"),
         (Method::GET, "/api/v1//pods", "404"),

@@ -6,12 +6,13 @@ use hyper::header::{self, HeaderValue};
 use serde_json::{Value, json};
 
 use super::respond::{self, Result};
+use super::writes::WriteOptions;
 use super::{Call, Router};
 use crate::api_types::Subresource;
 use crate::audit;
 use crate::auth::Error;
+use crate::operations::check_namespace;
 use crate::response_body::Body;
-use crate::schema::FieldValidation;
 use crate::schema::value::{items, text};
 use crate::status::StatusError;
 use crate::tokens::{CONFIGURATION_PATH, KEY_SET_PATH};
@@ -24,11 +25,10 @@ impl Router {
     /// Issues a token. A dry run issues one too: nothing is stored of it.
     pub(super) async fn token(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let validation =
-            FieldValidation::parse("CreateOptions", call.line.query.get("fieldValidation"))?;
-        let dry_run = call.line.query.dry_run("CreateOptions")?;
+        let WriteOptions { dry_run, validation, .. } = WriteOptions::read(&call)?;
         let (request, mut warnings) = body.read(subresource.gvk, validation)?;
         audit::request_object(&request);
+        check_namespace(&request, call.namespace())?;
         let (request, said) = self.admit_created(&call, request, dry_run).await?;
         warnings.extend(said);
         let account = (call.namespace(), call.path.name.as_str());

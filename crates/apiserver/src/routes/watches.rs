@@ -43,16 +43,19 @@ impl Router {
         let view = call.view()?;
         let query = &call.line.query;
         let (labels, fields) = lists::selectors(query, call.resource)?;
-        let timeout = match query.number::<u64>("timeoutSeconds")?.unwrap_or(0) {
+        let seconds = query.number::<i64>("timeoutSeconds")?.unwrap_or(0);
+        let timeout = match u64::try_from(seconds).unwrap_or(0) {
             0 => {
                 let part = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
                 DEFAULT_WATCH_TIMEOUT.mul_f64(1.0 + part)
             }
             seconds => Duration::from_secs(seconds),
         };
-        let version = lists::version(query)?;
-        let sends_initial = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
-        check_initial(sends_initial, query.get(lists::MATCH))?;
+        query.number::<i64>("limit")?;
+        lists::check_watch(query)?;
+        let version = lists::exact_version(query)?;
+        let has_initial = query.has("sendInitialEvents");
+        let sends_initial = has_initial.then(|| query.flag("sendInitialEvents"));
 
         let namespace = call.namespace();
         let prefix = match namespace {
@@ -122,17 +125,6 @@ impl Router {
         });
         Ok(respond::watch_stream(Body::stream(frames).with_memory(memory), view.is_protobuf))
     }
-}
-
-fn check_initial(sends_initial: Option<bool>, version_match: Option<&str>) -> Result<()> {
-    let why = match (sends_initial, version_match) {
-        (None, None) | (Some(_), Some("NotOlderThan")) => return Ok(()),
-        (None, Some(_)) => {
-            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-        }
-        (Some(_), _) => "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-    };
-    Err(lists::forbidden(lists::MATCH, why))
 }
 
 /// Which objects a watch is about.
@@ -334,7 +326,9 @@ impl Watcher {
     fn push(&mut self, kind: &str, object: &Value) {
         match self.view.form {
             Form::Object => self.push_shown(kind, object),
-            Form::Metadata => self.push_shown(kind, &table::partial_metadata(object)),
+            Form::Metadata => {
+                self.push_shown(kind, &table::partial_metadata(object, self.view.api_version))
+            }
             Form::Table => {
                 let headers = !std::mem::replace(&mut self.has_headers, true);
                 self.push_shown(kind, &self.view.render(object, headers));
@@ -358,7 +352,7 @@ impl Watcher {
         let bookmark = lists::bookmark(self.view.resource, revision, ends_initial_events);
         let shown = match self.view.form {
             Form::Object => bookmark,
-            Form::Metadata => table::partial_metadata(&bookmark),
+            Form::Metadata => table::partial_metadata(&bookmark, self.view.api_version),
             Form::Table => {
                 let headers = !std::mem::replace(&mut self.has_headers, true);
                 self.view.table([], bookmark["metadata"].clone(), headers)
@@ -490,7 +484,13 @@ mod tests {
         let resource = core("configmaps").unwrap();
         let watcher = Watcher {
             registry: registry.clone(),
-            view: View { resource, form, is_protobuf: false, include: IncludeObject::Metadata },
+            view: View {
+                resource,
+                form,
+                is_protobuf: false,
+                api_version: "meta.k8s.io/v1",
+                include: IncludeObject::Metadata,
+            },
             filter: Filter {
                 prefix: "/registry/configmaps/".into(),
                 labels: Default::default(),

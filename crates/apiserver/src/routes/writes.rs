@@ -13,7 +13,7 @@ use crate::audit;
 use crate::kinds::{core, strategy};
 use crate::managed;
 use crate::object;
-use crate::operations::{Change, DeleteOptions, UpdateRequest, scale};
+use crate::operations::{Change, DeleteOptions, UpdateRequest, check_name, check_namespace, scale};
 use crate::patch::{self, PatchKind};
 use crate::registry::Written;
 use crate::schema::value::size;
@@ -27,14 +27,18 @@ impl Router {
     pub(super) async fn create(&self, mut call: Call<'_>) -> Result {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
-        let (object, mut warnings) = read(&call, call.resource.gvk(), &body)?;
-        let dry_run = call.line.query.dry_run(options_of(&call))?;
+        let options = WriteOptions::read(&call)?;
+        let (object, mut warnings) = read(&call, call.resource.gvk(), &body, &options)?;
+        let WriteOptions { manager, dry_run, .. } = options;
         let (namespace, resource) = (call.namespace(), call.resource);
-        let manager = manager(&call, "CreateOptions")?;
-        let (created, said) = self
+        let created = self
             .api
             .create_for(call.user, resource, namespace, object, Some(&manager), dry_run)
-            .await?;
+            .await;
+        let (created, said) = match created {
+            Ok(created) => created,
+            Err(error) => return respond::refused(error, &warnings),
+        };
         warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::CREATED, &created), &warnings))
     }
@@ -42,8 +46,13 @@ impl Router {
     pub(super) async fn update(&self, mut call: Call<'_>) -> Result {
         let view = call.view()?;
         let body = self.body(&mut call).await?;
-        let (change, mut warnings) = change(&call, call.resource.gvk(), &body)?;
-        let manager = manager(&call, options_of(&call))?;
+        let options = WriteOptions::read(&call)?;
+        let (change, mut warnings) = change(&call, call.resource.gvk(), &body, &options)?;
+        let WriteOptions { manager, dry_run, .. } = options;
+        if let Change::Replace(object) = &change {
+            // said before whether there is such an object
+            check_name(object, &call.path.name)?;
+        }
         let request = UpdateRequest {
             user: call.user,
             manager: &manager,
@@ -52,7 +61,7 @@ impl Router {
             namespace: call.namespace(),
             name: &call.path.name,
             change,
-            dry_run: call.line.query.dry_run(options_of(&call))?,
+            dry_run,
         };
         let (object, said) = match self.api.update(&request).await {
             Err(error) if error.code == 404 && creates_on_update(&request) => {
@@ -82,7 +91,8 @@ impl Router {
                     None => self.api.update(&request).await?,
                 }
             }
-            result => result?,
+            Err(error) => return respond::refused(error, &warnings),
+            Ok(updated) => updated,
         };
         warnings.extend(said);
         Ok(with_warnings(view.answer(StatusCode::OK, &object), &warnings))
@@ -155,17 +165,22 @@ impl Router {
 
     pub(super) async fn scale(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let (namespace, name) = (call.namespace().to_owned(), call.path.name.clone());
+        let view = call.view()?;
         if call.verb == "get" {
+            if let Some(wanted) = lists::exact_version(&call.line.query)? {
+                self.check_not_older(wanted).await?;
+            }
             let controller = self.api.registry.get(call.resource, &namespace, &name).await?;
-            return Ok(respond::json(StatusCode::OK, &scale::of(call.resource, &controller)));
+            return Ok(view.answer(StatusCode::OK, &scale::of(call.resource, &controller)));
         }
         let body = self.body(&mut call).await?;
-        let (change, mut warnings) = change(&call, subresource.gvk, &body)?;
+        let options = WriteOptions::read(&call)?;
+        let (change, mut warnings) = change(&call, subresource.gvk, &body, &options)?;
         if let Change::Replace(scale) = &change {
             check_name(scale, &name)?;
+            check_namespace(scale, &namespace)?;
         }
-        let dry_run = call.line.query.dry_run(options_of(&call))?;
-        let manager = manager(&call, options_of(&call))?;
+        let WriteOptions { manager, dry_run, .. } = options;
         let key = (&*namespace, &*name);
         let scale = self
             .api
@@ -173,13 +188,14 @@ impl Router {
             .await?;
         let (scale, said) = scale;
         warnings.extend(said);
-        Ok(with_warnings(respond::json(StatusCode::OK, &scale), &warnings))
+        Ok(with_warnings(view.answer(StatusCode::OK, &scale), &warnings))
     }
 
     pub(super) async fn bind(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let (binding, _) = read(&call, subresource.gvk, &body)?;
-        let dry_run = call.line.query.dry_run(options_of(&call))?;
+        let options = WriteOptions::read(&call)?;
+        let dry_run = options.dry_run;
+        let (binding, _) = read(&call, subresource.gvk, &body, &options)?;
         let (namespace, name) = (call.namespace(), &call.path.name);
         let (binding, warnings) = self.admit_created(&call, binding, dry_run).await?;
         self.api.bind(call.user, call.resource, namespace, name, &binding, dry_run).await?;
@@ -189,11 +205,14 @@ impl Router {
     /// POST of a Binding to the collection `bindings`: its name is the pod's.
     pub(super) async fn bind_named(&self, mut call: Call<'_>) -> Result {
         let body = self.body(&mut call).await?;
-        let (binding, _) = read(&call, call.resource.gvk(), &body)?;
-        let dry_run = call.line.query.dry_run(options_of(&call))?;
+        let options = WriteOptions::read(&call)?;
+        let dry_run = options.dry_run;
+        let (binding, _) = read(&call, call.resource.gvk(), &body, &options)?;
         let name = object::name(&binding).to_owned();
-        if name.is_empty() {
-            return Err(StatusError::bad_request("name must be provided"));
+        if name.is_empty()
+            && binding["target"]["name"].as_str().is_some_and(|name| !name.is_empty())
+        {
+            return Err(StatusError::bad_request("Name parameter required."));
         }
         let pods = core("pods")?;
         let (binding, warnings) = self.admit_created(&call, binding, dry_run).await?;
@@ -203,11 +222,12 @@ impl Router {
 
     pub(super) async fn evict(&self, mut call: Call<'_>, subresource: &Subresource) -> Result {
         let body = self.body(&mut call).await?;
-        let (eviction, _) = read(&call, subresource.gvk, &body)?;
+        let options = WriteOptions::read(&call)?;
+        let (eviction, _) = read(&call, subresource.gvk, &body, &options)?;
         drop(body);
         // All budgets of the namespace are read, however many and large they are.
         let _permit = self.limits.large_work_permit(&call.holder).await;
-        let dry_run = call.line.query.dry_run(options_of(&call))?;
+        let dry_run = options.dry_run;
         let (namespace, name) = (call.namespace(), &call.path.name);
         let (eviction, warnings) = self.admit_created(&call, eviction, dry_run).await?;
         self.api.evict(call.user, call.resource, namespace, name, &eviction, dry_run).await?;
@@ -260,20 +280,55 @@ impl Router {
     async fn delete_options(&self, call: &mut Call<'_>) -> Result<DeleteOptions> {
         let body = self.body(call).await?;
         let query = &call.line.query;
-        let mut options = match body.bytes.is_empty() {
-            false => {
-                let (options, _) = body.read(Gvk::DELETE_OPTIONS, FieldValidation::Ignore)?;
-                audit::request_object(&options);
-                DeleteOptions::from_value(&options)?
-            }
-            true => DeleteOptions::from_value(&json!({
-                "gracePeriodSeconds": query.number::<i64>("gracePeriodSeconds")?,
-                "propagationPolicy": query.get("propagationPolicy"),
-                "orphanDependents": query.get("orphanDependents").map(|orphan| orphan == "true"),
-            }))?,
+        if !body.bytes.is_empty() {
+            let (options, _) = body.read(Gvk::DELETE_OPTIONS, FieldValidation::Ignore)?;
+            audit::request_object(&options);
+            return DeleteOptions::from_value(&options);
+        }
+        let stages: Vec<&str> = query.all("dryRun").collect();
+        DeleteOptions::from_value(&json!({
+            "dryRun": stages,
+            "gracePeriodSeconds": query.number::<i64>("gracePeriodSeconds")?,
+            "preconditions": {"uid": query.get("uid")},
+            "propagationPolicy": query.first("propagationPolicy"),
+            "orphanDependents":
+                query.has("orphanDependents").then(|| query.flag("orphanDependents")),
+        }))
+    }
+}
+
+/// The options of a create, an update or a patch.
+pub(super) struct WriteOptions {
+    /// The manager of what the request changes.
+    pub(super) manager: String,
+    pub(super) dry_run: bool,
+    pub(super) validation: FieldValidation,
+}
+
+impl WriteOptions {
+    /// Reads them from the query. 422 with all that is wrong with them.
+    pub(super) fn read(call: &Call<'_>) -> Result<WriteOptions> {
+        let query = &call.line.query;
+        let apply = match is_apply(call) {
+            true => managed::Apply::Yes,
+            false => managed::Apply::No { has_force: call.verb == "patch" && query.has("force") },
         };
-        options.dry_run |= query.dry_run("DeleteOptions")?;
-        Ok(options)
+        let name = query.get("fieldManager").unwrap_or_default();
+        let user_agent = call.header(USER_AGENT).unwrap_or_default();
+        let manager = managed::manager(name, user_agent, apply);
+        let (dry_run, validation) =
+            (query.dry_run(), FieldValidation::parse(query.get("fieldValidation")));
+        match (manager, dry_run, validation) {
+            (Ok(manager), Ok(dry_run), Ok(validation)) => {
+                Ok(WriteOptions { manager, dry_run, validation })
+            }
+            (manager, dry_run, validation) => {
+                let mut causes = manager.err().unwrap_or_default();
+                causes.extend(dry_run.err());
+                causes.extend(validation.err());
+                Err(StatusError::invalid_options(options_of(call), causes))
+            }
+        }
     }
 }
 
@@ -290,31 +345,8 @@ fn creates_by_apply(request: &UpdateRequest<'_>) -> bool {
     matches!(request.change, Change::Apply { .. }) && request.subresource.is_empty()
 }
 
-/// The manager of what the request changes.
-fn manager(call: &Call<'_>, options: &'static str) -> Result<String> {
-    let query = &call.line.query;
-    let apply = match is_apply(call) {
-        true => managed::Apply::Yes,
-        false => managed::Apply::No { has_force: call.verb == "patch" && query.has("force") },
-    };
-    let name = query.get("fieldManager").unwrap_or_default();
-    let user_agent = call.header(USER_AGENT).unwrap_or_default();
-    managed::manager(options, name, user_agent, apply)
-}
-
-/// A name in the body must be that of the URL.
-fn check_name(object: &Value, name: &str) -> Result<()> {
-    match object::name(object) {
-        "" => Ok(()),
-        own if own == name => Ok(()),
-        own => Err(StatusError::bad_request(format!(
-            "the name of the object ({own}) does not match the name on the URL ({name})"
-        ))),
-    }
-}
-
 /// The kind of the options that a write has.
-pub(super) fn options_of(call: &Call<'_>) -> &'static str {
+fn options_of(call: &Call<'_>) -> &'static str {
     match call.verb {
         "patch" => "PatchOptions",
         "update" => "UpdateOptions",
@@ -322,27 +354,41 @@ pub(super) fn options_of(call: &Call<'_>) -> &'static str {
     }
 }
 
+/// The kind of a patch; 415 for none, in the words of upstream's route of built-in kinds.
+fn patch_kind(call: &Call<'_>) -> Result<PatchKind> {
+    PatchKind::of(call.header(CONTENT_TYPE)).map_err(|error| match call.resource.custom {
+        None => StatusError::not_consumed(),
+        Some(_) => error,
+    })
+}
+
 fn is_apply(call: &Call<'_>) -> bool {
     let content_type = call.header(CONTENT_TYPE);
     call.verb == "patch" && schema::media_type(content_type) == patch::APPLY
 }
 
-pub(super) fn validation(call: &Call<'_>) -> Result<FieldValidation> {
-    FieldValidation::parse(options_of(call), call.line.query.get("fieldValidation"))
-}
-
-fn read(call: &Call<'_>, gvk: Gvk, body: &BodyText) -> Result<(Value, Vec<String>)> {
-    let read = body.read_of(call.resource, gvk, validation(call)?)?;
+fn read(
+    call: &Call<'_>,
+    gvk: Gvk,
+    body: &BodyText,
+    options: &WriteOptions,
+) -> Result<(Value, Vec<String>)> {
+    let read = body.read_of(call.resource, gvk, options.validation)?;
     audit::request_object(&read.0);
     Ok(read)
 }
 
-fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'a>, Vec<String>)> {
+fn change<'a>(
+    call: &Call<'_>,
+    gvk: Gvk,
+    body: &'a BodyText,
+    options: &WriteOptions,
+) -> Result<(Change<'a>, Vec<String>)> {
     if is_apply(call) {
         let decoded = managed::read(&body.bytes)?;
         audit::request_object(&decoded.value);
         let problem = managed::duplicates(&body.bytes, &decoded);
-        let warnings = match (validation(call)?, problem) {
+        let warnings = match (options.validation, problem) {
             (FieldValidation::Strict, Some(problem)) => {
                 return Err(StatusError::bad_request(format!(
                     "error strict decoding YAML: {problem}"
@@ -355,14 +401,14 @@ fn change<'a>(call: &Call<'_>, gvk: Gvk, body: &'a BodyText) -> Result<(Change<'
         return Ok((Change::Apply { object: decoded.value, force }, warnings));
     }
     if call.verb == "patch" {
-        let kind = PatchKind::of(body.content_type.as_deref())?;
+        let kind = patch_kind(call)?;
         audit::request_patch(&body.bytes);
         return Ok((
-            Change::Patch { kind, body: &body.bytes, validation: validation(call)? },
+            Change::Patch { kind, body: &body.bytes, validation: options.validation },
             Vec::new(),
         ));
     }
-    let (object, warnings) = read(call, gvk, body)?;
+    let (object, warnings) = read(call, gvk, body, options)?;
     Ok((Change::Replace(object), warnings))
 }
 

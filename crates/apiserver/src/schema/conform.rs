@@ -9,11 +9,18 @@ use jiff::tz::Offset;
 use serde_json::{Map, Number, Value, json};
 
 use super::FieldValidation;
-use super::decode::{Decoded, MAX_NAMED_FIELDS};
+use super::decode::{Decoded, MAX_NAMED_FIELDS, NO_KIND};
 use super::quantity::{self, Quantity};
 use super::value::text;
 use crate::api_types::{Field, Gvk, Leaf, Shape, Type, types};
 use crate::status::StatusError;
+
+/// Go's type of what every object begins with.
+const TYPE_META: &str = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+/// Where upstream's kinds are registered, as its messages have it.
+const SCHEME: &str = "pkg/api/legacyscheme/scheme.go:30";
+/// The same of the options of requests.
+const OPTIONS_SCHEME: &str = "pkg/apis/meta/internalversion/scheme/register.go:27";
 
 /// Checks the object against the type of `gvk`: fills in a missing apiVersion and kind, drops nulls
 /// and unknown fields, refuses wrong types with 400. Returns the object, and warnings for
@@ -27,19 +34,15 @@ pub fn conform(
         return Err(StatusError::internal(format!("no type for {}", gvk.kind)));
     };
     let Decoded { value, duplicates } = decoded;
-    let refuse = |why: String| {
-        StatusError::bad_request(format!(
-            "{kind} in version {version:?} cannot be handled as a {kind}: {why}",
-            kind = gvk.kind,
-            version = gvk.version
-        ))
+    let refuse = |why: String| match gvk == Gvk::DELETE_OPTIONS {
+        true => StatusError::bad_request(why),
+        false => not_handled((gvk.kind, gvk.version), gvk, &why),
     };
-    let Value::Object(mut object) = value else {
-        let word = word(&value);
-        return Err(refuse(format!(
-            "json: cannot unmarshal {word} into Go value of type {}.{}",
-            gvk.version, gvk.kind
-        )));
+    check_type_meta(&value)?;
+    // null is an object without fields
+    let mut object = match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
     };
     check_kind(gvk, &mut object)?;
     let mut walk = Walk::default();
@@ -76,44 +79,121 @@ pub(crate) fn conform_metadata(
     }
     let Some(metadata) = metadata.as_object_mut() else {
         return Err(format!(
-            "json: cannot unmarshal {} into Go struct field ObjectMeta.metadata of type v1.ObjectMeta",
+            "json: cannot unmarshal {} into Go value of type v1.ObjectMeta",
             word(metadata)
         ));
     };
     let dot = if path.is_empty() { "" } else { "." };
     let path = format!("{path}{dot}metadata");
-    let mut walk = Walk { path, fields: vec!["metadata".to_owned()], unknown: Vec::new() };
+    let mut walk = Walk { path, fields: Vec::new(), unknown: Vec::new() };
     walk.fields(ty, metadata)?;
     Ok(walk.unknown)
+}
+
+fn not_handled((kind, version): (&str, &str), gvk: Gvk, why: &str) -> StatusError {
+    StatusError::bad_request(format!(
+        "{kind} in version {version:?} cannot be handled as a {}: {why}",
+        gvk.kind
+    ))
+}
+
+/// Refuses what is no object, and one whose apiVersion and kind cannot be read.
+pub(crate) fn check_type_meta(value: &Value) -> Result<(), StatusError> {
+    let refuse = |why: String| Err(StatusError::bad_request(format!("{NO_KIND}json: {why}")));
+    let object = match value {
+        Value::Object(object) => object,
+        Value::Null => return Ok(()),
+        other => {
+            let word = word(other);
+            return refuse(format!("cannot unmarshal {word} into Go value of type {TYPE_META}"));
+        }
+    };
+    for field in ["apiVersion", "kind"] {
+        match object.get(field) {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => {
+                let word = word(other);
+                return refuse(format!(
+                    "cannot unmarshal {word} into Go struct field .{field} of type string"
+                ));
+            }
+        }
+    }
+    let given = object.get("apiVersion").map_or("", text);
+    match given.matches('/').count() {
+        0 | 1 => Ok(()),
+        _ => Err(StatusError::bad_request(format!("unexpected GroupVersion string: {given}"))),
+    }
 }
 
 /// Fills in apiVersion and kind; refuses those of another kind.
 pub(crate) fn check_kind(gvk: Gvk, object: &mut Map<String, Value>) -> Result<(), StatusError> {
     let wanted = gvk.api_version();
-    for field in ["apiVersion", "kind"] {
-        if object.get(field).is_some_and(|v| !v.is_string() && !v.is_null()) {
-            return Err(StatusError::bad_request(format!(
-                "couldn't get version/kind; field {field} is not a string"
-            )));
-        }
-    }
-    let given = object.get("apiVersion").map_or("", text);
-    // DeleteOptions is the same object in every group
-    if !given.is_empty() && given != wanted && gvk != Gvk::DELETE_OPTIONS {
-        return Err(StatusError::bad_request(format!(
-            "the API version in the data ({given}) does not match the expected API version ({wanted})"
-        )));
-    }
-    let kind = object.get("kind").map_or("", text);
-    if !kind.is_empty() && kind != gvk.kind {
-        return Err(StatusError::bad_request(format!(
-            "{kind} in version {:?} cannot be handled as a {}: the kinds differ",
-            gvk.version, gvk.kind
-        )));
+    let or = |field: &str, default: &str| match object.get(field).map_or("", text) {
+        "" => default.to_owned(),
+        given => given.to_owned(),
+    };
+    let (given, kind) = (or("apiVersion", &wanted), or("kind", gvk.kind));
+    let is_same = match kind == gvk.kind {
+        false => false,
+        // It is the same object in every group.
+        true if gvk == Gvk::DELETE_OPTIONS => true,
+        // An older version with the same fields, which clients still send.
+        true if kind == "Eviction" && given == "policy/v1beta1" => true,
+        true => given == wanted,
+    };
+    if !is_same {
+        return Err(match gvk == Gvk::DELETE_OPTIONS {
+            true => {
+                let given = or("apiVersion", "meta.k8s.io/v1");
+                StatusError::bad_request(not_registered(&kind, &given, OPTIONS_SCHEME))
+            }
+            false => other_kind(gvk, &given, &kind),
+        });
     }
     object.insert("apiVersion".into(), wanted.into());
     object.insert("kind".into(), gvk.kind.into());
     Ok(())
+}
+
+fn not_registered(kind: &str, api_version: &str, scheme: &str) -> String {
+    format!("no kind {kind:?} is registered for version {api_version:?} in scheme {scheme:?}")
+}
+
+/// The refusal of an object of another kind, or of another version of its kind.
+fn other_kind(gvk: Gvk, api_version: &str, kind: &str) -> StatusError {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let why = match types().of_kind(api_version, kind) {
+        None => not_registered(kind, api_version, SCHEME),
+        Some(_) if is_version_of(gvk, group, kind) => {
+            return StatusError::bad_request(format!(
+                "the API version in the data ({api_version}) does not match the expected API version ({})",
+                gvk.api_version()
+            ));
+        }
+        Some(_) => format!(
+            "converting ({version}.{kind}) to ({}.{}): unknown conversion",
+            internal_package(gvk),
+            gvk.kind
+        ),
+    };
+    not_handled((kind, version), gvk, &why)
+}
+
+/// Whether a kind is another version of this one.
+fn is_version_of(gvk: Gvk, group: &str, kind: &str) -> bool {
+    let is_event = |group: &str| matches!(group, "" | "events.k8s.io");
+    kind == gvk.kind
+        && (group == gvk.group || kind == "Event" && is_event(group) && is_event(gvk.group))
+}
+
+/// The Go package of upstream's type for all versions of a kind.
+pub(crate) fn internal_package(gvk: Gvk) -> &'static str {
+    let name = types().of(gvk).map_or("", |ty| ty.name);
+    match name.rsplit('.').nth(2).unwrap_or_default() {
+        "events" => "core",
+        package => package,
+    }
 }
 
 #[derive(Default)]
@@ -323,7 +403,7 @@ fn zero(leaf: Leaf) -> Value {
 }
 
 /// What the value is, in the words of Go's JSON reader.
-fn word(value: &Value) -> &'static str {
+pub(crate) fn word(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

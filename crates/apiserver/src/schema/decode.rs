@@ -8,6 +8,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 use serde_json::{Map, Number, Value};
 
 use super::field::shortened;
+use super::syntax;
 use crate::status::StatusError;
 
 /// The deepest nesting of a body or of a patched object; upstream's kinds stay below 30.
@@ -36,30 +37,36 @@ pub const ACCEPTED: &[&str] =
 
 /// The media type without its parameters; a body without one is JSON.
 pub(crate) fn media_type(content_type: Option<&str>) -> &str {
-    let full = content_type.unwrap_or_default();
-    match full.split(';').next().map(str::trim) {
-        Some("") | None => "application/json",
-        Some(media_type) => media_type,
+    match content_type.unwrap_or_default() {
+        "" => "application/json",
+        full => full.split(';').next().unwrap_or_default().trim(),
     }
 }
 
 /// Reads a JSON or YAML body. 415 for other content types, 400 for text that is neither, 413 for
 /// more values than any real object has.
 pub fn decode(body: &[u8], content_type: Option<&str>) -> Result<Decoded, StatusError> {
-    match media_type(content_type) {
-        "application/json" => json(body),
+    match media_type(content_type).to_ascii_lowercase().as_str() {
+        "application/json" => json(body).map_err(|error| match error.code {
+            400 => StatusError::bad_request(format!("{NO_KIND}{}", error.message)),
+            _ => error,
+        }),
         "application/yaml" => yaml(body),
         _ => Err(StatusError::unsupported_media_type(ACCEPTED)),
     }
 }
 
+/// Begins what is said of JSON text that is no object of any kind.
+pub(crate) const NO_KIND: &str = "couldn't get version/kind; json parse error: ";
+
+/// Reads JSON. 400 for other text, with what is wrong with it.
 pub(crate) fn json(body: &[u8]) -> Result<Decoded, StatusError> {
     let mut state = State::default();
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = Node { state: &mut state, depth: 0 }
         .deserialize(&mut reader)
         .and_then(|value| reader.end().map(|()| value));
-    state.finish(value.map_err(|e| format!("couldn't get version/kind; json parse error: {e}")))
+    state.finish(value.map_err(|e| syntax::error(body).unwrap_or_else(|| e.to_string())))
 }
 
 fn yaml(body: &[u8]) -> Result<Decoded, StatusError> {
@@ -69,7 +76,7 @@ fn yaml(body: &[u8]) -> Result<Decoded, StatusError> {
         serde_saphyr::with_deserializer_from_slice_with_options(body, yaml_options(), |reader| {
             node.deserialize(reader)
         });
-    state.finish(value.map_err(|e| format!("error converting YAML to JSON: yaml: {e}")))
+    state.finish(value.map_err(|e| format!("yaml: {e}")))
 }
 
 fn yaml_options() -> serde_saphyr::Options {

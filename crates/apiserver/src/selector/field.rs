@@ -29,6 +29,9 @@ impl FieldSelector {
         for term in read_terms(text) {
             super::check_count(terms.len()).map_err(StatusError::bad_request)?;
             let (name, equal, value) = term?;
+            if name.is_empty() && value.is_empty() {
+                continue;
+            }
             terms.push(Term { field: known(resource, name)?, equal, value });
         }
         Ok(Self(terms))
@@ -88,15 +91,25 @@ fn read_terms(text: &str) -> impl Iterator<Item = Result<(&str, bool, String), S
 }
 
 fn known(resource: &Resource, name: &str) -> Result<&'static str, StatusError> {
-    if let Some(field) = META.into_iter().find(|f| *f == name) {
+    let offered = resource.fields;
+    // Kinds of the cluster that have fields of their own have no namespace.
+    let lacks =
+        name == META[1] && !resource.namespaced && offered.is_some() && resource.custom.is_none();
+    if let Some(field) = META.into_iter().find(|f| *f == name && !lacks) {
         return Ok(field);
     }
-    let offered = resource.fields;
     if let Some((_, field)) = offered.unwrap_or_default().iter().find(|(known, _)| *known == name) {
         return Ok(field);
     }
     Err(StatusError::bad_request(match offered {
-        Some(_) => format!("field label not supported: {name}"),
+        Some(_) => match resource.kind {
+            "Job" => format!("field label {name:?} not supported for Job"),
+            "ResourceSlice" => {
+                let version = resource.gvk().api_version();
+                format!("field label not supported for {version}, Kind=ResourceSlice: {name}")
+            }
+            _ => format!("field label not supported: {name}"),
+        },
         None => {
             format!(
                 "{name:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
@@ -175,7 +188,10 @@ fn unescape(value: &str) -> Result<Cow<'_, str>, String> {
                 }
             },
             ',' | '=' => {
-                return Err(format!("invalid field selector: unescaped character in value: {c}"));
+                let code = u32::from(c);
+                return Err(format!(
+                    "invalid field selector: unescaped character in value: {code}"
+                ));
             }
             c => plain.push(c),
         }

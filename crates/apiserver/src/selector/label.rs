@@ -323,10 +323,15 @@ impl Parser {
         let mut values = Vec::new();
         loop {
             let word = self.tokens.next_if(|t| matches!(t, Token::Word(_)));
+            let is_first = values.is_empty() && word.is_none();
             values.push(word.as_ref().map(Token::to_string).unwrap_or_default());
             match self.tokens.next() {
                 Some(Token::Sign(")")) => return Ok(values),
                 Some(Token::Sign(",")) => {}
+                other if is_first => {
+                    let found = found(other.as_ref());
+                    return Err(format!("found '{found}', expected: ',', ')' or identifier"));
+                }
                 other => {
                     return Err(format!("found '{}', expected: ',' or ')'", found(other.as_ref())));
                 }

@@ -160,7 +160,7 @@ fn fields_refused() {
             "invalid selector: 'metadata.name'; can't understand 'metadata.name'",
         ),
         ("pods", "metadata.name=a\\b", "invalid field selector: invalid escape sequence: \\b"),
-        ("pods", "metadata.name=a=b", "invalid field selector: unescaped character in value: ="),
+        ("pods", "metadata.name=a=b", "invalid field selector: unescaped character in value: 61"),
     ];
     for (plural, text, message) in table {
         let error = parse("", plural, text).expect_err(text);

@@ -154,17 +154,21 @@ impl Api {
             return Ok(bound);
         }
         let (version, kind) = (text(&wanted["apiVersion"]), text(&wanted["kind"]));
-        let plural = match (version, kind) {
-            ("v1", "Pod") => "pods",
-            ("v1", "Node") => "nodes",
-            ("v1", "Secret") => "secrets",
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let plural = match (group, kind) {
+            ("", "Pod") => "pods",
+            ("", "Node") => "nodes",
+            ("", "Secret") => "secrets",
             _ => {
-                let what = format!("{version}, Kind={kind}");
+                let what = format!("{group}/{version}, Kind={kind}");
                 let why = format!("cannot bind token to object of type {what}");
                 return Err(StatusError::bad_request(why));
             }
         };
         let (resource, name) = (core(plural)?, text(&wanted["name"]));
+        if name.is_empty() {
+            return Err(StatusError::bad_request("Name parameter required."));
+        }
         let namespace = if resource.namespaced { namespace } else { "" };
         let object = self.registry.get(resource, namespace, name).await?;
         if kind == "Pod" && object["spec"]["serviceAccountName"] != account {
@@ -178,7 +182,7 @@ impl Api {
                 "the UID in the bound object reference ({uid}) does not match the UID in record. \
                  The object might have been deleted and then recreated"
             );
-            return Err(StatusError::conflict(resource, name, &why));
+            return Err(StatusError::conflict_of(("", kind), name, &why));
         }
         let found = Some(reference(&object));
         match kind {

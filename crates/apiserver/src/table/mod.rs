@@ -32,28 +32,30 @@ impl IncludeObject {
             "" | "Metadata" => Ok(Self::Metadata),
             "Object" => Ok(Self::Object),
             other => Err(StatusError::bad_request(format!(
-                "unrecognized includeObject value: {other:?}"
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', \
+                 'Object', 'None', or empty"
             ))),
         }
     }
 }
 
-/// A `meta.k8s.io/v1` Table of these objects. `list_meta` is the metadata of the list (or, for a
+/// A Table of these objects, of a version of `meta.k8s.io`. `list_meta` is the metadata of the list (or, for a
 /// single object, its resourceVersion). `headers` is false for all but the first event of a watch.
 pub fn render<'a>(
     resource: &Resource,
     objects: impl IntoIterator<Item = &'a Value>,
     list_meta: Value,
     include: IncludeObject,
+    api_version: &'static str,
     headers: bool,
     now: Timestamp,
 ) -> Value {
-    let rows = Rows::new(resource, include, now);
+    let rows = Rows::new(resource, include, api_version, now);
     let columns = if headers { rows.columns() } else { json!([]) };
     let rows: Vec<Value> = objects.into_iter().map(|object| rows.row(object)).collect();
     json!({
         "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
+        "apiVersion": api_version,
         "metadata": list_meta,
         "columnDefinitions": columns,
         "rows": rows,
@@ -66,13 +68,19 @@ pub(crate) struct Rows {
     /// The definition of a custom kind, and the version of it that is shown.
     custom: Option<(Arc<Definition>, &'static str)>,
     include: IncludeObject,
+    api_version: &'static str,
     now: Timestamp,
 }
 
 impl Rows {
-    pub(crate) fn new(resource: &Resource, include: IncludeObject, now: Timestamp) -> Rows {
+    pub(crate) fn new(
+        resource: &Resource,
+        include: IncludeObject,
+        api_version: &'static str,
+        now: Timestamp,
+    ) -> Rows {
         let custom = resource.definition().map(|definition| (definition, resource.version));
-        Rows { printer: strategy(resource).printer, custom, include, now }
+        Rows { printer: strategy(resource).printer, custom, include, api_version, now }
     }
 
     /// The `columnDefinitions`.
@@ -88,11 +96,11 @@ impl Rows {
         match self.version() {
             Some(version) => {
                 let cells = custom::cells(version, object, self.now);
-                row(cells, None, object, self.include)
+                self.with_object(cells, None, object)
             }
             None => {
                 let cells = (self.printer.cells)(object, self.now);
-                row(cells, (self.printer.conditions)(object), object, self.include)
+                self.with_object(cells, (self.printer.conditions)(object), object)
             }
         }
     }
@@ -101,33 +109,28 @@ impl Rows {
         let (definition, version) = self.custom.as_ref()?;
         definition.version(version)
     }
+
+    fn with_object(&self, cells: Vec<Value>, conditions: Option<Value>, object: &Value) -> Value {
+        // a bookmark is an object of the kind with nothing in it
+        let mut row = json!({ "cells": cells });
+        row["object"] = match self.include {
+            IncludeObject::None => Value::Null,
+            IncludeObject::Metadata => partial_metadata(object, self.api_version),
+            IncludeObject::Object => object.clone(),
+        };
+        if let Some(conditions) = conditions {
+            row["conditions"] = conditions;
+        }
+        row
+    }
 }
 
-fn row(
-    cells: Vec<Value>,
-    conditions: Option<Value>,
-    object: &Value,
-    include: IncludeObject,
-) -> Value {
-    // a bookmark is an object of the kind with nothing in it
-    let mut row = json!({ "cells": cells });
-    match include {
-        IncludeObject::None => row["object"] = Value::Null,
-        IncludeObject::Metadata => row["object"] = partial_metadata(object),
-        IncludeObject::Object => row["object"] = object.clone(),
-    }
-    if let Some(conditions) = conditions {
-        row["conditions"] = conditions;
-    }
-    row
-}
-
-/// The object's metadata as `meta.k8s.io/v1` PartialObjectMetadata.
+/// The object's metadata as PartialObjectMetadata of a version of `meta.k8s.io`.
 #[must_use]
-pub fn partial_metadata(object: &Value) -> Value {
+pub fn partial_metadata(object: &Value, api_version: &str) -> Value {
     json!({
         "kind": "PartialObjectMetadata",
-        "apiVersion": "meta.k8s.io/v1",
+        "apiVersion": api_version,
         "metadata": object.get("metadata").cloned().unwrap_or_else(|| json!({})),
     })
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::kinds::{lookup, resources};
 
 const NOW: &str = "2026-01-02T00:00:00Z";
+const META: &str = "meta.k8s.io/v1";
 const CREATED: &str = "2026-01-01T23:55:00Z";
 
 fn now() -> Timestamp {
@@ -12,7 +13,15 @@ fn now() -> Timestamp {
 
 fn table(plural: &str, object: &Value) -> Value {
     let resource = resources().find(|r| r.plural == plural).unwrap();
-    render(resource, [object], json!({"resourceVersion": "7"}), IncludeObject::None, true, now())
+    render(
+        resource,
+        [object],
+        json!({"resourceVersion": "7"}),
+        IncludeObject::None,
+        META,
+        true,
+        now(),
+    )
 }
 
 fn cells(plural: &str, mut object: Value) -> Vec<Value> {
@@ -300,7 +309,7 @@ fn other_kinds() {
 fn table_row_object_by_include_object() {
     let pods = lookup("", "v1", "pods").unwrap();
     let pod = json!({"kind": "Pod", "metadata": {"name": "p"}, "status": {"phase": "Succeeded"}});
-    let render = |include, headers| render(pods, [&pod], json!({}), include, headers, now());
+    let render = |include, headers| render(pods, [&pod], json!({}), include, META, headers, now());
     let full = render(IncludeObject::Object, true);
     assert_eq!((&full["kind"], &full["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
     assert_eq!(full["rows"][0]["object"], pod);
@@ -333,7 +342,7 @@ proptest::proptest! {
     ) {
         for object in [pod, service, node] {
             for resource in resources() {
-                render(resource, [&object], json!({}), IncludeObject::Metadata, true, now());
+                render(resource, [&object], json!({}), IncludeObject::Metadata, META, true, now());
             }
         }
     }
@@ -341,7 +350,7 @@ proptest::proptest! {
     #[test]
     fn no_object_panics(object in crate::schema::value::arbitrary::value()) {
         for resource in resources() {
-            render(resource, [&object], json!({}), IncludeObject::Metadata, true, now());
+            render(resource, [&object], json!({}), IncludeObject::Metadata, META, true, now());
         }
     }
 }

@@ -49,10 +49,12 @@ pub struct Cluster {
 pub struct Client(pub kube::Client);
 
 pub async fn client(kubeconfig: &Path) -> Client {
+    Client(kube::Client::try_from(config(kubeconfig).await).unwrap())
+}
+
+pub async fn config(kubeconfig: &Path) -> kube::Config {
     let config = Kubeconfig::read_from(kubeconfig).unwrap();
-    let config =
-        kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
-    Client(kube::Client::try_from(config).unwrap())
+    kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap()
 }
 
 /// `STORAGE_MEDIA_TYPE` has all tests store objects in that form.

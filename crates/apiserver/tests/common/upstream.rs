@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::Client;
 
 const OBJECTS: &str = include_str!("../data/objects.yaml");
-const TOKEN: &str = "contract-test";
+/// The token of an administrator.
+pub const TOKEN: &str = "contract-test";
 const LOG: &str = "upstream.log";
 
 /// A program that ends with the test.
@@ -89,8 +90,21 @@ impl Etcd {
     }
 }
 
-/// kube-apiserver on an etcd, with a token of an administrator.
+/// kube-apiserver on an etcd, as an administrator.
 pub async fn apiserver(program: &Path, etcd: &str, pki: &Path, dir: &Path) -> (Client, Program) {
+    let (config, server) = start_apiserver(program, etcd, pki, dir).await;
+    let client = Client(kube::Client::try_from(config).unwrap());
+    client.ensure_default_account("default").await;
+    (client, server)
+}
+
+/// The same with what a client needs.
+pub async fn start_apiserver(
+    program: &Path,
+    etcd: &str,
+    pki: &Path,
+    dir: &Path,
+) -> (kube::Config, Program) {
     let port = free_port();
     let tokens = dir.join("tokens.csv");
     std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n")).unwrap();
@@ -114,16 +128,13 @@ pub async fn apiserver(program: &Path, etcd: &str, pki: &Path, dir: &Path) -> (C
     config.accept_invalid_certs = true;
     config.proxy_url = None;
     config.auth_info.token = Some(TOKEN.to_owned().into());
-    let client = Client(kube::Client::try_from(config).unwrap());
+    let client = Client(kube::Client::try_from(config.clone()).unwrap());
     let mut last = String::new();
     for _ in 0..120 {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let request = hyper::Request::get("/readyz").body(Vec::new()).unwrap();
         match client.0.request_text(request).await {
-            Ok(_) => {
-                client.ensure_default_account("default").await;
-                return (client, server);
-            }
+            Ok(_) => return (config, server),
             Err(error) => last = format!("{error:?}"),
         }
     }

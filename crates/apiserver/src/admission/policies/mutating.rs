@@ -114,7 +114,7 @@ fn json_patched(
     }
     let body = operations.to_string();
     match patch::apply(PatchKind::Json, invocation.kind, object, body.as_bytes()) {
-        Ok(patched) => Ok(Some(patched.value)),
+        Ok((patched, _)) => Ok(Some(patched.value)),
         // a test that fails leaves the object as it is
         Err(error) if error.message.contains("value did not match") => Ok(None),
         Err(error) => Err(format!("JSON Patch: {}", error.message)),

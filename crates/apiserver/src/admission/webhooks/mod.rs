@@ -433,8 +433,9 @@ async fn patched(
     let object = converted(registry, attributes, invocation, object).await;
     let object = object.map_err(Failure::Internal)?;
     let patched = patch::apply(PatchKind::Json, invocation.kind, &object, patch);
-    let conformed = patched
-        .and_then(|decoded| kinds::conform_kind(invocation.resource, invocation.kind, decoded));
+    let conformed = patched.and_then(|(decoded, _)| {
+        kinds::conform_kind(invocation.resource, invocation.kind, decoded)
+    });
     let mut object = conformed.map_err(internal)?;
     if invocation.kind == invocation.resource.gvk() {
         kinds::apply_defaults(invocation.resource, &mut object);

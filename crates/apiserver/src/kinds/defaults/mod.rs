@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::{custom, strategy};
-use crate::api_types::Resource;
+use crate::api_types::{Leaf, Resource, Shape, Type, types};
 use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut};
 
 /// Fills in upstream's defaults. The object conforms to the resource's type.
@@ -17,7 +17,27 @@ pub fn apply_defaults(resource: &Resource, object: &mut Value) {
     if let Some(definition) = resource.definition() {
         custom::default(resource, &definition, object);
     } else if let Some(map) = object.as_object_mut() {
+        if let Some(ty) = types().of(resource.gvk()) {
+            specified(ty, map);
+        }
         (strategy(resource).default)(map);
+    }
+}
+
+/// Gives an object the specs that are part of Go's objects even where nobody gives them: its own, and those of
+/// what it is a template for. Without them they would have no defaults.
+fn specified(ty: &Type, object: &mut Map<String, Value>) {
+    for name in ["spec", "template", "jobTemplate"] {
+        let Some(field) = ty.field(name).filter(|field| field.shape == Shape::One) else {
+            continue;
+        };
+        let Leaf::Struct(of) = field.leaf else { continue };
+        if !ty.always.contains(&name) {
+            continue;
+        }
+        if let Value::Object(value) = object.entry(name).or_insert_with(|| json!({})) {
+            specified(types().get(of), value);
+        }
     }
 }
 

@@ -60,7 +60,7 @@ pub(in crate::kinds) fn update(object: &Value, old: &Value, causes: &mut Causes)
         }
     }
     if text(&new["resourceVersion"]).is_empty() {
-        causes.invalid(&path.child("resourceVersion"), "", "must be specified for an update");
+        causes.invalid(&path.child("resourceVersion"), &0, "must be specified for an update");
     }
     for field in [
         "name",

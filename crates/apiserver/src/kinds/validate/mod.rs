@@ -31,11 +31,6 @@ const UNKNOWN_OPERATOR: &str = "not a valid selector operator";
 
 /// Checks a new object: 422 with one cause per broken rule.
 pub fn validate_create(resource: &Resource, object: &Value) -> Result<(), StatusError> {
-    if !text(&object["metadata"]["resourceVersion"]).is_empty() {
-        return Err(StatusError::bad_request(
-            "resourceVersion should not be set on objects to be created",
-        ));
-    }
     let mut causes = Causes::default();
     check(resource, object, None, &mut causes);
     finish(resource, object, causes)
@@ -56,6 +51,7 @@ pub(crate) fn validate_change(
             part_of_pod(resource, object, old, pod_parts::ephemeral_containers)
         }
         "resize" => part_of_pod(resource, object, old, pod_parts::resize),
+        "finalize" => validate_finalize(resource, object),
         _ => Ok(()),
     }
 }
@@ -116,6 +112,16 @@ fn changed(
     meta::update(object, old, &mut causes);
     check(&mut causes);
     finish(resource, object, causes)
+}
+
+/// Checks the finalizers that a namespace's `finalize` leaves.
+fn validate_finalize(resource: &Resource, namespace: &Value) -> Result<(), StatusError> {
+    let mut causes = Causes::default();
+    let (spec, path) = (Path::root("spec"), "finalizers");
+    for (index, finalizer) in items(&namespace["spec"][path]).iter().enumerate() {
+        meta::known_finalizer(&spec.child(path).index(index), text(finalizer), &mut causes);
+    }
+    finish(resource, namespace, causes)
 }
 
 /// Checks the body of a pod's `binding` subresource.

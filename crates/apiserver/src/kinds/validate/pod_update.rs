@@ -146,7 +146,7 @@ pub(in crate::kinds) fn status(pod: &Value, old: &Value, causes: &mut Causes) {
     }
     for (i, condition) in items(&new["conditions"]).iter().enumerate() {
         let kind = text(&condition["type"]);
-        causes.each(&path.child("conditions").index(i).child("type"), kind, names::qualified(kind));
+        causes.each(&path.child("conditions").index(i).child("Type"), kind, names::qualified(kind));
     }
     for (list, field) in [("podIPs", "ip"), ("hostIPs", "ip")] {
         for (i, ip) in items(&new[list]).iter().enumerate() {

@@ -18,6 +18,7 @@ pub(crate) use self::encode::{ListWriter, encode, encode_any, encode_range, watc
 use self::wire::{Fault, Fields, Result};
 use super::conform::check_kind;
 use super::decode::{Decoded, State};
+use super::unrecognized;
 use crate::api_types::{Field, Gvk, types};
 use crate::status::StatusError;
 
@@ -41,9 +42,10 @@ pub(crate) fn is_protobuf(bytes: &[u8]) -> bool {
 pub(super) fn decode(gvk: Gvk, body: &[u8]) -> Result<Decoded, StatusError> {
     let refuse = |why: Fault| StatusError::bad_request(format!("protobuf: {why}"));
     let Some(envelope) = body.strip_prefix(MAGIC) else {
-        return Err(StatusError::bad_request(
-            "provided data does not appear to be a protobuf message, expected prefix \"k8s\\x00\"",
-        ));
+        let error = StatusError::bad_request(
+            "provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]",
+        );
+        return Err(unrecognized(gvk, body, error));
     };
     let (mut object, raw) = open(envelope).map_err(refuse)?;
     // Checked before the rest is read: the fields of another kind would make no sense.

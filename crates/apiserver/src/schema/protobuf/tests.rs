@@ -278,8 +278,8 @@ fn protobuf_errors_describe_the_body() {
         (b"k8s\0\x0a\xff".to_vec(), 400, "unexpected EOF"),
         (b"k8s\0\x0b".to_vec(), 400, "unknown wire type 3"),
         (b"k8s\0\x1a\x04gzip".to_vec(), 400, "an encoded body"),
-        (enveloped("v1", "Secret", &[0xff]), 400, "the kinds differ"),
-        (enveloped("v2", "Pod", &[0xff]), 400, "expected API version"),
+        (enveloped("v1", "Secret", &[0xff]), 400, "unknown conversion"),
+        (enveloped("v2", "Pod", &[0xff]), 400, "no kind \"Pod\" is registered for version \"v2\""),
         (
             enveloped("v1", "Pod", &bytes_field(1, &bytes_field(1, b"\xff"))),
             400,
