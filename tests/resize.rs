@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Cluster, FOREVER, TIMEOUT, condition, container, run_of, script, uid};
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use kube::api::{Patch, PatchParams};
 use longshore_metrics::parse::{Page, parse};
 use longshore_testkit::fakecri::Fault;
@@ -52,6 +52,14 @@ fn condition_of(pod: &Pod, type_: &str) -> Option<PodCondition> {
 
 fn reason(pod: &Pod, type_: &str) -> Option<String> {
     condition_of(pod, type_)?.reason
+}
+
+/// The node's CPUs, in thousandths.
+async fn allocatable(cluster: &Cluster) -> i64 {
+    let nodes: kube::Api<Node> = kube::Api::all(cluster.client.clone());
+    let node = wait_until(TIMEOUT, "a node", async || nodes.get(&cluster.host.name()).await);
+    let status = node.await.unwrap().status.unwrap();
+    status.allocatable.unwrap()["cpu"].0.parse::<i64>().unwrap() * 1000
 }
 
 /// Until the status shows the requested resources.
@@ -253,17 +261,7 @@ async fn resize_policy_restarts_the_container() {
 #[tokio::test]
 async fn resize_is_deferred_until_resources_are_free() {
     let cluster = Cluster::start().await;
-    let node: k8s_openapi::api::core::v1::Node = {
-        let nodes: kube::Api<k8s_openapi::api::core::v1::Node> =
-            kube::Api::all(cluster.client.clone());
-        wait_until(TIMEOUT, "a node", async || {
-            nodes.get(&cluster.host.name()).await.map_err(|error| error.to_string())
-        })
-        .await
-        .unwrap()
-    };
-    let cpus: i64 = node.status.unwrap().allocatable.unwrap()["cpu"].0.parse().unwrap();
-    let most = cpus * 1000;
+    let most = allocatable(&cluster).await;
     let request = |milli: i64| json!({"cpu": format!("{milli}m")});
     cluster.create("big", sized(request(most - 300), json!({}))).await;
     cluster.create("low", sized(request(100), json!({}))).await;
@@ -322,7 +320,7 @@ async fn resize_is_deferred_until_resources_are_free() {
     assert!(steps >= 3.0, "{steps}");
     assert_eq!(counted(&cluster, "pod_pending_resizes", &[]).await, 0.0);
     assert_eq!(counted(&cluster, "pod_in_progress_resizes", &[]).await, 0.0);
-    patch(&cluster, "low", &of_container(request(most * 2), json!({}))).await;
+    patch(&cluster, "low", &of_container(request(most - 100), json!({}))).await;
     cluster
         .until("low", "Deferred again", |pod| {
             reason(pod, "PodResizePending").map(|_| ()).ok_or_else(|| "not yet".to_owned())
@@ -520,9 +518,13 @@ async fn resize_continues_after_a_restart() {
 #[tokio::test]
 async fn resize_allocation_survives_a_restart() {
     let mut cluster = Cluster::start().await;
-    cluster.create("web", sized(json!({"cpu": "100m"}), json!({}))).await;
+    let most = allocatable(&cluster).await;
+    let request = |milli: i64| json!({"cpu": format!("{milli}m")});
+    cluster.create("big", sized(request(most - 300), json!({}))).await;
+    cluster.create("web", sized(request(100), json!({}))).await;
+    cluster.until_ready("big").await;
     let before = cluster.until_ready("web").await;
-    patch(&cluster, "web", &of_container(json!({"cpu": "1000"}), json!({}))).await;
+    patch(&cluster, "web", &of_container(request(most - 200), json!({}))).await;
     let waits = |pod: &Pod| match reason(pod, "PodResizePending") {
         Some(reason) if reason == "Deferred" => Ok(()),
         other => Err(format!("{other:?}")),
@@ -572,8 +574,10 @@ async fn resize_allocation_survives_a_restart() {
     .unwrap();
     std::fs::write(&files[0], good).unwrap();
     cluster.node.restart(&cluster.host).expect("started again");
-    cluster.delete("web").await;
-    cluster.until_gone("web").await;
+    for name in ["web", "big"] {
+        cluster.delete(name).await;
+        cluster.until_gone(name).await;
+    }
     cluster.host.assert_clean();
 }
 

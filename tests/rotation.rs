@@ -109,9 +109,14 @@ async fn log_rotation_loses_nothing_for_followers() {
 
     let rotations = cluster.node.daemon().log().matches("a log is rotated").count();
     assert!(rotations >= ROTATIONS, "{rotations}");
-    let files = cluster.log_files("writer", &uid);
-    let packed: Vec<bool> = files.iter().map(|file| file.ends_with(".gz")).collect();
-    assert_eq!(packed, [false, true, false], "{files:?}");
+    // the last rotation may be at work
+    wait_until(wait, "the last rotation", async || {
+        let files = cluster.log_files("writer", &uid);
+        let packed: Vec<bool> = files.iter().map(|file| file.ends_with(".gz")).collect();
+        if packed == [false, true, false] { Ok(()) } else { Err(format!("{files:?}")) }
+    })
+    .await
+    .unwrap();
     let all = cluster.logs("writer", LogParams::default()).await;
     let first = first_number(&all);
     assert_eq!(check(&all, first), LINES);

@@ -157,13 +157,14 @@ async fn proxy_health_and_metrics_ports() {
     assert!(flagz.contains(&format!("\nhostname-override={name}\n")), "{flagz}");
     assert!(body("/statusz").2.contains("\nPaths: /configz /flagz /healthz "));
     for (port, paths) in [
-        (10249, &["/debug/pprof/", "/debug/flags/v", "/", "/pods", "/metrics/x"][..]),
+        (10249, &["/debug/flags/v", "/", "/pods", "/metrics/x"][..]),
         (10256, &["/debug/pprof/", "/metrics", "/"]),
     ] {
         for path in paths {
             assert_eq!(it.get(port, path).unwrap().0, 404, "{port} {path}");
         }
     }
+    assert_eq!(body("/debug/pprof/cmdline").0, 200);
     let page = it.metrics().unwrap();
     for name in [
         "process_resident_memory_bytes",

@@ -206,10 +206,10 @@ async fn audit_names_who_was_refused_and_who_is_impersonated() {
     assert_eq!((&event["auditID"], &event["userAgent"]), (&json!("mine"), &json!("agent")));
     assert!(event["objectRef"].is_null());
     let (code, _) = cluster.admin_text("/api/v1/a%2Fb/c", &[]);
-    assert_eq!(code, 400);
+    assert_eq!(code, 404);
     assert_eq!(
         log.one("/api/v1/a%2Fb/c", "get", "ResponseComplete")["responseStatus"]["code"],
-        400
+        404
     );
 }
 

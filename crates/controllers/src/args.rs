@@ -860,7 +860,11 @@ mod tests {
         assert_eq!(masks(&[]), Ok((24, 64)));
         assert_eq!(masks(&["--node-cidr-mask-size-ipv4=0"]), Ok((24, 64)));
         assert_eq!(masks(&["--node-cidr-mask-size=26"]), Ok((26, 26)));
-        let error = masks(&["--node-cidr-mask-size=26", "--cluster-cidr=10.0.0.0/8,fd00::/48"]);
+        let error = masks(&[
+            "--allocate-node-cidrs=true",
+            "--node-cidr-mask-size=26",
+            "--cluster-cidr=10.0.0.0/8,fd00::/48",
+        ]);
         assert!(error.unwrap_err().contains("not allowed with dual-stack"));
     }
 

@@ -28,9 +28,12 @@ mod watches;
 mod writes;
 mod yaml;
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
@@ -312,44 +315,50 @@ impl Router {
         }
     }
 
-    async fn answer_call(&self, call: Call<'_>) -> Result {
+    /// The answer of a handler. It is on the heap: the future of an operation is large, and would be part of
+    /// each connection's, and of the stack of each caller.
+    fn answer_call<'c>(&'c self, call: Call<'c>) -> BoxFuture<'c, Result> {
         if let Some(subresource) = call.subresource {
-            return self.subresource(call, subresource).await;
+            return self.subresource(call, subresource);
         }
         match call.verb {
             // what is not stored and can be read is asked for
-            "get" | "list" if call.resource.storage.is_empty() => self.components(call).await,
-            "list" => self.list(call).await,
-            "watch" => self.watch(call).await,
-            "get" => self.get(call).await,
+            "get" | "list" if call.resource.storage.is_empty() => self.components(call).boxed(),
+            "list" => self.list(call).boxed(),
+            "watch" => self.watch(call).boxed(),
+            "get" => self.get(call).boxed(),
             "create" => match kinds::strategy(call.resource).created {
-                Created::Object => self.create(call).await,
-                Created::Binding => self.bind_named(call).await,
-                Created::Review(review) => self.review(call, review).await,
+                Created::Object => self.create(call).boxed(),
+                Created::Binding => self.bind_named(call).boxed(),
+                Created::Review(review) => self.review(call, review).boxed(),
             },
-            "update" | "patch" => self.update(call).await,
-            "delete" => self.delete(call).await,
-            "deletecollection" => self.delete_collection(call).await,
-            _ => Err(StatusError::method_not_allowed()),
+            "update" | "patch" => self.update(call).boxed(),
+            "delete" => self.delete(call).boxed(),
+            "deletecollection" => self.delete_collection(call).boxed(),
+            _ => ready(Err(StatusError::method_not_allowed())).boxed(),
         }
     }
 
-    async fn subresource(&self, call: Call<'_>, subresource: &'static Subresource) -> Result {
+    fn subresource<'c>(
+        &'c self,
+        call: Call<'c>,
+        subresource: &'static Subresource,
+    ) -> BoxFuture<'c, Result> {
         match (subresource.name, call.verb) {
             ("status" | "approval" | "ephemeralcontainers" | "resize", "get") => {
-                self.get(call).await
+                self.get(call).boxed()
             }
             ("status" | "approval" | "finalize" | "ephemeralcontainers" | "resize", _) => {
-                self.update(call).await
+                self.update(call).boxed()
             }
-            ("exec" | "attach" | "portforward", _) => self.connect(call).await,
-            ("proxy", _) => self.proxy(call).await,
-            ("scale", _) => self.scale(call, subresource).await,
-            ("binding", _) => self.bind(call, subresource).await,
-            ("eviction", _) => self.evict(call, subresource).await,
-            ("log", _) => self.log(call).await,
-            ("token", _) => self.token(call, subresource).await,
-            _ => Err(StatusError::method_not_allowed()),
+            ("exec" | "attach" | "portforward", _) => self.connect(call).boxed(),
+            ("proxy", _) => self.proxy(call).boxed(),
+            ("scale", _) => self.scale(call, subresource).boxed(),
+            ("binding", _) => self.bind(call, subresource).boxed(),
+            ("eviction", _) => self.evict(call, subresource).boxed(),
+            ("log", _) => self.log(call).boxed(),
+            ("token", _) => self.token(call, subresource).boxed(),
+            _ => ready(Err(StatusError::method_not_allowed())).boxed(),
         }
     }
 }

@@ -77,6 +77,12 @@ pub(super) fn available(set: &ReplicaSet) -> isize {
     count(set.status.as_ref().and_then(|status| status.available_replicas))
 }
 
+/// The number of its available pods that it keeps. The status of a set that was just scaled down counts pods
+/// that are about to be deleted: who relied on them would have too few a moment later.
+fn kept_available(set: &ReplicaSet) -> isize {
+    available(set).min(desired(set))
+}
+
 /// The number of its pods.
 pub(super) fn actual(set: &ReplicaSet) -> isize {
     count(set.status.as_ref().map(|status| status.replicas))
@@ -136,10 +142,11 @@ pub(super) fn scaled_up(rolling: bool, limits: Limits, size: isize, total: isize
 }
 
 /// The size of each of the old replica sets in a rolling update: first those are scaled down that have
-/// unavailable pods, then others as far as enough pods stay available.
+/// unavailable pods, then others as far as enough pods stay available. Unlike upstream's, it does not count
+/// pods that a set is about to delete.
 pub(super) fn scaled_down(limits: Limits, sets: &Sets) -> Vec<isize> {
     let mut sizes: Vec<isize> = sets.old.iter().map(|set| desired(set)).collect();
-    let new_unavailable = sets.new.as_ref().map_or(0, |set| desired(set) - available(set));
+    let new_unavailable = sets.new.as_ref().map_or(0, |set| desired(set) - kept_available(set));
     let surplus = sets.desired() - limits.least_available() - new_unavailable;
     if sizes.iter().all(|size| *size == 0) || surplus <= 0 {
         return sizes;
@@ -150,7 +157,8 @@ pub(super) fn scaled_down(limits: Limits, sets: &Sets) -> Vec<isize> {
         *size -= unhealthy;
         left -= unhealthy;
     }
-    let mut left = (sets.available() - limits.least_available()).max(0);
+    let kept: isize = sets.all().map(|set| kept_available(set)).sum();
+    let mut left = (kept - limits.least_available()).max(0);
     for size in &mut sizes {
         let part = (*size).min(left);
         *size -= part;

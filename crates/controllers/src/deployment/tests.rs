@@ -72,6 +72,26 @@ fn rollout_finds_the_new_set_by_its_template() {
     assert_ne!(other.metadata.name, new.metadata.name);
 }
 
+/// A set that was scaled down has more available pods for a moment, by its status, than it keeps.
+#[test]
+fn rollout_does_not_count_pods_that_are_about_to_go() {
+    let limits = Limits { replicas: 4, surge: 1, unavailable: 1 };
+    for (new, old, expected) in [
+        // 4 to 3 was written, and the status says 4 still
+        ((2, 1), (3, 4), 2),
+        ((2, 1), (3, 3), 2),
+        ((2, 0), (3, 4), 3),
+        // a rollout that is taken back half-way
+        ((2, 4), (2, 2), 1),
+    ] {
+        let sets = Sets {
+            new: Some(set("new", new.0, new.1, 5, 4)),
+            old: vec![set("old", old.0, old.1, 5, 4)],
+        };
+        assert_eq!(scaled_down(limits, &sets), [expected], "{new:?} {old:?}");
+    }
+}
+
 #[test]
 fn scaling_is_proportional() {
     let limits = Limits { replicas: 20, surge: 4, unavailable: 0 };
