@@ -535,10 +535,7 @@ async fn resize_allocation_survives_a_restart() {
     for file in &files {
         wait_until(TIMEOUT, "a checkpoint", async || {
             let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
-            let uid = format!(
-                "{{\\\"entries\\\":{{\\\"{}\\\":{{\\\"ContainerResources\\\":",
-                uid(&before)
-            );
+            let uid = format!("\\\"{}\\\":{{\\\"ContainerResources\\\":", uid(&before));
             if text.contains(&uid) && text.contains("100m") { Ok(()) } else { Err(text) }
         })
         .await
