@@ -40,7 +40,7 @@ FUZZ := chunks_make_no_difference nor_in_what_looks_like_a_log odd_requests_are_
 fuzz: ## feed parsers of logs and requests with CASES=100000 inputs each
 	PROPTEST_CASES=$(or $(CASES),100000) cargo test --workspace --lib -- $(FUZZ)
 
-linearizability: ## check what clients are told while ROUNDS=20 servers and etcds are killed
+linearizability: ## check the answers that clients get while ROUNDS=20 servers and etcds are killed
 	@scripts/install-deps.sh test
 	LINEARIZABILITY_ROUNDS=$(or $(ROUNDS),20) cargo test -p longshore-apiserver --test linearizability -- --nocapture --test-threads=1
 

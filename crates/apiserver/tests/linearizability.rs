@@ -1,5 +1,5 @@
 //! Clients create, update, read, list and delete a few objects through servers that are killed meanwhile, and
-//! what they are told must be possible if there was one copy of everything. `LINEARIZABILITY_ROUNDS`
+//! what they are answered must be possible if there was one copy of everything. `LINEARIZABILITY_ROUNDS`
 //! has more servers killed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::arithmetic_side_effects)]

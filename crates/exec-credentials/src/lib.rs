@@ -111,7 +111,7 @@ pub struct ExecConfig {
     /// How the program is installed.
     #[serde(deserialize_with = "nullable")]
     pub install_hint: String,
-    /// Whether the program is told about the cluster.
+    /// Whether the program gets the cluster too.
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`.
     #[serde(deserialize_with = "nullable")]
@@ -134,7 +134,7 @@ fn nullable<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// The server that a credential is for, as a plugin is told of it.
+/// The server that a credential is for, as a plugin receives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterInfo {
     /// Its URL.

@@ -206,7 +206,7 @@ impl Kubeconfig {
 }
 
 impl Cluster {
-    /// What a plugin is told.
+    /// What a plugin receives.
     fn info(&self, authority: &Content) -> Result<ClusterInfo, String> {
         let extensions = self.extensions.iter().map(|one| (one.name.as_str(), &one.extension));
         Ok(ClusterInfo {

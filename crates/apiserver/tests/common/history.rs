@@ -20,7 +20,7 @@ pub enum Input {
     Read,
 }
 
-/// What it was told.
+/// What it was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// A write was carried out.

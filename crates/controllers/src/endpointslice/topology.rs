@@ -57,7 +57,7 @@ type ByZone = BTreeMap<String, usize>;
 /// The zones' shares of the CPUs, and the hints that services have.
 #[derive(Debug, Default)]
 pub(crate) struct Topology {
-    /// By zone; `None`: they cannot be told from the nodes.
+    /// By zone; `None`: the nodes do not show them.
     shares: Option<BTreeMap<String, f64>>,
     /// By the key of the service and the address type.
     hints: HashMap<String, BTreeMap<String, ByZone>>,

@@ -14,7 +14,7 @@ pub(super) struct Labelling {
     pub(super) policy: String,
 }
 
-/// That two pods do not go together, as told about the first.
+/// That two pods do not go together, as reported for the first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conflict {
     /// `SELinuxLabel` or `SELinuxChangePolicy`.
@@ -34,7 +34,7 @@ impl Conflict {
         }
     }
 
-    /// In upstream's words. The name of a pod of another namespace is not told.
+    /// In upstream's words. The name of a pod of another namespace is not disclosed.
     pub(super) fn message(&self) -> String {
         let Self { property, value, other_value, .. } = self;
         let end = "If both pods land on the same node, only one of them may access the volume.";
@@ -182,7 +182,7 @@ mod tests {
         assert!(add("ns/a", ":::s0:c1", "MountOption").is_empty());
         assert!(add("ns/b", ":::s0:c1", "MountOption").is_empty());
         let conflicts = add("ns/b", ":::s0:c2", "MountOption");
-        let told: Vec<_> = conflicts.iter().map(|it| (it.pod.as_str(), it.message())).collect();
+        let reported: Vec<_> = conflicts.iter().map(|it| (it.pod.as_str(), it.message())).collect();
         let end = "If both pods land on the same node, only one of them may access the volume.";
         let message = |own: &str, pod: &str, other: &str| {
             format!(
@@ -190,7 +190,10 @@ mod tests {
                  this pod with SELinuxLabel \":::s0:{other}\". {end}"
             )
         };
-        assert_eq!(told, [("ns/b", message("c2", "a", "c1")), ("ns/a", message("c1", "b", "c2"))]);
+        assert_eq!(
+            reported,
+            [("ns/b", message("c2", "a", "c1")), ("ns/a", message("c1", "b", "c2"))]
+        );
         assert!(add("ns/b", ":::s0:c2", "MountOption").is_empty(), "nothing is new");
         let other = add("other/c", ":::s0:c1", "Recursive");
         let policy = &other[0];
