@@ -20,7 +20,7 @@ use crate::Item;
 use crate::decode::{self, TextVisitor};
 
 /// What lists and watches report.
-type Events<K> = BoxStream<'static, Result<Event<K>, watcher::Error>>;
+type Events = BoxStream<'static, Result<Event<Encoded>, watcher::Error>>;
 
 /// Lists and watches all objects of a kind. Errors are followed by another try, later and later.
 pub fn watch<K>(
@@ -37,11 +37,12 @@ where
 pub fn watch_encoded<K: Resource<DynamicType = ()>>(
     client: Client,
     config: watcher::Config,
-) -> Events<Encoded> {
+) -> Events {
     events(client, &ApiResource::erase::<K>(&()), config)
 }
 
-fn events(client: Client, resource: &ApiResource, config: watcher::Config) -> Events<Encoded> {
+/// Of no kind, so that there is one copy of it.
+fn events(client: Client, resource: &ApiResource, config: watcher::Config) -> Events {
     let api = Api::<Encoded>::all_with(client, resource);
     watcher(api, config).default_backoff().boxed()
 }
@@ -74,11 +75,6 @@ impl Encoded {
         K: k8s_openapi::Resource + Resource + DeserializeOwned + Default,
     {
         decode::decode_lean(&self.text)
-    }
-
-    /// Name, namespace, UID and version, as far as they can be read; nothing else.
-    pub fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
     }
 }
 

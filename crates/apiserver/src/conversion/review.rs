@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::kinds;
+use crate::schema::type_of;
 use crate::schema::value::text;
 
 const GROUP: &str = "apiextensions.k8s.io";
@@ -128,7 +129,7 @@ fn restore_metadata(original: &Value, converted: &mut Value) -> Result<(), Strin
         return Err("missing metadata in converted object".to_owned());
     };
     if !metadata.is_object() {
-        let kind = go_type(metadata);
+        let kind = type_of(metadata);
         return Err(format!("invalid metadata of type {kind} in converted object"));
     }
     let given = std::mem::replace(metadata, original["metadata"].clone());
@@ -136,7 +137,7 @@ fn restore_metadata(original: &Value, converted: &mut Value) -> Result<(), Strin
         *metadata = json!({});
     }
     let Some(metadata) = metadata.as_object_mut() else {
-        let kind = go_type(&original["metadata"]);
+        let kind = type_of(&original["metadata"]);
         return Err(format!("invalid metadata of type {kind} in input object"));
     };
     for field in ["labels", "annotations"] {
@@ -147,7 +148,7 @@ fn restore_metadata(original: &Value, converted: &mut Value) -> Result<(), Strin
             }
             Some(Value::Object(new)) => new,
             Some(other) => {
-                let kind = go_type(other);
+                let kind = type_of(other);
                 return Err(format!("invalid metadata.{field} of type {kind} in converted object"));
             }
         };
@@ -164,22 +165,9 @@ fn check_texts(field: &str, map: &Map<String, Value>) -> Result<(), String> {
     match map.iter().find(|(_, value)| !value.is_string()) {
         Some((key, value)) => Err(format!(
             "metadata.{field}[{key}] must be a string, but is {} in converted object",
-            go_type(value)
+            type_of(value)
         )),
         None => Ok(()),
-    }
-}
-
-/// The type of a value as Go names it.
-fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "<nil>",
-        Value::Bool(_) => "bool",
-        Value::Number(number) if number.is_f64() => "float64",
-        Value::Number(_) => "int64",
-        Value::String(_) => "string",
-        Value::Array(_) => "[]interface {}",
-        Value::Object(_) => "map[string]interface {}",
     }
 }
 
