@@ -17,6 +17,8 @@ use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, Recorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::Config;
+use longshore_devices::pod_resources::PodResources;
+use longshore_devices::{self as device_plugins, Devices};
 use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
 use longshore_machine::Machine;
@@ -45,8 +47,8 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    acquire_lock, max_restart_delay, pod_gates, report_manifest_errors, resize_rules, runtime_name,
-    watch_manifests,
+    acquire_lock, device_settings, max_restart_delay, pod_gates, release_stale_devices,
+    report_manifest_errors, resize_rules, runtime_name, watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -57,6 +59,7 @@ use crate::health;
 use crate::iptables;
 use crate::log_rotation;
 use crate::oom;
+use crate::pod_resources::NodeResources;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
 use crate::status::StatusWriter;
@@ -199,12 +202,22 @@ async fn run_in(
             managers.clone().reconcile(runtime.clone())
         });
     }
+    let device_metrics = device_plugins::Metrics::new(registry);
+    let device_settings = device_settings(&config, &settings);
+    let devices = Devices::open(device_settings, device_metrics.clone());
+    {
+        let devices = devices.clone();
+        tasks.spawn_restarting("device plugins", move || devices.clone().run());
+    }
+    // returns when it is known which pods are gone
+    let stale = release_stale_devices(devices.clone(), desired.clone(), observer.clone());
+    tasks.spawn_finite("devices of removed pods", stale);
     let (root_dir, logs_dir) = (&settings.root_dir, &settings.pod_logs_dir);
     let system = SystemNames::new(&config);
     let stats = Stats::new(runtime.clone(), observer.clone(), cgroups, root_dir, logs_dir, system);
 
     // the node object
-    let (feeds, inputs) = registration::channels(volumes.devices().in_use());
+    let (feeds, inputs) = registration::channels(volumes.devices().in_use(), devices.capacity());
     let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let storage = feeds.storage.clone();
     let mut api_node = None;
@@ -215,7 +228,7 @@ async fn run_in(
     if let (Some(client), Some(heartbeat)) = (&client, connect(0, 0).await?) {
         let startup = Startup::new(registry);
         let node = node_object.subscribe();
-        let registration = Registration::new(
+        let mut registration = Registration::new(
             config.clone(),
             client.clone(),
             recorder.clone(),
@@ -223,6 +236,9 @@ async fn run_in(
             startup,
             node_object,
         );
+        if devices.is_new() && config.kubelet.register_node {
+            registration = registration.reset_extended();
+        }
         let api = kube::Api::all(client.clone());
         api_node = Some(admission::ApiNode { node: node.clone(), api });
         if config.kubelet.enable_server && config.kubelet.server_tls_bootstrap {
@@ -273,6 +289,7 @@ async fn run_in(
         pod_events: pod_events.clone(),
         handlers,
         managers: managers.clone(),
+        devices: devices.clone(),
         settings: settings.clone(),
         metrics: runtime::Metrics::new(registry),
     });
@@ -285,6 +302,7 @@ async fn run_in(
         pod_events: pod_events.clone(),
         terminator: terminator.clone(),
         managers: managers.clone(),
+        devices: devices.clone(),
     });
     admission.register_metrics(registry);
     let given = allocation::Parts {
@@ -324,8 +342,23 @@ async fn run_in(
         startup_limiter: StartupLimiter::default(),
         garbage: collectors.containers.clone(),
         admission,
+        devices: devices.clone(),
         metrics: worker::Metrics::new(registry),
     });
+    if !once {
+        let lists_active = config.gates.enabled("KubeletPodResourcesListUseActivePods");
+        let sources = NodeResources {
+            desired: desired.clone(),
+            status: status.clone(),
+            managers: managers.clone(),
+        };
+        let server = PodResources::new(sources, devices, device_metrics, lists_active);
+        let root_dir = config.root_dir.clone();
+        tasks.spawn_restarting("PodResources API", move || {
+            let (server, root_dir) = (server.clone(), root_dir.clone());
+            async move { server.run(&root_dir).await }
+        });
+    }
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
         let endpoints = StatsEndpoints::new(

@@ -1,10 +1,13 @@
 //! Pod admission. Decisions are made one after the other and without I/O. An admitted pod holds a
 //! [`Reservation`] until nothing of it runs any more; a critical pod preempts others, which their
 //! workers terminate. A pod that was admitted before keeps its reservation without a new decision.
+//! A decision that depends on which devices a plugin prefers is not made before the plugin has
+//! answered; the plugins of an admitted pod then allocate its devices ([`devices`]).
 //!
-//! Current limitations: device plugins and node shutdown are not considered.
+//! Current limitations: node shutdown is not considered.
 
 mod capabilities;
+mod devices;
 mod metrics;
 mod reservation;
 #[cfg(test)]
@@ -19,6 +22,7 @@ use kube::Api;
 use longshore_base::time;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::{Item, object};
+use longshore_devices::{Devices, Preferences, Query};
 use longshore_pod::admission::{
     self as rules, AdmissionContext, Decision, Ledger, NodeCapabilities, NodePressure, NodeView,
     Ticket,
@@ -57,6 +61,8 @@ pub struct Sources {
     /// CPU, memory and topology managers. The worker releases what they allocated to a pod that is
     /// rejected for another reason.
     pub managers: Managers,
+    /// The device manager; what it gives to a rejected pod is released likewise.
+    pub devices: Devices,
 }
 
 /// The node object of the apiserver.
@@ -123,6 +129,8 @@ pub struct Refusal {
     pub verdict: Verdict,
     /// Whether it may be admitted with other node labels, which are then read again.
     pub by_labels: bool,
+    /// What a device plugin has to be asked before the decision can be made.
+    pub query: Option<Query>,
 }
 
 impl Admission {
@@ -135,8 +143,17 @@ impl Admission {
     /// Decides about a new pod. An admitted pod has to wait for the end of
     /// [`Reservation::take_preemption_wait`] before it uses its reservation.
     pub fn admit(&self, pod: &Pod) -> Result<Reservation, Refusal> {
+        self.admit_preferring(pod, &Preferences::default())
+    }
+
+    /// The same with the answers of device plugins.
+    fn admit_preferring(
+        &self,
+        pod: &Pod,
+        preferences: &Preferences,
+    ) -> Result<Reservation, Refusal> {
         let node = self.node();
-        self.admit_to(pod, node.as_deref().unwrap_or(&self.shared.sources.own))
+        self.admit_to(pod, node.as_deref().unwrap_or(&self.shared.sources.own), preferences)
     }
 
     /// Decides again about a pod that was rejected for node labels, with the current labels, as the
@@ -146,23 +163,40 @@ impl Admission {
         pod: &Pod,
         refusal: Refusal,
     ) -> Result<Reservation, Verdict> {
-        let outcome = match &self.shared.sources.api_node {
+        let outcome = match self.ask_plugins(pod, refusal).await {
+            Ok(reservation) => return Ok(reservation),
+            Err((refusal, preferences)) => self.admit_relabelled(pod, refusal, &preferences).await,
+        };
+        outcome.map_err(|refusal| {
+            self.count(&refusal.verdict);
+            refusal.verdict
+        })
+    }
+
+    /// Counts a rejection.
+    fn count(&self, verdict: &Verdict) {
+        let reason = rules::counted_reason(&verdict.reason).to_owned();
+        let mut state = self.state();
+        let count = state.counts.rejections.entry(reason).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    async fn admit_relabelled(
+        &self,
+        pod: &Pod,
+        refusal: Refusal,
+        preferences: &Preferences,
+    ) -> Result<Reservation, Refusal> {
+        match &self.shared.sources.api_node {
             Some(ApiNode { api, .. }) if refusal.by_labels => {
                 let name = self.shared.sources.own.metadata.name.as_deref().unwrap_or_default();
                 match timeout(NODE_TIMEOUT, object(api.get(name))).await {
-                    Ok(Ok(node)) => self.admit_to(pod, &node),
+                    Ok(Ok(node)) => self.admit_to(pod, &node, preferences),
                     _ => Err(refusal),
                 }
             }
             _ => Err(refusal),
-        };
-        outcome.map_err(|refusal| {
-            let reason = rules::counted_reason(&refusal.verdict.reason).to_owned();
-            let mut state = self.state();
-            let count = state.counts.rejections.entry(reason).or_default();
-            *count = count.saturating_add(1);
-            refusal.verdict
-        })
+        }
     }
 
     /// Adds a pod that was admitted before, without a new decision.
@@ -232,15 +266,26 @@ impl Admission {
         AdmissionContext { capabilities: &sources.capabilities, node, ledger, pressure }
     }
 
-    fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Reservation, Refusal> {
-        let node = NodeView::new(node, &self.shared.sources.own);
+    fn admit_to(
+        &self,
+        pod: &Pod,
+        node: &Node,
+        preferences: &Preferences,
+    ) -> Result<Reservation, Refusal> {
+        let Sources { own, managers, devices, .. } = &self.shared.sources;
         let mut state = self.state();
-        let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);
+        let mut selection = devices.select(pod, preferences);
+        // The device manager has counted its own.
+        let node = NodeView::new(node, own).without_limit(selection.resources());
+        let managers = |pod: &Pod| managers.admit_with(pod, &mut selection);
         let decision = rules::decide(pod, &self.context(&node, &state.ledger), managers);
         let (victims, waits, insufficient) = match decision {
             Decision::Admit { victims, waits, insufficient } => (victims, waits, insufficient),
-            Decision::Reject { verdict, by_labels } => return Err(Refusal { verdict, by_labels }),
+            Decision::Reject { verdict, by_labels } => {
+                return Err(Refusal { verdict, by_labels, query: selection.query() });
+            }
         };
+        selection.commit();
         let victims: Vec<Known> =
             victims.into_iter().filter_map(|ticket| state.preempt(ticket)).collect();
         if !victims.is_empty() {

@@ -2,6 +2,8 @@ use std::collections::HashSet;
 use std::sync::Barrier;
 
 use longshore_client::events::Recorder;
+use longshore_devices::Devices;
+use longshore_devices::testing::{Script, ScriptedPlugin, device};
 use longshore_gates::DeclaredFeatures;
 use longshore_pod::admission::Sysctls;
 use serde_json::{Value, json};
@@ -13,6 +15,10 @@ const CRITICAL: i32 = 2_000_000_000;
 
 /// On a node of 4 CPUs and 10 pods without an apiserver, under that pressure.
 fn admission(pressure: NodePressure) -> Admission {
+    admission_with(pressure, Devices::default())
+}
+
+fn admission_with(pressure: NodePressure, devices: Devices) -> Admission {
     let node = json!({
         "metadata": {"name": "n"},
         "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "10"}},
@@ -33,6 +39,7 @@ fn admission(pressure: NodePressure) -> Admission {
         pod_events: PodEventRecorder::new(recorder),
         terminator: PodTerminator::default(),
         managers: Managers::default(),
+        devices,
     })
 }
 
@@ -177,4 +184,70 @@ async fn admission_names_features_that_an_update_needs_and_the_node_does_not_dec
     let message = format!("Pod requires node features that are not available: {name}");
     assert_eq!(admission.refusal_of_update(&with("1"), &with("2")), Some(message));
     assert_eq!(admission.refusal_of_update(&with("1"), &with("1")), None);
+}
+
+#[tokio::test]
+async fn admission_asks_device_plugins() {
+    const GPU: &str = "example.com/gpu";
+    let root = tempfile::tempdir().unwrap();
+    let settings = longshore_devices::Settings {
+        root_dir: root.path().to_owned(),
+        reports_health: true,
+        waits_for_plugins: false,
+        numa_nodes: Vec::new,
+    };
+    let metrics = longshore_devices::Metrics::new(&longshore_metrics::Registry::default());
+    let devices = Devices::open(settings, metrics);
+    let running = tokio::spawn(devices.clone().run());
+    let folder = root.path().join("device-plugins");
+    while !folder.join("kubelet.sock").exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let options = longshore_devices::v1beta1::DevicePluginOptions {
+        get_preferred_allocation_available: true,
+        pre_start_required: false,
+    };
+    let script = Script { options, prefers: vec!["b".to_owned()], ..Script::default() };
+    let list = ["a", "b"].map(|id| device(id, "Healthy")).into();
+    let plugin = ScriptedPlugin::start(&folder, "p.sock", list, script).unwrap();
+    plugin.register(GPU).await.unwrap();
+    devices.capacity().wait_for(|seen| seen.0.contains_key(GPU)).await.unwrap();
+
+    let admission = admission_with(NodePressure::default(), devices.clone());
+    let gpu = |uid: &str, cpu: &str, count: u32| {
+        let amounts = json!({"cpu": cpu, GPU: count});
+        pod_of(json!({
+            "metadata": {"name": uid, "namespace": "default", "uid": uid},
+            "spec": {"containers": [
+                {"name": "c", "resources": {"requests": amounts, "limits": {GPU: count}}},
+            ]},
+        }))
+    };
+    let admit = async |pod: &Pod| match admission.admit(pod) {
+        Ok(reservation) => Ok(reservation),
+        Err(refusal) => admission.admit_with_current_node(pod, refusal).await,
+    };
+    let large = gpu("0", "5", 1);
+    assert_eq!(admit(&large).await.unwrap_err().reason, "OutOfcpu");
+    assert!(!devices.concerns(&pod("0", "5", 0)), "it holds nothing");
+    let first = gpu("1", "1", 1);
+    let _first = admit(&first).await.unwrap();
+    assert_eq!(admission.allocate_devices(&first).await, Ok(()));
+    assert_eq!(plugin.calls().last().unwrap(), "Allocate b");
+    let verdict = admit(&gpu("2", "1", 2)).await.unwrap_err();
+    assert_eq!(verdict.reason, "UnexpectedAdmissionError");
+    let expected = "Allocate failed due to requested number of devices unavailable for \
+                    example.com/gpu. Requested: 2, Available: 1, which is unexpected";
+    assert_eq!(verdict.message, expected);
+    assert_eq!(admission.counts().rejections["UnexpectedAdmissionError"], 1);
+    plugin.stop().await;
+    let gone = |seen: &longshore_devices::Capacity| seen.0[GPU].allocatable == 0;
+    devices.capacity().wait_for(gone).await.unwrap();
+    let verdict = admit(&gpu("3", "1", 1)).await.unwrap_err();
+    let expected = "Allocate failed due to no healthy devices present; cannot allocate unhealthy \
+                    devices example.com/gpu, which is unexpected";
+    assert_eq!(verdict.message, expected);
+    // One that was admitted before would be rejected now, unless it runs.
+    assert!(admission.must_readmit(&first, false) && !admission.must_readmit(&first, true));
+    running.abort();
 }

@@ -7,11 +7,15 @@ use k8s_openapi::jiff::SignedDuration;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_config::Config;
 use longshore_cri::Runtime;
+use longshore_devices::Devices;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::Gates;
+use longshore_podstate::desired::Desired;
+use longshore_podstate::observe::Observer;
 use longshore_podstate::sources;
 use longshore_podstate::sources::{Source, Update};
+use longshore_resources::managers;
 use longshore_runtime::Settings;
 use tokio::sync::mpsc;
 use tracing::warn;
@@ -72,6 +76,33 @@ pub(super) fn resize_rules(config: &Config, settings: &Settings) -> Rules {
             && !enabled("InPlacePodVerticalScalingExclusiveMemory"),
         pod_level: enabled("InPlacePodLevelResourcesVerticalScaling"),
     }
+}
+
+/// The device manager, as configured.
+pub(super) fn device_settings(config: &Config, settings: &Settings) -> longshore_devices::Settings {
+    longshore_devices::Settings {
+        root_dir: settings.root_dir.clone(),
+        reports_health: config.gates.enabled("ResourceHealthStatus"),
+        waits_for_plugins: config.wait_for_device_plugins,
+        numa_nodes: || {
+            let nodes = managers::topology().map(|machine| machine.nodes).unwrap_or_default();
+            nodes.into_iter().map(|node| node.id).collect()
+        },
+    }
+}
+
+/// Releases the devices of pods that were removed while the daemon did not run.
+pub(super) async fn release_stale_devices(devices: Devices, desired: Desired, observer: Observer) {
+    let mut synced = desired.synced();
+    let mut relisted = observer.relisted();
+    let known = async {
+        let _ = synced.wait_for(|synced| *synced).await;
+        let _ = relisted.wait_for(|at| at.is_some()).await;
+    };
+    known.await; // an error: the daemon stops
+    devices.retain(|uid| {
+        desired.has(uid) || observer.pod(uid).is_some_and(|observed| !observed.is_gone())
+    });
 }
 
 /// Starts the configured sources of static pods.

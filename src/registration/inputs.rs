@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures,
 };
 use longshore_cri::v1::{RuntimeCondition, StatusResponse, VersionResponse};
+use longshore_devices::Capacity;
 pub(super) use longshore_pod::eviction::NodePressure as Pressure;
 use longshore_volumes::InUse;
 use tokio::sync::watch;
@@ -99,6 +100,8 @@ pub struct Inputs {
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
     pub(super) devices: watch::Receiver<InUse>,
+    /// Extended resources of device plugins.
+    pub(super) extended: watch::Receiver<Capacity>,
 }
 
 /// The senders. Sending an unchanged value has no effect.
@@ -117,8 +120,11 @@ pub struct Feeds {
     pub images: watch::Sender<Vec<ContainerImage>>,
 }
 
-/// Creates the channels, except `devices`.
-pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
+/// Creates the channels, except `devices` and `extended`.
+pub fn channels(
+    devices: watch::Receiver<InUse>,
+    extended: watch::Receiver<Capacity>,
+) -> (Feeds, Inputs) {
     let (runtime, runtime_in) = watch::channel(RuntimeHealth::default());
     let (pleg, pleg_in) = watch::channel(None);
     let (storage, storage_in) = watch::channel(None);
@@ -133,6 +139,7 @@ pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
             pressure: pressure_in,
             images: images_in,
             devices,
+            extended,
         },
     )
 }
@@ -148,7 +155,7 @@ impl Inputs {
         self.devices.borrow().attached()
     }
 
-    /// Waits for a change that is reported at once: readiness, pressure, volumes in use. Images are
+    /// Waits for a change that is reported at once: readiness, pressure, volumes in use, devices. Images are
     /// reported with the next update.
     pub(super) async fn changed(&mut self) {
         // a closed channel must not wake the loop
@@ -163,6 +170,7 @@ impl Inputs {
             () = next(&mut self.storage) => {}
             () = next(&mut self.pressure) => {}
             () = next(&mut self.devices) => {}
+            () = next(&mut self.extended) => {}
         }
     }
 }

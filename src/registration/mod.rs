@@ -1,8 +1,6 @@
 //! Registers the node, updates its status, and renews its [`lease`].
 //!
 //! Inputs of the status come from [`channels`]; the node object is published by [`Registration::node`].
-//!
-//! Current limitations: device plugin resources are not reported.
 
 mod inputs;
 mod lease;
@@ -29,6 +27,7 @@ use longshore_base::time;
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_client::{Item, Reports, object};
 use longshore_config::Config;
+use longshore_devices::Capacity;
 use longshore_machine::{Machine, addresses, disk_capacity};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -58,6 +57,8 @@ pub struct Registration {
     addresses: Option<Vec<IpAddr>>,
     unschedulable: bool,
     next_report: Instant,
+    /// Whether extended resources that the object has are of another node, until a status is written.
+    resets_extended: bool,
 }
 
 impl Registration {
@@ -82,7 +83,15 @@ impl Registration {
             addresses: None,
             unschedulable: false,
             next_report: Instant::now(),
+            resets_extended: false,
         }
+    }
+
+    /// This machine had no device manager before: the extended resources that an object of its name has
+    /// are none of its own, and are set to zero.
+    pub fn reset_extended(mut self) -> Self {
+        self.resets_extended = true;
+        self
     }
 
     /// Registers the node if configured, then updates its status. Never ends; drop it to stop.
@@ -184,6 +193,7 @@ impl Registration {
         let patched = object(patched).await?;
         self.check_ready(&patched);
         update_node(&self.node, patched);
+        self.resets_extended = false;
         self.record_transitions(old, &new);
         // after a change, heartbeats are spread over the report interval
         let spread = if changed { 0.5 + fastrand::f64() } else { 1.0 };
@@ -205,6 +215,7 @@ impl Registration {
         let runtime = self.inputs.runtime.borrow().clone();
         let pleg = self.inputs.pleg.borrow().clone();
         let storage = self.inputs.storage.borrow().clone();
+        let extended = self.inputs.extended.borrow_and_update().clone();
         let inputs = StatusInputs {
             config: &self.config,
             machine: &self.machine,
@@ -216,6 +227,8 @@ impl Registration {
             pressure: *self.inputs.pressure.borrow(),
             images: &images,
             volumes_in_use: self.inputs.volumes_in_use(),
+            extended: &extended,
+            resets_extended: self.resets_extended,
             now: Timestamp::now(),
         };
         status::node_status(old, &inputs)
@@ -285,6 +298,8 @@ pub fn initial_node(config: &Config) -> Node {
         pressure: inputs::Pressure::default(),
         images: &[],
         volumes_in_use: Vec::new(),
+        extended: &Capacity::default(),
+        resets_extended: false,
         now: Timestamp::now(),
     };
     node::initial(config, status::node_status(&NodeStatus::default(), &inputs))

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 use longshore_config::Config;
+use longshore_devices::{Capacity, is_extended_resource};
 use longshore_gates::DeclaredFeatures;
 use longshore_machine::Machine;
 use longshore_resources::allocatable;
@@ -37,13 +38,19 @@ pub(super) struct StatusInputs<'a> {
     pub(super) pressure: Pressure,
     pub(super) images: &'a [ContainerImage],
     pub(super) volumes_in_use: Vec<String>,
+    /// Extended resources of device plugins.
+    pub(super) extended: &'a Capacity,
+    /// Whether other extended resources are set to zero.
+    pub(super) resets_extended: bool,
     pub(super) now: Timestamp,
 }
 
 /// The new status; `old` is the reported one.
 pub(super) fn node_status(old: &NodeStatus, inputs: &StatusInputs<'_>) -> NodeStatus {
     let capacity = capacity(old, inputs);
-    let allocatable = allocatable::allocatable(&capacity, &inputs.config.reserved);
+    let mut allocatable = allocatable::allocatable(&capacity, &inputs.config.reserved);
+    let extended = inputs.extended.0.iter();
+    allocatable.extend(extended.map(|(name, own)| (name.clone(), whole(own.allocatable))));
     NodeStatus {
         addresses: addresses(old, inputs),
         conditions: Some(conditions(old, inputs, &capacity)),
@@ -101,14 +108,24 @@ fn capacity(old: &NodeStatus, inputs: &StatusInputs<'_>) -> Amounts {
     for (resource, quantity) in
         old.capacity.iter().flatten().filter(|(name, _)| !name.starts_with("hugepages-"))
     {
-        amounts
-            .extend(longshore_pod::qos::milli(quantity).map(|amount| (resource.clone(), amount)));
+        let amount = match inputs.resets_extended && is_extended_resource(resource) {
+            true => Some(0),
+            false => longshore_pod::qos::milli(quantity),
+        };
+        amounts.extend(amount.map(|amount| (resource.clone(), amount)));
     }
+    let extended = inputs.extended.0.iter();
+    amounts.extend(extended.map(|(name, own)| (name.clone(), whole(own.capacity))));
     let disk = inputs.disk.filter(|_| settings.local_storage_capacity_isolation);
     amounts.extend(allocatable::capacity(machine, disk));
     let pods = if per_core > 0 { max_pods.min(per_core) } else { max_pods };
     amounts.insert("pods".to_owned(), pods * 1000);
     amounts
+}
+
+/// A number of devices in thousandths.
+fn whole(devices: usize) -> i128 {
+    i128::try_from(devices).unwrap_or(0).saturating_mul(1000)
 }
 
 fn quantities(amounts: Amounts) -> BTreeMap<String, Quantity> {

@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::LazyLock;
 
 use axum::Router;
@@ -7,8 +7,10 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::api::core::v1::ContainerImage;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_config::{Command, from_args};
 use longshore_cri::v1;
+use longshore_devices::Amount;
 use longshore_generators::{NUMBERS, TIMES, examples, hostile, text};
 use longshore_pod::qos::milli;
 use parking_lot::Mutex;
@@ -158,7 +160,8 @@ fn healthy() -> RuntimeHealth {
 }
 
 fn start(config: Arc<Config>, client: Client) -> (Feeds, watch::Receiver<Option<Arc<Node>>>) {
-    let (feeds, inputs) = channels(watch::Sender::default().subscribe());
+    let (feeds, inputs) =
+        channels(watch::Sender::default().subscribe(), watch::Sender::default().subscribe());
     let (recorder, _) = Recorder::start(None, "n1");
     let startup = Startup::new(&longshore_metrics::Registry::default());
     let object = watch::Sender::new(None);
@@ -284,6 +287,8 @@ fn registration_declares_features_by_gates_and_runtime() {
             pressure: Default::default(),
             images: &[],
             volumes_in_use: Vec::new(),
+            extended: &Capacity::default(),
+            resets_extended: false,
             now: Timestamp::UNIX_EPOCH,
         };
         status::node_status(&NodeStatus::default(), &inputs).declared_features
@@ -622,6 +627,57 @@ fn configs() -> &'static [Arc<Config>] {
     &CONFIGS
 }
 
+#[test]
+fn registration_reports_devices_of_plugins() {
+    let (config, machine, runtime) = (config(&[]), Machine::default(), healthy());
+    let (gpu, nic, other) = ("example.com/gpu", "example.com/nic", "example.com/other");
+    let report = |old: &NodeStatus, extended: &Capacity, resets_extended| {
+        let inputs = StatusInputs {
+            config: &config,
+            machine: &machine,
+            disk: None,
+            addresses: None,
+            runtime: &runtime,
+            pleg: None,
+            storage: None,
+            pressure: Default::default(),
+            images: &[],
+            volumes_in_use: Vec::new(),
+            extended,
+            resets_extended,
+            now: Timestamp::UNIX_EPOCH,
+        };
+        status::node_status(old, &inputs)
+    };
+    let amounts = |status: &NodeStatus, name: &str| {
+        let amount = |list: &Option<BTreeMap<String, Quantity>>| {
+            list.as_ref().unwrap().get(name).map(|amount| amount.0.clone())
+        };
+        (amount(&status.capacity), amount(&status.allocatable))
+    };
+    let some = |capacity: &str, allocatable: &str| {
+        (Some(capacity.to_owned()), Some(allocatable.to_owned()))
+    };
+    let extended = [
+        (gpu.to_owned(), Amount { capacity: 3, allocatable: 2 }),
+        (nic.to_owned(), Amount::default()),
+    ];
+    let first = report(&NodeStatus::default(), &Capacity(extended.into()), false);
+    assert_eq!(amounts(&first, gpu), some("3", "2"));
+    assert_eq!(amounts(&first, nic), some("0", "0"));
+    assert_eq!(amounts(&first, other), (None, None));
+    // Others may add resources of the cluster.
+    let mut old = first.clone();
+    old.capacity.as_mut().unwrap().insert(other.to_owned(), Quantity("5".to_owned()));
+    let second = report(&old, &Capacity::default(), false);
+    assert_eq!(amounts(&second, gpu), some("3", "3"), "as the object has it");
+    assert_eq!(amounts(&second, other), some("5", "5"));
+    let reset = report(&old, &Capacity::default(), true);
+    assert_eq!(amounts(&reset, gpu), some("0", "0"), "it was another node's");
+    assert_eq!(amounts(&reset, other), some("0", "0"));
+    assert_ne!(amounts(&reset, "pods"), some("0", "0"));
+}
+
 proptest! {
     /// Finding 1: what a runtime says of itself.
     #[test]
@@ -671,6 +727,8 @@ proptest! {
             pressure: inputs::Pressure { memory, disk: disk_pressure, pid },
             images: &images,
             volumes_in_use,
+            extended: &Capacity::default(),
+            resets_extended: false,
             now,
         };
         let old = node.status.clone().unwrap_or_default();

@@ -16,6 +16,7 @@ use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::{Detection, Objects};
 use longshore_config::{Command, Config};
 use longshore_cri::Runtime;
+use longshore_devices::Devices;
 use longshore_machine::Machine;
 use longshore_metrics::Registry;
 use longshore_pod::admission::{NodeCapabilities, NodePressure, Sysctls};
@@ -172,6 +173,7 @@ impl Node {
         let probes =
             Probes::new(handlers.clone(), pod_events.clone(), &settings.host_ips, registry);
         let managers = Managers::default();
+        let devices = Devices::default();
         let pods = PodRuntime::new(Parts {
             cri: cri.clone(),
             observer: observer.clone(),
@@ -181,6 +183,7 @@ impl Node {
             pod_events: pod_events.clone(),
             handlers,
             managers: managers.clone(),
+            devices: devices.clone(),
             settings: settings.clone(),
             metrics: longshore_runtime::Metrics::new(registry),
         });
@@ -205,6 +208,7 @@ impl Node {
             pod_events: pod_events.clone(),
             terminator: terminator.clone(),
             managers,
+            devices: devices.clone(),
         });
         let given = allocation::Parts {
             desired: desired.clone(),
@@ -251,6 +255,7 @@ impl Node {
             allocation,
             garbage: collectors.containers,
             admission,
+            devices,
             metrics: Metrics::new(registry),
         });
         let pool = Pool::new(context.clone(), desired.clone(), terminator.clone());

@@ -53,7 +53,17 @@ impl Task {
     pub(super) fn admit(&mut self) {
         let ends = self.take_order().is_some();
         let is_known = !ends && admission::was_admitted(&self.state.pod);
-        if is_known || !self.state.inputs.observed.borrow().is_gone() {
+        let (is_gone, runs) = {
+            let observed = self.state.inputs.observed.borrow();
+            let runs = observed.containers.iter().any(|run| run.is_running());
+            // What has run once, and is not to run again, needs no devices any more.
+            let policy = self.state.pod.spec.as_ref().and_then(|own| own.restart_policy.as_deref());
+            let ran = policy == Some("Never") && !observed.containers.is_empty();
+            (observed.is_gone(), runs || ran)
+        };
+        let admission = &self.state.context.admission;
+        let must_readmit = !ends && admission.must_readmit(&self.state.pod, runs);
+        if (is_known || !is_gone) && !must_readmit {
             self.state.admitted.reservation =
                 Some(self.state.context.admission.keep(&self.state.pod));
             if !ends {
@@ -83,8 +93,32 @@ impl Task {
                 }
             }
         }
-        if self.wait_for_preemption().await {
+        if self.wait_for_preemption().await && self.wait_for_devices().await {
             self.state.allocate();
+        }
+    }
+
+    /// Waits until plugins have allocated the pod's devices. Returns whether it may start.
+    async fn wait_for_devices(&mut self) -> bool {
+        let (context, pod) = (self.state.context.clone(), self.state.pod.clone());
+        let mut allocated = Box::pin(context.admission.allocate_devices(&pod));
+        loop {
+            tokio::select! {
+                allocated = &mut allocated => {
+                    return match allocated {
+                        Ok(()) => true,
+                        Err(verdict) => {
+                            self.refuse(&verdict);
+                            false
+                        }
+                    };
+                }
+                changed = self.state.inputs.order.changed() => {
+                    if changed.is_err() || self.take_order().is_some() {
+                        return false;
+                    }
+                }
+            }
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Inputs {
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
     /// The decision about its resize.
     pub(super) decision: watch::Receiver<Decision>,
+    /// Changes when the health of its devices does.
+    pub(super) health: watch::Receiver<u64>,
 }
 
 impl Inputs {
@@ -29,6 +31,7 @@ impl Inputs {
             observed: context.observer.subscribe(uid),
             probes: context.probes.subscribe(uid),
             decision: context.allocation.subscribe(uid),
+            health: context.devices.subscribe(uid),
         }
     }
 
@@ -42,6 +45,7 @@ impl Inputs {
         tokio::select! {
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
+            Ok(()) = self.health.changed() => {}
             _ = self.observed.changed() => {}
             _ = self.probes.changed() => {}
         }

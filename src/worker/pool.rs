@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_base::panics::Panicked;
 use longshore_client::events::PodEventRecorder;
+use longshore_devices::Devices;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec::{self, Gates};
 use longshore_podstate::desired::{Change, Desired};
@@ -65,6 +66,8 @@ pub struct WorkerContext {
     pub garbage: crate::gc::Containers,
     /// Pod admission.
     pub admission: Admission,
+    /// The device manager.
+    pub devices: Devices,
     /// Metrics of workers.
     pub metrics: Metrics,
 }

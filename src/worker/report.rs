@@ -54,7 +54,10 @@ impl PodState {
             gates: self.context.gates,
             ..Context::default()
         };
-        status::status(&self.pod, observed, &self.report.last, &context, clock::now())
+        let last = &self.report.last;
+        let mut status = status::status(&self.pod, observed, last, &context, clock::now());
+        self.context.devices.add_health(spec::uid(&self.pod), &mut status, last);
+        status
     }
 
     /// Containers whose postStart hook may be running: those with a hook that a running step has

@@ -1,6 +1,6 @@
 //! All flags of `kubelet` 1.36 as data: name, type and setting; those of this daemon only:
-//! `proxy-config`, for kube-proxy in the same process, and `authorization-strict-streams`; and
-//! `pod-infra-container-image` of kubelets before 1.35.
+//! `proxy-config`, for kube-proxy in the same process, `authorization-strict-streams` and
+//! `wait-for-device-plugins`; and `pod-infra-container-image` of kubelets before 1.35.
 //!
 //! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
 //! cAdvisor, of log buffering and of a deprecated container GC.
@@ -41,6 +41,7 @@ pub(super) struct KubeletFlags {
     pub(super) allocatable_ignores_eviction: bool,
     pub(super) proxy_config: String,
     pub(super) strict_streams: bool,
+    pub(super) wait_for_device_plugins: bool,
     pub(super) kubelet: KubeletConfiguration,
 }
 
@@ -72,6 +73,7 @@ impl KubeletFlags {
             allocatable_ignores_eviction: false,
             proxy_config: String::new(),
             strict_streams: false,
+            wait_for_device_plugins: false,
             kubelet,
         }
     }
@@ -108,6 +110,7 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("image-credential-provider-bin-dir", Text(|s| &mut s.image_credential_provider_bin_dir)),
     own("proxy-config", Text(|s| &mut s.proxy_config)),
     own("authorization-strict-streams", Bool(|s| &mut s.strict_streams)),
+    own("wait-for-device-plugins", Bool(|s| &mut s.wait_for_device_plugins)),
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),

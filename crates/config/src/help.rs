@@ -29,6 +29,10 @@ static MEANINGS: &[(&str, &str)] = &[
         "authorization-strict-streams",
         "exec, attach, run and port-forward take leave to create, also when a GET begins them",
     ),
+    (
+        "wait-for-device-plugins",
+        "after a restart, admitted pods wait for their device plugin and do not fail",
+    ),
     ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),

@@ -111,6 +111,9 @@ pub struct Config {
     pub maximum_dead_containers: i32,
     /// Whether running a command in a pod requires the verb `create`, whatever the HTTP method.
     pub strict_streams: bool,
+    /// Whether pods that were admitted before wait for their device plugin after a restart of the
+    /// daemon or the machine, in place of a new admission that may reject them.
+    pub wait_for_device_plugins: bool,
     /// Port of the cAdvisor API, on the address of the server; 0: off.
     pub cadvisor_port: i32,
     /// Reserved resources.
@@ -278,6 +281,7 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         maximum_dead_containers_per_container: flags.maximum_dead_containers_per_container,
         maximum_dead_containers: flags.maximum_dead_containers,
         strict_streams: flags.strict_streams,
+        wait_for_device_plugins: flags.wait_for_device_plugins,
         cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
         flags: BTreeMap::new(),

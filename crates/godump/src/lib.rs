@@ -64,7 +64,9 @@ impl Printer<'_> {
                 Some(entries) => {
                     let mut entries: Vec<_> = entries.iter().collect();
                     match key {
-                        "int" => entries.sort_by_key(|(key, _)| key.parse::<i64>().unwrap_or(0)),
+                        "int" | "int64" => {
+                            entries.sort_by_key(|(key, _)| key.parse::<i64>().unwrap_or(0))
+                        }
                         _ => entries.sort_unstable_by_key(|(key, _)| key.as_str()),
                     }
                     self.list("map[", entries.into_iter(), |printer, (key, value)| {

@@ -1,7 +1,7 @@
 //! The environment of a container.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::arguments::{MAX_TOTAL, TooLong, expanded, max_argument};
 use crate::services::Variables;
@@ -39,6 +39,16 @@ impl Environment {
         own.iter().for_each(|(name, _)| drop(services.remove(name)));
         let services = services.into_iter().map(|(name, value)| (name, value.into_bytes()));
         own.into_iter().chain(services)
+    }
+
+    /// Adds variables that are not set yet.
+    pub(super) fn add(&mut self, more: BTreeMap<String, String>) -> Result<(), Error> {
+        for (name, value) in more {
+            if self.get(&name).is_none() && !self.indexes.contains_key(&name) {
+                self.set(name, value.into_bytes())?;
+            }
+        }
+        Ok(())
     }
 
     fn set(&mut self, name: String, value: Vec<u8>) -> Result<(), Error> {

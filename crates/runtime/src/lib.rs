@@ -5,6 +5,7 @@
 
 mod arguments;
 mod container;
+mod devices;
 mod dns;
 mod env;
 mod env_file;
@@ -41,6 +42,7 @@ use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::Objects;
 use longshore_config::GoDuration;
 use longshore_cri::Runtime;
+use longshore_devices::Devices;
 use longshore_pod::Timestamp;
 use longshore_pod::spec::{self, describe};
 use longshore_podstate::observe::Observer;
@@ -205,6 +207,9 @@ pub enum Error {
     /// The state of the CPU or memory manager cannot be written.
     #[error(transparent)]
     Managers(#[from] managers::Error),
+    /// The devices of a container cannot be used.
+    #[error(transparent)]
+    Devices(#[from] longshore_devices::Error),
 }
 
 /// Why a container does not run: reason and message of its waiting state.
@@ -246,8 +251,10 @@ pub struct Parts {
     pub pod_events: PodEventRecorder,
     /// Handlers of hooks.
     pub handlers: Handlers,
-    /// CPU, memory and device managers.
+    /// CPU and memory managers.
     pub managers: Managers,
+    /// The device manager.
+    pub devices: Devices,
     /// Settings from the node's config.
     pub settings: Arc<Settings>,
     /// Metrics.
@@ -267,6 +274,7 @@ pub struct PodRuntime {
     images: Arc<images::Images>,
     user_namespaces: Arc<userns::UserNamespaces>,
     managers: Managers,
+    devices: Devices,
     settings: Arc<Settings>,
     metrics: Metrics,
 }
@@ -276,6 +284,7 @@ impl PodRuntime {
     pub fn new(parts: Parts) -> Self {
         let Parts { cri, observer, objects, services, volumes, pod_events, handlers, .. } = parts;
         let (managers, settings, metrics) = (parts.managers, parts.settings, parts.metrics);
+        let devices = parts.devices;
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -297,6 +306,7 @@ impl PodRuntime {
             pod_events,
             handlers,
             managers,
+            devices,
             settings,
             metrics,
         }

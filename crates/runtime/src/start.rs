@@ -14,7 +14,9 @@ use tracing::debug;
 
 use super::images::{self, Present};
 use super::isolation::{self, Isolation};
-use super::{Error, PodRuntime, StartError, container, create_dir, env, hosts, mounts, sandbox};
+use super::{
+    Error, PodRuntime, StartError, container, create_dir, devices, env, hosts, mounts, sandbox,
+};
 
 /// A container that can be created: its CRI config.
 pub struct Prepared {
@@ -232,7 +234,9 @@ impl PodRuntime {
             false => &create_context.sandbox.ips,
         };
         let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
-        let environment = sources.environment().await?;
+        let mut environment = sources.environment().await?;
+        let mut plugins = self.devices.container(pod, container).await?;
+        environment.add(std::mem::take(&mut plugins.envs))?;
         let Isolation { handler, namespaces } = create_context.isolation;
         let namespaces =
             self.container_namespaces(pod, create_context.kind, container, namespaces)?;
@@ -252,7 +256,7 @@ impl PodRuntime {
         };
         let (mounts, devices) = (sources.mounts().await?, sources.devices()?);
         let groups = mounts::volume_groups(pod, sources.volumes);
-        container::config(container::Inputs {
+        let mut config = container::config(container::Inputs {
             settings: &self.settings,
             pod,
             container,
@@ -264,7 +268,9 @@ impl PodRuntime {
             devices,
             groups,
             namespaces,
-        })
+        })?;
+        devices::add(&mut config, plugins);
+        Ok(config)
     }
 }
 

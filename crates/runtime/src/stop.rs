@@ -75,6 +75,7 @@ impl PodRuntime {
         self.objects.unregister(spec::uid(pod));
         self.user_namespaces.release(spec::uid(pod));
         self.managers.release(spec::uid(pod));
+        self.devices.release(spec::uid(pod));
         self.volumes.unmount(spec::uid(pod)).await?;
         Ok(self.settings.cgroups.remove(pod).await?)
     }

@@ -1,7 +1,7 @@
 //! The CPU, memory and topology managers together, called in upstream's order.
 
 use crate::cpu::{self, AssignError};
-use crate::hints::{Hint, Nodes, Policy};
+use crate::hints::{Hint, Hints, Nodes, Policy};
 use crate::memory::{self, AllocateError};
 use crate::request::{ContainerRequest, PodRequest};
 use crate::{CpuSet, Cpus, Machine, NumaMask, StateError, TopologyOptions};
@@ -41,6 +41,57 @@ pub enum Refusal {
     /// Not enough free memory.
     #[error("Allocate failed due to {0}, which is unexpected")]
     Memory(#[from] AllocateError),
+    /// No devices.
+    #[error(transparent)]
+    Devices(#[from] DeviceRefusal),
+}
+
+/// Why no devices are allocated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceRefusal {
+    /// There are none to allocate.
+    #[error("Allocate failed due to {0}, which is unexpected")]
+    Failed(String),
+    /// The choice needs an answer of a plugin first: the pod is neither admitted nor rejected.
+    #[error("a device plugin has to be asked which devices it prefers")]
+    Unanswered,
+}
+
+/// The devices of plugins, chosen for one pod while its other resources are allocated.
+pub trait DeviceProvider {
+    /// Whether the pod requests no devices.
+    fn is_empty(&self) -> bool;
+    /// The hints of each resource that a container requests.
+    fn hints(&mut self, container: &str) -> Hints;
+    /// The hints of each resource that the pod as a whole requests.
+    fn pod_hints(&mut self) -> Hints;
+    /// Chooses the devices of a container, on these nodes if possible; `None`: on any.
+    ///
+    /// # Errors
+    /// When too few can be chosen.
+    fn allocate(&mut self, container: &str, nodes: Option<NumaMask>) -> Result<(), DeviceRefusal>;
+}
+
+/// For a pod without devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoDevices;
+
+impl DeviceProvider for NoDevices {
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn hints(&mut self, _: &str) -> Hints {
+        Hints::new()
+    }
+
+    fn pod_hints(&mut self) -> Hints {
+        Hints::new()
+    }
+
+    fn allocate(&mut self, _: &str, _: Option<NumaMask>) -> Result<(), DeviceRefusal> {
+        Ok(())
+    }
 }
 
 impl Refusal {
@@ -49,7 +100,7 @@ impl Refusal {
         match self {
             Self::Topology => "TopologyAffinityError",
             Self::NotWholeCores { .. } | Self::NotEnoughCores { .. } => "SMTAlignmentError",
-            Self::Cpus(_) | Self::Memory(_) => "UnexpectedAdmissionError",
+            Self::Cpus(_) | Self::Memory(_) | Self::Devices(_) => "UnexpectedAdmissionError",
         }
     }
 }
@@ -94,9 +145,9 @@ impl Allocator {
         Self { topology, cpu, memory }
     }
 
-    /// Whether no manager ever allocates anything.
+    /// Whether no manager ever allocates anything, and devices are not aligned.
     pub fn is_idle(&self) -> bool {
-        self.cpu.is_none() && self.memory.is_none()
+        self.cpu.is_none() && self.memory.is_none() && self.topology.policy == Policy::None
     }
 
     /// Restores the state of the CPU manager.
@@ -121,21 +172,34 @@ impl Allocator {
         }
     }
 
-    /// Allocates all resources of a pod, or none. Existing allocations are kept.
+    /// Allocates all resources of a pod without devices, or none. Existing allocations are kept.
     ///
     /// # Errors
     /// Why the pod is rejected.
     pub fn admit(&mut self, pod: &PodRequest) -> Result<(), Refusal> {
-        let given = self.give(pod);
+        self.admit_with(pod, &mut NoDevices)
+    }
+
+    /// The same for a pod with devices, whose allocation is the caller's to undo.
+    ///
+    /// # Errors
+    /// Why the pod is rejected.
+    pub fn admit_with(
+        &mut self,
+        pod: &PodRequest,
+        devices: &mut dyn DeviceProvider,
+    ) -> Result<(), Refusal> {
+        let given = self.give(pod, devices);
         if given.is_err() {
             self.release(&pod.uid);
         }
         given
     }
 
-    fn give(&mut self, pod: &PodRequest) -> Result<(), Refusal> {
+    fn give(&mut self, pod: &PodRequest, devices: &mut dyn DeviceProvider) -> Result<(), Refusal> {
         let whole = match self.topology.whole_pods && self.topology.policy != Policy::None {
             true => Some(self.hint(
+                devices.pod_hints(),
                 self.cpu.as_ref().map(|cpu| cpu.pod_hints(pod)),
                 self.memory.as_ref().map(|memory| memory.pod_hints(pod)),
             )?),
@@ -144,8 +208,9 @@ impl Allocator {
         for container in &pod.containers {
             let hint = match whole {
                 Some(hint) => hint,
-                None => self.container_hint(pod, container)?,
+                None => self.container_hint(pod, container, devices)?,
             };
+            devices.allocate(&container.name, hint.nodes)?;
             if let Some(cpu) = &mut self.cpu {
                 cpu.allocate(pod, container, hint)?;
             }
@@ -160,11 +225,13 @@ impl Allocator {
         &self,
         pod: &PodRequest,
         container: &ContainerRequest,
+        devices: &mut dyn DeviceProvider,
     ) -> Result<Hint, Refusal> {
         if self.topology.policy == Policy::None {
             return Ok(Hint::default());
         }
         self.hint(
+            devices.hints(&container.name),
             self.cpu.as_ref().map(|cpu| cpu.hints(pod, container)),
             self.memory.as_ref().map(|memory| memory.hints(pod, container)),
         )
@@ -172,10 +239,11 @@ impl Allocator {
 
     fn hint(
         &self,
-        cpu: Option<crate::hints::Hints>,
-        memory: Option<crate::hints::Hints>,
+        devices: Hints,
+        cpu: Option<Hints>,
+        memory: Option<Hints>,
     ) -> Result<Hint, Refusal> {
-        let providers = [cpu.unwrap_or_default(), memory.unwrap_or_default()];
+        let providers = [devices, cpu.unwrap_or_default(), memory.unwrap_or_default()];
         match self.topology.policy.merge(&self.topology.nodes, &providers) {
             (hint, true) => Ok(hint),
             (_, false) => Err(Refusal::Topology),
@@ -209,6 +277,11 @@ impl Allocator {
     /// The exclusive CPUs of a container, if any.
     pub fn own_cpus(&self, uid: &str, container: &str) -> Option<&CpuSet> {
         self.cpu.as_ref()?.own(uid, container)
+    }
+
+    /// The CPUs that can be exclusive, in use or not; none without a policy.
+    pub fn allocatable_cpus(&self) -> CpuSet {
+        self.cpu.as_ref().map(cpu::Policy::allocatable).unwrap_or_default()
     }
 
     /// The memory nodes of a container, if the memory manager is active.

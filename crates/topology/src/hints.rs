@@ -7,16 +7,16 @@ use crate::mask::NumaMask;
 
 /// A topology hint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hint {
+pub struct Hint {
     /// The nodes; `None`: any.
-    pub(crate) nodes: Option<NumaMask>,
+    pub nodes: Option<NumaMask>,
     /// Whether it is preferred: no smaller set of nodes could ever suffice.
-    pub(crate) preferred: bool,
+    pub preferred: bool,
 }
 
 /// The hints of one provider, by resource. No resource: no preference. A resource without hints: no
 /// nodes can satisfy it.
-pub(crate) type Hints = BTreeMap<String, Vec<Hint>>;
+pub type Hints = BTreeMap<String, Vec<Hint>>;
 
 /// The topology manager's policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,11 +18,11 @@ pub mod memory;
 mod options;
 mod request;
 
-pub use allocator::{Allocator, Refusal, Topology};
+pub use allocator::{Allocator, DeviceProvider, DeviceRefusal, NoDevices, Refusal, Topology};
 pub use checkpoint::StateError;
 pub use cpu::OptionError;
 pub use cpuset::{CpuSet, CpuSetError};
-pub use hints::Policy as TopologyPolicy;
+pub use hints::{Hint, Hints, Policy as TopologyPolicy};
 pub use machine::{CpuInfo, Cpus, Machine, Node};
 pub use mask::NumaMask;
 pub use options::Options as TopologyOptions;

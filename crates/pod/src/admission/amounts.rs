@@ -65,6 +65,11 @@ impl Amounts {
         self
     }
 
+    /// There is no limit of that resource.
+    pub(super) fn lift(&mut self, name: &str) {
+        self.0.insert(name.to_owned(), i64::MAX);
+    }
+
     pub(super) fn add(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let sum = self.0.entry(name.clone()).or_default();

@@ -36,6 +36,14 @@ impl<'a> NodeView<'a> {
             allocatable: allocatable(node).overridden_by(allocatable(own)),
         }
     }
+
+    /// The same without a limit of these resources, which someone else gives out.
+    pub fn without_limit<'b>(mut self, resources: impl IntoIterator<Item = &'b str>) -> Self {
+        for resource in resources {
+            self.allocatable.lift(resource);
+        }
+        self
+    }
 }
 
 /// A resource of which too little is available. CPU in millicores, all else in whole units.

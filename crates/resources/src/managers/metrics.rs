@@ -173,6 +173,7 @@ impl Metrics {
                     self.not_aligned.with([scope, NODE]).inc();
                 }
             }
+            Refusal::Devices(_) => self.refusals.inc(),
             Refusal::Memory(_) => {
                 self.memory_pinnings.inc();
                 self.memory_errors.inc();

@@ -5,7 +5,7 @@
 //! Under the policies `none` only the files are written, which name the policy.
 //!
 //! Current limitations: pods with pod-level resources use the shared pool (the alpha gate
-//! `PodLevelResourceManagers`); there are no topology hints of devices.
+//! `PodLevelResourceManagers`).
 
 mod files;
 mod machine;
@@ -27,7 +27,10 @@ use longshore_metrics::Registry;
 use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
-use longshore_topology::{Allocator, CpuSet, Refusal, StateError};
+pub use longshore_topology::memory::Block;
+use longshore_topology::{
+    Allocator, CpuSet, DeviceProvider, DeviceRefusal, NoDevices, Refusal, StateError, memory,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -160,22 +163,40 @@ impl Managers {
     /// # Errors
     /// The reason of the rejection, for its status.
     pub fn admit(&self, pod: &Pod) -> Result<(), Verdict> {
+        self.admit_with(pod, &mut NoDevices)
+    }
+
+    /// The same for a pod with devices, which are aligned with its other resources. Their allocation
+    /// is the caller's to undo.
+    ///
+    /// # Errors
+    /// The reason of the rejection, for its status.
+    pub fn admit_with(&self, pod: &Pod, devices: &mut dyn DeviceProvider) -> Result<(), Verdict> {
         let began = Instant::now();
-        let admitted = self.try_admit(pod);
-        self.metrics.observe_admission(began, &admitted);
+        let admitted = self.try_admit(pod, devices);
+        if !matches!(admitted, Err(Refusal::Devices(DeviceRefusal::Unanswered))) {
+            self.metrics.observe_admission(began, &admitted);
+        }
         let admitted = admitted.map(drop);
         admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
     }
 
-    fn try_admit(&self, pod: &Pod) -> Result<Allocation, Refusal> {
+    fn try_admit(
+        &self,
+        pod: &Pod,
+        devices: &mut dyn DeviceProvider,
+    ) -> Result<Allocation, Refusal> {
         let request = request::of(pod);
         let nothing = Allocation { containers: request.containers.len(), ..Allocation::default() };
-        let Some(shared) = self.shared.as_ref().filter(|_| request.guaranteed) else {
+        if !request.guaranteed && devices.is_empty() {
             return Ok(nothing);
+        }
+        let Some(shared) = &self.shared else {
+            return Allocator::default().admit_with(&request, devices).map(|()| nothing);
         };
         shared.change(|allocator| {
             shared.drop_stale(allocator);
-            allocator.admit(&request)?;
+            allocator.admit_with(&request, devices)?;
             let own = allocator.cpu_state().and_then(|state| state.assignments.get(&request.uid));
             let own = || own.into_iter().flat_map(BTreeMap::values);
             let memory = allocator.memory_state();
@@ -288,6 +309,36 @@ impl Managers {
             }
         }
         Cow::Owned(pod)
+    }
+
+    /// The exclusive CPUs of a container, in ascending order.
+    pub fn exclusive_cpus(&self, uid: &str, container: &str) -> Vec<u32> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        let allocator = shared.allocator();
+        allocator.own_cpus(uid, container).into_iter().flat_map(CpuSet::iter).collect()
+    }
+
+    /// The CPUs that can be allocated exclusively, in use or not; none without a static policy.
+    pub fn allocatable_cpus(&self) -> Vec<u32> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        let allocator = shared.allocator();
+        allocator.allocatable_cpus().iter().collect()
+    }
+
+    /// The exclusive memory of a container.
+    pub fn memory_blocks(&self, uid: &str, container: &str) -> Vec<Block> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        let allocator = shared.allocator();
+        let state = allocator.memory_state();
+        let own = state.and_then(|state| state.assignments.get(uid)?.get(container));
+        own.cloned().unwrap_or_default()
+    }
+
+    /// The memory that can be allocated exclusively, in use or not, by NUMA node and type.
+    pub fn allocatable_memory(&self) -> Vec<Block> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        let allocator = shared.allocator();
+        allocator.memory_state().map(memory::State::allocatable).unwrap_or_default()
     }
 
     /// Writes the state files, forever.

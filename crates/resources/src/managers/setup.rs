@@ -23,6 +23,7 @@ pub(super) fn allocator(config: &Config) -> Result<Allocator, Error> {
     let reserved = &settings.reserved_system_cpus;
     let wants_machine = settings.cpu_manager_policy == "static"
         || settings.memory_manager_policy == "Static"
+        || settings.topology_manager_policy != "none"
         || !reserved.is_empty();
     if !wants_machine {
         return Ok(Allocator::default());

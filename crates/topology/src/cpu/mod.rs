@@ -162,6 +162,11 @@ impl Policy {
         Ok(())
     }
 
+    /// The CPUs that can be exclusive, in use or not.
+    pub fn allocatable(&self) -> CpuSet {
+        self.cpus.all().difference(&self.reserved)
+    }
+
     /// The machine's CPUs.
     pub fn machine(&self) -> &Cpus {
         &self.cpus

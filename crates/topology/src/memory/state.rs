@@ -61,6 +61,22 @@ pub struct State {
     pub assignments: Assignments,
 }
 
+impl State {
+    /// The allocatable memory, in use or not, by node and resource.
+    pub fn allocatable(&self) -> Vec<Block> {
+        let nodes = self.nodes.iter();
+        let tables = nodes.flat_map(|(id, node)| node.memory_map.iter().map(move |own| (*id, own)));
+        let blocks = tables.filter(|(_, (_, table))| table.allocatable > 0);
+        blocks
+            .map(|(id, (resource, table))| Block {
+                nodes: vec![id],
+                resource: resource.clone(),
+                size: table.allocatable,
+            })
+            .collect()
+    }
+}
+
 /// Go writes null for empty values.
 pub(crate) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
