@@ -159,3 +159,53 @@ async fn devices_of_a_plugin_reach_containers_and_outlive_the_daemon() {
     }
     cluster.host.assert_clean();
 }
+
+/// Kills the daemon, then the plugin and the container of a pod, as a machine that crashes.
+async fn crash(cluster: &mut Cluster, plugin: ScriptedPlugin, pod: &Pod) {
+    cluster.node.daemon().kill().expect("killed");
+    plugin.stop().await;
+    let (_, id) = run_of(pod);
+    let id = id.trim_start_matches("containerd://").to_owned();
+    cluster.host.ctr(["tasks", "kill", "--signal", "SIGKILL", &id]).expect("a container is killed");
+}
+
+#[tokio::test]
+async fn devices_of_pods_that_have_to_start_again_after_a_crash() {
+    let mut cluster = Cluster::start().await;
+    let first = plugin(&cluster, "first.sock").await;
+    until_node_has(&cluster, "2", "2").await;
+    cluster.create("gpu", with_gpu(&format!("[ $DEVICES = a ] && {FOREVER}"))).await;
+    let pod = cluster.until_ready("gpu").await;
+
+    // Where the node is told so, the pod waits for its plugin.
+    crash(&mut cluster, first, &pod).await;
+    cluster.node.restart_with(&cluster.host, "--wait-for-device-plugins").expect("started");
+    cluster.until_event("Failed", "waiting for the device plugin of example.com/gpu").await;
+    let second = plugin(&cluster, "second.sock").await;
+    let pod = cluster
+        .until("gpu", "started again", |pod| match run_of(pod) {
+            (1, id) if common::condition(pod, "Ready") == "True" && !id.is_empty() => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
+
+    // As upstream has it, it is rejected.
+    crash(&mut cluster, second, &pod).await;
+    let flag = "--wait-for-device-plugins=false";
+    cluster.node.restart_with(&cluster.host, flag).expect("started");
+    cluster
+        .until("gpu", "rejected", |pod| {
+            let status = pod.status.clone().unwrap_or_default();
+            let message = status.message.unwrap_or_default();
+            let expected = "Allocate failed due to no healthy devices present; cannot allocate \
+                            unhealthy devices example.com/gpu, which is unexpected";
+            match (status.reason.as_deref(), message.contains(expected)) {
+                (Some("UnexpectedAdmissionError"), true) => Ok(()),
+                other => Err(format!("{other:?}: {message}")),
+            }
+        })
+        .await;
+    cluster.delete("gpu").await;
+    cluster.until_gone("gpu").await;
+    cluster.host.assert_clean();
+}

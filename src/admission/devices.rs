@@ -34,8 +34,9 @@ impl Admission {
     /// # Errors
     /// Why it is rejected after all.
     pub async fn allocate_devices(&self, pod: &Pod) -> Result<(), Verdict> {
-        let allocated = self.shared.sources.devices.allocate(spec::uid(pod)).await;
-        allocated.map_err(|error| {
+        let devices = &self.shared.sources.devices;
+        devices.allocate(spec::uid(pod)).await.map_err(|error| {
+            devices.release(spec::uid(pod));
             let refusal = DeviceRefusal::Failed(error.to_string());
             let verdict = Verdict::failed("UnexpectedAdmissionError", refusal.to_string());
             self.count(&verdict);

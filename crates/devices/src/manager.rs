@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceHealth, ResourceStatus};
 use longshore_base::rate::TokenBucket;
+use longshore_metrics::Counter;
 use longshore_pod::spec;
 use longshore_topology::{DeviceProvider, DeviceRefusal};
 use parking_lot::{Mutex, MutexGuard};
@@ -22,7 +23,7 @@ use crate::plugin::Plugin;
 use crate::select::{
     NumaNodes, PodRequest, Preference, Preferences, Query, Selection, container_request,
 };
-use crate::state::{Capacity, Device, Endpoint, State};
+use crate::state::{Capacity, Device, Endpoint, MOST_RESOURCES, State};
 use crate::store::Store;
 use crate::v1beta1::{ContainerAllocateResponse, ListAndWatchResponse};
 use crate::{names, registration, socket};
@@ -31,8 +32,6 @@ use crate::{names, registration, socket};
 const FOLDER: &str = "device-plugins";
 /// The daemon's socket in it.
 const SOCKET: &str = "kubelet.sock";
-/// A file that upstream leaves there.
-const DEPRECATION: &str = "DEPRECATION";
 /// How many lists of devices of a plugin are taken at once, and how many a second from then on; what
 /// comes in between is skipped.
 const LIST_BURST: f64 = 10.0;
@@ -140,7 +139,6 @@ impl Devices {
     fn prepare_folder(&self) -> std::io::Result<()> {
         let folder = &self.shared.folder;
         socket::make_folder(folder)?;
-        std::fs::File::create(folder.join(DEPRECATION))?;
         socket::remove_sockets(folder)
     }
 
@@ -192,7 +190,9 @@ impl Devices {
     /// replaced.
     pub(crate) async fn connect(&self, resource: &str, socket: &Path) -> Result<(), Error> {
         self.state().check_room(resource)?;
-        self.shared.metrics.registrations.with([resource]).inc();
+        // Plugins choose the names.
+        let counted = self.shared.metrics.registrations.with_at_most(MOST_RESOURCES, [resource]);
+        counted.inspect(Counter::inc);
         let plugin = Plugin::connect(socket).await?;
         let options = plugin.options().await?;
         let mut plugins = self.shared.plugins.lock();
@@ -401,7 +401,9 @@ impl Devices {
         let plugin = self.plugin(resource)?;
         let began = Instant::now();
         let response = plugin.allocate(ids).await;
-        self.shared.metrics.allocations.with([resource]).took(began.elapsed());
+        let took = began.elapsed();
+        let durations = self.shared.metrics.allocations.with_at_most(MOST_RESOURCES, [resource]);
+        durations.inspect(|durations| durations.took(took));
         response?.ok_or_else(|| Error::NoResponse(resource.to_owned()))
     }
 
@@ -463,12 +465,13 @@ impl Devices {
             let held = state.holding(uid, container, resource).map(crate::state::Holding::ids);
             (endpoint, held)
         };
-        let Some(Endpoint { options, is_restored, .. }) = endpoint else {
-            return Err(Error::NoEndpoint(resource.to_owned()));
-        };
-        if is_restored && self.shared.settings.waits_for_plugins {
+        let is_registered = endpoint.as_ref().is_some_and(|endpoint| !endpoint.is_restored);
+        if !is_registered && self.shared.settings.waits_for_plugins {
             return Err(Error::Waiting(resource.to_owned()));
         }
+        let Some(Endpoint { options, .. }) = endpoint else {
+            return Err(Error::NoEndpoint(resource.to_owned()));
+        };
         if !options.pre_start_required {
             return Ok(());
         }

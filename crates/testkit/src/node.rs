@@ -95,6 +95,15 @@ impl Node {
         Ok(())
     }
 
+    /// The same with a further flag from now on.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn restart_with(&mut self, host: &Host, flag: &str) -> Result<()> {
+        self.args.push(flag.to_owned());
+        self.restart(host)
+    }
+
     /// The process, to signal it or to read its log.
     pub fn daemon(&mut self) -> &mut Daemon {
         &mut self.daemon

@@ -613,3 +613,89 @@ fn extremes_of_allocations_are_kept() {
         assert_eq!(next.cpu_state().unwrap().shared.to_string(), shared);
     }
 }
+
+/// Devices of which the request is on one node.
+struct OnNode {
+    node: u32,
+    fails: bool,
+    /// The nodes that they were allocated on.
+    allocated: Vec<(String, Option<NumaMask>)>,
+}
+
+impl DeviceProvider for OnNode {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn hints(&mut self, _: &str) -> Hints {
+        let hint = |nodes: &[u32], preferred| Hint {
+            nodes: Some(nodes.iter().copied().collect()),
+            preferred,
+        };
+        let hints = vec![hint(&[self.node], true), hint(&[0, 1], false)];
+        Hints::from([("example.com/gpu".to_owned(), hints)])
+    }
+
+    fn pod_hints(&mut self) -> Hints {
+        self.hints("")
+    }
+
+    fn allocate(&mut self, container: &str, nodes: Option<NumaMask>) -> Result<(), DeviceRefusal> {
+        self.allocated.push((container.to_owned(), nodes));
+        match self.fails {
+            true => Err(DeviceRefusal::Failed("none left".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn topology_of_devices_and_cpus_is_the_same() {
+    let machine = fixture::machine("2,2,8,1,2,0", 1 << 30, 0);
+    let pod = |uid: &str, guaranteed, cpus| PodRequest {
+        uid: uid.to_owned(),
+        guaranteed,
+        containers: vec![ContainerRequest {
+            name: "c".to_owned(),
+            kind: Kind::Main,
+            cpus: Some(cpus),
+            memory: Amounts::new(),
+        }],
+    };
+    let one = |node: u32| -> NumaMask { [node].into_iter().collect() };
+    for whole_pods in [false, true] {
+        let options = cpu::Options::parse(&BTreeMap::new(), |_| false).unwrap();
+        let cpus = cpu::Policy::new(machine.cpus.clone(), options, None, 1).unwrap();
+        let options = TopologyOptions::parse(&BTreeMap::new()).unwrap();
+        let topology =
+            Topology::new(TopologyPolicy::SingleNumaNode, whole_pods, options, &machine).unwrap();
+        let mut allocator = Allocator::new(topology, Some(cpus), None);
+        let mut devices = OnNode { node: 1, fails: false, allocated: Vec::new() };
+        allocator.admit_with(&pod("1", true, 2), &mut devices).unwrap();
+        assert_eq!(devices.allocated, [("c".to_owned(), Some(one(1)))]);
+        let own = allocator.own_cpus("1", "c").unwrap();
+        assert!(own.iter().all(|cpu| machine.cpus.info(cpu).unwrap().numa == 1), "{own}");
+
+        // A pod without CPUs of its own is aligned too.
+        devices.node = 0;
+        allocator.admit_with(&pod("2", false, 0), &mut devices).unwrap();
+        assert_eq!(devices.allocated[1], ("c".to_owned(), Some(one(0))));
+
+        // CPUs do not suffice on the node of the devices.
+        let refusal = allocator.admit_with(&pod("3", true, 4), &mut devices).unwrap_err();
+        assert_eq!(refusal, Refusal::Topology);
+        devices.node = 1;
+        let refusal = allocator.admit_with(&pod("3", true, 3), &mut devices).unwrap_err();
+        assert_eq!(refusal, Refusal::Topology);
+
+        // Without devices, there are no CPUs either.
+        devices.fails = true;
+        let refusal = allocator.admit_with(&pod("4", true, 2), &mut devices).unwrap_err();
+        let expected = "Allocate failed due to none left, which is unexpected";
+        assert_eq!(
+            (refusal.reason(), refusal.to_string().as_str()),
+            ("UnexpectedAdmissionError", expected)
+        );
+        assert!(allocator.own_cpus("4", "c").is_none());
+    }
+}

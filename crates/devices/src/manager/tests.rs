@@ -421,7 +421,7 @@ async fn device_socket_is_made_again_and_old_sockets_are_removed() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["DEPRECATION", "file", "kubelet.sock"]);
+    assert_eq!(names, ["file", "kubelet.sock"]);
     std::fs::remove_file(folder.join(SOCKET)).unwrap();
     node.listens().await;
     let _plugin = node.ready("gpu.sock", &["a"], Script::default()).await;
