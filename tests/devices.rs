@@ -43,14 +43,10 @@ async fn plugin(cluster: &Cluster, name: &str) -> ScriptedPlugin {
     };
     let devices = ["a", "b"].map(|id| device(id, "Healthy")).into();
     let script = Script { response, ..Script::default() };
-    wait_until(TIMEOUT, "the daemon's socket", async || {
-        match folder(cluster).join("kubelet.sock").exists() {
-            true => Ok(()),
-            false => Err("not there"),
-        }
-    })
-    .await
-    .unwrap();
+    // The daemon removes what is there when it starts.
+    let daemon = folder(cluster).join("kubelet.sock");
+    let listens = async || tokio::net::UnixStream::connect(&daemon).await.map(drop);
+    wait_until(TIMEOUT, "the daemon's socket", listens).await.unwrap();
     let plugin = ScriptedPlugin::start(&folder(cluster), name, devices, script).unwrap();
     wait_until(TIMEOUT, "registration", async || plugin.register(GPU).await).await.unwrap();
     plugin
