@@ -20,7 +20,7 @@ impl Admission {
         // The device manager stops asking after some answers.
         while let Some(query) = refusal.query.take() {
             let preference = self.shared.sources.devices.prefer(&query).await;
-            preferences.add(query, preference);
+            preferences.add(*query, preference);
             match self.admit_preferring(pod, &preferences) {
                 Ok(reservation) => return Ok(reservation),
                 Err(next) => refusal = next,

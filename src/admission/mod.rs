@@ -130,7 +130,7 @@ pub struct Refusal {
     /// Whether it may be admitted with other node labels, which are then read again.
     pub by_labels: bool,
     /// What a device plugin has to be asked before the decision can be made.
-    pub query: Option<Query>,
+    pub query: Option<Box<Query>>,
 }
 
 impl Admission {
@@ -282,7 +282,7 @@ impl Admission {
         let (victims, waits, insufficient) = match decision {
             Decision::Admit { victims, waits, insufficient } => (victims, waits, insufficient),
             Decision::Reject { verdict, by_labels } => {
-                return Err(Refusal { verdict, by_labels, query: selection.query() });
+                return Err(Refusal { verdict, by_labels, query: selection.query().map(Box::new) });
             }
         };
         selection.commit();
