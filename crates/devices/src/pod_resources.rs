@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_base::rate::TokenBucket;
 use longshore_grpc::{Server, service_of};
 use longshore_pod::spec::{self, ContainerKind};
@@ -100,8 +100,8 @@ pub trait Sources: Send + Sync + 'static {
     /// The memory that can be exclusive.
     fn allocatable_memory(&self) -> Vec<Memory>;
     /// The devices that a container has by resource claims.
-    fn dynamic_resources(&self, uid: &str, container: &str) -> Vec<DynamicResource> {
-        let _ = (uid, container);
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
+        let _ = (pod, container);
         Vec::new()
     }
 }
@@ -162,22 +162,22 @@ impl PodResources {
     }
 
     fn pod_resources(&self, pod: &Pod) -> v1::PodResources {
-        let uid = spec::uid(pod);
         let containers = pod.spec.iter().flat_map(spec::containers);
         // Init containers hold nothing once they have ended.
         let containers = containers.filter(|(kind, _)| *kind != ContainerKind::Init);
         v1::PodResources {
             name: spec::name(pod).to_owned(),
             namespace: spec::namespace(pod).to_owned(),
-            containers: containers.map(|(_, own)| self.container(uid, &own.name)).collect(),
+            containers: containers.map(|(_, own)| self.container(pod, own)).collect(),
         }
     }
 
-    fn container(&self, uid: &str, name: &str) -> v1::ContainerResources {
+    fn container(&self, pod: &Pod, container: &Container) -> v1::ContainerResources {
         let Inner { sources, devices, .. } = &*self.inner;
-        let dynamic = sources.dynamic_resources(uid, name).into_iter();
+        let (uid, name) = (spec::uid(pod), &container.name);
+        let dynamic = sources.dynamic_resources(pod, container).into_iter();
         v1::ContainerResources {
-            name: name.to_owned(),
+            name: name.clone(),
             devices: container_devices(&devices.of_container(uid, name)),
             cpu_ids: ids(sources.cpus(uid, name)),
             memory: memory(sources.memory(uid, name)),

@@ -60,7 +60,7 @@ impl Sources for Fixed {
         vec![Memory { resource: "hugepages-2Mi".to_owned(), size: 2 << 20, nodes: vec![1] }]
     }
 
-    fn dynamic_resources(&self, uid: &str, container: &str) -> Vec<DynamicResource> {
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
         let device = ClaimDevice {
             driver: "d".to_owned(),
             pool: "p".to_owned(),
@@ -73,7 +73,11 @@ impl Sources for Fixed {
             namespace: "ns".to_owned(),
             devices: vec![device],
         };
-        if (uid, container) == ("runs", "main") { vec![claim] } else { Vec::new() }
+        if (spec::uid(pod), &*container.name) == ("runs", "main") {
+            vec![claim]
+        } else {
+            Vec::new()
+        }
     }
 }
 
