@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 35] = [
+    const READ: [&str; 37] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -61,6 +61,7 @@ mod tests {
         "InPlacePodVerticalScalingInitContainers",
         "KubeletCrashLoopBackOffMax",
         "KubeletEnsureSecretPulledImages",
+        "KubeletPodResourcesListUseActivePods",
         "LoggingAlphaOptions",
         "MemoryQoS",
         "NodeDeclaredFeatures",
@@ -70,6 +71,7 @@ mod tests {
         "QOSReserved",
         "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
+        "ResourceHealthStatus",
         "RestartAllContainersOnContainerExits",
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",
