@@ -164,10 +164,11 @@ fn ids(healthy: &crate::state::Ids) -> Vec<String> {
 /// The checksum over the content of a file. Go has the bytes of a response where JSON has base64.
 fn checksum(data: &Value) -> u32 {
     let mut data = data.clone();
-    for entry in data["PodDeviceEntries"].as_array_mut().into_iter().flatten() {
-        if let Some(text) = entry["AllocResp"].as_str() {
-            let bytes = STANDARD.decode(text).unwrap_or_default();
-            entry["AllocResp"] = json!(bytes);
+    // A hostile file may have anything in the place of an object.
+    let entries = data.get_mut("PodDeviceEntries").and_then(Value::as_array_mut);
+    for response in entries.into_iter().flatten().filter_map(|own| own.get_mut("AllocResp")) {
+        if let Some(text) = response.as_str() {
+            *response = json!(STANDARD.decode(text).unwrap_or_default());
         }
     }
     let mut hasher = Fnv32a::default();
@@ -224,6 +225,11 @@ mod tests {
         assert_eq!(Content::read(&changed), Err(Error::Corrupt));
         for text in ["", "{", "[]", "{\"Data\":1}", "{\"Data\":{\"PodDeviceEntries\":[1]}}"] {
             assert!(matches!(Content::read(text), Err(Error::Format(_))), "{text}");
+        }
+        let entry = json!(["u", "c", "r", {}, ""]);
+        for data in [json!([[], {}]), json!({"PodDeviceEntries": [entry]})] {
+            let text = json!({"Data": data, "Checksum": 1}).to_string();
+            assert_eq!(Content::read(&text), Err(Error::Corrupt), "{text}");
         }
     }
 }

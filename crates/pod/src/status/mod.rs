@@ -1,6 +1,4 @@
-//! The one function that computes a `PodStatus`.
-//!
-//! Current limitations: the health of devices is not reported.
+//! The one function that computes a `PodStatus`. The health of devices is added by those who know it.
 
 mod conditions;
 mod containers;
