@@ -10,8 +10,11 @@ use crate::v1beta1::{ContainerAllocateResponse, DevicePluginOptions};
 const GPU: &str = "example.com/gpu";
 const NIC: &str = "example.com/nic";
 
-/// A state with devices: ID, health, NUMA nodes.
-fn state(resources: &[(&str, &[(&str, bool, Option<&[i64]>)])], prefers: bool) -> Mutex<State> {
+/// A device: its ID, whether it is healthy, NUMA nodes.
+type Listed<'a> = (&'a str, bool, Option<&'a [i64]>);
+
+/// A state with these devices by resource.
+fn state(resources: &[(&str, &[Listed<'_>])], prefers: bool) -> Mutex<State> {
     let mut state = State::default();
     for (resource, devices) in resources {
         let options = DevicePluginOptions {
@@ -185,7 +188,7 @@ fn device_choice_says_whether_plugins_have_to_allocate() {
 
 #[test]
 fn device_choice_prefers_the_nodes_of_the_hint() {
-    let devices: &[(&str, bool, Option<&[i64]>)] = &[
+    let devices: &[Listed<'_>] = &[
         ("a", true, Some(&[0])),
         ("b", true, Some(&[1])),
         ("c", true, None),
@@ -268,7 +271,7 @@ fn device_choice_follows_the_plugin() {
 
 #[test]
 fn device_choice_asks_for_the_aligned_ones_first() {
-    let devices: &[(&str, bool, Option<&[i64]>)] = &[
+    let devices: &[Listed<'_>] = &[
         ("a", true, Some(&[0])),
         ("b", true, Some(&[1])),
         ("c", true, Some(&[1])),
@@ -321,7 +324,7 @@ fn hints(state: &Mutex<State>, pod: &Pod) -> Vec<Hint> {
 fn device_hints_by_request_and_free_devices() {
     let none = simple(&["a"]);
     assert_eq!(hints(&none, &one("1", 1)), [Hint { nodes: None, preferred: true }]);
-    let devices: &[(&str, bool, Option<&[i64]>)] = &[
+    let devices: &[Listed<'_>] = &[
         ("a", true, Some(&[0])),
         ("b", true, Some(&[1])),
         ("c", true, Some(&[1])),
@@ -343,8 +346,7 @@ fn device_hints_by_request_and_free_devices() {
 
 #[test]
 fn device_hints_count_devices_of_init_containers() {
-    let devices: &[(&str, bool, Option<&[i64]>)] =
-        &[("a", true, Some(&[0])), ("b", true, Some(&[1]))];
+    let devices: &[Listed<'_>] = &[("a", true, Some(&[0])), ("b", true, Some(&[1]))];
     let state = state(&[(GPU, devices)], false);
     let own = pod("1", &[container("i", json!({GPU: 1}))], &[container("c", json!({GPU: 1}))]);
     let preferences = Preferences::default();
