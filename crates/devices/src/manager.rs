@@ -20,12 +20,13 @@ use crate::error::{Error, go_text};
 use crate::metrics::Metrics;
 use crate::options::ContainerDevices;
 use crate::plugin::Plugin;
+use crate::registration::Register;
 use crate::select::{
     NumaNodes, PodRequest, Preference, Preferences, Query, Selection, container_request,
 };
 use crate::state::{Capacity, Device, Endpoint, MOST_RESOURCES, State};
 use crate::store::Store;
-use crate::v1beta1::{ContainerAllocateResponse, ListAndWatchResponse};
+use crate::v1beta1::{ContainerAllocateResponse, ListAndWatchResponse, RegisterRequest};
 use crate::{names, registration, socket};
 
 /// The plugins' folder below the root directory.
@@ -126,7 +127,11 @@ impl Devices {
             warn!(%path, %error, "cannot prepare the folder of device plugins");
         }
         let devices = self.clone();
-        let serve = move |listener| registration::serve(listener, devices.clone());
+        let register: Register = Arc::new(move |request| {
+            let devices = devices.clone();
+            Box::pin(async move { devices.register_below(request).await })
+        });
+        let serve = move |listener| registration::serve(listener, register.clone());
         let shared = &self.shared;
         // None of them returns.
         tokio::join!(
@@ -142,9 +147,12 @@ impl Devices {
         socket::remove_sockets(folder)
     }
 
-    /// The plugins' folder.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.shared.folder
+    /// Registers a plugin that has its socket in the plugins' folder.
+    async fn register_below(&self, request: RegisterRequest) -> Result<(), Error> {
+        let RegisterRequest { version, endpoint, resource_name, .. } = request;
+        names::check([version.as_str()], &resource_name)?;
+        let socket = names::socket(&self.shared.folder, &endpoint)?;
+        self.connect(&resource_name, &socket).await
     }
 
     /// The node's amounts of the resources of plugins. Changes are rate limited.
@@ -188,7 +196,7 @@ impl Devices {
 
     /// Connects to a plugin, and follows its devices from then on. An earlier plugin of the resource is
     /// replaced.
-    pub(crate) async fn connect(&self, resource: &str, socket: &Path) -> Result<(), Error> {
+    async fn connect(&self, resource: &str, socket: &Path) -> Result<(), Error> {
         self.state().check_room(resource)?;
         // Plugins choose the names.
         let counted = self.shared.metrics.registrations.with_at_most(MOST_RESOURCES, [resource]);

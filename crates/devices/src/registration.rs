@@ -1,5 +1,8 @@
 //! The service by which plugins register, on `kubelet.sock` in their folder.
 
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -9,22 +12,24 @@ use tonic::{Response, Status};
 use tower::Service as _;
 use tracing::warn;
 
-use crate::error::brief;
-use crate::manager::Devices;
-use crate::names;
+use crate::error::{Error, brief};
 use crate::v1beta1::registration_server::{Registration, RegistrationServer};
 use crate::v1beta1::{Empty, RegisterRequest};
 
+/// Registers a plugin.
+pub(crate) type Register =
+    Arc<dyn Fn(RegisterRequest) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
+
 /// Serves registrations on this socket.
-pub(crate) fn serve(listener: UnixListener, devices: Devices) -> Server {
-    let service = RegistrationServer::new(Service(devices));
+pub(crate) fn serve(listener: UnixListener, register: Register) -> Server {
+    let service = RegistrationServer::new(Service(register));
     Server::serve(
         listener,
         service_fn(move |request: Request<Incoming>| service.clone().call(request)),
     )
 }
 
-struct Service(Devices);
+struct Service(Register);
 
 #[tonic::async_trait]
 impl Registration for Service {
@@ -32,16 +37,11 @@ impl Registration for Service {
         &self,
         request: tonic::Request<RegisterRequest>,
     ) -> Result<Response<Empty>, Status> {
-        let RegisterRequest { version, endpoint, resource_name, .. } = request.into_inner();
-        let registered = async {
-            names::check([version.as_str()], &resource_name)?;
-            let socket = names::socket(self.0.folder(), &endpoint)?;
-            self.0.connect(&resource_name, &socket).await
-        };
-        match registered.await {
+        let request = request.into_inner();
+        let resource = brief(&request.resource_name);
+        match (self.0)(request).await {
             Ok(()) => Ok(Response::new(Empty {})),
             Err(error) => {
-                let resource = brief(&resource_name);
                 warn!(resource, %error, "bad registration request from a device plugin");
                 // What Go's gRPC makes of a plain error.
                 Err(Status::unknown(error.to_string()))
