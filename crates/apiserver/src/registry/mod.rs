@@ -157,6 +157,25 @@ impl Registry {
             .ok_or_else(|| StatusError::not_found(resource, name))
     }
 
+    /// The text of one object, as the resource shows it.
+    pub(crate) async fn get_text(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Vec<u8>, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        let stored = self.store.get(&key).await.map_err(refusal)?;
+        let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
+        if let Some(stored) = ObjectText::of(resource, &stored) {
+            let mut text = Vec::new();
+            stored.append(&mut text);
+            return Ok(text);
+        }
+        let object = self.decode(resource, &stored).await?;
+        longshore_json::write(&object).map_err(StatusError::internal)
+    }
+
     /// One object, if there is one.
     pub(crate) async fn find(
         &self,

@@ -32,6 +32,8 @@ impl<'s> ObjectText<'s> {
 
     /// Writes it.
     pub(crate) fn append(&self, text: &mut Vec<u8>) {
+        // the name of the field and the digits of a number of 64 bits
+        text.reserve(self.parts.0.len().saturating_add(self.parts.1.len()).saturating_add(48));
         text.extend_from_slice(self.parts.0);
         // a vector takes all that is written to it
         let _ = write!(text, r#""resourceVersion":"{}","#, self.revision);

@@ -229,6 +229,12 @@ async fn list_texts_are_what_the_objects_are() {
     let mut all = [listed.texts, listed.objects].concat();
     all.sort_by_key(|object| object::name(object).to_owned());
     assert_eq!(all, objects);
+    for object in &objects {
+        let text = registry.get_text(maps(), "default", object::name(object)).await.unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), *object);
+    }
+    assert_eq!(registry.get_text(maps(), "default", "e").await.unwrap_err().code, 500);
+    assert_eq!(registry.get_text(maps(), "default", "x").await.unwrap_err().code, 404);
     // a selector has to see the object, and events are shown other than they are stored
     let mut selected = Listed::default();
     registry.list(&request(maps(), "a!=b"), &mut selected).await.unwrap();

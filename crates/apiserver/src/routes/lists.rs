@@ -28,12 +28,22 @@ impl Router {
     pub(super) async fn get(&self, call: Call<'_>) -> Result {
         let view = call.view()?;
         let wanted = exact_version(&call.line.query)?.unwrap_or(0);
-        let object =
-            self.api.registry.get(call.resource, call.namespace(), &call.path.name).await?;
+        let registry = &self.api.registry;
+        let (namespace, name) = (call.namespace(), &call.path.name);
+        let answer = match view.form {
+            Form::Object => {
+                let text = registry.get_text(call.resource, namespace, name).await?;
+                respond::json_text(StatusCode::OK, text)
+            }
+            _ => {
+                let object = registry.get(call.resource, namespace, name).await?;
+                view.answer(StatusCode::OK, &object)
+            }
+        };
         if wanted > 0 {
             self.check_not_older(wanted).await?;
         }
-        Ok(view.answer(StatusCode::OK, &object))
+        Ok(answer)
     }
 
     /// Whatever is read now is newer than any revision that exists.
