@@ -12,6 +12,7 @@ pub mod lock;
 mod log_rotation;
 pub mod node;
 pub mod oom;
+pub mod pod_cidr;
 pub mod registration;
 pub mod run_once;
 pub mod status;

@@ -1,5 +1,6 @@
 //! All flags of `kubelet` 1.36 as data: name, type and setting; those of this daemon only:
-//! `proxy-config`, for kube-proxy in the same process, and `authorization-strict-streams`; and
+//! `proxy-config`, for kube-proxy in the same process, `authorization-strict-streams`,
+//! `early-readiness-probes` and `keep-kernel-tunables`; and
 //! `pod-infra-container-image` of kubelets before 1.35.
 //!
 //! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
@@ -41,6 +42,8 @@ pub(super) struct KubeletFlags {
     pub(super) allocatable_ignores_eviction: bool,
     pub(super) proxy_config: String,
     pub(super) strict_streams: bool,
+    pub(super) early_readiness_probes: bool,
+    pub(super) keep_kernel_tunables: bool,
     pub(super) kubelet: KubeletConfiguration,
 }
 
@@ -72,6 +75,8 @@ impl KubeletFlags {
             allocatable_ignores_eviction: false,
             proxy_config: String::new(),
             strict_streams: false,
+            early_readiness_probes: false,
+            keep_kernel_tunables: false,
             kubelet,
         }
     }
@@ -108,6 +113,8 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("image-credential-provider-bin-dir", Text(|s| &mut s.image_credential_provider_bin_dir)),
     own("proxy-config", Text(|s| &mut s.proxy_config)),
     own("authorization-strict-streams", Bool(|s| &mut s.strict_streams)),
+    own("early-readiness-probes", Bool(|s| &mut s.early_readiness_probes)),
+    own("keep-kernel-tunables", Bool(|s| &mut s.keep_kernel_tunables)),
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),
