@@ -63,7 +63,8 @@ async fn feed_runtime(runtime: &Runtime, health: watch::Sender<RuntimeHealth>) {
             // A runtime that restarts is not ready for a moment: the node's pods go on meanwhile.
             () = passed(down_at) => {
                 down_at = None;
-                send(health.borrow().clone().down());
+                let known = health.borrow().clone();
+                send(known.down());
                 continue;
             }
         };

@@ -451,7 +451,7 @@ async fn node_relists_that_hang_make_it_unready() {
         assert_eq!(it.condition("Ready")["status"], "True");
         it.ready(30, "False").await;
         let message = it.condition("Ready")["message"].as_str().unwrap().to_owned();
-        assert!(message.contains("PLEG is not healthy: pleg was last seen active 18"), "{message}");
+        assert!(message.contains("PLEG is not healthy: pleg was last seen active 3m"), "{message}");
         it.runtime.end_faults();
         it.ready(30, "True").await;
         assert_eq!(it.runtime.count("StartContainer", "c"), 1);

@@ -220,7 +220,7 @@ async fn registration_creates_node_and_reports_health() {
     );
     assert_eq!(
         condition(&node, "Ready")["message"],
-        "container runtime status check may not have completed yet"
+        "[container runtime status check may not have completed yet, network state unknown]"
     );
 
     feeds.runtime.send_replace(healthy());

@@ -588,6 +588,8 @@ impl RuntimeService for ScriptedRuntime {
             };
             let network =
                 PodSandboxNetworkStatus { ip: "192.0.2.7".to_owned(), ..Default::default() };
+            let linux = sandbox.config.linux.clone().unwrap_or_default();
+            let options = linux.security_context.unwrap_or_default().namespace_options;
             let status = PodSandboxStatus {
                 id,
                 metadata: sandbox.config.metadata.clone(),
@@ -595,6 +597,7 @@ impl RuntimeService for ScriptedRuntime {
                 created_at: nanoseconds(sandbox.created),
                 network: Some(network).filter(|_| sandbox.ready),
                 labels: sandbox.config.labels.clone(),
+                linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options }) }),
                 ..Default::default()
             };
             Ok(PodSandboxStatusResponse { status: Some(status), ..Default::default() })

@@ -150,10 +150,17 @@ async fn probes_ahead_of_their_period_count_only_where_one_success_is_enough() {
     (probe["periodSeconds"], probe["successThreshold"]) = (json!(5), json!(3));
     let mut probed = Probed::new(json!({"readinessProbe": probe}));
     probed.probes.early = true;
+    probed.set("ready", false);
     probed.runs("1", Duration::ZERO);
-    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
-    assert!((10_000..10_100).contains(&took), "{took} ms");
+    sleep(Duration::from_secs(1)).await;
+    probed.set("ready", true);
+    sleep(Duration::from_millis(3900)).await;
     assert!(probed.attempts("ready") > 5, "{}", probed.attempts("ready"));
+    // Those at 5, 10 and 15 seconds count.
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(probed.result("1", ProbeKind::Readiness), ProbeResult::Unknown);
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
+    assert!(took <= 200, "{took} ms");
 }
 
 #[tokio::test(start_paused = true)]
