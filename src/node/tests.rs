@@ -249,8 +249,7 @@ async fn node_without_a_network_starts_pods_in_the_hosts_network_alone() {
         let why = "container runtime network not ready: NetworkReady=false \
                    reason:NetworkPluginNotReady message:scripted";
         assert_eq!(event, format!("network is not ready: {why}"));
-        it.ready(30, "False").await;
-        assert_eq!(it.condition("Ready")["message"], why);
+        it.within(30, "the reason", |it| it.condition("Ready")["message"] == why).await;
         sleep(Duration::from_secs(60)).await;
         assert_eq!(it.runtime.running(), ["host"]);
         it.runtime.world().network_down = false;

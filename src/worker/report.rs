@@ -55,7 +55,6 @@ impl PodState {
             pending: decision.pending.as_ref(),
             resizing: self.resize.reported_progress(),
             gates: self.context.gates,
-            ..Context::default()
         };
         status::status(&self.pod, observed, &self.report.last, &context, clock::now())
     }

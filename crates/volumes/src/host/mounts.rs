@@ -57,7 +57,8 @@ impl Table {
             let point = unescaped(fields.next()?).into();
             // Before the dash: options of the mount, and optional fields.
             let before = fields.by_ref().take_while(|field| *field != b"-");
-            let shared = before.fold(false, |shared, field| shared || field.starts_with(SHARED));
+            // All of them are passed over.
+            let shared = before.filter(|field| field.starts_with(SHARED)).count() > 0;
             // Behind it: kind, source, and options of the file system.
             let options = fields.nth(2).unwrap_or_default();
             let labels = options.split(|byte| *byte == b',').any(|option| option == LABELS);
