@@ -186,8 +186,8 @@ mod tests {
             Self { world, health, _feed: tokio_util::task::AbortOnDropHandle::new(feed) }
         }
 
-        fn fail(&self, fault: Fault) {
-            (0..20).for_each(|_| self.world.inject("Status", fault));
+        fn fail(&self, fault: &Fault) {
+            (0..20).for_each(|_| self.world.inject("Status", fault.clone()));
         }
 
         /// The reason, each second.
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(fed.health.borrow().down, Some(initial));
         fed.health.wait_for(|health| health.down.is_none()).await.unwrap();
         for fault in [Fault::Fails, Fault::Hangs] {
-            fed.fail(fault);
+            fed.fail(&fault);
             assert_eq!(fed.reasons(24).await, [None], "{fault:?}");
             assert_eq!(fed.reasons(12).await, [None, Some("container runtime is down")]);
             let known = fed.health.borrow().clone();

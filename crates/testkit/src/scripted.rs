@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// What happens to one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It fails without an effect.
     Fails,

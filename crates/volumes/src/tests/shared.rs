@@ -46,7 +46,7 @@ fn root_directory_becomes_a_shared_mount_as_root() {
         fs::remove_file(path.join("file")).unwrap_err();
         fs::remove_dir(path).unwrap();
     }
-    assert_eq!(Table::read().unwrap().below(&node), [node.clone()]);
+    assert_eq!(Table::read().unwrap().below(&node).len(), 1);
 }
 
 #[test]
