@@ -20,10 +20,13 @@ run: ## start a cluster of one node with a demo application; ONCE=1 checks it an
 	cargo build --profile $(PROFILE) --bins -p longshore -p longshore-apiserver -p longshore-controllers -p longshore-dns -p longshore-demo
 	@exec "$$CARGO_TARGET_DIR/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/longshore-demo" $(if $(filter-out 0,$(ONCE)),--once)
 
-test: ## run all tests
+# With other programs than those of the PATH: CONTAINERD=FILE, with ctr and the shim beside it; KUBECTL=FILE.
+test: ## run all tests; CONTAINERD and KUBECTL choose the programs
 	@scripts/install-deps.sh test
 	cargo build --workspace --bins
-	@kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
+	@chosen=$$(scripts/select-programs.sh $(CACHE)/programs "$(CONTAINERD)" "$(KUBECTL)"); \
+	PATH="$${chosen:+$$chosen:}$$PATH"; \
+	kubectl=$$(scripts/fetch-kubectl.sh $(CACHE)/kubectl); PATH="$${kubectl:+$$kubectl:}$$PATH"; \
 	for client in $$(scripts/fetch-clients.sh $(CACHE)/clients); do export "$$client"; done; \
 	if command -v cargo-nextest >/dev/null; then cargo nextest run --workspace; \
 	else cargo test --workspace --no-fail-fast; fi

@@ -13,6 +13,7 @@ mod log_rotation;
 pub mod node;
 pub mod oom;
 mod pod_resources;
+pub mod pod_cidr;
 pub mod registration;
 pub mod run_once;
 pub mod status;

@@ -12,9 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::SignedDuration;
 use longshore_base::version::KUBERNETES_VERSION;
 use longshore_client::certificates;
-use longshore_client::events::{EventType, PodEventRecorder, Recorder, node_reference};
+use longshore_client::events::{EventType, PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::Config;
 use longshore_devices::pod_resources::PodResources;
@@ -34,7 +36,7 @@ use longshore_runtime as runtime;
 use longshore_runtime::handlers::Handlers;
 use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
-use longshore_runtime::{Parts, PodRuntime, Settings};
+use longshore_runtime::{HostIps, Parts, PodRuntime, Settings, host_ips};
 use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
 use longshore_volumes::plugins::{CsiNode, Drivers};
 use longshore_volumes::{Volumes, plugins};
@@ -47,8 +49,8 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    acquire_lock, device_settings, max_restart_delay, pod_gates, release_stale_devices,
-    report_manifest_errors, resize_rules, runtime_name, watch_manifests,
+    SetupEvents, acquire_lock, device_settings, max_restart_delay, pod_gates, release_stale_devices,
+    report_manifest_errors, resize_rules, watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -59,6 +61,7 @@ use crate::health;
 use crate::iptables;
 use crate::log_rotation;
 use crate::oom;
+use crate::pod_cidr;
 use crate::pod_resources::NodeResources;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
@@ -83,6 +86,20 @@ async fn run_in(
     environment: &impl Environment,
     config: Config,
     stop: CancellationToken,
+) -> Result<(), Error> {
+    let mut setup = SetupEvents::default();
+    let outcome = run_with(environment, config, stop, &mut setup).await;
+    if let Err(error) = &outcome {
+        setup.record(error).await;
+    }
+    outcome
+}
+
+async fn run_with(
+    environment: &impl Environment,
+    config: Config,
+    stop: CancellationToken,
+    setup: &mut SetupEvents,
 ) -> Result<(), Error> {
     let config = Arc::new(config);
     let watchdog = Watchdog::from_env()?;
@@ -119,7 +136,9 @@ async fn run_in(
     }
     // Events have a rate limit of their own.
     let events = connect(kubelet.event_record_qps, kubelet.event_burst).await?;
-    let (recorder, events_written) = Recorder::start(events, &config.node_name);
+    let recorder = setup.start(events, &config.node_name);
+    make_dir(&config.root_dir)?;
+    environment.prepare_machine(&config)?;
 
     // cgroups, and the limits of the daemon
     let machine = Machine::read();
@@ -133,8 +152,13 @@ async fn run_in(
         // returns where there is no iptables
         tasks.spawn_finite("iptables chains", iptables::keep());
     }
-    let addresses = environment.addresses(&config).await?;
-    let settings = Arc::new(Settings::new(&config, &machine, &addresses, cgroups.clone())?);
+    let addresses = environment.addresses(&config).await;
+    let (host_ips_sender, host_ips) = HostIps::follow(&addresses);
+    let settings = Arc::new(Settings::new(&config, &machine, host_ips, cgroups.clone())?);
+    if let Some(why) = runtime::exceeded_resolv_conf_limit(&settings) {
+        let node = node_reference(&config.node_name);
+        recorder.event(node, EventType::Warning, "CheckLimitsForResolvConf", &why);
+    }
     for dir in [settings.root_dir.join("pods"), settings.pod_logs_dir.clone()] {
         make_dir(&dir)?;
     }
@@ -220,6 +244,13 @@ async fn run_in(
     let (feeds, inputs) = registration::channels(volumes.devices().in_use(), devices.capacity());
     let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
     let storage = feeds.storage.clone();
+    let runtime_health = inputs.runtime();
+    tasks.spawn(
+        "range of the node's pods",
+        pod_cidr::feed(runtime.clone(), kubelet.pod_cidr.clone(), node_object.subscribe()),
+    );
+    tasks
+        .spawn("addresses of the node", follow_addresses(node_object.subscribe(), host_ips_sender));
     let mut api_node = None;
     tasks.spawn("health of the runtime", health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
@@ -278,8 +309,9 @@ async fn run_in(
 
     // the server, and the pod workers, which start after the first relist
     let handlers = Handlers::new(runtime.clone());
-    let (host_ips, probed) = (&settings.host_ips, &metrics.probes);
-    let probes = Probes::new(handlers.clone(), pod_events.clone(), host_ips, probed);
+    let (host_ips, probed) = (settings.host_ips.clone(), &metrics.probes);
+    let early = config.early_readiness_probes;
+    let probes = Probes::new(handlers.clone(), pod_events.clone(), host_ips, early, probed);
     let pods = PodRuntime::new(Parts {
         cri: runtime.clone(),
         observer: observer.clone(),
@@ -336,8 +368,9 @@ async fn run_in(
         pod_events,
         settings,
         objects,
-        runtime_name: runtime_name(&runtime).await,
+        runtime_health,
         max_restart_delay: max_restart_delay(&config),
+        resync_period: SignedDuration::from_nanos(kubelet.sync_frequency.as_nanos()),
         gates: pod_gates(&config),
         startup_limiter: StartupLimiter::default(),
         garbage: collectors.containers.clone(),
@@ -414,6 +447,7 @@ async fn run_in(
         tasks.spawn_finite("kube-proxy", running);
     }
 
+    let events_written = setup.complete();
     recorder.event(
         node_reference(&config.node_name),
         EventType::Normal,
@@ -443,12 +477,35 @@ async fn run_in(
     allocation.flush().await;
     let flush = async {
         while drain.join_next().await.is_some() {}
-        let _ = events_written.finish().await;
+        if let Some(written) = events_written {
+            let _ = written.finish().await;
+        }
     };
     if tokio::time::timeout(DRAIN, flush).await.is_err() {
         warn!("timeout writing the last statuses and events");
     }
     outcome
+}
+
+/// Sends the addresses of the node's object, whenever it has some. Never ends.
+async fn follow_addresses(
+    mut node: watch::Receiver<Option<Arc<Node>>>,
+    addresses: watch::Sender<Arc<[String]>>,
+) {
+    loop {
+        let known = node.borrow_and_update().as_deref().map(host_ips::of_node).unwrap_or_default();
+        if !known.is_empty() {
+            addresses.send_if_modified(|sent| {
+                let changed = **sent != *known;
+                *sent = known.into();
+                changed
+            });
+        }
+        if node.changed().await.is_err() {
+            // Nothing follows: there is no apiserver, or the node stops.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// Sets RLIMIT_NOFILE; the hard limit is raised with CAP_SYS_RESOURCE only. 0 keeps the limit.

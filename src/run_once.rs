@@ -47,10 +47,10 @@ impl ManifestErrors {
     /// Records errors and passes them on to `report`.
     pub fn record(&self, report: ReportInvalid) -> ReportInvalid {
         let own = self.clone();
-        Arc::new(move |location, reason| {
-            report(location, reason);
+        Arc::new(move |invalid| {
+            report(invalid);
             let mut known = own.0.lock();
-            known.insert(format!("manifest {location}"), reason.to_owned());
+            known.insert(format!("manifest {}", invalid.location), invalid.reason.to_owned());
         })
     }
 

@@ -123,7 +123,8 @@ async fn static_pod_invalid_manifest_is_reported() {
     cluster.until_event("InvalidManifest", "a-broken.yaml").await;
     cluster.until_event("InvalidManifest", "b-empty.yaml: spec.containers").await;
     cluster.until_event("InvalidManifest", "c-twice.yaml: spec.containers[1].name").await;
-    cluster.until_event("InvalidManifest", "e-same.yaml: metadata.name").await;
+    let same = "from file due to duplicate pod name";
+    cluster.until_event("FailedValidation", same).await;
     cluster.host.assert_clean();
 }
 

@@ -2,6 +2,7 @@
 //! Its tests have these in memory.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,9 +14,12 @@ use longshore_client::{self as client, ClientError, Limits};
 use longshore_config::Config;
 use longshore_cri::{Options, Runtime};
 use longshore_machine::addresses;
+use longshore_machine::tunables::{self, Behaviour};
 use longshore_metrics::Registry;
 use longshore_runtime as runtime;
 use longshore_server::NodeMetrics;
+use longshore_volumes::share_root;
+use tracing::warn;
 
 use super::{Error, TaskSet};
 
@@ -39,8 +43,11 @@ pub(super) trait Environment: Sync {
         tasks: &mut TaskSet,
     ) -> Result<Option<Connect>, Error>;
 
-    /// The addresses of the node.
-    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Vec<IpAddr>, Error>>;
+    /// Sets up what the node needs of its machine: the root directory, a shared mount, and kernel settings.
+    fn prepare_machine(&self, config: &Config) -> Result<(), Error>;
+
+    /// The addresses of the node. Empty: it has none yet.
+    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Vec<IpAddr>>;
 }
 
 /// As the configuration has it.
@@ -83,8 +90,26 @@ impl Environment for Real {
         })))
     }
 
-    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Vec<IpAddr>, Error>> {
+    fn prepare_machine(&self, config: &Config) -> Result<(), Error> {
+        let behaviour = match config.kubelet.protect_kernel_defaults {
+            true => Some(Behaviour::Require),
+            false => Some(Behaviour::Modify).filter(|_| !config.keep_kernel_tunables),
+        };
+        if let Some(behaviour) = behaviour {
+            tunables::apply(Path::new(tunables::SYSCTLS), behaviour)?;
+        }
+        share_root(&config.root_dir).map_err(Error::RootDirectory)
+    }
+
+    fn addresses<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Vec<IpAddr>> {
         let resolve = addresses::resolve(&config.node_ips, &config.node_name);
-        async { Ok(resolve.await?) }.boxed()
+        async {
+            resolve.await.unwrap_or_else(|error| {
+                // The network may come up later, and with it the status of the node.
+                warn!(%error, "the node has no address yet");
+                Vec::new()
+            })
+        }
+        .boxed()
     }
 }

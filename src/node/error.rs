@@ -26,9 +26,12 @@ pub enum Error {
     /// The serving certificate cannot be stored.
     #[error(transparent)]
     Certificates(#[from] StoreError),
-    /// The node has no address.
-    #[error(transparent)]
-    Address(#[from] longshore_machine::addresses::AddressError),
+    /// Kernel settings are not as a node needs them.
+    #[error("Failed to start ContainerManager: {0}")]
+    Tunables(#[from] longshore_machine::tunables::Error),
+    /// The root directory cannot become a shared mount.
+    #[error("error configuring root directory: {0}")]
+    RootDirectory(longshore_volumes::Error),
     /// Resource management cannot be set up.
     #[error(transparent)]
     Resources(#[from] resources::Error),

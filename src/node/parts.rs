@@ -2,19 +2,22 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::jiff::SignedDuration;
-use longshore_client::events::{EventType, Recorder, node_reference};
+use kube::Client;
+use longshore_client::events::{
+    EventType, PodEventRecorder, Recorder, RecorderTask, node_reference,
+};
 use longshore_config::Config;
-use longshore_cri::Runtime;
 use longshore_devices::Devices;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
-use longshore_pod::spec::Gates;
+use longshore_pod::spec::{self, Gates};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources;
-use longshore_podstate::sources::{Source, Update};
+use longshore_podstate::sources::{Invalid, Source, Update};
 use longshore_resources::managers;
 use longshore_runtime::Settings;
 use tokio::sync::mpsc;
@@ -40,11 +43,33 @@ pub(super) async fn acquire_lock(
     Ok(lock.map(Some))
 }
 
-/// The runtime's name in container ids; containerd while it is not reachable.
-pub(super) async fn runtime_name(runtime: &Runtime) -> String {
-    match runtime.version().await {
-        Ok(version) => version.runtime_name,
-        Err(_) => "containerd".to_owned(),
+/// How long the event about a failed start may take.
+const SETUP_EVENT: Duration = Duration::from_secs(3);
+
+/// The recorder of events, while the node starts: why it cannot is an event.
+#[derive(Default)]
+pub(super) struct SetupEvents(Option<(Recorder, RecorderTask, String)>);
+
+impl SetupEvents {
+    /// Events are recorded from here on.
+    pub(super) fn start(&mut self, client: Option<Client>, node_name: &str) -> Recorder {
+        let (recorder, written) = Recorder::start(client, node_name);
+        self.0 = Some((recorder.clone(), written, node_name.to_owned()));
+        recorder
+    }
+
+    /// The node has started. Returns the task that writes events.
+    pub(super) fn complete(&mut self) -> Option<RecorderTask> {
+        self.0.take().map(|(_, written, _)| written)
+    }
+
+    /// The start has failed, or the node after it.
+    pub(super) async fn record(self, error: &Error) {
+        let Some((recorder, written, node_name)) = self.0 else { return };
+        let message = error.to_string();
+        let node = node_reference(&node_name);
+        recorder.event(node, EventType::Warning, "KubeletSetupFailed", &message);
+        let _ = tokio::time::timeout(SETUP_EVENT, written.finish()).await;
     }
 }
 
@@ -144,9 +169,20 @@ pub(super) fn report_manifest_errors(
     recorder: Recorder,
     node_name: String,
 ) -> sources::ReportInvalid {
-    Arc::new(move |location, reason| {
+    let pod_events = PodEventRecorder::new(recorder.clone());
+    Arc::new(move |Invalid { location, reason, duplicate }| {
         let message = format!("manifest {location}: {reason}");
         warn!("{message}");
-        recorder.event(node_reference(&node_name), EventType::Warning, "InvalidManifest", &message);
+        let Some((pod, source)) = duplicate else {
+            let node = node_reference(&node_name);
+            return recorder.event(node, EventType::Warning, "InvalidManifest", &message);
+        };
+        let message = format!(
+            "Error validating pod {} from {} due to duplicate pod name {:?}, ignoring",
+            spec::describe(pod),
+            source.as_str(),
+            spec::name(pod)
+        );
+        pod_events.pod(pod, true, "FailedValidation", &message);
     })
 }

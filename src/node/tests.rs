@@ -22,6 +22,10 @@ const NODE: &str = "/api/v1/nodes/n";
 struct InMemory {
     runtime: ScriptedRuntime,
     api: Option<Api>,
+    /// The machine has no address.
+    has_no_address: bool,
+    /// The machine cannot be prepared.
+    fails: bool,
     /// A task of the node with this name ends after that time.
     ending_task: Option<(&'static str, Duration)>,
 }
@@ -47,8 +51,16 @@ impl Environment for InMemory {
         Ok(self.api.clone().map(connect))
     }
 
-    fn addresses<'a>(&'a self, _: &'a Config) -> BoxFuture<'a, Result<Vec<IpAddr>, Error>> {
-        std::future::ready(Ok(vec!["192.0.2.1".parse().unwrap()])).boxed()
+    fn prepare_machine(&self, _: &Config) -> Result<(), Error> {
+        match self.fails {
+            true => Err(Error::RootDirectory(longshore_volumes::Error::Interrupted)),
+            false => Ok(()),
+        }
+    }
+
+    fn addresses<'a>(&'a self, _: &'a Config) -> BoxFuture<'a, Vec<IpAddr>> {
+        let address = "192.0.2.1".parse().unwrap();
+        std::future::ready(if self.has_no_address { vec![] } else { vec![address] }).boxed()
     }
 }
 
@@ -199,19 +211,99 @@ async fn node_start_without_a_runtime_waits_for_it() {
         });
         it.ready(30, "False").await;
         let message = it.condition("Ready")["message"].as_str().unwrap().to_owned();
-        assert!(message.contains("container runtime is down"), "{message}");
+        assert!(message.contains("container runtime status check may not have"), "{message}");
+        assert!(message.contains("network state unknown"), "{message}");
         sleep(Duration::from_secs(60)).await;
         assert!(!it.run.is_finished());
         it.runtime.world().is_down = false;
         it.ready(30, "True").await;
         it.running(30, &["c"]).await;
-        // And it may be away again.
+        // And it may be away again: the node is ready for half a minute more.
         it.runtime.world().is_down = true;
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(it.condition("Ready")["status"], "True");
         it.ready(60, "False").await;
+        assert_eq!(it.condition("Ready")["message"], "container runtime is down");
         it.runtime.world().is_down = false;
         it.ready(60, "True").await;
         assert_eq!(it.runtime.count("StartContainer", "c"), 1);
         it.stopped().await.unwrap();
+    })
+    .await;
+}
+
+/// They started in a network that was not there, or were reported as running without an address.
+#[tokio::test(start_paused = true)]
+async fn node_without_a_network_starts_pods_in_the_hosts_network_alone() {
+    local(async {
+        let it = Started::new(|environment| {
+            environment.runtime.world().network_down = true;
+            let api = environment.api.as_ref().unwrap();
+            api.put_pod(pod("p", json!({}), json!({})));
+            let host = json!({"hostNetwork": true});
+            api.put_pod(pod("host", host, json!({"name": "host"})));
+        });
+        it.running(30, &["host"]).await;
+        it.within(10, "an event", |it| it.api.event("NetworkNotReady").is_some()).await;
+        let event = it.api.event("NetworkNotReady").unwrap();
+        let why = "container runtime network not ready: NetworkReady=false \
+                   reason:NetworkPluginNotReady message:scripted";
+        assert_eq!(event, format!("network is not ready: {why}"));
+        it.within(30, "the reason", |it| it.condition("Ready")["message"] == why).await;
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(it.runtime.running(), ["host"]);
+        it.runtime.world().network_down = false;
+        it.running(10, &["c", "host"]).await;
+        it.ready(30, "True").await;
+        it.stopped().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_start_without_an_address_waits_for_that_of_its_object() {
+    local(async {
+        let api = Api::default();
+        api.put_pod(pod("p", json!({"hostNetwork": true}), json!({})));
+        let environment = InMemory { api: Some(api), has_no_address: true, ..InMemory::default() };
+        // The addresses are written by a controller of the cloud.
+        let it = Started::with(environment, |config| config.external_cloud = true);
+        it.running(30, &["c"]).await;
+        let ip = |it: &Started| it.api.status("p")["hostIP"].clone();
+        it.ready(30, "True").await;
+        assert_eq!(ip(&it), Value::Null);
+        // They are known with the next heartbeat, as this apiserver has no watch of nodes.
+        let set = |addresses: Value| {
+            let mut objects = it.api.objects();
+            objects.others.get_mut(NODE).unwrap()["status"]["addresses"] = addresses;
+        };
+        let of = |ip: &str| json!({"type": "InternalIP", "address": ip});
+        set(json!([of("192.0.2.7")]));
+        it.within(600, "the address", |it| ip(it) == "192.0.2.7").await;
+        it.within(30, "the pod's", |it| it.api.status("p")["podIP"] == "192.0.2.7").await;
+        // It becomes a node of both families, and then has another address.
+        set(json!([of("192.0.2.7"), of("2001:db8::7")]));
+        let both = json!([{"ip": "192.0.2.7"}, {"ip": "2001:db8::7"}]);
+        it.within(600, "both", |it| it.api.status("p")["hostIPs"] == both).await;
+        it.within(30, "both of the pod", |it| it.api.status("p")["podIPs"] == both).await;
+        set(json!([of("192.0.2.8")]));
+        it.within(600, "the new one", |it| ip(it) == "192.0.2.8").await;
+        assert_eq!(it.api.status("p")["podIPs"], both, "those of a pod stay");
+        it.stopped().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_start_that_fails_is_an_event() {
+    local(async {
+        let it = Started::new(|environment| environment.fails = true);
+        let (api, run) = (it.api.clone(), it.run);
+        let error = timeout(Duration::from_secs(60), run).await.unwrap().unwrap().unwrap_err();
+        let text = "error configuring root directory: work on volumes was interrupted";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(api.event("KubeletSetupFailed").as_deref(), Some(text));
+        assert_eq!(api.event("Starting"), None);
     })
     .await;
 }
@@ -358,7 +450,7 @@ async fn node_relists_that_hang_make_it_unready() {
         assert_eq!(it.condition("Ready")["status"], "True");
         it.ready(30, "False").await;
         let message = it.condition("Ready")["message"].as_str().unwrap().to_owned();
-        assert!(message.contains("PLEG is not healthy: pleg was last seen active 18"), "{message}");
+        assert!(message.contains("PLEG is not healthy: pleg was last seen active 3m"), "{message}");
         it.runtime.end_faults();
         it.ready(30, "True").await;
         assert_eq!(it.runtime.count("StartContainer", "c"), 1);

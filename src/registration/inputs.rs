@@ -14,7 +14,10 @@ use tokio::sync::watch;
 pub struct RuntimeHealth {
     /// Name and version as in the API, such as `containerd://1.6.20`; empty: unknown.
     pub version: String,
-    /// Why the runtime is not ready; `None`: it is.
+    /// Why nothing is known of the runtime's readiness, or nothing any more; `None`: it was ready a short
+    /// time ago.
+    pub down: Option<&'static str>,
+    /// Why the runtime is not ready, by its own account; `None`: it is.
     pub runtime_error: Option<String>,
     /// Why the network is not ready; `None`: it is.
     pub network_error: Option<String>,
@@ -30,10 +33,9 @@ impl Default for RuntimeHealth {
     fn default() -> Self {
         Self {
             version: String::new(),
-            runtime_error: Some(
-                "container runtime status check may not have completed yet".to_owned(),
-            ),
-            network_error: None,
+            down: Some("container runtime status check may not have completed yet"),
+            runtime_error: None,
+            network_error: Some("network state unknown".to_owned()),
             handlers: Vec::new(),
             features: None,
             host_network_in_user_namespace: false,
@@ -63,6 +65,7 @@ impl RuntimeHealth {
         handlers.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
             version: format!("{}://{}", version.runtime_name, version.runtime_version),
+            down: None,
             runtime_error: fault("container runtime not ready", "RuntimeReady", conditions),
             network_error: fault("container runtime network not ready", "NetworkReady", conditions),
             handlers,
@@ -75,9 +78,22 @@ impl RuntimeHealth {
         }
     }
 
-    /// The same runtime, not reachable for that reason.
-    pub fn down(self, reason: &str) -> Self {
-        Self { runtime_error: Some(format!("container runtime is down: {reason}")), ..self }
+    /// The same runtime, which has not been ready for a long time.
+    pub fn down(self) -> Self {
+        Self { down: Some("container runtime is down"), ..self }
+    }
+
+    /// The runtime's name, as in `containerd://ID`; `None`: unknown.
+    pub fn runtime_name(&self) -> Option<&str> {
+        self.version.split_once("://").map(|(name, _)| name).filter(|name| !name.is_empty())
+    }
+
+    /// Whether a handler supports recursive read-only mounts; empty: the default one.
+    pub fn mounts_recursively_read_only(&self, handler: &str) -> bool {
+        let mut handlers = self.handlers.iter();
+        let found = handlers.find(|known| known.name.as_deref().unwrap_or_default() == handler);
+        let features = found.and_then(|known| known.features.as_ref());
+        features.and_then(|own| own.recursive_read_only_mounts).unwrap_or(false)
     }
 }
 
@@ -87,7 +103,7 @@ fn fault(prefix: &str, name: &str, conditions: &[RuntimeCondition]) -> Option<St
         Some(RuntimeCondition { reason, message, .. }) => {
             Some(format!("{prefix}: {name}=false reason:{reason} message:{message}"))
         }
-        None => Some(format!("{prefix}: the runtime reports no condition {name}")),
+        None => Some(format!("{prefix}: <nil>")),
     }
 }
 
@@ -145,6 +161,11 @@ pub fn channels(
 }
 
 impl Inputs {
+    /// Status of the runtime, for other users.
+    pub fn runtime(&self) -> watch::Receiver<RuntimeHealth> {
+        self.runtime.clone()
+    }
+
     /// Pressure conditions, for other users.
     pub fn pressure(&self) -> watch::Receiver<Pressure> {
         self.pressure.clone()

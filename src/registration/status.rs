@@ -266,11 +266,12 @@ fn not_ready(inputs: &StatusInputs<'_>, capacity: &Amounts) -> Option<String> {
         .collect();
     let missing = (!missing.is_empty())
         .then(|| format!("missing node capacity for resources: {}", missing.join(", ")));
+    let down = inputs.runtime.down.map(str::to_owned);
     let (runtime, network) =
         (inputs.runtime.runtime_error.clone(), inputs.runtime.network_error.clone());
     let storage = inputs.storage.map(str::to_owned);
     let reasons: Vec<String> =
-        [pleg, runtime, network, storage, missing].into_iter().flatten().collect();
+        [down, pleg, runtime, network, storage, missing].into_iter().flatten().collect();
     match reasons.as_slice() {
         [] => None,
         [one] => Some(one.clone()),

@@ -45,6 +45,7 @@ pub(crate) use self::api::Api;
 use crate::admission::{self, Admission};
 use crate::allocation::{self, Allocation};
 use crate::gc;
+use crate::registration::RuntimeHealth;
 use crate::status::StatusWriter;
 use crate::terminator::{PodTerminator, Termination};
 use crate::worker::{Metrics, Pool, StartupLimiter, WorkerContext};
@@ -80,6 +81,8 @@ pub(crate) struct Node {
     pub(crate) api: Api,
     dir: tempfile::TempDir,
     daemon: Option<Daemon>,
+    /// The status of the runtime, as the daemon sees it.
+    pub(crate) health: watch::Sender<RuntimeHealth>,
 }
 
 /// One run of the daemon, as far as pods are concerned. It ends when this is dropped.
@@ -112,7 +115,14 @@ impl Node {
     pub(crate) async fn start() -> Self {
         let runtime = ScriptedRuntime::default();
         let dir = tempfile::tempdir().unwrap();
-        let mut node = Self { runtime, api: Api::default(), dir, daemon: None };
+        let health = RuntimeHealth {
+            version: "scripted://1".to_owned(),
+            down: None,
+            network_error: None,
+            ..RuntimeHealth::default()
+        };
+        let health = watch::Sender::new(health);
+        let mut node = Self { runtime, api: Api::default(), dir, daemon: None, health };
         node.start_daemon().await;
         node
     }
@@ -144,8 +154,8 @@ impl Node {
             exclusive_cpus: false,
         };
         let cgroups = Cgroups::setup(Driver::Cgroupfs, "/", policy, registry).await.unwrap();
-        let address = ["192.0.2.1".parse().unwrap()];
-        let settings = Settings::new(&config, &Machine::read(), &address, cgroups).unwrap();
+        let host_ips = ["192.0.2.1"].into();
+        let settings = Settings::new(&config, &Machine::read(), host_ips, cgroups).unwrap();
         let settings = Arc::new(settings);
 
         let (updates, merged) = mpsc::channel(1 << 16);
@@ -170,8 +180,13 @@ impl Node {
         let status = StatusWriter::new(registry);
         tasks.spawn(status.clone().run(client.clone(), desired.clone(), stop.clone()));
         let handlers = Handlers::new(cri.clone());
-        let probes =
-            Probes::new(handlers.clone(), pod_events.clone(), &settings.host_ips, registry);
+        let probes = Probes::new(
+            handlers.clone(),
+            pod_events.clone(),
+            settings.host_ips.clone(),
+            false,
+            registry,
+        );
         let managers = Managers::default();
         let devices = Devices::default();
         let pods = PodRuntime::new(Parts {
@@ -248,8 +263,9 @@ impl Node {
             pod_events,
             settings,
             objects,
-            runtime_name: "scripted".to_owned(),
+            runtime_health: self.health.subscribe(),
             max_restart_delay: MAX_RESTART_DELAY,
+            resync_period: SignedDuration::from_secs(60),
             gates: Gates::default(),
             startup_limiter: StartupLimiter::new(SLOTS),
             allocation,

@@ -11,7 +11,7 @@ use longshore_pod::observed::{self, Sandbox};
 use longshore_pod::plan::{Reset, Start};
 use longshore_pod::spec::{self, describe};
 use longshore_runtime::{Error, Present, StartError};
-use longshore_volumes::PodMounts;
+use longshore_volumes::{PodMounts, Resolved};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -36,7 +36,7 @@ pub(super) struct StepContext {
 /// When the volumes are mounted, relative to the creation of the sandbox.
 pub(super) enum Volumes {
     /// They are already mounted.
-    Ready,
+    Ready(Arc<PodMounts>),
     /// In parallel.
     Alongside,
     /// First, since the last mount failed: this avoids creating a sandbox, and allocating an address, in vain.
@@ -77,7 +77,11 @@ impl StepContext {
     }
 
     async fn mounted(&self) -> Result<Arc<PodMounts>, Failure> {
-        let mounted = Box::pin(self.context.volumes.mount(&self.pod)).await;
+        self.mounted_as(self.context.volumes.resolve(&self.pod).await).await
+    }
+
+    async fn mounted_as(&self, resolved: Resolved) -> Result<Arc<PodMounts>, Failure> {
+        let mounted = Box::pin(self.context.volumes.mount_resolved(&self.pod, resolved)).await;
         let failed = |error: longshore_volumes::Error| Failure {
             reason: error.reason(),
             message: error.to_string(),
@@ -132,15 +136,23 @@ impl StepContext {
         self.context.runtime.create_dirs(&self.pod).await.map_err(|error| {
             Failure::new("Failed", format!("error making pod data directories: {error}"))
         })?;
-        let mounting = cancellation.run_until_cancelled(self.mounted());
+        let run = async |groups| self.run_sandbox(attempt, groups, slot, cancellation).await;
         let (mounts, made) = match volumes {
-            Volumes::Ready => (None, self.run_sandbox(attempt, slot, cancellation).await),
+            Volumes::Ready(mounts) => (None, run(volume_groups(&mounts)).await),
             Volumes::First => {
+                let mounting = cancellation.run_until_cancelled(self.mounted());
                 let mounts = mounting.await.transpose()?;
-                (mounts, self.run_sandbox(attempt, slot, cancellation).await)
+                let groups = mounts.as_deref().map(volume_groups).unwrap_or_default();
+                (mounts, run(groups).await)
             }
             Volumes::Alongside => {
-                match join(mounting, self.run_sandbox(attempt, slot, cancellation)).await {
+                // The sandbox has the groups of the volumes, which are known before these are mounted.
+                let resolving = self.context.volumes.resolve(&self.pod);
+                let resolving = cancellation.run_until_cancelled(resolving).await;
+                let Some(resolved) = resolving else { return Ok(None) };
+                let groups = resolved.groups();
+                let mounting = cancellation.run_until_cancelled(self.mounted_as(resolved));
+                match join(mounting, run(groups)).await {
                     (Some(Err(failure)), made) => {
                         if made.is_ok() {
                             self.remove_new_sandbox().await;
@@ -157,13 +169,14 @@ impl StepContext {
     async fn run_sandbox(
         &self,
         attempt: u32,
+        groups: Vec<i64>,
         slot: &StartupSlot,
         cancellation: &CancellationToken,
     ) -> Result<(), Failure> {
         if cancellation.run_until_cancelled(slot.acquire()).await.is_none() {
             return Ok(());
         }
-        let made = self.context.runtime.create_sandbox(&self.pod, attempt).await;
+        let made = self.context.runtime.create_sandbox(&self.pod, attempt, &groups).await;
         self.context.metrics.sandbox_created(&self.pod, made.is_ok());
         if made.is_err() {
             slot.release();
@@ -175,6 +188,10 @@ impl StepContext {
             Error::Cgroup(error) => Failure::new(
                 "FailedCreatePodContainer",
                 format!("unable to ensure pod container exists: {error}"),
+            ),
+            Error::Observe(error) => Failure::new(
+                "FailedPodSandBoxStatus",
+                format!("Unable to get pod sandbox status: {error}"),
             ),
             error @ Error::DynamicResources => Failure::new(
                 "FailedPrepareDynamicResources",
@@ -356,6 +373,11 @@ impl StepContext {
         }
         Outcome::Done
     }
+}
+
+/// The supplemental groups that mounted volumes require.
+fn volume_groups(mounts: &PodMounts) -> Vec<i64> {
+    mounts.values().filter_map(|mounted| mounted.group).collect()
 }
 
 fn killing(error: Error) -> Failure {

@@ -58,7 +58,7 @@ impl PodVolumes {
     /// When they are mounted, relative to the creation of a sandbox.
     pub(super) fn order(&self) -> Volumes {
         match (&self.mounts, self.mount_failed) {
-            (Some(_), _) => Volumes::Ready,
+            (Some(mounts), _) => Volumes::Ready(mounts.clone()),
             (None, false) => Volumes::Alongside,
             (None, true) => Volumes::First,
         }

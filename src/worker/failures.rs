@@ -17,7 +17,7 @@ const PARTIAL_LIMIT: SignedDuration = SignedDuration::from_secs(5);
 const POD: &str = "";
 
 /// Waiting reason of a container in restart backoff.
-pub(super) const CRASH_LOOP: &str = "CrashLoopBackOff";
+const CRASH_LOOP: &str = "CrashLoopBackOff";
 /// Waiting reason of a container whose environment refers to missing objects.
 const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
@@ -41,6 +41,8 @@ pub(super) struct Wait {
     pub(super) message: String,
     /// When it is retried, unless that follows from the restart backoff.
     until: Option<Timestamp>,
+    /// In restart backoff: when the next event about that is due.
+    event_at: Option<Timestamp>,
 }
 
 /// What an incomplete observed state requires.
@@ -120,13 +122,32 @@ impl Failures {
     pub(super) fn container_failed(&mut self, name: String, error: StartError, now: Timestamp) {
         let until = error.retry_at.unwrap_or_else(|| self.next_retry(&name, now));
         let reason = error.reason.to_owned();
-        self.waiting.insert(name, Wait { reason, message: error.message, until: Some(until) });
+        let wait = Wait { reason, message: error.message, until: Some(until), event_at: None };
+        self.waiting.insert(name, wait);
     }
 
-    /// A container is in restart backoff.
-    pub(super) fn container_backs_off(&mut self, name: String, message: String) {
-        let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None };
-        self.waiting.insert(name, wait);
+    /// A container is in restart backoff. Returns whether an event is due: when it begins, and each `resync`
+    /// period.
+    pub(super) fn container_backs_off(
+        &mut self,
+        name: &str,
+        message: String,
+        now: Timestamp,
+        resync: SignedDuration,
+    ) -> bool {
+        let known = self.waiting.get(name).filter(|wait| wait.message == message);
+        if known.and_then(|wait| wait.event_at).is_some_and(|at| at > now) {
+            return false;
+        }
+        let event_at = Some(now.checked_add(resync).unwrap_or(Timestamp::MAX));
+        let wait = Wait { reason: CRASH_LOOP.to_owned(), message, until: None, event_at };
+        self.waiting.insert(name.to_owned(), wait);
+        true
+    }
+
+    /// When the next event about a container in restart backoff is due.
+    pub(super) fn backoff_event_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.waiting.values().filter_map(|wait| wait.event_at).filter(|at| *at > now).min()
     }
 
     /// Containers that wait for objects are retried without delay.
@@ -215,6 +236,25 @@ mod tests {
         failures.container_started("a");
         assert_eq!(until(&failures), [None, None, Some(at(9)), None]);
         assert_eq!(failures.waiting().len(), 2);
+    }
+
+    #[test]
+    fn failures_report_a_restart_backoff_each_period() {
+        let mut failures = Failures::default();
+        let minute = SignedDuration::from_secs(60);
+        let mut reported = |message: &str, seconds: i64| {
+            let due =
+                failures.container_backs_off("c", message.to_owned(), at(seconds * 1000), minute);
+            (due, failures.backoff_event_at(at(0)).map(|at| at.as_second()))
+        };
+        assert_eq!(reported("back-off 10s", 0), (true, Some(60)));
+        assert_eq!(reported("back-off 10s", 9), (false, Some(60)));
+        assert_eq!(reported("back-off 5m0s", 10), (true, Some(70)));
+        assert_eq!(reported("back-off 5m0s", 69), (false, Some(70)));
+        assert_eq!(reported("back-off 5m0s", 70), (true, Some(130)));
+        failures.container_started("c");
+        assert_eq!(failures.backoff_event_at(at(0)), None);
+        assert!(failures.container_backs_off("c", "back-off 5m0s".to_owned(), at(71_000), minute));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::WorkerContext;
 use crate::allocation::Decision;
+use crate::registration::RuntimeHealth;
 use crate::terminator::Order;
 
 /// The inputs of a worker, each with its newest value.
@@ -22,17 +23,27 @@ pub(super) struct Inputs {
     pub(super) decision: watch::Receiver<Decision>,
     /// Changes when the health of its devices does.
     pub(super) health: watch::Receiver<u64>,
+    /// The status of the runtime.
+    pub(super) runtime: watch::Receiver<RuntimeHealth>,
+    /// The node's addresses.
+    pub(super) host_ips: watch::Receiver<Arc<[String]>>,
 }
 
 impl Inputs {
     pub(super) fn new(context: &WorkerContext, uid: &str, order: watch::Receiver<Order>) -> Self {
-        Self {
+        let mut inputs = Self {
             order,
             observed: context.observer.subscribe(uid),
             probes: context.probes.subscribe(uid),
             decision: context.allocation.subscribe(uid),
             health: context.devices.subscribe(uid),
-        }
+            runtime: context.runtime_health.clone(),
+            host_ips: context.settings.host_ips.subscribe(),
+        };
+        // What changed before this worker began is not news.
+        inputs.runtime.mark_unchanged();
+        inputs.host_ips.mark_unchanged();
+        inputs
     }
 
     /// The newest observed state, which counts as read.
@@ -46,6 +57,8 @@ impl Inputs {
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
             Ok(()) = self.health.changed() => {}
+            Ok(()) = self.runtime.changed() => {}
+            Ok(()) = self.host_ips.changed() => {}
             _ = self.observed.changed() => {}
             _ = self.probes.changed() => {}
         }

@@ -28,6 +28,7 @@ use super::supervisor::{Start, Supervisor, WorkerEvent};
 use super::task::Task;
 use crate::admission::Admission;
 use crate::allocation::Allocation;
+use crate::registration::RuntimeHealth;
 use crate::status::StatusWriter;
 use crate::terminator::{Order, PodTerminator};
 
@@ -52,10 +53,12 @@ pub struct WorkerContext {
     pub settings: Arc<Settings>,
     /// Secrets and config maps.
     pub objects: longshore_client::objects::Objects,
-    /// The runtime's name, as in `containerd://id`.
-    pub runtime_name: String,
+    /// Status of the runtime.
+    pub runtime_health: watch::Receiver<RuntimeHealth>,
     /// Longest delay before a container is started again.
     pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
+    /// How often a pod that does not change is looked at again.
+    pub resync_period: k8s_openapi::jiff::SignedDuration,
     /// The feature gates in force.
     pub gates: Gates,
     /// Limit of parallel pod starts.
@@ -112,9 +115,15 @@ impl Pool {
     /// Runs until `stop` is cancelled. Containers go on running then.
     pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) {
         let mut relisted = self.context.observer.relisted();
-        // Nothing may be started before the first relist.
+        let mut health = self.context.runtime_health.clone();
+        // Nothing may be started before the first relist, nor reported before the runtime's name is
+        // known, which is a part of the containers' ids.
+        let first = async {
+            relisted.wait_for(Option::is_some).await?;
+            health.wait_for(|health| health.runtime_name().is_some()).await.map(drop)
+        };
         tokio::select! {
-            first = relisted.wait_for(Option::is_some) => if first.is_err() { return },
+            first = first => if first.is_err() { return },
             () = stop.cancelled() => return,
         }
         let mut beats = interval(BEAT);

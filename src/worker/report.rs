@@ -40,19 +40,21 @@ impl PodState {
         let probes = self.inputs.probes.borrow().clone();
         let actuated = self.context.allocation.actuated(spec::uid(&self.pod));
         let decision = self.inputs.decision.borrow().clone();
+        let (runtime, host_ips) = (self.inputs.runtime.borrow(), self.inputs.host_ips.borrow());
+        let handler = observed.sandboxes.first().map(|sandbox| sandbox.handler.as_str());
         let context = Context {
             probes: &probes,
             starting: self.starting(observed),
             waiting,
-            host_ips: &self.context.settings.host_ips,
+            host_ips: &host_ips,
+            recursive_read_only: runtime.mounts_recursively_read_only(handler.unwrap_or_default()),
             terminal: terminated,
             verdict: self.report.verdict.clone(),
-            runtime: &self.context.runtime_name,
+            runtime: runtime.runtime_name().unwrap_or_default(),
             actuated: &actuated,
             pending: decision.pending.as_ref(),
             resizing: self.resize.reported_progress(),
             gates: self.context.gates,
-            ..Context::default()
         };
         let last = &self.report.last;
         let mut status = status::status(&self.pod, observed, last, &context, clock::now());

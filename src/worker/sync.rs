@@ -24,7 +24,6 @@ use super::Why;
 use super::act::ContainerStart;
 use super::data::PodVolumes;
 use super::end::grace;
-use super::failures::CRASH_LOOP;
 use super::startup_limiter::StartupSlot;
 use super::state::{PodState, Wake};
 use super::steps::{Outcome, Subject};
@@ -40,6 +39,8 @@ pub(super) struct Syncing {
     images: HashMap<String, Present>,
     /// The sandbox for which `SandboxChanged` was recorded last.
     lost_sandbox: String,
+    /// While the pod waits for the network: when the next event about that is due.
+    network_event_at: Option<Timestamp>,
     /// Held by the container that is being started.
     start_lock: Arc<Mutex<()>>,
     /// Held while the pod is being started.
@@ -54,6 +55,7 @@ impl Syncing {
             restarts: Backoff::new(RESTART_BASE, context.max_restart_delay),
             images: HashMap::new(),
             lost_sandbox: String::new(),
+            network_event_at: None,
             start_lock: Arc::default(),
             slot: context.startup_limiter.slot(),
         }
@@ -96,7 +98,7 @@ impl Syncing {
             gates,
         };
         let plan = plan(&state.pod, &observed, inputs);
-        note_delays(state, &plan);
+        note_delays(state, &plan, now);
         let plan = due(state, plan, now);
 
         // A terminal phase is not reported while steps are running.
@@ -121,16 +123,38 @@ impl Syncing {
                 return Next::Terminate(grace, why);
             }
         };
+        if let Some(event_at) = self.wait_for_network(state, now) {
+            return Next::Wait(Wake(over_at.into_iter().chain([event_at]).min()));
+        }
         self.refresh(state, now);
         let retries = [
             state.failures.pod_retry_at(now),
             state.resize.retry_at(now),
             self.volumes.retry_at(now),
+            state.failures.backoff_event_at(now),
         ];
         let wakes =
             [plan.wake_at(), over_at, coalesced_until].into_iter().chain(retries).flatten().min();
         self.begin(state, &observed, plan, now);
         Next::Wait(Wake(wakes))
+    }
+
+    /// Whether the pod waits until the network is ready: then it returns when the next event about that is
+    /// due.
+    fn wait_for_network(&mut self, state: &PodState, now: Timestamp) -> Option<Timestamp> {
+        let why = state.inputs.runtime.borrow().network_error.clone();
+        let Some(why) = why.filter(|_| !spec::host_network(&state.pod)) else {
+            self.network_event_at = None;
+            return None;
+        };
+        self.slot.release(); // it does not wait for the runtime
+        let due = self.network_event_at.filter(|at| *at > now).unwrap_or_else(|| {
+            let message = format!("network is not ready: {why}");
+            state.context.pod_events.pod(&state.pod, true, "NetworkNotReady", &message);
+            now.checked_add(NETWORK_EVENTS).unwrap_or(Timestamp::MAX)
+        });
+        self.network_event_at = Some(due);
+        Some(due)
     }
 
     /// Starts the steps of a plan that are possible now. The others are planned again later.
@@ -342,30 +366,23 @@ fn due(state: &PodState, mut plan: Plan, now: Timestamp) -> Plan {
 }
 
 /// Reports containers in restart backoff.
-fn note_delays(state: &mut PodState, plan: &Plan) {
+fn note_delays(state: &mut PodState, plan: &Plan, now: Timestamp) {
+    let resync = state.context.resync_period;
     for waiting in &plan.waiting {
         if state.steps.is_container_busy(&waiting.name) {
             continue;
         }
-        let known = state.failures.wait(&waiting.name);
         let delay = Duration::try_from(waiting.delay).unwrap_or_default();
         let message = backoff_message(&state.pod, &waiting.name, delay);
-        if known.is_some_and(|wait| wait.message.starts_with(&message)) {
+        if !state.failures.container_backs_off(&waiting.name, message, now, resync) {
             continue;
         }
-        // A failure before the container ran is shown nowhere else.
-        let cause = known.filter(|wait| wait.reason != CRASH_LOOP);
-        let message = match cause {
-            Some(cause) => format!("{message}: {}: {}", cause.reason, cause.message),
-            None => message,
-        };
         if let Some((kind, container)) = spec::container(&state.pod, &waiting.name) {
             let name = &container.name;
             let pod = describe(&state.pod);
             let text = format!("Back-off restarting failed container {name} in pod {pod}");
             state.context.pod_events.container(&state.pod, kind, name, true, "BackOff", &text);
         }
-        state.failures.container_backs_off(waiting.name.clone(), message);
     }
 }
 
@@ -398,5 +415,7 @@ impl PodState {
 
 /// How long the exit of a replaced container is withheld, to be reported with its next start.
 const STATUS_COALESCE: SignedDuration = SignedDuration::from_millis(500);
+/// How often a pod that waits for the network says so.
+const NETWORK_EVENTS: SignedDuration = SignedDuration::from_secs(10);
 /// The containers of a stopped sandbox exit within this time.
 const LOSS: SignedDuration = SignedDuration::from_secs(5);

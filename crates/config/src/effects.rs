@@ -90,7 +90,8 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("runtimeRequestTimeout", Full),
     none!("hairpinMode", hairpin_mode, "it is for the CNI plugins to set, upstream too"),
     ("maxPods", Full),
-    none!("podCIDR", pod_cidr, "the apiserver's word counts, or the CNI configuration"),
+    // until the node object has one
+    ("podCIDR", Full),
     ("podPidsLimit", Full),
     ("resolvConf", Full),
     ("runOnce", Full),
@@ -112,7 +113,6 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("mergeDefaultEvictionSettings", Full),
     ("podsPerCore", Full),
     ("enableControllerAttachDetach", Full),
-    // invalid values are errors; without effect if the field is false
     ("protectKernelDefaults", Full),
     ("makeIPTablesUtilChains", Full),
     none!("iptablesMasqueradeBit", iptables_masquerade_bit, "upstream does not use it any more"),

@@ -1,6 +1,7 @@
 //! All flags of `kubelet` 1.36 as data: name, type and setting; those of this daemon only:
-//! `proxy-config`, for kube-proxy in the same process, `authorization-strict-streams` and
-//! `wait-for-device-plugins`; and `pod-infra-container-image` of kubelets before 1.35.
+//! `proxy-config`, for kube-proxy in the same process, `authorization-strict-streams`,
+//! `early-readiness-probes`, `keep-kernel-tunables` and `wait-for-device-plugins`; and
+//! `pod-infra-container-image` of kubelets before 1.35.
 //!
 //! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
 //! cAdvisor, of log buffering and of a deprecated container GC.
@@ -42,6 +43,8 @@ pub(super) struct KubeletFlags {
     pub(super) proxy_config: String,
     pub(super) strict_streams: bool,
     pub(super) wait_for_device_plugins: bool,
+    pub(super) early_readiness_probes: bool,
+    pub(super) keep_kernel_tunables: bool,
     pub(super) kubelet: KubeletConfiguration,
 }
 
@@ -74,6 +77,8 @@ impl KubeletFlags {
             proxy_config: String::new(),
             strict_streams: false,
             wait_for_device_plugins: false,
+            early_readiness_probes: false,
+            keep_kernel_tunables: false,
             kubelet,
         }
     }
@@ -111,6 +116,8 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("proxy-config", Text(|s| &mut s.proxy_config)),
     own("authorization-strict-streams", Bool(|s| &mut s.strict_streams)),
     own("wait-for-device-plugins", Bool(|s| &mut s.wait_for_device_plugins)),
+    own("early-readiness-probes", Bool(|s| &mut s.early_readiness_probes)),
+    own("keep-kernel-tunables", Bool(|s| &mut s.keep_kernel_tunables)),
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),

@@ -33,6 +33,14 @@ static MEANINGS: &[(&str, &str)] = &[
         "wait-for-device-plugins",
         "after a restart, admitted pods wait for their device plugin and do not fail",
     ),
+    (
+        "early-readiness-probes",
+        "containers that are not ready are probed more often than their period",
+    ),
+    (
+        "keep-kernel-tunables",
+        "kernel settings are left as they are, unless protectKernelDefaults checks them",
+    ),
     ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),

@@ -11,7 +11,6 @@ mod file;
 mod flags;
 mod gates;
 mod help;
-mod kernel;
 mod kubelet;
 mod labels;
 mod pflag;
@@ -114,6 +113,10 @@ pub struct Config {
     /// Whether pods that were admitted before wait for their device plugin after a restart of the
     /// daemon or the machine, in place of a new admission that may reject them.
     pub wait_for_device_plugins: bool,
+    /// Whether containers that are not ready are probed more often than their period.
+    pub early_readiness_probes: bool,
+    /// Whether kernel settings that a node needs are left as they are.
+    pub keep_kernel_tunables: bool,
     /// Port of the cAdvisor API, on the address of the server; 0: off.
     pub cadvisor_port: i32,
     /// Reserved resources.
@@ -252,7 +255,6 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     if flags.exit_on_lock_contention && flags.lock_file.is_empty() {
         errors.push("--exit-on-lock-contention: --lock-file must be set with it".to_owned());
     }
-    errors.extend(kernel::faults(&flags.kubelet, Path::new("/proc/sys")));
     errors.extend(effects::unprotected_flags(&flags));
     if !(0..=65535).contains(&flags.cadvisor_port) {
         errors.push("--cadvisor-port: must be a port from 1 to 65535, or 0 for none".to_owned());
@@ -282,6 +284,8 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
         maximum_dead_containers: flags.maximum_dead_containers,
         strict_streams: flags.strict_streams,
         wait_for_device_plugins: flags.wait_for_device_plugins,
+        early_readiness_probes: flags.early_readiness_probes,
+        keep_kernel_tunables: flags.keep_kernel_tunables,
         cadvisor_port: flags.cadvisor_port,
         kubelet: flags.kubelet,
         flags: BTreeMap::new(),

@@ -119,6 +119,7 @@ fn any_observation() -> impl Strategy<Value = ObservedPod> {
             created_at,
             ips: vec!["10.0.0.2".to_owned()],
             host_network,
+            handler: String::new(),
         },
     );
     let sandboxes = prop::collection::vec(sandbox, 0..3);

@@ -35,6 +35,8 @@ pub struct Sandbox {
     pub ips: Vec<String>,
     /// Whether it shares the host's network namespace.
     pub host_network: bool,
+    /// The runtime handler; empty for the default.
+    pub handler: String,
 }
 
 impl Sandbox {

@@ -12,6 +12,8 @@ use super::{Error, Settings};
 
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
+/// The cluster's own search paths, which come first.
+const CLUSTER_SEARCHES: usize = 3;
 /// Limits of one search path, and of the whole line.
 const MAX_SEARCH: usize = 253;
 const MAX_SEARCH_LINE: usize = 2048;
@@ -21,6 +23,8 @@ const MAX_SEARCH_LINE: usize = 2048;
 pub(super) struct DnsWarning {
     pub reason: &'static str,
     pub message: String,
+    /// The message of an event about the node, if it is to be changed there.
+    pub node_message: Option<String>,
 }
 
 /// The pod's resolver config, and events about what had to be left out.
@@ -59,7 +63,8 @@ pub(super) fn config(
             if settings.resolv_conf.is_none() {
                 // Without a name server, resolvers use the local machine.
                 let local = |ip: &String| if ip.contains(':') { "::1" } else { "127.0.0.1" };
-                config.servers = settings.host_ips.iter().map(local).map(str::to_owned).collect();
+                let host_ips = settings.host_ips.get();
+                config.servers = host_ips.iter().map(local).map(str::to_owned).collect();
                 if config.servers.is_empty() {
                     config.servers.push("127.0.0.1".to_owned());
                 }
@@ -85,12 +90,41 @@ pub(super) fn config(
 }
 
 fn no_cluster_dns(pod: &Pod) -> DnsWarning {
-    let message = format!(
-        "pod: {:?}. kubelet does not have ClusterDNS IP configured and cannot create Pod using \
-         \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
-        longshore_pod::spec::describe(pod)
-    );
-    DnsWarning { reason: "MissingClusterDNS", message }
+    let node_message = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                        \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+    let message = format!("pod: {:?}. {node_message}", longshore_pod::spec::describe(pod));
+    let node_message = Some(node_message.to_owned());
+    DnsWarning { reason: "MissingClusterDNS", message, node_message }
+}
+
+/// Why the resolver config that pods inherit exceeds the limits of resolvers, if it does.
+pub fn exceeded_resolv_conf_limit(settings: &Settings) -> Option<String> {
+    let path = settings.resolv_conf.as_deref()?;
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => return Some(format!("open {}: {error}", path.display())),
+    };
+    let searches = parse(&text).searches;
+    let own = if settings.cluster_domain.is_empty() { 0 } else { CLUSTER_SEARCHES };
+    let most = MAX_SEARCHES.saturating_sub(own);
+    let file = path.display();
+    if searches.len() > most {
+        return Some(format!(
+            "Resolv.conf file '{file}' contains search line consisting of more than {most} domains!"
+        ));
+    }
+    if searches.iter().any(|search| search.len() > MAX_SEARCH) {
+        return Some(format!(
+            "Resolv.conf file \"{file}\" contains a search path which length is more than allowed \
+             {MAX_SEARCH} chars!"
+        ));
+    }
+    (searches.join(" ").len() > MAX_SEARCH_LINE).then(|| {
+        format!(
+            "Resolv.conf file '{file}' contains search line which length is more than allowed \
+             {MAX_SEARCH_LINE} chars!"
+        )
+    })
 }
 
 fn of_host(settings: &Settings) -> Result<v1::DnsConfig, Error> {
@@ -151,6 +185,7 @@ fn fit(config: &mut v1::DnsConfig) -> Vec<DnsWarning> {
     let warning = |what: &str, kept: &[String]| DnsWarning {
         reason: "DNSConfigForming",
         message: format!("{what} line is: {}", kept.join(" ")),
+        node_message: None,
     };
     let mut warnings = Vec::new();
     if config.servers.len() > MAX_SERVERS {
@@ -230,9 +265,54 @@ mod tests {
         settings.cluster_dns.clear();
         assert_eq!(lines(&settings, json!({})), (host.to_owned(), vec!["MissingClusterDNS"]));
         settings.resolv_conf = None;
-        settings.host_ips = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
+        settings.host_ips = ["192.0.2.1", "2001:db8::1"].into();
         let local = ("127.0.0.1 ::1 | . | ".to_owned(), vec![]);
         assert_eq!(lines(&settings, json!({"dnsPolicy": "Default"})), local);
+    }
+
+    #[test]
+    fn dns_missing_cluster_dns_is_reported_of_pod_and_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = fixture::settings(dir.path());
+        let (_, warnings) = config(&settings, &fixture::pod(json!({}))).unwrap();
+        let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+        let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                    \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+        assert_eq!(warning.node_message.as_deref(), Some(text));
+        assert_eq!(warning.message, format!("pod: \"p_ns(uid)\". {text}"));
+    }
+
+    #[test]
+    fn dns_limits_of_the_resolver_config_are_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resolv.conf");
+        let mut settings = fixture::settings(dir.path());
+        assert_eq!(exceeded_resolv_conf_limit(&settings), None);
+        settings.resolv_conf = Some(path.clone());
+        let file = path.display();
+        let text = format!("open {file}: No such file or directory (os error 2)");
+        assert_eq!(exceeded_resolv_conf_limit(&settings), Some(text));
+        let mut found = |domain: &str, searches: Vec<String>| {
+            settings.cluster_domain = domain.to_owned();
+            std::fs::write(&path, format!("search {}\n", searches.join(" "))).unwrap();
+            exceeded_resolv_conf_limit(&settings)
+        };
+        let searches = |count: usize, length: usize| vec!["a".repeat(length); count];
+        assert_eq!(found("cluster.local", searches(29, 9)), None);
+        let text = format!(
+            "Resolv.conf file '{file}' contains search line consisting of more than 29 domains!"
+        );
+        assert_eq!(found("cluster.local", searches(30, 9)), Some(text));
+        assert_eq!(found("", searches(32, 9)), None);
+        assert!(found("", searches(33, 9)).unwrap().ends_with("more than 32 domains!"));
+        let text = format!(
+            "Resolv.conf file \"{file}\" contains a search path which length is more than allowed 253 chars!"
+        );
+        assert_eq!(found("", searches(1, 254)), Some(text));
+        let text = format!(
+            "Resolv.conf file '{file}' contains search line which length is more than allowed 2048 chars!"
+        );
+        assert_eq!(found("", searches(9, 250)), Some(text));
     }
 
     #[test]

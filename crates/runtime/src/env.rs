@@ -147,7 +147,8 @@ impl Sources<'_> {
             }
         };
         if let Some(field) = &source.field_ref {
-            let addresses = Addresses { host: &settings.host_ips, pod: self.pod_ips };
+            let host_ips = settings.host_ips.get();
+            let addresses = Addresses { host: &host_ips, pod: self.pod_ips };
             let value = downward::field_ref_value(self.pod, &field.field_path, addresses)?;
             Ok(Some(value.into_owned().into_bytes()))
         } else if let Some(selector) = &source.resource_field_ref {

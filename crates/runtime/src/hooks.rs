@@ -30,7 +30,8 @@ impl PodRuntime {
         let Some(hook) = lifecycle.and_then(|hooks| hooks.post_start.as_ref()) else {
             return Ok(());
         };
-        let target = Target { container, id, ip: sandbox.address(&self.settings.host_ips) };
+        let host_ips = self.settings.host_ips.get();
+        let target = Target { container, id, ip: sandbox.address(&host_ips) };
         let Err(error) = self.hook(pod, target, hook).await else { return Ok(()) };
         let record = |warning, reason: &str, message: &str| {
             self.pod_events.container(pod, kind, &container.name, warning, reason, message);
@@ -60,8 +61,8 @@ impl PodRuntime {
         let Some((kind, container)) = spec::container(pod, &run.name) else { return grace };
         let observed = self.observer.pod(spec::uid(pod)).unwrap_or_default();
         let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
-        let host_ips = &self.settings.host_ips;
-        let ip = sandbox.map(|sandbox| sandbox.address(host_ips)).unwrap_or_default();
+        let host_ips = self.settings.host_ips.get();
+        let ip = sandbox.map(|sandbox| sandbox.address(&host_ips)).unwrap_or_default();
         let target = Target { container: &container, id: &run.id, ip };
         grace.saturating_sub(self.run_pre_stop(pod, kind, target, grace).await)
     }

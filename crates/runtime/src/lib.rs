@@ -13,6 +13,7 @@ mod env_file;
 mod fixture;
 pub mod handlers;
 mod hooks;
+pub mod host_ips;
 mod hosts;
 mod images;
 mod isolation;
@@ -38,7 +39,7 @@ use crate::arguments::TooLong;
 use crate::handlers::Handlers;
 use crate::services::Services;
 use k8s_openapi::api::core::v1::Pod;
-use longshore_client::events::PodEventRecorder;
+use longshore_client::events::{PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::GoDuration;
 use longshore_cri::Runtime;
@@ -51,6 +52,8 @@ use longshore_resources::managers::Managers;
 use longshore_volumes::Volumes;
 use tracing::debug;
 
+pub use dns::exceeded_resolv_conf_limit;
+pub use host_ips::HostIps;
 pub use images::{Present, Pulls, Verification};
 pub use metrics::{Calls, Metrics};
 pub use settings::Settings;
@@ -328,14 +331,23 @@ impl PodRuntime {
         self.settings.cgroups.adopt(pod).await;
     }
 
-    /// Create the pod's cgroup and its sandbox.
-    pub async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<(), Error> {
+    /// Create the pod's cgroup and its sandbox, with the supplemental groups of the pod's volumes.
+    pub async fn create_sandbox(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        volume_groups: &[i64],
+    ) -> Result<(), Error> {
         self.managers.wait_persisted().await?;
         self.settings.cgroups.create(&self.managers.without_quota(pod)).await?;
         let isolation = self.isolation(pod).await?;
         let (config, warnings) =
-            sandbox::config(&self.settings, pod, attempt, isolation.namespaces)?;
-        for dns::DnsWarning { reason, message } in warnings {
+            sandbox::config(&self.settings, pod, attempt, isolation.namespaces, volume_groups)?;
+        for dns::DnsWarning { reason, message, node_message } in warnings {
+            if let Some(message) = node_message {
+                let node = node_reference(&self.settings.node_name);
+                self.pod_events.about(node, true, reason, &message);
+            }
             self.pod_events.pod(pod, true, reason, &message);
         }
         let began = Instant::now();

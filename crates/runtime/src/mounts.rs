@@ -153,10 +153,9 @@ impl Sources<'_> {
 }
 
 /// The supplemental groups that volumes of a pod require.
-pub(super) fn volume_groups(pod: &Pod, volumes: &PodMounts) -> Vec<i64> {
+pub(super) fn volume_groups(pod: &Pod, groups: impl Iterator<Item = i64>) -> Vec<i64> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let own_groups = context.and_then(|context| context.supplemental_groups.as_deref());
-    let groups = volumes.values().filter_map(|volume| volume.group);
     let own_groups: BTreeSet<i64> = own_groups.unwrap_or_default().iter().copied().collect();
     let groups: BTreeSet<i64> = groups.filter(|group| !own_groups.contains(group)).collect();
     groups.into_iter().collect()
@@ -285,17 +284,14 @@ mod tests {
 
     #[test]
     fn mounts_volume_groups_are_added_once() {
-        let volumes = [("a", Some(7)), ("b", None), ("c", Some(5)), ("d", Some(7)), ("e", Some(9))];
-        let volumes = volumes
-            .map(|(name, group)| (name.to_owned(), Mounted { group, ..Mounted::default() }))
-            .into();
+        let groups = [7, 5, 7, 9];
         let pod = |context: Value| {
             serde_json::from_value(json!({"spec": {"containers": [], "securityContext": context}}))
                 .unwrap()
         };
-        assert_eq!(volume_groups(&pod(Value::Null), &volumes), [5, 7, 9]);
+        assert_eq!(volume_groups(&pod(Value::Null), groups.into_iter()), [5, 7, 9]);
         let own_groups = json!({"supplementalGroups": [9], "fsGroup": 5});
-        assert_eq!(volume_groups(&pod(own_groups), &volumes), [5, 7]);
+        assert_eq!(volume_groups(&pod(own_groups), groups.into_iter()), [5, 7]);
     }
 
     #[test]

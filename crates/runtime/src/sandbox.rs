@@ -4,14 +4,16 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec, SecurityContext};
 use longshore_cri::v1;
 use longshore_pod::{labels, spec};
 
-use super::{Error, Settings, dns, hosts, resources};
+use super::{Error, Settings, dns, hosts, mounts, resources};
 
-/// The config of a pod's sandbox, and events about what had to be left out.
+/// The config of a pod's sandbox, and events about what had to be left out. `groups`: the supplemental
+/// groups of its volumes.
 pub(super) fn config(
     settings: &Settings,
     pod: &Pod,
     attempt: u32,
     namespaces: v1::NamespaceOption,
+    groups: &[i64],
 ) -> Result<(v1::PodSandboxConfig, Vec<dns::DnsWarning>), Error> {
     let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
     let hostname = match spec::host_network(pod) {
@@ -32,7 +34,7 @@ pub(super) fn config(
         port_mappings: port_mappings(pod_spec),
         labels: labels::sandbox_labels(pod),
         annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
-        linux: Some(linux(settings, pod, pod_spec, namespaces)?),
+        linux: Some(linux(settings, pod, pod_spec, namespaces, groups)?),
         ..v1::PodSandboxConfig::default()
     };
     Ok((config, warnings))
@@ -60,6 +62,7 @@ fn linux(
     pod: &Pod,
     pod_spec: &PodSpec,
     namespaces: v1::NamespaceOption,
+    groups: &[i64],
 ) -> Result<v1::LinuxPodSandboxConfig, Error> {
     let privileged = |context: Option<&SecurityContext>| {
         context.and_then(|context| context.privileged).unwrap_or(false)
@@ -84,6 +87,8 @@ fn linux(
         security.run_as_user = context.run_as_user.map(|value| v1::Int64Value { value });
         security.run_as_group = context.run_as_group.map(|value| v1::Int64Value { value });
         security.supplemental_groups = supplemental_groups(pod_spec);
+        let of_volumes = mounts::volume_groups(pod, groups.iter().copied());
+        security.supplemental_groups.extend(of_volumes);
         security.supplemental_groups_policy = supplemental_groups_policy(pod_spec)?.into();
         security.selinux_options = context.se_linux_options.as_ref().map(selinux);
         let own = context.sysctls.iter().flatten();
@@ -149,7 +154,24 @@ pub(super) fn selinux(options: &k8s_openapi::api::core::v1::SELinuxOptions) -> v
 
 #[cfg(test)]
 mod tests {
-    use super::dotted;
+    use serde_json::json;
+
+    use super::{config, dotted};
+    use crate::fixture;
+
+    #[test]
+    fn sandbox_has_the_groups_of_volumes() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = fixture::settings(dir.path());
+        let groups = |context| {
+            let pod = fixture::pod(json!({"dnsPolicy": "None", "securityContext": context}));
+            let (config, _) = config(&settings, &pod, 0, Default::default(), &[9, 7, 9]).unwrap();
+            config.linux.unwrap().security_context.unwrap().supplemental_groups
+        };
+        assert_eq!(groups(json!({})), [7, 9]);
+        let own = json!({"fsGroup": 5, "supplementalGroups": [7]});
+        assert_eq!(groups(own), [5, 7, 9]);
+    }
 
     #[test]
     fn sysctl_separator_is_the_first_one() {

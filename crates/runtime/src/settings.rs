@@ -1,7 +1,6 @@
 //! Settings of pods from the node's config.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use longshore_resources::cgroups::Cgroups;
 use longshore_resources::memory_qos::MemoryQos;
 use longshore_resources::swap::Swap;
 
-use super::{Ids, Pulls, UserNamespaceError, Verification};
+use super::{HostIps, Ids, Pulls, UserNamespaceError, Verification};
 
 /// Ids of a user namespace.
 const USER_IDS: u32 = 65536;
@@ -33,8 +32,10 @@ pub struct Settings {
     pub cluster_domain: String,
     /// The resolver config that pods inherit; `None` for an empty one.
     pub resolv_conf: Option<PathBuf>,
-    /// The node's addresses, primary first.
-    pub host_ips: Vec<String>,
+    /// The node's name.
+    pub node_name: String,
+    /// The node's addresses.
+    pub host_ips: HostIps,
     /// Whether containers without a seccomp profile get the runtime's default.
     pub seccomp_default: bool,
     /// Period of the CPU quota; `None` if quotas are not enforced.
@@ -64,7 +65,7 @@ impl Settings {
     pub fn new(
         config: &Config,
         machine: &Machine,
-        addresses: &[IpAddr],
+        host_ips: HostIps,
         cgroups: Cgroups,
     ) -> Result<Self, UserNamespaceError> {
         let kubelet = &config.kubelet;
@@ -86,7 +87,8 @@ impl Settings {
             resolv_conf: Some(&kubelet.resolv_conf)
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
-            host_ips: addresses.iter().map(ToString::to_string).collect(),
+            node_name: config.node_name.clone(),
+            host_ips,
             seccomp_default: kubelet.seccomp_default,
             cpu_cfs_quota_period: kubelet.quota_period(),
             memory_capacity: i64::try_from(machine.memory).unwrap_or(i64::MAX),

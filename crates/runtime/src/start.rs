@@ -54,7 +54,7 @@ impl PodRuntime {
         };
         // The user namespace does not matter for a pull.
         let namespaces = pod.spec.as_ref().map(isolation::namespaces).unwrap_or_default();
-        let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces);
+        let sandbox_config = sandbox::config(&self.settings, pod, attempt, namespaces, &[]);
         let (sandbox_config, _) = sandbox_config.map_err(|error| {
             say(&format!("Error: {error}"));
             StartError::new("CreateContainerConfigError", error.to_string())
@@ -83,8 +83,10 @@ impl PodRuntime {
         };
         let isolation = self.isolation(pod).await.map_err(config_error)?;
         // What had to be left out was reported when the sandbox was created.
+        let groups: Vec<i64> = mounts.values().filter_map(|volume| volume.group).collect();
+        let namespaces = isolation.namespaces.clone();
         let (sandbox_config, _) =
-            sandbox::config(&self.settings, pod, sandbox.attempt, isolation.namespaces.clone())
+            sandbox::config(&self.settings, pod, sandbox.attempt, namespaces, &groups)
                 .map_err(config_error)?;
         let image_volumes = self.image_volumes(pod, container, &sandbox_config).await;
         let image_volumes = image_volumes.inspect_err(|error| {
@@ -154,9 +156,11 @@ impl PodRuntime {
             debug!(pod = describe(pod), %id, %error, "inspection of a started container failed");
         }
         started.map_err(|error| {
-            // The id would make each event unique, and means nothing to users.
-            let message = cri_message(&error).replace(&id, &start.name);
-            self.not_started(pod, start, "RunContainerError", message)
+            let message = cri_message(&error);
+            // The id would make each event unique.
+            let text = message.replace(&id, &start.name);
+            self.failed(pod, start, &text);
+            StartError::new("RunContainerError", message)
         })?;
         say("Started", "Container started");
         let (namespace, name) = (spec::namespace(pod), spec::name(pod));
@@ -189,9 +193,13 @@ impl PodRuntime {
         reason: &'static str,
         message: String,
     ) -> StartError {
+        self.failed(pod, start, &message);
+        StartError::new(reason, message)
+    }
+
+    fn failed(&self, pod: &Pod, start: &Start, message: &str) {
         let text = format!("Error: {message}");
         self.pod_events.container(pod, start.kind, &start.name, true, "Failed", &text);
-        StartError::new(reason, message)
     }
 
     /// The image volumes of the container, by the volume's name.
@@ -229,9 +237,10 @@ impl PodRuntime {
         create_context: CreateContext<'_>,
     ) -> Result<v1::ContainerConfig, Error> {
         let CreateContext { container, mounts, restart_count, .. } = create_context;
+        let host_ips = self.settings.host_ips.get();
         let pod_ips = match create_context.sandbox.host_network {
-            true => &self.settings.host_ips,
-            false => &create_context.sandbox.ips,
+            true => &*host_ips,
+            false => create_context.sandbox.ips.as_slice(),
         };
         let sources = env::Sources { runtime: self, pod, container, pod_ips, mounts };
         let mut environment = sources.environment().await?;
@@ -255,7 +264,8 @@ impl PodRuntime {
             users: &namespaces.userns_options.clone().unwrap_or_default(),
         };
         let (mounts, devices) = (sources.mounts().await?, sources.devices()?);
-        let groups = mounts::volume_groups(pod, sources.volumes);
+        let groups = sources.volumes.values().filter_map(|volume| volume.group);
+        let groups = mounts::volume_groups(pod, groups);
         let mut config = container::config(container::Inputs {
             settings: &self.settings,
             pod,

@@ -76,7 +76,13 @@ impl PodRuntime {
         self.user_namespaces.release(spec::uid(pod));
         self.managers.release(spec::uid(pod));
         self.devices.release(spec::uid(pod));
-        self.volumes.unmount(spec::uid(pod)).await?;
+        match self.volumes.unmount(spec::uid(pod)).await {
+            // Nothing can be done about it: the pod does not wait for the end of the machine.
+            Err(error @ longshore_volumes::Error::Hidden(_)) => {
+                self.pod_events.pod(pod, true, "FailedUnmount", &error.to_string());
+            }
+            unmounted => unmounted?,
+        }
         Ok(self.settings.cgroups.remove(pod).await?)
     }
 
@@ -89,7 +95,11 @@ impl PodRuntime {
     pub async fn remove_files(&self, pod: &Pod) -> Result<(), Error> {
         self.remove_logs(spec::uid(pod)).await?;
         // Removed last: a restarted daemon finds unfinished work by it.
-        self.volumes.remove_pod(spec::uid(pod)).await?;
+        match self.volumes.remove_pod(spec::uid(pod)).await {
+            // It was reported when the volumes were taken down.
+            Err(longshore_volumes::Error::Hidden(_)) => {}
+            removed => removed?,
+        }
         self.user_namespaces.release(spec::uid(pod));
         Ok(())
     }

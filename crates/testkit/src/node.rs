@@ -71,6 +71,8 @@ impl Node {
             format!("--hostname-override={}", host.name()),
             format!("--node-ip={}", host.node_ip()),
             format!("--root-dir={}", dir.join("root").display()),
+            // The kernel is that of the machine.
+            "--keep-kernel-tunables".into(),
         ];
         args.extend(
             cluster.map(|(kubeconfig, _)| format!("--kubeconfig={}", kubeconfig.display())),

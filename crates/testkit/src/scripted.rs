@@ -119,6 +119,8 @@ pub struct World {
     pub unhealthy: bool,
     /// Commands that fail, by their first word.
     pub failing: BTreeSet<String>,
+    /// Containers that cannot be started, by name.
+    pub unstartable: BTreeSet<String>,
     /// Which run of the daemon it serves, or of a worker in it.
     pub epoch: u64,
     /// Calls that had an effect: when, which, and the container, the pod, or the first word of the
@@ -128,6 +130,10 @@ pub struct World {
     pub requests: Vec<&'static str>,
     /// Whether no call reaches it.
     pub is_down: bool,
+    /// Whether it reports that its network is not ready.
+    pub network_down: bool,
+    /// The ranges of pods that were sent to it.
+    pub pod_cidrs: Vec<String>,
     /// What should never have been asked for.
     pub violations: Vec<String>,
     events: Vec<mpsc::UnboundedSender<ContainerEventResponse>>,
@@ -495,17 +501,38 @@ impl RuntimeService for ScriptedRuntime {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let status = |_: &mut World| {
-            let condition = |name: &str| RuntimeCondition {
+        let status = |world: &mut World| {
+            let ready = |name: &str| RuntimeCondition {
                 r#type: name.to_owned(),
                 status: true,
                 ..Default::default()
             };
-            let conditions = ["RuntimeReady", "NetworkReady"].map(condition).into();
+            let network = match world.network_down {
+                false => ready("NetworkReady"),
+                true => RuntimeCondition {
+                    status: false,
+                    reason: "NetworkPluginNotReady".to_owned(),
+                    message: "scripted".to_owned(),
+                    ..ready("NetworkReady")
+                },
+            };
+            let conditions = vec![ready("RuntimeReady"), network];
             let status = Some(RuntimeStatus { conditions });
             Ok(StatusResponse { status, ..Default::default() })
         };
         self.call("Status", status).await
+    }
+
+    async fn update_runtime_config(
+        &self,
+        request: Request<UpdateRuntimeConfigRequest>,
+    ) -> Result<Response<UpdateRuntimeConfigResponse>, Status> {
+        let config = request.into_inner().runtime_config.unwrap_or_default();
+        let update = move |world: &mut World| {
+            world.pod_cidrs.push(config.network_config.unwrap_or_default().pod_cidr);
+            Ok(UpdateRuntimeConfigResponse::default())
+        };
+        self.call("UpdateRuntimeConfig", update).await
     }
 
     async fn run_pod_sandbox(
@@ -561,6 +588,8 @@ impl RuntimeService for ScriptedRuntime {
             };
             let network =
                 PodSandboxNetworkStatus { ip: "192.0.2.7".to_owned(), ..Default::default() };
+            let linux = sandbox.config.linux.clone().unwrap_or_default();
+            let options = linux.security_context.unwrap_or_default().namespace_options;
             let status = PodSandboxStatus {
                 id,
                 metadata: sandbox.config.metadata.clone(),
@@ -568,6 +597,7 @@ impl RuntimeService for ScriptedRuntime {
                 created_at: nanoseconds(sandbox.created),
                 network: Some(network).filter(|_| sandbox.ready),
                 labels: sandbox.config.labels.clone(),
+                linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options }) }),
                 ..Default::default()
             };
             Ok(PodSandboxStatusResponse { status: Some(status), ..Default::default() })
@@ -615,6 +645,10 @@ impl RuntimeService for ScriptedRuntime {
     ) -> Result<Response<StartContainerResponse>, Status> {
         let (id, runtime) = (request.into_inner().container_id, self.clone());
         let start = move |world: &mut World| {
+            let name = world.runs.get(&id).map(|run| run.name.as_str()).unwrap_or_default();
+            if world.unstartable.contains(name) {
+                return Err(Status::unknown(format!("no task for container {id:?}")));
+            }
             if let Some((after, code)) = world.start(&id)? {
                 tokio::spawn(async move {
                     sleep(after).await;

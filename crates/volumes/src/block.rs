@@ -44,9 +44,23 @@ impl BlockMapping {
     /// Maps a device; an existing mapping is kept.
     pub(super) async fn make(self, task: &Task<'_>, device: &Path) -> Result<Mounted, Error> {
         let (device, map) = (device.to_owned(), self.clone());
-        blocking(move || map.link_and_bind(&device)).await?;
+        let is_new = blocking(move || map.link_and_bind(&device)).await?;
         loops::attach(&task.node.tools, &self.bound).await?;
+        if is_new {
+            self.note_success(task);
+        }
         Ok(self.mounted(task))
+    }
+
+    /// The two mappings that were made are events of the pod.
+    fn note_success(&self, task: &Task<'_>) {
+        let volume = &task.persistent.spec_name;
+        for (what, path) in [("globalMapPath", &self.bound), ("volumeMapPath", &self.link)] {
+            let dir = path.parent().unwrap_or(path).display().to_string();
+            let message =
+                format!("MapVolume.MapPodDevice succeeded for volume {volume:?} {what} {dir:?}");
+            task.node.pod_events.pod(task.pod, false, "SuccessfulMountVolume", &message);
+        }
     }
 
     /// The mapping, for the containers' configuration.
@@ -102,7 +116,8 @@ impl BlockMapping {
         Ok(())
     }
 
-    fn link_and_bind(&self, device: &Path) -> Result<(), Error> {
+    /// Returns whether the device was not bound before.
+    fn link_and_bind(&self, device: &Path) -> Result<bool, Error> {
         self.link_to(device)?;
         let kind = fs::metadata(device).map_err(|error| Error::io("look at", device, error))?;
         if !kind.file_type().is_block_device() {
@@ -110,10 +125,11 @@ impl BlockMapping {
         }
         make_parent(&self.bound)?;
         if Table::read()?.has(&self.bound) {
-            return Ok(());
+            return Ok(false);
         }
         fs::write(&self.bound, "").map_err(|error| Error::io("create", &self.bound, error))?;
-        mounts::bind(device, &self.bound, BindOptions::none())
+        mounts::bind(device, &self.bound, BindOptions::none())?;
+        Ok(true)
     }
 }
 

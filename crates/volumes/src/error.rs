@@ -224,6 +224,14 @@ pub enum Error {
         /// What it is.
         what: &'static str,
     },
+    /// Mounts of a pod are covered by another mount, so that they cannot be unmounted. Everything else is
+    /// taken down.
+    #[error(
+        "cannot unmount {}: another mount covers what it is mounted on; it stays until the machine \
+         restarts",
+        .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    Hidden(Vec<PathBuf>),
     /// A system call failed.
     #[error("failed to {action} {path}: {source}")]
     Io {
@@ -267,6 +275,15 @@ impl Error {
         }
     }
 
+    /// Whether a device has another file system than its volume names.
+    pub(super) fn is_other_format(&self) -> bool {
+        match self {
+            Self::OtherFormat { .. } => true,
+            Self::Unreached(source) | Self::Unstaged(source) => source.is_other_format(),
+            _ => false,
+        }
+    }
+
     /// The error as that of one volume.
     pub(super) fn of_volume(self, operation: &'static str, volume: &str) -> Self {
         let volume = volume.to_owned();
@@ -287,6 +304,14 @@ impl Error {
         Self::Io { action, path: path.to_owned(), source: source.into() }
     }
 
+    /// Whether something is in use: as the system said, or a CSI driver that passes its words on.
+    pub(super) fn is_in_use(&self) -> bool {
+        match self {
+            Self::Csi(error) => error.to_string().contains("device or resource busy"),
+            other => other.errno() == Some(Errno::EBUSY),
+        }
+    }
+
     /// The error number of a failed system call.
     pub(super) fn errno(&self) -> Option<Errno> {
         match self {
@@ -305,7 +330,8 @@ pub(super) fn if_exists<T>(result: Result<T, Error>) -> Result<Option<T>, Error>
     }
 }
 
-/// The first error of many attempts, all of which were made.
+/// The first error of many attempts, all of which were made. What is in use may be so for a reason that
+/// is beyond the node, and hides no other error.
 #[derive(Default)]
 pub(super) struct FirstError(Option<Error>);
 
@@ -315,7 +341,9 @@ impl FirstError {
         match attempt {
             Ok(()) => true,
             Err(error) => {
-                self.0.get_or_insert(error);
+                if self.0.as_ref().is_none_or(|first| first.is_in_use() && !error.is_in_use()) {
+                    self.0 = Some(error);
+                }
                 false
             }
         }

@@ -69,6 +69,7 @@ use dir::Dir;
 use error::if_exists;
 use host::blocking;
 use host::kernel::Kernel;
+use host::mounts::{Table, real};
 use host::tools::Tools;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::{Changed, Objects};
@@ -84,6 +85,17 @@ use stats::{MountedAt, PersistentMounts};
 #[derive(Clone)]
 pub struct Volumes {
     inner: Arc<State>,
+}
+
+/// What the volumes of a pod are, or why that is not known; in the order of [`used`].
+pub struct Resolved(Vec<Result<Option<Persistent>, Error>>);
+
+impl Resolved {
+    /// The supplemental groups that the volumes require.
+    pub fn groups(&self) -> Vec<i64> {
+        let known = self.0.iter().flatten().flatten();
+        known.filter_map(|persistent| persistent.group).collect()
+    }
 }
 
 /// What [`Volumes`] work with.
@@ -102,6 +114,12 @@ pub struct Parts {
     pub node: Option<watch::Receiver<Option<Arc<Node>>>>,
     /// The interval at which claims of volumes in use are checked for expansion.
     pub claim_poll_interval: Duration,
+}
+
+/// Makes the mount that holds the node's root directory shared, if it is not: Bidirectional mounts need
+/// that. What is mounted below stays visible.
+pub fn share_root(root: &Path) -> Result<(), Error> {
+    host::shared::share(root)
 }
 
 impl Volumes {
@@ -151,8 +169,18 @@ impl Volumes {
     /// Existing mounts are kept, and changed data is rewritten. The error is that of the first
     /// volume that failed; the others are set up all the same.
     pub async fn mount(&self, pod: &Pod) -> Result<PodMounts, Error> {
-        let set_ups = used(pod).map(async |volume| {
-            let persistent = self.persistent(pod, volume).await?;
+        self.mount_resolved(pod, self.resolve(pod).await).await
+    }
+
+    /// Finds out what the claims of a pod's volumes are bound to. Mounts nothing.
+    pub async fn resolve(&self, pod: &Pod) -> Resolved {
+        Resolved(join_all(used(pod).map(|volume| self.persistent(pod, volume))).await)
+    }
+
+    /// [`Volumes::mount`] with what the claims are bound to.
+    pub async fn mount_resolved(&self, pod: &Pod, resolved: Resolved) -> Result<PodMounts, Error> {
+        let set_ups = used(pod).zip(resolved.0).map(async |(volume, persistent)| {
+            let persistent = persistent?;
             let source = Source::of(volume, persistent.as_ref())?;
             self.inner.metrics.add_desired(spec::uid(pod), &volume.name, source.plugin());
             let mut mounted = self.set_up(pod, volume, &source).await?;
@@ -259,12 +287,16 @@ impl Volumes {
         let work = panics::task(async move {
             let _guard = guard;
             let pods = inner.root.join(layout::PODS);
-            in_pods(pods.clone(), owned.clone(), remove::sub_paths).await?;
-            inner.take_down_persistent(&owned).await?;
-            in_pods(pods, owned, work).await
+            let dir = pods.join(&owned);
+            let mut hidden = Vec::new();
+            let sub_paths = in_pods(pods.clone(), owned.clone(), remove::sub_paths).await;
+            set_hidden_aside(sub_paths, &dir, &mut hidden).await?;
+            set_hidden_aside(inner.take_down_persistent(&owned).await, &dir, &mut hidden).await?;
+            set_hidden_aside(in_pods(pods, owned, work).await, &dir, &mut hidden).await?;
+            if hidden.is_empty() { Ok(()) } else { Err(Error::Hidden(hidden)) }
         });
         let taken_down = work.await.unwrap_or(Err(Error::Interrupted));
-        if taken_down.is_ok() {
+        if matches!(taken_down, Ok(()) | Err(Error::Hidden(_))) {
             self.inner.persistent_mounts.forget(uid);
         }
         self.inner.metrics.unmounted(uid, began, &taken_down);
@@ -291,6 +323,26 @@ pub fn used(pod: &Pod) -> impl Iterator<Item = &Volume> {
         volumes.filter(|volume| spec::uses_volume(own, &volume.name))
     });
     all.filter(|volume| volume.image.is_none())
+}
+
+/// Passes an error on, unless something is in use and mounts of the pod are covered by another mount: these
+/// are noted.
+async fn set_hidden_aside(
+    attempt: Result<(), Error>,
+    pod_dir: &Path,
+    noted: &mut Vec<PathBuf>,
+) -> Result<(), Error> {
+    let Err(error) = attempt else { return Ok(()) };
+    if !error.is_in_use() {
+        return Err(error);
+    }
+    let dir = pod_dir.to_owned();
+    let hidden = blocking(move || Ok(Table::read()?.hidden(&real(&dir)))).await?;
+    if hidden.is_empty() {
+        return Err(error);
+    }
+    *noted = hidden;
+    Ok(())
 }
 
 /// Works on a pod's directory, if it exists.

@@ -42,6 +42,8 @@ pub(super) struct Persistent {
     pub(super) group: Option<i64>,
     /// The name of the claim.
     pub(super) claim: Option<String>,
+    /// The UID of the PersistentVolume, if it is one.
+    pub(super) uid: Option<String>,
     /// Whether it was translated for CSI migration.
     pub(super) migrated: bool,
 }
@@ -104,6 +106,7 @@ impl Persistent {
             node_affinity: affinity.and_then(|affinity| affinity.required.clone()),
             capacity: storage(spec.capacity.as_ref()),
             group: group(volume),
+            uid: volume.metadata.uid.clone(),
             ..Self::new(name, source)
         })
     }
@@ -148,6 +151,7 @@ impl Persistent {
             claim_capacity: None,
             group: None,
             claim: None,
+            uid: None,
             migrated: false,
         }
     }

@@ -5,7 +5,7 @@ mod persistent;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, Volume};
 use longshore_pod::spec;
 
 use crate::claims::{self, migrated};
@@ -28,10 +28,31 @@ impl Volumes {
         let (uid, name, began) = (spec::uid(pod), &volume.name, Instant::now());
         let outcome = self.set_up_source(pod, name, source).await;
         self.inner.metrics.set_up(uid, name, source.plugin(), began, &outcome);
+        if let (Source::Persistent(persistent), Err(error)) = (source, &outcome) {
+            self.note_other_format(persistent, error);
+        }
         outcome.map_err(|error| match source {
             Source::Persistent(persistent) => persistent.set_up_error(error),
             _ => error.of_volume(error::SET_UP, name),
         })
+    }
+
+    /// A volume that has another file system than it names is an event of it.
+    fn note_other_format(&self, persistent: &Persistent, error: &Error) {
+        if persistent.claim.is_none() || !error.is_other_format() {
+            return;
+        }
+        let name = &persistent.spec_name;
+        let volume = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolume".to_owned()),
+            name: Some(name.clone()),
+            uid: persistent.uid.clone(),
+            ..ObjectReference::default()
+        };
+        let message = format!("MountVolume failed for volume {name:?} {error}");
+        let reason = "FailedMountOnFilesystemMismatch";
+        self.inner.pod_events.about(volume, true, reason, &message);
     }
 
     /// The persistent volume behind a claim or an inline volume.

@@ -272,7 +272,14 @@ impl Images {
     async fn detect(&self, records: &mut ImageRecords) -> Result<Inventory, Error> {
         let Parts { cri, policy, .. } = &self.shared.parts;
         let at = Timestamp::now();
-        let images = cri.list_images(None).await?;
+        let (images, invalid): (Vec<v1::Image>, Vec<v1::Image>) =
+            cri.list_images(None).await?.into_iter().partition(|image| !image.id.is_empty());
+        for image in invalid {
+            // Its key, which is an id and a handler.
+            let key = format!(",{}", plan::handler(&image));
+            let message = format!("ImageID is not valid, skipping, image: {key}");
+            self.warn("InvalidImageID", &message);
+        }
         let mut in_use = ImagesInUse { by_handler: policy.by_handler, ..ImagesInUse::default() };
         let containers = cri.list_containers(None).await?;
         for container in &containers {

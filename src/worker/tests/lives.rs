@@ -60,6 +60,92 @@ async fn pod_completion_is_final() {
     }
 }
 
+/// Ids made the messages of events unique, and were missing where people look for them.
+#[tokio::test(start_paused = true)]
+async fn pod_start_error_has_the_id_in_the_status_alone() {
+    let node = Node::start().await;
+    node.runtime.world().unstartable.insert("c".to_owned());
+    node.api.put_pod(pod("p", json!({}), json!({})));
+    let waiting =
+        |node: &Node| node.api.status("p")["containerStatuses"][0]["state"]["waiting"].clone();
+    node.within(5, "the reason", |node| waiting(node)["reason"] == "RunContainerError").await;
+    let message = waiting(&node)["message"].as_str().unwrap().to_owned();
+    let id = message.strip_prefix("no task for container \"").unwrap();
+    assert!(!id.starts_with("c\"") && id.len() > 2, "{message}");
+    let text = "Error: no task for container \"c\"";
+    node.within(5, "the event", |node| node.api.event("Failed").as_deref() == Some(text)).await;
+    node.runtime.world().unstartable.clear();
+    node.running(60, &["c"]).await;
+    node.api.delete_pod("p", 30);
+    node.clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_sandbox_that_cannot_be_inspected_is_an_event() {
+    let node = Node::start().await;
+    node.runtime.inject("PodSandboxStatus", Fault::Fails);
+    node.api.put_pod(pod("p", json!({}), json!({})));
+    node.within(5, "an event", |node| node.api.event("FailedPodSandBoxStatus").is_some()).await;
+    let message = node.api.event("FailedPodSandBoxStatus").unwrap();
+    assert!(message.starts_with("Unable to get pod sandbox status: "), "{message}");
+    node.running(60, &["c"]).await;
+    assert_eq!(node.runtime.count("RunPodSandbox", "p"), 1, "it is there");
+    node.api.delete_pod("p", 30);
+    node.clean().await;
+}
+
+/// A container that exits while the network is away is not started before it is back.
+#[tokio::test(start_paused = true)]
+async fn pod_in_a_lost_network_waits_for_it() {
+    let node = Node::start().await;
+    node.runtime.set_behaviour("c", exits(20, 1));
+    node.api.put_pod(pod("p", json!({}), json!({})));
+    node.running(5, &["c"]).await;
+    let set = |error: Option<&str>| {
+        node.health.send_modify(|health| health.network_error = error.map(str::to_owned));
+    };
+    set(Some("it is away"));
+    let text = "network is not ready: it is away";
+    node.within(5, "an event", |node| node.api.event("NetworkNotReady").as_deref() == Some(text))
+        .await;
+    sleep(seconds(100)).await;
+    assert_eq!(node.runtime.count("StartContainer", "c"), 1);
+    set(None);
+    node.running(5, &["c"]).await;
+    // It ends, whatever the network does.
+    set(Some("it is away"));
+    node.api.delete_pod("p", 30);
+    node.clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_status_tells_recursive_read_only_mounts() {
+    let node = Node::start().await;
+    let pod = |name: &str| {
+        let mounts = json!([
+            {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+        ]);
+        let volumes = json!([{"name": "v", "emptyDir": {}}]);
+        pod(name, json!({"volumes": volumes}), json!({"name": name, "volumeMounts": mounts}))
+    };
+    let told = |name: &str| {
+        let container = node.api.status(name)["containerStatuses"][0].clone();
+        container["volumeMounts"][0]["recursiveReadOnly"].clone()
+    };
+    node.api.put_pod(pod("p"));
+    node.phase(5, "p", "Running").await;
+    assert_eq!(told("p"), "Disabled");
+    node.health.send_modify(|health| {
+        health.handlers = serde_json::from_value(json!([
+            {"name": "", "features": {"recursiveReadOnlyMounts": true}},
+        ]))
+        .unwrap();
+    });
+    node.within(5, "it is enabled", |_| told("p") == "Enabled").await;
+    node.api.delete_pod("p", 1);
+    node.clean().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn pod_crash_loop_backs_off() {
     let node = Node::start().await;
@@ -74,7 +160,17 @@ async fn pod_crash_loop_backs_off() {
         container["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     })
     .await;
-    assert_eq!(node.api.status("p")["containerStatuses"][0]["restartCount"], 5);
+    let container = node.api.status("p")["containerStatuses"][0].clone();
+    assert_eq!(container["restartCount"], 5);
+    let message = "back-off 40s restarting failed container=c pod=p_default(p)";
+    assert_eq!(container["state"]["waiting"]["message"], message);
+    // One for each delay, as none is longer than a minute; repetitions have only the message.
+    let text = "Back-off restarting failed container c in pod p_default(p)";
+    assert_eq!(node.api.event("BackOff").as_deref(), Some(text));
+    let count = |node: &Node| {
+        node.api.objects().events.iter().filter(|(_, message)| message == text).count()
+    };
+    node.within(5, "five events", |node| count(node) == 5).await;
     node.api.delete_pod("p", 30);
     node.clean().await;
 }

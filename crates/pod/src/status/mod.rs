@@ -164,8 +164,12 @@ pub fn status(
         reason,
         message,
         conditions: Some(conditions),
-        host_ip: host_ips.first().cloned(),
-        host_ips: some(host_ips.iter().take(2).map(|ip| HostIP { ip: ip.clone() }).collect()),
+        host_ip: host_ips.first().cloned().or_else(|| previous.host_ip.clone()),
+        host_ips: match host_ips {
+            // The node's addresses are not known yet.
+            [] => previous.host_ips.clone(),
+            known => some(known.iter().take(2).map(|ip| HostIP { ip: ip.clone() }).collect()),
+        },
         pod_ip: pod_ips.first().cloned(),
         pod_ips: some(pod_ips.into_iter().map(|ip| PodIP { ip }).collect()),
         start_time: previous.start_time.clone().or(Some(time(now))),
@@ -230,7 +234,7 @@ fn pod_ips(
     host_ips: &[String],
 ) -> Vec<String> {
     if spec::host_network(pod) {
-        return host_ips.iter().take(2).cloned().collect();
+        return host_network_ips(previous, host_ips);
     }
     let ips = match observed.sandboxes.first() {
         Some(sandbox) if sandbox.ready && !sandbox.ips.is_empty() => &sandbox.ips,
@@ -242,6 +246,20 @@ fn pod_ips(
     let is_six = primary.is_some_and(|ip: IpAddr| ip.is_ipv6());
     let first_of = |six| ips.iter().find(|ip| ip.is_ipv6() == six).map(IpAddr::to_string);
     first_of(is_six).into_iter().chain(first_of(!is_six)).collect()
+}
+
+/// The addresses of a pod in the host's network. They stay as they were set first; only one of the other
+/// family is added, when the node gets one.
+fn host_network_ips(previous: &PodStatus, host_ips: &[String]) -> Vec<String> {
+    let mut ips: Vec<String> =
+        previous.pod_ips.iter().flatten().take(2).map(|ip| ip.ip.clone()).collect();
+    let is_six = |ip: &String| ip.contains(':');
+    match (ips.as_slice(), host_ips) {
+        ([], host_ips) => ips.extend(host_ips.iter().take(2).cloned()),
+        ([one], [_, second, ..]) if is_six(one) != is_six(second) => ips.push(second.clone()),
+        _ => {}
+    }
+    ips
 }
 
 /// A time as the API stores it: in whole seconds, so that it equals what is read back.

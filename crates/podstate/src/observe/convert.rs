@@ -26,6 +26,7 @@ pub(super) fn sandbox(status: &v1::PodSandboxStatus) -> Sandbox {
         ready: status.state() == v1::PodSandboxState::SandboxReady,
         created_at: time(status.created_at).unwrap_or_default(),
         ips,
+        handler: status.runtime_handler.clone(),
         host_network: options.is_some_and(|options| options.network() == v1::NamespaceMode::Node),
     }
 }

@@ -1,6 +1,6 @@
 //! Termination messages: from the container's file, or the end of its log.
 
-use std::io::SeekFrom;
+use std::io::{self, SeekFrom};
 use std::path::Path;
 
 use longshore_base::panics;
@@ -26,13 +26,18 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
         .filter(|path| !path.is_empty())
         .and_then(|path| status.mounts.iter().find(|mount| mount.container_path == *path));
     let mut message = match mount {
-        Some(mount) => tail(Path::new(&mount.host_path)).await,
+        Some(mount) => tail(Path::new(&mount.host_path)).await.unwrap_or_else(|error| {
+            format!("Error on reading termination log {}: {error}", mount.host_path)
+        }),
         None => String::new(),
     };
-    let fallback = status
-        .annotations
-        .get(labels::TERMINATION_MESSAGE_POLICY)
-        .is_some_and(|policy| policy == "FallbackToLogsOnError");
+    // One that could not be started has no log.
+    let ran = status.reason != "ContainerCannotRun";
+    let fallback = ran
+        && status
+            .annotations
+            .get(labels::TERMINATION_MESSAGE_POLICY)
+            .is_some_and(|policy| policy == "FallbackToLogsOnError");
     if message.is_empty() && fallback && status.exit_code != 0 {
         message = log_tail(Path::new(&status.log_path)).await;
     }
@@ -43,29 +48,34 @@ pub(super) async fn message(status: &v1::ContainerStatus) -> String {
     }
 }
 
-/// The end of a file: the last lines of a program usually give the reason.
-async fn tail(path: &Path) -> String {
+/// The end of a file: the last lines of a program usually give the reason. Empty if there is none.
+async fn tail(path: &Path) -> io::Result<String> {
     // A pod can put a pipe in place of the file, and opening that must not wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).await;
-    let Ok(mut file) = opened else { return String::new() };
-    let length = file.metadata().await.map_or(0, |metadata| metadata.len());
-    if length > MESSAGE_LIMIT
-        && file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_LIMIT))).await.is_err()
-    {
-        return String::new();
+    let mut file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        opened => opened?,
+    };
+    let length = file.metadata().await?.len();
+    if length > MESSAGE_LIMIT {
+        file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_LIMIT))).await?;
     }
     let mut bytes = Vec::new();
-    match file.take(MESSAGE_LIMIT).read_to_end(&mut bytes).await {
-        Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(_) => String::new(),
-    }
+    file.take(MESSAGE_LIMIT).read_to_end(&mut bytes).await?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The last lines of a log.
 async fn log_tail(path: &Path) -> String {
     let path = path.to_owned();
     let tail = panics::blocking(move || logs::tail(&path, LOG_LINES, LOG_LIMIT)).await;
-    let tail = tail.map_or_else(|_| Vec::new(), Result::unwrap_or_default);
+    let tail = match tail {
+        Ok(Ok(tail)) => tail,
+        Ok(Err(error)) => {
+            return format!("Error on reading termination message from logs: {error}");
+        }
+        Err(_) => Vec::new(), // the daemon stops
+    };
     // the limit may have cut a character
     let is_inside = |byte: &u8| byte & 0b1100_0000 == 0b1000_0000;
     let whole = tail.iter().position(|byte| !is_inside(byte)).unwrap_or(0);
@@ -87,7 +97,38 @@ mod tests {
         let path = dir.path().join("pipe");
         mkfifo(&path, Mode::S_IRWXU).expect("a pipe");
         let read = tokio::time::timeout(Duration::from_secs(5), tail(&path)).await;
-        assert_eq!(read.as_deref(), Ok(""));
+        assert_eq!(read.expect("in time").expect("no error"), "");
+    }
+
+    #[tokio::test]
+    async fn termination_message_that_cannot_be_read_says_so() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let read = async |host_path: &Path, policy: &str| {
+            let annotations = [
+                (labels::TERMINATION_MESSAGE_PATH, "/message"),
+                (labels::TERMINATION_MESSAGE_POLICY, policy),
+            ];
+            message(&v1::ContainerStatus {
+                exit_code: 1,
+                log_path: dir.path().join("0.log").display().to_string(),
+                annotations: annotations.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+                mounts: vec![v1::Mount {
+                    container_path: "/message".to_owned(),
+                    host_path: host_path.display().to_string(),
+                    ..v1::Mount::default()
+                }],
+                ..v1::ContainerStatus::default()
+            })
+            .await
+        };
+        let log = "2024-01-01T00:00:00Z stderr F from the log\n";
+        tokio::fs::write(dir.path().join("0.log"), log).await.expect("a file");
+        let text = format!("Error on reading termination log {}: ", dir.path().display());
+        let found = read(dir.path(), "FallbackToLogsOnError").await;
+        assert!(found.starts_with(&text) && found.len() > text.len(), "{found}");
+        let absent = dir.path().join("absent");
+        assert_eq!(read(&absent, "FallbackToLogsOnError").await, "from the log\n");
+        assert_eq!(read(&absent, "File").await, "");
     }
 
     #[tokio::test]
@@ -96,9 +137,9 @@ mod tests {
         let path = dir.path().join("message");
         let message: String = (0..2000).map(|line| format!("{line}\n")).collect();
         tokio::fs::write(&path, &message).await.expect("a file");
-        assert_eq!(tail(&path).await, message[message.len() - 4096..]);
+        assert_eq!(tail(&path).await.expect("no error"), message[message.len() - 4096..]);
         tokio::fs::write(&path, "short").await.expect("a file");
-        assert_eq!(tail(&path).await, "short");
+        assert_eq!(tail(&path).await.expect("no error"), "short");
     }
 
     #[tokio::test]

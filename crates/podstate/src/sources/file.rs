@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use super::manifest::{self, Origin};
-use super::{ReportInvalid, Source, Update};
+use super::{Invalid, ReportInvalid, Source, Update};
 
 /// An editor writes a file in several steps; it is read once after the last.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -137,7 +137,11 @@ impl Scanner {
                 None => pods.push(pod.clone()),
                 Some(_) => {
                     if !self.duplicates.contains(&file) {
-                        (self.report)(&file.to_string_lossy(), super::DUPLICATE);
+                        (self.report)(&Invalid {
+                            location: &file.to_string_lossy(),
+                            reason: super::DUPLICATE,
+                            duplicate: Some((pod, Source::File)),
+                        });
                     }
                     duplicates.insert(file);
                 }
@@ -176,7 +180,7 @@ impl Scanner {
             }
             Err(error) => {
                 if error_before.as_ref() != Some(&error) {
-                    (self.report)(&file.to_string_lossy(), &error.to_string());
+                    (self.report)(&Invalid::at(&file.to_string_lossy(), &error.to_string()));
                 }
                 (Some(error), pod_before)
             }

@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::manifest::{self, BadItem, Origin};
-use super::{ReportInvalid, Source, Update};
+use super::{Invalid, ReportInvalid, Source, Update};
 
 /// Timeout of a request with its redirects.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ pub async fn poll_url(
                 without_duplicates(pods, &report, &url)
             }
             Err(error) => {
-                report(&url, &error.to_string());
+                report(&Invalid::at(&url, &error.to_string()));
                 // No pod is known that could stay: the source is synced.
                 match first && empty {
                     true => Vec::new(),
@@ -126,7 +126,7 @@ fn with_known(
     let pod = |item: Result<Pod, BadItem>| match item {
         Ok(pod) => Some(pod),
         Err(bad) => {
-            report(url, &bad.error.to_string());
+            report(&Invalid::at(url, &bad.error.to_string()));
             known(&bad)
         }
     };
@@ -138,7 +138,11 @@ fn without_duplicates(pods: Vec<Pod>, report: &ReportInvalid, url: &str) -> Vec<
     let mut kept: Vec<Pod> = Vec::with_capacity(pods.len());
     for (index, pod) in pods.into_iter().enumerate() {
         match kept.iter().any(|other| super::is_duplicate(other, &pod)) {
-            true => report(url, &format!("items[{index}].{}", super::DUPLICATE)),
+            true => report(&Invalid {
+                location: url,
+                reason: &format!("items[{index}].{}", super::DUPLICATE),
+                duplicate: Some((&pod, Source::Http)),
+            }),
             false => kept.push(pod),
         }
     }
@@ -153,7 +157,8 @@ fn headers(fields: &BTreeMap<String, Vec<String>>, report: &ReportInvalid, url: 
             let added = header.and_then(|(name, value)| headers.try_append(name, value).ok());
             if added.is_none() {
                 // The value may be a secret.
-                report(url, &format!("staticPodURLHeader[{name}]: not an HTTP header"));
+                let reason = format!("staticPodURLHeader[{name}]: not an HTTP header");
+                report(&Invalid::at(url, &reason));
             }
         }
     }

@@ -17,8 +17,25 @@ pub use api::watch_pods;
 pub use file::watch_manifests;
 pub use http::poll_url;
 
-/// Reports an invalid manifest: its path or URL, and field and reason.
-pub type ReportInvalid = std::sync::Arc<dyn Fn(&str, &str) + Send + Sync>;
+/// Reports what is wrong with the manifests.
+pub type ReportInvalid = std::sync::Arc<dyn Fn(&Invalid<'_>) + Send + Sync>;
+
+/// What is wrong with a manifest.
+#[derive(Debug)]
+pub struct Invalid<'a> {
+    /// Its path or URL.
+    pub location: &'a str,
+    /// The field and the reason.
+    pub reason: &'a str,
+    /// The pod, if it is valid by itself and the source has another one of the same name or UID.
+    pub duplicate: Option<(&'a Pod, Source)>,
+}
+
+impl<'a> Invalid<'a> {
+    fn at(location: &'a str, reason: &'a str) -> Self {
+        Self { location, reason, duplicate: None }
+    }
+}
 
 /// A source of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +46,17 @@ pub enum Source {
     File,
     /// The URL of a manifest.
     Http,
+}
+
+impl Source {
+    /// Its name in annotations and events.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Api => "api",
+            Self::File => "file",
+            Self::Http => "http",
+        }
+    }
 }
 
 /// An update of a source.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::HostIps;
 use crate::handlers::Handlers;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -36,7 +37,9 @@ pub struct Probes {
     handlers: Handlers,
     pod_events: PodEventRecorder,
     /// The node's addresses, for pods on its network.
-    host_ips: Arc<[String]>,
+    host_ips: HostIps,
+    /// Whether containers that are not ready are probed more often than their period.
+    early: bool,
     /// When the daemon started.
     began: Timestamp,
     pods: Arc<Mutex<HashMap<String, PodProbes>>>,
@@ -54,18 +57,21 @@ struct PodProbes {
 }
 
 impl Probes {
-    /// A probe manager without probes, whose metrics are registered in `registry`.
+    /// A probe manager without probes, whose metrics are registered in `registry`. `early`: containers that
+    /// are not ready are probed more often than their period.
     pub fn new(
         handlers: Handlers,
         pod_events: PodEventRecorder,
-        host_ips: &[String],
+        host_ips: HostIps,
+        early: bool,
         registry: &Registry,
     ) -> Self {
         Self {
             metrics: Metrics::new(registry),
             handlers,
             pod_events,
-            host_ips: host_ips.into(),
+            host_ips,
+            early,
             began: clock::now(),
             pods: Arc::default(),
         }
@@ -118,7 +124,8 @@ impl Probes {
                 pod_probes.restore_results(&container, &run.id, last_status);
             }
             let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
-            let ip = sandbox.map(|sandbox| sandbox.address(&self.host_ips)).unwrap_or_default();
+            let host_ips = self.host_ips.get();
+            let ip = sandbox.map(|sandbox| sandbox.address(&host_ips)).unwrap_or_default();
             let subject = Subject {
                 pod: identity(pod),
                 kind,
@@ -155,6 +162,7 @@ impl Probes {
                 results: pod.results.clone(),
                 subject: subject.clone(),
                 kind,
+                early: self.early && kind == ProbeKind::Readiness,
                 metrics: self.metrics.clone(),
             };
             // A daemon that starts finds all containers at once; their probes are spread.

@@ -23,6 +23,11 @@ pub(super) fn initial_delay(probe: &Probe) -> Duration {
     seconds(probe.initial_delay_seconds.unwrap_or(0).max(0))
 }
 
+/// Whether one success is not enough.
+pub(super) fn needs_repetition(probe: &Probe) -> bool {
+    probe.success_threshold.unwrap_or(1) > 1
+}
+
 fn seconds(seconds: i32) -> Duration {
     Duration::from_secs(seconds.unsigned_abs().into())
 }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::metrics::Metrics;
-use super::schedule::{ConsecutiveResults, early_delay, initial_delay, period};
+use super::schedule::{ConsecutiveResults, early_delay, initial_delay, needs_repetition, period};
 
 /// The delay before a probe that panicked is restarted.
 const AFTER_PANIC: Duration = Duration::from_secs(60);
@@ -37,6 +37,8 @@ pub(super) struct Task {
     pub(super) results: watch::Sender<Arc<ProbeResults>>,
     pub(super) subject: Arc<Subject>,
     pub(super) kind: ProbeKind,
+    /// Whether a container that is not ready is probed more often than the period.
+    pub(super) early: bool,
     pub(super) metrics: Metrics,
 }
 
@@ -66,9 +68,8 @@ impl Task {
         let began = Instant::now();
         let mut due = began.max(first_due);
         let mut consecutive = ConsecutiveResults::default();
-        // Only a container that is not ready yet is probed early.
-        let mut early_probing =
-            self.kind == ProbeKind::Readiness && self.result() != ProbeResult::Success;
+        let mut early_probing = self.early && self.result() != ProbeResult::Success;
+        let mut is_first = true;
         loop {
             // An early attempt does not change the regular schedule.
             let early = Instant::now() < due;
@@ -82,6 +83,8 @@ impl Task {
             match outcome {
                 None => {}
                 Some(Outcome::Failure(_)) if early => {}
+                // Those that have to be repeated are repeated each period.
+                Some(_) if early && !is_first && needs_repetition(probe) => {}
                 Some(outcome) => {
                     let outcome = match outcome {
                         Outcome::Failure(_) => ProbeResult::Failure,
@@ -99,6 +102,7 @@ impl Task {
                     }
                 }
             }
+            is_first = false;
             let early = time::after(early_delay(probe, began.elapsed()));
             sleep_until(if early_probing { due.min(early) } else { due }).await;
         }

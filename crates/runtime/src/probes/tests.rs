@@ -37,8 +37,13 @@ impl Probed {
     fn on(cri: Runtime, runtime: ScriptedRuntime, container: Value) -> Self {
         let handlers = Handlers::new(cri);
         let (recorder, _) = Recorder::start(None, "node");
-        let probes =
-            Probes::new(handlers, PodEventRecorder::new(recorder), &[], &Registry::default());
+        let probes = Probes::new(
+            handlers,
+            PodEventRecorder::new(recorder),
+            [].into(),
+            false,
+            &Registry::default(),
+        );
         let mut pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
             "spec": {"containers": [{"name": "c"}]},
@@ -123,10 +128,47 @@ fn status(id: &str, started: bool, ready: bool) -> PodStatus {
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_report_readiness_early() {
+async fn probes_of_readiness_keep_their_period() {
+    for period in [1, 5] {
+        let mut probe = exec("ready");
+        (probe["periodSeconds"], probe["successThreshold"]) = (json!(period), json!(2));
+        let mut probed = Probed::new(json!({"readinessProbe": probe}));
+        probed.set("ready", false);
+        probed.runs("1", Duration::ZERO);
+        sleep(Duration::from_millis(3000 * period - 10)).await;
+        assert_eq!(probed.attempts("ready"), 3, "period {period}");
+        probed.set("ready", true);
+        let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
+        let expected = u128::from(period) * 1000;
+        assert!((expected..expected + 100).contains(&took), "period {period}: {took} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_ahead_of_their_period_count_only_where_one_success_is_enough() {
+    let mut probe = exec("ready");
+    (probe["periodSeconds"], probe["successThreshold"]) = (json!(5), json!(3));
+    let mut probed = Probed::new(json!({"readinessProbe": probe}));
+    probed.probes.early = true;
+    probed.set("ready", false);
+    probed.runs("1", Duration::ZERO);
+    sleep(Duration::from_secs(1)).await;
+    probed.set("ready", true);
+    sleep(Duration::from_millis(3900)).await;
+    assert!(probed.attempts("ready") > 5, "{}", probed.attempts("ready"));
+    // Those at 5, 10 and 15 seconds count.
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(probed.result("1", ProbeKind::Readiness), ProbeResult::Unknown);
+    let took = probed.until("1", ProbeKind::Readiness, ProbeResult::Success).await;
+    assert!(took <= 200, "{took} ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_report_readiness_early_if_they_should() {
     let mut probe = exec("ready");
     probe["periodSeconds"] = json!(60);
     let mut probed = Probed::new(json!({"readinessProbe": probe}));
+    probed.probes.early = true;
     probed.set("ready", false);
     probed.runs("1", Duration::ZERO);
     sleep(Duration::from_millis(700)).await;
@@ -347,6 +389,7 @@ async fn probe_tasks_are_small() {
         results: watch::Sender::default(),
         subject: Arc::new(subject),
         kind: ProbeKind::Liveness,
+        early: false,
         metrics: Metrics::new(&Registry::default()),
     };
     let size = size_of_val(&task.run(Duration::ZERO));

@@ -16,15 +16,23 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// The mount option of file systems that support SELinux labels.
 const LABELS: &[u8] = b"seclabel";
 
+/// The mount option of mounts that pass later ones on.
+const SHARED: &[u8] = b"shared:";
+
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mount {
+    /// Its id, and that of the mount that it is mounted on.
+    id: OsString,
+    parent: OsString,
     /// Where it is mounted.
     point: PathBuf,
     /// The source: `major:minor` of the file system, and the root in it.
     what: (OsString, OsString),
     /// Whether the file system supports SELinux labels.
     labels: bool,
+    /// Whether it passes later mounts on to its copies.
+    shared: bool,
 }
 
 /// A snapshot of the mount table.
@@ -42,13 +50,19 @@ impl Table {
     fn parse(text: &[u8]) -> Self {
         let mounts = text.split(|byte| *byte == b'\n').filter_map(|line| {
             let mut fields = line.split(|byte| *byte == b' ');
-            let device = OsStr::from_bytes(fields.nth(2)?).to_owned();
+            let id = OsStr::from_bytes(fields.next()?).to_owned();
+            let parent = OsStr::from_bytes(fields.next()?).to_owned();
+            let device = OsStr::from_bytes(fields.next()?).to_owned();
             let root = unescaped(fields.next()?);
             let point = unescaped(fields.next()?).into();
-            // Behind the dash: kind, source, and options of the file system.
-            let options = fields.skip_while(|field| *field != b"-").nth(3).unwrap_or_default();
+            // Before the dash: options of the mount, and optional fields.
+            let before = fields.by_ref().take_while(|field| *field != b"-");
+            // All of them are passed over.
+            let shared = before.filter(|field| field.starts_with(SHARED)).count() > 0;
+            // Behind it: kind, source, and options of the file system.
+            let options = fields.nth(2).unwrap_or_default();
             let labels = options.split(|byte| *byte == b',').any(|option| option == LABELS);
-            Some(Mount { point, what: (device, root), labels })
+            Some(Mount { id, parent, point, what: (device, root), labels, shared })
         });
         Self { mounts: mounts.collect() }
     }
@@ -92,10 +106,7 @@ impl Table {
 
     /// The source that a bind mount of that directory would have.
     fn what(&self, directory: &Path) -> Option<(OsString, OsString)> {
-        let holds = |mount: &&Mount| directory.starts_with(&mount.point);
-        let holder = self.mounts.iter().enumerate().filter(|(_, mount)| holds(mount));
-        let (_, holder) =
-            holder.max_by_key(|(index, mount)| (mount.point.components().count(), *index))?;
+        let holder = self.holder(directory)?;
         let inside = directory.strip_prefix(&holder.point).ok()?;
         let (device, root) = &holder.what;
         let root = match inside.as_os_str().is_empty() {
@@ -105,11 +116,61 @@ impl Table {
         Some((device.clone(), root))
     }
 
-    /// Mount points below a directory.
-    #[cfg(test)]
+    /// The mount that holds a directory.
+    fn holder(&self, directory: &Path) -> Option<&Mount> {
+        let holds = |mount: &&Mount| directory.starts_with(&mount.point);
+        let holders = self.mounts.iter().enumerate().filter(|(_, mount)| holds(mount));
+        let deepest =
+            holders.max_by_key(|(index, mount)| (mount.point.components().count(), *index));
+        deepest.map(|(_, holder)| holder)
+    }
+
+    /// Whether the mount that holds a directory passes later mounts on to its copies.
+    pub(crate) fn is_shared(&self, directory: &Path) -> bool {
+        self.holder(directory).is_some_and(|holder| holder.shared)
+    }
+
+    /// Mount points at and below a directory, in the order of mounting.
     pub(crate) fn below(&self, directory: &Path) -> Vec<PathBuf> {
         let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
         below.map(|mount| mount.point.clone()).collect()
+    }
+
+    /// Mount points at and below a directory that no path leads to, as another mount covers what they
+    /// are mounted on.
+    pub(crate) fn hidden(&self, directory: &Path) -> Vec<PathBuf> {
+        let below = self.mounts.iter().filter(|mount| mount.point.starts_with(directory));
+        let hidden = below.filter(|mount| !self.leads_to(mount));
+        hidden.map(|mount| mount.point.clone()).collect()
+    }
+
+    /// Whether a walk along the path of a mount, as the kernel's, comes by it.
+    fn leads_to(&self, wanted: &Mount) -> bool {
+        let on = |parent: &Mount, point: &Path| {
+            let mut children = self.mounts.iter().filter(|mount| mount.point == point);
+            children.find(|mount| mount.parent == parent.id && mount.id != parent.id)
+        };
+        let is_first = |mount: &&Mount| {
+            mount.point == Path::new("/") && !self.mounts.iter().any(|m| m.id == mount.parent)
+        };
+        let root = self.mounts.iter().find(|mount| mount.point == Path::new("/"));
+        let Some(mut current) = self.mounts.iter().find(is_first).or(root) else { return true };
+        let mut path = PathBuf::new();
+        // Each step goes to a mount that was not passed: no more steps than mounts.
+        let mut steps = self.mounts.len();
+        for component in wanted.point.components() {
+            path.push(component);
+            while current.id != wanted.id
+                && let Some(next) = on(current, &path)
+            {
+                current = next;
+                steps = steps.saturating_sub(1);
+                if steps == 0 {
+                    return true;
+                }
+            }
+        }
+        current.id == wanted.id
     }
 }
 
@@ -256,6 +317,48 @@ mod tests {
     }
 
     #[test]
+    fn mount_table_finds_shared_mounts() {
+        let table = table(&[
+            "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw",
+            "23 22 8:2 / /var rw,relatime shared:7 master:2 - ext4 /dev/sda2 rw",
+            "24 22 8:3 / /srv rw,relatime master:3 - ext4 shared:9 rw",
+            "25 23 8:3 / /var/lib/node rw,relatime - ext4 /dev/sda3 rw",
+        ]);
+        for (path, expected) in [
+            ("/root", false),
+            ("/var/lib/kubelet", true),
+            ("/srv/kubelet", false),
+            ("/var/lib/node", false),
+            ("/var/lib/node/pods", false),
+        ] {
+            assert_eq!(table.is_shared(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn mount_table_finds_mounts_that_no_path_leads_to() {
+        let lines = [
+            "22 1 8:1 / / rw - ext4 /dev/sda1 rw",
+            "30 22 0:50 / /k/pods/u1/vol rw - tmpfs tmpfs rw",
+            "31 22 0:51 / /k/pods/u2/vol rw - tmpfs tmpfs rw",
+        ];
+        assert_eq!(table(&lines).hidden(Path::new("/k")), Vec::<PathBuf>::new());
+        // Another daemon has bound the directory over itself, and mounted more on that.
+        let bound: Vec<&str> = lines
+            .into_iter()
+            .chain([
+                "40 22 8:1 /k /k rw shared:9 - ext4 /dev/sda1 rw",
+                "41 40 0:52 / /k/pods/u3/vol rw shared:10 - tmpfs tmpfs rw",
+                "42 41 0:53 / /k/pods/u3/vol rw shared:11 - tmpfs tmpfs rw",
+            ])
+            .collect();
+        let hidden = |of: &str| table(&bound).hidden(Path::new(of));
+        assert_eq!(hidden("/k"), ["/k/pods/u1/vol", "/k/pods/u2/vol"].map(PathBuf::from));
+        assert_eq!(hidden("/k/pods/u2"), [PathBuf::from("/k/pods/u2/vol")]);
+        assert_eq!(hidden("/k/pods/u3"), Vec::<PathBuf>::new(), "stacked: both can be unmounted");
+    }
+
+    #[test]
     fn mount_table_detects_seclabel() {
         let table = table(&[
             "26 22 7:0 / /own rw,relatime shared:3 master:1 - ext4 /dev/loop0 rw,seclabel,discard",
@@ -288,6 +391,8 @@ mod tests {
         fn mount_table_parses_any_text(text: Vec<u8>) {
             let table = Table::parse(&text);
             table.binds(Path::new("/x"));
+            table.hidden(Path::new("/"));
+            table.is_shared(Path::new("/x"));
         }
     }
 }

@@ -144,13 +144,44 @@ async fn local_block_volume_is_linked_bound_and_held_open_as_root() {
         })
     };
     assert!(held());
+    let succeeded = "MapVolume.MapPodDevice succeeded for volume \"pv-a\"";
+    let global = world.node("plugins/kubernetes.io~local-volume/volumeDevices/pv-a");
+    let expected = [
+        format!("{succeeded} globalMapPath {global:?}"),
+        format!("{succeeded} volumeMapPath {:?}", link.parent().unwrap()),
+    ];
+    let events = world.events("SuccessfulMountVolume", 2).await;
+    assert_eq!(events, expected.map(|message| ("Pod".to_owned(), message)));
     world.mount(&two).await.unwrap();
     assert_eq!(world.mount(&one).await.unwrap()["a"], mounted);
+    assert_eq!(world.events("SuccessfulMountVolume", 4).await.len(), 4, "two for each pod");
     world.remove("u1").await;
     assert!(!held());
     assert_eq!(world.mounted().len(), 1);
     world.restart();
     world.remove("u2").await;
+    world.assert_clean();
+}
+
+#[tokio::test]
+async fn local_disk_of_another_format_is_an_event_of_its_volume_as_root() {
+    let world = World::start().await;
+    let disk = Disk::new(&world.root.join("disk"));
+    world.tool("blkid", "echo TYPE=xfs");
+    world.tool("fsck", "exit 0");
+    world.tool("mount", "echo wrong fs type; exit 32");
+    world.claim("a", local(&disk.device, &json!({})));
+    let error = world.mount(&pod_with("u1", &["a"], json!({}))).await.unwrap_err();
+    let why = "failed to mount the volume as \"ext4\", it already contains xfs. Mount error: ";
+    assert!(error.contains(why), "{error}");
+    let events = world.events("FailedMountOnFilesystemMismatch", 1).await;
+    let [(kind, message)] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(kind, "PersistentVolume");
+    assert!(
+        message.starts_with(&format!("MountVolume failed for volume \"pv-a\" {why}")),
+        "{message}"
+    );
+    world.remove("u1").await;
     world.assert_clean();
 }
 

@@ -13,6 +13,7 @@ mod pods;
 mod pure;
 mod remove;
 mod sequences;
+mod shared;
 mod stats;
 mod sub_path;
 mod wanted;

@@ -61,7 +61,8 @@ impl World {
         for dir in ["bin", "by-path"] {
             fs::create_dir(root.join(dir)).unwrap();
         }
-        let pod_events = PodEventRecorder::new(Recorder::start(None, "n1").0);
+        let recorder = Recorder::start(Some(api.client()), "n1").0;
+        let pod_events = PodEventRecorder::new(recorder);
         let volumes = open(root.path(), api.client(), &pod_events, LIMIT, None);
         Self { root, api, volumes, pod_events, limit: LIMIT, node: None }
     }
@@ -111,6 +112,25 @@ impl World {
     pub(super) fn put_claim(&self, name: &str, claim: Value) {
         let path = format!("/api/v1/namespaces/ns/persistentvolumeclaims/c-{name}");
         self.api.put_at(&path, claim);
+    }
+
+    /// The messages of events with that reason, once there are so many, and the kinds of what they are about.
+    pub(super) async fn events(&self, reason: &str, count: usize) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let found = || {
+            let bodies = self.api.requests().into_iter().map(|(_, body)| body);
+            let events = bodies.filter(|body| body["reason"] == reason);
+            let about =
+                |event: Value| (text(&event["involvedObject"]["kind"]), text(&event["message"]));
+            events.map(about).collect::<Vec<_>>()
+        };
+        let waited = tokio::time::timeout(LIMIT, async {
+            while found().len() < count {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        waited.await.unwrap_or_else(|_| panic!("{reason}: {:?}", found()));
+        found()
     }
 
     pub(super) async fn mount(&self, pod: &Pod) -> Result<PodMounts, String> {

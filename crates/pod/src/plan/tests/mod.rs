@@ -43,6 +43,7 @@ fn sandbox(attempt: u32, ready: bool) -> Sandbox {
         created_at: at(i64::from(attempt)),
         ips: vec!["10.0.0.2".to_owned()],
         host_network: false,
+        handler: String::new(),
     }
 }
 

@@ -322,6 +322,35 @@ fn pod_ips_are_in_the_order_of_node_ip_families() {
     assert_eq!(reported(&hosts, &["192.0.2.1", "2001:db8::1"], &[]), ["192.0.2.1", "2001:db8::1"]);
 }
 
+/// The addresses of a pod in the host's network followed the node's.
+#[test]
+fn pod_ips_in_the_hosts_network_stay_as_they_are() {
+    let strings = |ips: &[&str]| ips.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>();
+    let pod = pod(json!({"hostNetwork": true, "containers": [{"name": "c", "image": "b"}]}));
+    let mut previous = PodStatus::default();
+    for (host, pod_ips, host_ips) in [
+        (&[][..], &[][..], &[][..]),
+        (&["192.0.2.1"], &["192.0.2.1"], &["192.0.2.1"]),
+        (
+            &["192.0.2.2", "2001:db8::2"],
+            &["192.0.2.1", "2001:db8::2"],
+            &["192.0.2.2", "2001:db8::2"],
+        ),
+        (&["2001:db8::3"], &["192.0.2.1", "2001:db8::2"], &["2001:db8::3"]),
+        // Unknown for a moment, as after a restart of the daemon.
+        (&[], &["192.0.2.1", "2001:db8::2"], &["2001:db8::3"]),
+    ] {
+        let host = strings(host);
+        let context = Context { host_ips: &host, ..Context::default() };
+        previous = status(&pod, &seen(vec![]), &previous, &context, at(1));
+        let of_pod = previous.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
+        assert_eq!(of_pod.collect::<Vec<_>>(), strings(pod_ips), "{host:?}");
+        let of_host = previous.host_ips.iter().flatten().map(|ip| ip.ip.clone());
+        assert_eq!(of_host.collect::<Vec<_>>(), strings(host_ips), "{host:?}");
+        assert_eq!(previous.host_ip.as_deref(), host_ips.first().copied());
+    }
+}
+
 #[test]
 fn termination_messages_share_the_limit_of_the_pod() {
     let containers: Vec<_> =

@@ -62,7 +62,10 @@ async fn http_source_reads_pods_and_lists_and_keeps_them_on_errors() {
     let url = serve(response.clone()).await;
     let reports = Arc::new(Mutex::new(Vec::new()));
     let received = reports.clone();
-    let report: ReportInvalid = Arc::new(move |_, reason| received.lock().push(reason.to_owned()));
+    let report: ReportInvalid = Arc::new(move |invalid| {
+        let duplicate = invalid.duplicate.map(|(pod, source)| (spec::name(pod), source.as_str()));
+        received.lock().push(format!("{} {duplicate:?}", invalid.reason));
+    });
     let (sender, mut updates) = mpsc::channel(8);
     let header = BTreeMap::from([("x-token".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
     let period = Duration::from_millis(20);
@@ -107,6 +110,7 @@ async fn http_source_reads_pods_and_lists_and_keeps_them_on_errors() {
     response.set(200, &list);
     assert_eq!(snapshot(&mut updates).await, ["http/two-node", "http/three-node"]);
     reported("items[1].metadata.name: another").await;
+    reported("UID Some((\"two-node\", \"http\"))").await;
     response.set(200, "{apiVersion: v1, kind: PodList}");
     assert_eq!(snapshot(&mut updates).await, Vec::<String>::new());
     polling.abort();
