@@ -14,6 +14,7 @@ pub mod node;
 pub mod oom;
 pub mod registration;
 pub mod run_once;
+pub mod shutdown;
 pub mod status;
 pub mod systemd;
 pub mod terminator;

@@ -45,7 +45,7 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    acquire_lock, max_restart_delay, pod_gates, report_manifest_errors, resize_rules, runtime_name,
+    acquire_lock, pod_gates, report_manifest_errors, resize_rules, restart_delays, runtime_name,
     watch_manifests,
 };
 pub use self::task_set::TaskError;
@@ -59,6 +59,7 @@ use crate::log_rotation;
 use crate::oom;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
+use crate::shutdown;
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::terminator::PodTerminator;
@@ -206,7 +207,7 @@ async fn run_in(
     // the node object
     let (feeds, inputs) = registration::channels(volumes.devices().in_use());
     let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
-    let storage = feeds.storage.clone();
+    let (storage, shutting_down) = (feeds.storage.clone(), feeds.shutting_down.clone());
     let mut api_node = None;
     tasks.spawn("health of the runtime", health::feed(runtime.clone(), observer.clone(), feeds));
     let status = StatusWriter::new(registry);
@@ -282,6 +283,7 @@ async fn run_in(
         own: registration::initial_node(&config),
         api_node,
         pressure,
+        shutting_down: shutting_down.subscribe(),
         pod_events: pod_events.clone(),
         terminator: terminator.clone(),
         managers: managers.clone(),
@@ -319,7 +321,7 @@ async fn run_in(
         settings,
         objects,
         runtime_name: runtime_name(&runtime).await,
-        max_restart_delay: max_restart_delay(&config),
+        restart_delays: restart_delays(&config),
         gates: pod_gates(&config),
         startup_limiter: StartupLimiter::default(),
         garbage: collectors.containers.clone(),
@@ -348,6 +350,17 @@ async fn run_in(
         };
         // returns where there are no thresholds and no limits
         tasks.spawn_finite("eviction", eviction::run(config.clone(), stats, eviction));
+        let shutdown = shutdown::Parts {
+            desired: desired.clone(),
+            observer: observer.clone(),
+            status: status.clone(),
+            terminator: pool.terminator(),
+            recorder: recorder.clone(),
+            shutting_down,
+            metrics: shutdown::Metrics::new(registry),
+        };
+        // returns where no grace period is configured
+        tasks.spawn_finite("graceful shutdown", shutdown::run(config.clone(), shutdown));
         let gc::Collectors { containers, images, .. } = collectors;
         tasks.spawn_restarting("container garbage collection", move || containers.clone().run());
         tasks.spawn_restarting("image garbage collection", move || images.clone().run());

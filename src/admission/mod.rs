@@ -2,7 +2,7 @@
 //! [`Reservation`] until nothing of it runs any more; a critical pod preempts others, which their
 //! workers terminate. A pod that was admitted before keeps its reservation without a new decision.
 //!
-//! Current limitations: device plugins and node shutdown are not considered.
+//! Current limitations: device plugins are not considered.
 
 mod capabilities;
 mod metrics;
@@ -34,6 +34,7 @@ use tracing::{debug, info};
 pub use capabilities::capabilities;
 pub use reservation::{PreemptionWait, Reservation};
 
+use crate::shutdown;
 use crate::terminator::{PodTerminator, Termination};
 
 /// Timeout of reading the node object again.
@@ -50,6 +51,8 @@ pub struct Sources {
     pub api_node: Option<ApiNode>,
     /// What the node is short of.
     pub pressure: watch::Receiver<NodePressure>,
+    /// Whether the machine shuts down.
+    pub shutting_down: watch::Receiver<bool>,
     /// Events about preempted pods.
     pub pod_events: PodEventRecorder,
     /// Terminates them.
@@ -233,6 +236,10 @@ impl Admission {
     }
 
     fn admit_to(&self, pod: &Pod, node: &Node) -> Result<Reservation, Refusal> {
+        if *self.shared.sources.shutting_down.borrow() {
+            let verdict = Verdict::failed(shutdown::REASON, shutdown::NOT_ADMITTED);
+            return Err(Refusal { verdict, by_labels: false });
+        }
         let node = NodeView::new(node, &self.shared.sources.own);
         let mut state = self.state();
         let managers = |pod: &Pod| self.shared.sources.managers.admit(pod);

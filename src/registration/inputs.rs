@@ -99,6 +99,7 @@ pub struct Inputs {
     pub(super) pressure: watch::Receiver<Pressure>,
     pub(super) images: watch::Receiver<Vec<ContainerImage>>,
     pub(super) devices: watch::Receiver<InUse>,
+    pub(super) shutting_down: watch::Receiver<bool>,
 }
 
 /// The senders. Sending an unchanged value has no effect.
@@ -115,6 +116,8 @@ pub struct Feeds {
     pub pressure: watch::Sender<Pressure>,
     /// All images on the node.
     pub images: watch::Sender<Vec<ContainerImage>>,
+    /// Whether the machine shuts down.
+    pub shutting_down: watch::Sender<bool>,
 }
 
 /// Creates the channels, except `devices`.
@@ -124,8 +127,9 @@ pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
     let (storage, storage_in) = watch::channel(None);
     let (pressure, pressure_in) = watch::channel(Pressure::default());
     let (images, images_in) = watch::channel(Vec::new());
+    let (shutting_down, shutting_down_in) = watch::channel(false);
     (
-        Feeds { runtime, pleg, storage, pressure, images },
+        Feeds { runtime, pleg, storage, pressure, images, shutting_down },
         Inputs {
             runtime: runtime_in,
             pleg: pleg_in,
@@ -133,6 +137,7 @@ pub fn channels(devices: watch::Receiver<InUse>) -> (Feeds, Inputs) {
             pressure: pressure_in,
             images: images_in,
             devices,
+            shutting_down: shutting_down_in,
         },
     )
 }
@@ -163,6 +168,7 @@ impl Inputs {
             () = next(&mut self.storage) => {}
             () = next(&mut self.pressure) => {}
             () = next(&mut self.devices) => {}
+            () = next(&mut self.shutting_down) => {}
         }
     }
 }

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 35] = [
+    const READ: [&str; 36] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -68,6 +68,7 @@ mod tests {
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "QOSReserved",
+        "ReduceDefaultCrashLoopBackOffDecay",
         "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "RestartAllContainersOnContainerExits",
