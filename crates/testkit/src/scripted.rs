@@ -648,7 +648,8 @@ impl RuntimeService for ScriptedRuntime {
         };
         if let Some(stops_in) = self.call("StopContainer", signal).await?.into_inner() {
             sleep(stops_in).await;
-            self.world().exit(&id, 137); // if it is running still
+            // If it is running still: as the signal has it, or killed.
+            self.world().exit(&id, if stops_in < grace { 143 } else { 137 });
         }
         Ok(Response::new(StopContainerResponse {}))
     }

@@ -98,10 +98,12 @@ fn place(fs: &Fs, daemons: &Daemons) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the daemon runs among the processes of init, and not in a container.
+/// Whether the daemon is in the PID namespace of `/proc`, and not in a container that has the host's:
+/// there it is left to who started the container.
 fn is_on_host() -> bool {
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    namespace("1").is_some_and(|init| namespace("self") == Some(init))
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    ids.is_some_and(|ids| ids.split_whitespace().count() == 1)
 }
 
 /// Whether a process is in that cgroup in each hierarchy with controllers.
