@@ -6,6 +6,7 @@ mod continue_token;
 mod convert;
 mod keys;
 mod list;
+mod object_text;
 mod storage_form;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use continue_token::is_token as is_continue_token;
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
-pub(crate) use list::{ListRequest, Size, VersionMatch};
+pub(crate) use list::{Items, ListRequest, Size, VersionMatch};
+pub(crate) use object_text::ObjectText;
 pub use storage_form::StorageMediaType;
 pub(crate) use storage_form::{
     check as check_stored, decode as decode_stored, encode as encode_stored,
@@ -153,6 +155,25 @@ impl Registry {
         self.find(resource, namespace, name)
             .await?
             .ok_or_else(|| StatusError::not_found(resource, name))
+    }
+
+    /// The text of one object, as the resource shows it.
+    pub(crate) async fn get_text(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Vec<u8>, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        let stored = self.store.get(&key).await.map_err(refusal)?;
+        let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
+        if let Some(stored) = ObjectText::of(resource, &stored) {
+            let mut text = Vec::new();
+            stored.append(&mut text);
+            return Ok(text);
+        }
+        let object = self.decode(resource, &stored).await?;
+        longshore_json::write(&object).map_err(StatusError::internal)
     }
 
     /// One object, if there is one.
