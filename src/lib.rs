@@ -16,6 +16,7 @@ mod pod_resources;
 pub mod pod_cidr;
 pub mod registration;
 pub mod run_once;
+pub mod shutdown;
 pub mod status;
 pub mod systemd;
 pub mod terminator;

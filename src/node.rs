@@ -49,8 +49,8 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    SetupEvents, acquire_lock, device_settings, max_restart_delay, pod_gates, release_stale_devices,
-    report_manifest_errors, resize_rules, watch_manifests,
+    SetupEvents, acquire_lock, device_settings, pod_gates, release_stale_devices,
+    report_manifest_errors, resize_rules, restart_delays, watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -65,6 +65,7 @@ use crate::pod_cidr;
 use crate::pod_resources::NodeResources;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
+use crate::shutdown;
 use crate::status::StatusWriter;
 use crate::systemd::{self, Watchdog};
 use crate::terminator::PodTerminator;
@@ -243,7 +244,7 @@ async fn run_with(
     // the node object
     let (feeds, inputs) = registration::channels(volumes.devices().in_use(), devices.capacity());
     let (pressure_sender, pressure) = (feeds.pressure.clone(), inputs.pressure());
-    let storage = feeds.storage.clone();
+    let (storage, shutting_down) = (feeds.storage.clone(), feeds.shutting_down.clone());
     let runtime_health = inputs.runtime();
     tasks.spawn(
         "range of the node's pods",
@@ -331,6 +332,7 @@ async fn run_with(
         own: registration::initial_node(&config),
         api_node,
         pressure,
+        shutting_down: shutting_down.subscribe(),
         pod_events: pod_events.clone(),
         terminator: terminator.clone(),
         managers: managers.clone(),
@@ -369,7 +371,7 @@ async fn run_with(
         settings,
         objects,
         runtime_health,
-        max_restart_delay: max_restart_delay(&config),
+        restart_delays: restart_delays(&config),
         resync_period: SignedDuration::from_nanos(kubelet.sync_frequency.as_nanos()),
         gates: pod_gates(&config),
         startup_limiter: StartupLimiter::default(),
@@ -414,6 +416,17 @@ async fn run_with(
         };
         // returns where there are no thresholds and no limits
         tasks.spawn_finite("eviction", eviction::run(config.clone(), stats, eviction));
+        let shutdown = shutdown::Parts {
+            desired: desired.clone(),
+            observer: observer.clone(),
+            status: status.clone(),
+            terminator: pool.terminator(),
+            recorder: recorder.clone(),
+            shutting_down,
+            metrics: shutdown::Metrics::new(registry),
+        };
+        // returns where no grace period is configured
+        tasks.spawn_finite("graceful shutdown", shutdown::run(config.clone(), shutdown));
         let gc::Collectors { containers, images, .. } = collectors;
         tasks.spawn_restarting("container garbage collection", move || containers.clone().run());
         tasks.spawn_restarting("image garbage collection", move || images.clone().run());

@@ -1,14 +1,20 @@
-//! Termination of pods by admission and eviction: a [`PodTerminator`] sends to the pod workers. The pool
-//! adds and removes workers, and sends them updates of their pods.
+//! Termination of pods by admission, eviction and the shutdown of the node: a [`PodTerminator`] sends to
+//! the pod workers. The pool adds and removes workers, and sends them updates of their pods.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use longshore_pod::status::Verdict;
+use longshore_podstate::observe::Observer;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Poll interval for the removal of volumes.
+const POLL: Duration = Duration::from_millis(100);
 
 /// A decision of the node to terminate a pod: eviction, preemption, shutdown, deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +31,17 @@ pub(crate) struct Order {
     pub(crate) pod: Arc<Pod>,
     /// The pod was removed from its source.
     pub(crate) gone: bool,
+    /// It was added again after that: what the runtime has of it is left to its next worker.
+    pub(crate) readded: bool,
     /// The pod is to be terminated for this reason.
     pub(crate) termination: Option<Termination>,
+}
+
+impl Order {
+    /// The pod should run.
+    pub(crate) fn new(pod: Arc<Pod>) -> Self {
+        Self { pod, gone: false, readded: false, termination: None }
+    }
 }
 
 /// Handle by which a pod is terminated. Cheap to clone; never waits.
@@ -53,8 +68,7 @@ impl PodTerminator {
     /// A worker for tests: the closure returns the requested termination.
     #[cfg(test)]
     pub(crate) fn listen(&self, uid: &str) -> impl Fn() -> Option<Termination> + use<> {
-        let (orders, order) =
-            watch::channel(Order { pod: Arc::default(), gone: false, termination: None });
+        let (orders, order) = watch::channel(Order::new(Arc::default()));
         self.workers().insert(uid.to_owned(), orders);
         move || order.borrow().termination.clone()
     }
@@ -62,6 +76,16 @@ impl PodTerminator {
     /// The workers by the UID of their pod.
     pub(crate) fn workers(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Order>>> {
         self.workers.lock()
+    }
+}
+
+/// Waits until nothing of a pod runs and its volumes are gone. `pods_dir`: the directory of pods.
+pub(crate) async fn released(observer: &Observer, pods_dir: &Path, uid: &str) {
+    let mut seen = observer.subscribe(uid);
+    let _ = seen.wait_for(|pod| !pod.is_active()).await; // an error: the daemon stops
+    let volumes = pods_dir.join(uid).join("volumes");
+    while tokio::fs::try_exists(&volumes).await.unwrap_or(false) {
+        sleep(POLL).await;
     }
 }
 

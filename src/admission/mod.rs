@@ -3,8 +3,6 @@
 //! workers terminate. A pod that was admitted before keeps its reservation without a new decision.
 //! A decision that depends on which devices a plugin prefers is not made before the plugin has
 //! answered; the plugins of an admitted pod then allocate its devices ([`devices`]).
-//!
-//! Current limitations: node shutdown is not considered.
 
 mod capabilities;
 mod devices;
@@ -38,6 +36,7 @@ use tracing::{debug, info};
 pub use capabilities::capabilities;
 pub use reservation::{PreemptionWait, Reservation};
 
+use crate::shutdown;
 use crate::terminator::{PodTerminator, Termination};
 
 /// Timeout of reading the node object again.
@@ -54,6 +53,8 @@ pub struct Sources {
     pub api_node: Option<ApiNode>,
     /// What the node is short of.
     pub pressure: watch::Receiver<NodePressure>,
+    /// Whether the machine shuts down.
+    pub shutting_down: watch::Receiver<bool>,
     /// Events about preempted pods.
     pub pod_events: PodEventRecorder,
     /// Terminates them.
@@ -272,7 +273,11 @@ impl Admission {
         node: &Node,
         preferences: &Preferences,
     ) -> Result<Reservation, Refusal> {
-        let Sources { own, managers, devices, .. } = &self.shared.sources;
+        let Sources { own, managers, devices, shutting_down, .. } = &self.shared.sources;
+        if *shutting_down.borrow() {
+            let verdict = Verdict::failed(shutdown::REASON, shutdown::NOT_ADMITTED);
+            return Err(Refusal { verdict, by_labels: false, query: None });
+        }
         let mut state = self.state();
         let mut selection = devices.select(pod, preferences);
         // The device manager has counted its own.

@@ -36,6 +36,7 @@ fn admission_with(pressure: NodePressure, devices: Devices) -> Admission {
         own: serde_json::from_value(node).unwrap(),
         api_node: None,
         pressure: watch::channel(pressure).1,
+        shutting_down: watch::channel(false).1,
         pod_events: PodEventRecorder::new(recorder),
         terminator: PodTerminator::default(),
         managers: Managers::default(),

@@ -14,18 +14,16 @@ use longshore_pod::status::Verdict;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use parking_lot::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::Metrics;
-use crate::terminator::{PodTerminator, Termination};
+use crate::terminator::{PodTerminator, Termination, released};
 
 /// Grace period of a hard eviction.
 pub(super) const IMMEDIATE: Duration = Duration::from_secs(1);
 /// How long a pod may take to release its resources after its grace period.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// Poll interval for the removal of volumes.
-const POLL: Duration = Duration::from_millis(100);
 
 /// Request to evict a pod.
 pub(super) struct EvictionRequest {
@@ -121,14 +119,7 @@ impl Evictor {
         let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
         let own = time::seconds(own.filter(|own| *own >= 0).unwrap_or(30));
         let uid = spec::uid(pod);
-        let ending = async {
-            let mut seen = self.shared.observer.subscribe(uid);
-            let _ = seen.wait_for(|pod| !pod.is_active()).await; // an error: the daemon stops
-            let volumes = self.shared.pods_dir.join(uid).join("volumes");
-            while tokio::fs::try_exists(&volumes).await.unwrap_or(false) {
-                sleep(POLL).await;
-            }
-        };
+        let ending = released(&self.shared.observer, &self.shared.pods_dir, uid);
         match timeout(grace.unwrap_or(own).saturating_add(CLEAN_UP), ending).await {
             Ok(()) => info!(pod = describe(pod), "evicted pod has terminated"),
             Err(_) => warn!(pod = describe(pod), "timeout waiting for an evicted pod to terminate"),

@@ -11,7 +11,7 @@ use longshore_client::events::{
 };
 use longshore_config::Config;
 use longshore_devices::Devices;
-use longshore_pod::backoff::RESTART_MAX;
+use longshore_pod::backoff::{RESTART_BASE, RESTART_MAX};
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::{self, Gates};
 use longshore_podstate::desired::Desired;
@@ -25,6 +25,7 @@ use tracing::warn;
 
 use super::{Error, TaskSet};
 use crate::lock::Lock;
+use crate::worker::RestartDelays;
 
 /// Waits for the lock file, if one is configured; `None`: stopped meanwhile.
 pub(super) async fn acquire_lock(
@@ -73,9 +74,15 @@ impl SetupEvents {
     }
 }
 
-pub(super) fn max_restart_delay(config: &Config) -> SignedDuration {
+/// Delays before containers that have failed are started again.
+pub(super) fn restart_delays(config: &Config) -> RestartDelays {
+    let (base, max) = match config.gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {
+        true => (SignedDuration::from_secs(1), SignedDuration::from_secs(60)),
+        false => (RESTART_BASE, RESTART_MAX),
+    };
     let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
-    own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))
+    let max = own.map_or(max, |period| SignedDuration::from_nanos(period.as_nanos()));
+    RestartDelays { base: base.min(max), max }
 }
 
 /// The feature gates that affect pods.
@@ -185,4 +192,37 @@ pub(super) fn report_manifest_errors(
         );
         pod_events.pod(pod, true, "FailedValidation", &message);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restart_delays_of_the_config() {
+        let dir = tempfile::tempdir().unwrap();
+        for (gates, max, expected) in [
+            ("", "", (10, 300)),
+            ("", "crashLoopBackOff: {maxContainerRestartPeriod: 30s}", (10, 30)),
+            ("", "crashLoopBackOff: {maxContainerRestartPeriod: 1s}", (1, 1)),
+            ("ReduceDefaultCrashLoopBackOffDecay: true", "", (1, 300)),
+            (
+                "ReduceDefaultCrashLoopBackOffDecay: true, KubeletCrashLoopBackOffMax: false",
+                "",
+                (1, 60),
+            ),
+        ] {
+            let file = dir.path().join("config.yaml");
+            let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+            let text = format!("{head}failCgroupV1: false\nfeatureGates: {{{gates}}}\n{max}\n");
+            std::fs::write(&file, text).unwrap();
+            let args = ["kubelet".to_owned(), format!("--config={}", file.display())];
+            let Ok(longshore_config::Command::Kubelet(config)) = longshore_config::from_args(args)
+            else {
+                panic!("{gates} {max}");
+            };
+            let RestartDelays { base, max } = restart_delays(&config);
+            assert_eq!((base.as_secs(), max.as_secs()), expected, "{gates}");
+        }
+    }
 }

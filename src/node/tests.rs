@@ -349,7 +349,7 @@ async fn node_start_without_an_apiserver_runs_static_pods_and_registers_later() 
         it.running(60, &["c", "static"]).await;
         let mirror = |it: &Started| {
             let objects = it.api.objects();
-            objects.others.keys().any(|path| path.ends_with("/pods/static-n"))
+            objects.pods.contains_key("static-n")
         };
         it.within(60, "a mirror pod", mirror).await;
         assert_eq!(it.runtime.count("StartContainer", "static"), 1);

@@ -118,6 +118,7 @@ pub struct Inputs {
     pub(super) devices: watch::Receiver<InUse>,
     /// Extended resources of device plugins.
     pub(super) extended: watch::Receiver<Capacity>,
+    pub(super) shutting_down: watch::Receiver<bool>,
 }
 
 /// The senders. Sending an unchanged value has no effect.
@@ -134,6 +135,8 @@ pub struct Feeds {
     pub pressure: watch::Sender<Pressure>,
     /// All images on the node.
     pub images: watch::Sender<Vec<ContainerImage>>,
+    /// Whether the machine shuts down.
+    pub shutting_down: watch::Sender<bool>,
 }
 
 /// Creates the channels, except `devices` and `extended`.
@@ -146,8 +149,9 @@ pub fn channels(
     let (storage, storage_in) = watch::channel(None);
     let (pressure, pressure_in) = watch::channel(Pressure::default());
     let (images, images_in) = watch::channel(Vec::new());
+    let (shutting_down, shutting_down_in) = watch::channel(false);
     (
-        Feeds { runtime, pleg, storage, pressure, images },
+        Feeds { runtime, pleg, storage, pressure, images, shutting_down },
         Inputs {
             runtime: runtime_in,
             pleg: pleg_in,
@@ -156,6 +160,7 @@ pub fn channels(
             images: images_in,
             devices,
             extended,
+            shutting_down: shutting_down_in,
         },
     )
 }
@@ -192,6 +197,7 @@ impl Inputs {
             () = next(&mut self.pressure) => {}
             () = next(&mut self.devices) => {}
             () = next(&mut self.extended) => {}
+            () = next(&mut self.shutting_down) => {}
         }
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct StatusInputs<'a> {
     pub(super) runtime: &'a RuntimeHealth,
     pub(super) pleg: Option<&'a str>,
     pub(super) storage: Option<&'a str>,
+    /// Whether the machine shuts down.
+    pub(super) shutting_down: bool,
     pub(super) pressure: Pressure,
     pub(super) images: &'a [ContainerImage],
     pub(super) volumes_in_use: Vec<String>,
@@ -270,8 +272,9 @@ fn not_ready(inputs: &StatusInputs<'_>, capacity: &Amounts) -> Option<String> {
     let (runtime, network) =
         (inputs.runtime.runtime_error.clone(), inputs.runtime.network_error.clone());
     let storage = inputs.storage.map(str::to_owned);
+    let shutdown = inputs.shutting_down.then(|| "node is shutting down".to_owned());
     let reasons: Vec<String> =
-        [down, pleg, runtime, network, storage, missing].into_iter().flatten().collect();
+        [down, pleg, runtime, network, storage, missing, shutdown].into_iter().flatten().collect();
     match reasons.as_slice() {
         [] => None,
         [one] => Some(one.clone()),

@@ -249,6 +249,12 @@ async fn registration_creates_node_and_reports_health() {
     );
 
     feeds.pleg.send_replace(None);
+    until("ready again", ready("True")).await;
+    feeds.shutting_down.send_replace(true);
+    let node = until("not ready", ready("False")).await;
+    assert_eq!(condition(&node, "Ready")["message"], "node is shutting down");
+    feeds.shutting_down.send_replace(false);
+    until("ready again", ready("True")).await;
     let short = longshore_pod::eviction::NodePressure { memory: true, ..Default::default() };
     feeds.pressure.send_replace(short);
     until("ready again", ready("True")).await;
@@ -285,6 +291,7 @@ fn registration_declares_features_by_gates_and_runtime() {
             runtime: &runtime,
             pleg: None,
             storage: None,
+            shutting_down: false,
             pressure: Default::default(),
             images: &[],
             volumes_in_use: Vec::new(),
@@ -706,6 +713,7 @@ proptest! {
         disk in prop::option::of(amount()),
         addresses in prop::option::of(prop::collection::vec(any::<IpAddr>(), 0..3)),
         (pleg, storage) in (prop::option::of(text()), prop::option::of(text())),
+        shutting_down in any::<bool>(),
         pressure in (any::<bool>(), any::<bool>(), any::<bool>()),
         volumes_in_use in prop::collection::vec(text(), 0..3),
         (now, which) in (time(), any::<prop::sample::Index>()),
@@ -727,6 +735,7 @@ proptest! {
             runtime: &RuntimeHealth::new(&version, &status),
             pleg: pleg.as_deref(),
             storage: storage.as_deref(),
+            shutting_down,
             pressure: inputs::Pressure { memory, disk: disk_pressure, pid },
             images: &images,
             volumes_in_use,

@@ -38,6 +38,8 @@ pub(crate) struct Objects {
     /// The next writes of statuses and deletions take so long, before they have an effect.
     pub(crate) delays: VecDeque<Duration>,
     pub(crate) violations: Vec<String>,
+    /// The static pods of the node's manifests.
+    manifests: Vec<Pod>,
     updates: Option<mpsc::Sender<(Source, Update)>>,
     /// Watches of pods.
     watches: Vec<mpsc::UnboundedSender<Value>>,
@@ -67,12 +69,29 @@ impl Api {
         let mut objects = self.objects();
         let pods = objects.pods.values().map(decoded).collect();
         updates.try_send((Source::Api, Update::Snapshot(pods))).unwrap();
+        let manifests = objects.manifests.clone();
+        updates.try_send((Source::File, Update::Snapshot(manifests))).unwrap();
         objects.updates = Some(updates);
     }
 
     /// Creates the pod, or changes it with this function.
     pub(crate) fn put_pod(&self, pod: Value) {
         self.objects().store(pod);
+    }
+
+    /// The manifests of the node are these from now on.
+    pub(crate) fn put_manifests(&self, pods: &[Value]) {
+        let mut objects = self.objects();
+        objects.manifests = pods.iter().map(decoded).collect();
+        let snapshot = Update::Snapshot(objects.manifests.clone());
+        objects.updates.as_ref().unwrap().try_send((Source::File, snapshot)).unwrap();
+    }
+
+    /// The UID of the object of that name; empty if there is none.
+    pub(crate) fn uid(&self, name: &str) -> String {
+        let objects = self.objects();
+        let uid = objects.pods.get(name).and_then(|pod| pod["metadata"]["uid"].as_str());
+        uid.unwrap_or_default().to_owned()
     }
 
     pub(crate) fn change_pod(&self, name: &str, change: impl FnOnce(&mut Value)) {
@@ -214,8 +233,11 @@ impl Objects {
         };
         let phase = status["phase"].as_str().unwrap_or("Pending").to_owned();
         let phases = self.phases.entry(uid.to_owned()).or_default();
+        // After the loss of its sandbox a pod is initialized again.
+        let init = status["initContainerStatuses"].as_array().into_iter().flatten();
+        let initializes = init.into_iter().any(|one| one["state"]["terminated"].is_null());
         if let Some(last) = phases.last()
-            && (rank(&phase) < rank(last) || rank(last) == 2 && *last != phase)
+            && (rank(&phase) < rank(last) && !initializes || rank(last) == 2 && *last != phase)
         {
             self.violations.push(format!("phase of {uid} from {last} to {phase}"));
         }
@@ -289,6 +311,16 @@ impl Objects {
             }
             ("GET", ["configmaps", name]) => found(self.config_maps.get(*name)),
             ("GET", ["pods", name]) => found(self.pods.get(*name)),
+            ("POST", ["pods"]) => {
+                let name = request["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                if self.pods.contains_key(&name) {
+                    return error(StatusCode::CONFLICT, "AlreadyExists");
+                }
+                let mut pod = request;
+                pod["metadata"]["uid"] = json!(self.new_uid());
+                self.store(pod);
+                found(self.pods.get(&name))
+            }
             ("PATCH" | "DELETE", ["pods", name, ..]) => {
                 if self.failures > 0 {
                     self.failures -= 1;
@@ -306,7 +338,10 @@ impl Objects {
                     return error(StatusCode::CONFLICT, "Conflict");
                 }
                 if *method == Method::DELETE {
-                    self.remove(name);
+                    let finalizers = pod["metadata"]["finalizers"].as_array();
+                    if finalizers.is_none_or(Vec::is_empty) {
+                        self.remove(name);
+                    }
                     return (StatusCode::OK, pod.to_string());
                 }
                 merge(&mut pod["status"], &request["status"]);

@@ -20,10 +20,11 @@ use longshore_devices::Devices;
 use longshore_machine::Machine;
 use longshore_metrics::Registry;
 use longshore_pod::admission::{NodeCapabilities, NodePressure, Sysctls};
+use longshore_pod::backoff::RESTART_BASE;
 use longshore_pod::resize::Rules;
 use longshore_pod::spec::{self, Gates};
 use longshore_pod::status::Verdict;
-use longshore_podstate::desired::Desired;
+use longshore_podstate::desired::{self, Desired};
 use longshore_podstate::observe::{self, Observer};
 use longshore_podstate::sources::Source;
 use longshore_resources::cgroups::{Cgroups, Driver, Policy};
@@ -48,7 +49,7 @@ use crate::gc;
 use crate::registration::RuntimeHealth;
 use crate::status::StatusWriter;
 use crate::terminator::{PodTerminator, Termination};
-use crate::worker::{Metrics, Pool, StartupLimiter, WorkerContext};
+use crate::worker::{Metrics, Pool, RestartDelays, StartupLimiter, WorkerContext};
 
 /// Pods that may start at once.
 pub(crate) const SLOTS: usize = 2;
@@ -94,6 +95,8 @@ pub(crate) struct Daemon {
     pub(crate) recorder: Recorder,
     /// Pressure conditions, by which admission decides.
     pub(crate) pressure: watch::Sender<NodePressure>,
+    /// Whether the machine shuts down.
+    pub(crate) shutting_down: watch::Sender<bool>,
 }
 
 /// The configuration of a node on any machine, with its files in this directory.
@@ -160,8 +163,19 @@ impl Node {
 
         let (updates, merged) = mpsc::channel(1 << 16);
         let (changes, changed) = mpsc::channel(64);
-        let desired = Desired::new([Source::Api]);
+        let desired = Desired::new([Source::Api, Source::File]);
         tasks.spawn(desired.clone().run(merged, changes));
+        let node_object = watch::Sender::new(Some(Arc::new(Node::object())));
+        let mirrors = desired::reconcile_mirrors(
+            desired.clone(),
+            client.clone(),
+            node_object.subscribe(),
+            recorder.clone(),
+        );
+        tasks.spawn(async move {
+            let _node_object = node_object;
+            mirrors.await;
+        });
         self.api.follow(updates);
 
         let objects = Objects::new(Some(client.clone()), Detection::Get(Duration::from_secs(60)));
@@ -203,11 +217,8 @@ impl Node {
             metrics: longshore_runtime::Metrics::new(registry),
         });
         let terminator = PodTerminator::default();
-        let own = json!({
-            "metadata": {"name": "n"},
-            "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "10"}},
-        });
         let pressure = watch::Sender::new(NodePressure::default());
+        let shutting_down = watch::Sender::new(false);
         let admission = Admission::new(admission::Sources {
             capabilities: NodeCapabilities {
                 sysctls: Sysctls::new(&[], (6, 1)).unwrap(),
@@ -217,9 +228,10 @@ impl Node {
                 toleration_comparisons: false,
                 declared_features: None,
             },
-            own: serde_json::from_value(own).unwrap(),
+            own: Self::object(),
             api_node: None,
             pressure: pressure.subscribe(),
+            shutting_down: shutting_down.subscribe(),
             pod_events: pod_events.clone(),
             terminator: terminator.clone(),
             managers,
@@ -264,7 +276,7 @@ impl Node {
             settings,
             objects,
             runtime_health: self.health.subscribe(),
-            max_restart_delay: MAX_RESTART_DELAY,
+            restart_delays: RestartDelays { base: RESTART_BASE, max: MAX_RESTART_DELAY },
             resync_period: SignedDuration::from_secs(60),
             gates: Gates::default(),
             startup_limiter: StartupLimiter::new(SLOTS),
@@ -276,8 +288,24 @@ impl Node {
         });
         let pool = Pool::new(context.clone(), desired.clone(), terminator.clone());
         tasks.spawn(pool.run(changed, stop));
-        self.daemon =
-            Some(Daemon { _tasks: tasks, context, terminator, desired, recorder, pressure });
+        self.daemon = Some(Daemon {
+            _tasks: tasks,
+            context,
+            terminator,
+            desired,
+            recorder,
+            pressure,
+            shutting_down,
+        });
+    }
+
+    /// The node's object.
+    fn object() -> k8s_openapi::api::core::v1::Node {
+        let object = json!({
+            "metadata": {"name": "n", "uid": "node"},
+            "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "10"}},
+        });
+        serde_json::from_value(object).unwrap()
     }
 
     /// Ends the daemon at once, as SIGKILL does. What it was waiting for is cancelled.
@@ -389,5 +417,16 @@ pub(crate) fn pod(name: &str, spec: Value, container: Value) -> Value {
     for (key, value) in container.as_object().unwrap() {
         whole["spec"]["containers"][0][key] = value.clone();
     }
+    whole
+}
+
+/// The same as a static pod of a manifest, of that version: its UID depends on it.
+pub(crate) fn static_pod(name: &str, version: &str, spec: Value, container: Value) -> Value {
+    let mut whole = pod(name, spec, container);
+    whole["metadata"]["uid"] = json!(format!("{name}-{version}"));
+    whole["metadata"]["annotations"] = json!({
+        spec::SOURCE_ANNOTATION: "file",
+        spec::HASH_ANNOTATION: format!("{name}-{version}"),
+    });
     whole
 }

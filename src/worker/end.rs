@@ -142,7 +142,10 @@ pub(super) async fn clean_up(mut task: Task) {
     }
     let state = &mut task.state;
     state.context.status.forget(spec::uid(&state.pod));
-    while let Err(error) = state.remove().await {
+    // Its next worker starts its containers again, and counts that.
+    while !state.inputs.order.borrow().readded
+        && let Err(error) = state.remove().await
+    {
         last_error.log_if_new(&state.pod, &error, "pod not removed completely, retrying");
         state.sleep_backoff().await;
         // The attempt may have failed because the observed state is outdated.

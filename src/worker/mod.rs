@@ -26,7 +26,7 @@ mod task;
 mod tests;
 
 pub use metrics::Metrics;
-pub use pool::{Pool, WorkerContext};
+pub use pool::{Pool, RestartDelays, WorkerContext};
 pub use startup_limiter::StartupLimiter;
 
 /// Why a pod is terminated.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::SignedDuration;
 use longshore_base::panics::Panicked;
 use longshore_client::events::PodEventRecorder;
 use longshore_devices::Devices;
 use longshore_pod::observed::ObservedPod;
 use longshore_pod::spec::{self, Gates};
-use longshore_podstate::desired::{Change, Desired};
+use longshore_podstate::desired::{Change, Desired, MirrorHold};
 use longshore_podstate::observe::Observer;
 use longshore_runtime::probes::Probes;
 use longshore_runtime::{PodRuntime, Settings};
@@ -35,6 +36,16 @@ use crate::terminator::{Order, PodTerminator};
 /// Interval of the heartbeat of the sync loop.
 const BEAT: Duration = Duration::from_secs(10);
 
+/// Delays before a container that has failed is started again: the first, which doubles, and the
+/// longest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestartDelays {
+    /// The first.
+    pub base: SignedDuration,
+    /// The longest.
+    pub max: SignedDuration,
+}
+
 /// Shared context of the pod workers.
 pub struct WorkerContext {
     /// Pods in the container runtime.
@@ -55,8 +66,8 @@ pub struct WorkerContext {
     pub objects: longshore_client::objects::Objects,
     /// Status of the runtime.
     pub runtime_health: watch::Receiver<RuntimeHealth>,
-    /// Longest delay before a container is started again.
-    pub max_restart_delay: k8s_openapi::jiff::SignedDuration,
+    /// Delays before a container is started again.
+    pub restart_delays: RestartDelays,
     /// How often a pod that does not change is looked at again.
     pub resync_period: k8s_openapi::jiff::SignedDuration,
     /// The feature gates in force.
@@ -82,6 +93,8 @@ pub struct Pool {
     workers: PodTerminator,
     /// Pods that wait for the termination of an earlier one, by UID.
     waiting: HashMap<String, Arc<Pod>>,
+    /// Mirror pods that stay until the worker of that UID has ended.
+    holds: HashMap<String, Vec<MirrorHold>>,
     supervisor: Supervisor,
     /// Whether directories of orphaned pods have been cleaned up.
     swept: bool,
@@ -96,6 +109,7 @@ impl Pool {
             desired,
             workers,
             waiting: HashMap::new(),
+            holds: HashMap::new(),
             supervisor: Supervisor::new(),
             swept: false,
             pulse: watch::Sender::new(Instant::now()),
@@ -157,11 +171,14 @@ impl Pool {
     fn order(&mut self, change: Change) {
         match change {
             Change::Set(pod) => self.set(pod),
-            Change::Gone(pod) => {
+            Change::Gone { pod, hold } => {
                 let uid = spec::uid(&pod);
                 self.waiting.remove(uid);
                 match self.workers.workers().get(uid) {
-                    Some(worker) => worker.send_modify(|order| order.gone = true),
+                    Some(worker) => {
+                        worker.send_modify(|order| (order.gone, order.readded) = (true, false));
+                        self.holds.entry(uid.to_owned()).or_default().extend(hold);
+                    }
                     None => self.context.status.forget(uid),
                 }
             }
@@ -173,13 +190,16 @@ impl Pool {
         let uid = spec::uid(&pod).to_owned();
         let mut workers = self.workers.workers();
         if must_wait(&pod, workers.values().map(|worker| worker.borrow())) {
+            if let Some(same) = workers.get(&uid) {
+                same.send_modify(|order| order.readded = true);
+            }
             self.waiting.insert(uid, pod);
             return;
         }
         match workers.get(&uid) {
             Some(worker) => worker.send_modify(|order| order.pod = pod),
             None => {
-                let order = watch::Sender::new(Order { pod, gone: false, termination: None });
+                let order = watch::Sender::new(Order::new(pod));
                 workers.insert(uid.clone(), order);
                 drop(workers);
                 self.start(Start { uid, is_orphan: false });
@@ -215,6 +235,7 @@ impl Pool {
     /// A worker has finished: starts the next for the same pod, if it was added again meanwhile, or
     /// for the next static pod of that name.
     fn ended(&mut self, uid: &str) {
+        self.holds.remove(uid);
         let Some(ended) = self.workers.workers().remove(uid) else { return };
         let ended = ended.borrow().pod.clone();
         let next = self.waiting.iter().find(|(waiting, pod)| {
@@ -265,7 +286,7 @@ impl Pool {
         let (pod, namespace) = (&observed.name, &observed.namespace);
         info!(pod, namespace, uid, "removing orphaned pod");
         let pod = Arc::new(orphan(observed));
-        let order = watch::Sender::new(Order { pod, gone: true, termination: None });
+        let order = watch::Sender::new(Order { gone: true, ..Order::new(pod) });
         workers.insert(uid.clone(), order);
         drop(workers);
         self.start(Start { uid: uid.clone(), is_orphan: true });
@@ -333,7 +354,7 @@ mod tests {
             (pod("b", "p", "file"), pod("a", "p", "api"), false, false),
             (pod("b", "p", "api"), pod("a", "p", "file"), false, false),
         ] {
-            let order = Order { pod: worker.clone(), gone, termination: None };
+            let order = Order { gone, ..Order::new(worker.clone()) };
             let waits = must_wait(&new, std::iter::once(&order));
             assert_eq!(waits, expected, "{new:?} after {worker:?}");
         }

@@ -83,18 +83,44 @@ pub(super) async fn stop(
     stop_request: StopRequest,
 ) {
     let StopRequest { message, hook, after, mut deadline } = stop_request;
-    let mut observed = context.observer.subscribe(spec::uid(&pod));
+    let mut overdue = None;
     if run.is_running() {
         if let Some((kind, _)) = spec::container(&pod, &run.name) {
             context.pod_events.container(&pod, kind, &run.name, false, "Killing", &message);
         }
-        if hook {
-            let grace = deadline.left();
-            tokio::select! {
-                _ = context.runtime.pre_stop(&pod, &run, grace) => {}
-                () = deadline.passed() => {}
+        if hook && !deadline.left().is_zero() {
+            let mut running = Box::pin(context.runtime.pre_stop(&pod, &run));
+            let succeeded = tokio::select! {
+                succeeded = &mut running => Some(succeeded),
+                () = deadline.passed() => None,
+            };
+            if succeeded != Some(true) {
+                context.runtime.pre_stop_failed(&pod, &run.name, succeeded.is_none());
             }
+            overdue = succeeded.is_none().then_some(running);
         }
+    }
+    let stopping = stop_after_hook(&context, &pod, &run, &after, deadline);
+    match overdue {
+        None => stopping.await,
+        // A command of the hook is not killed before its container is: it may still do something.
+        Some(hook) => tokio::select! {
+            () = stopping => {}
+            () = async { hook.await; std::future::pending().await } => {}
+        },
+    }
+}
+
+/// Waits for the containers that stop earlier, then stops the container.
+async fn stop_after_hook(
+    context: &WorkerContext,
+    pod: &Arc<Pod>,
+    run: &observed::Container,
+    after: &[String],
+    mut deadline: Deadline,
+) {
+    let mut observed = context.observer.subscribe(spec::uid(pod));
+    if run.is_running() {
         let others_stopped = observed.wait_for(|seen| {
             let runs =
                 |name: &String| seen.containers.iter().any(|c| c.name == *name && c.may_run());
@@ -109,7 +135,7 @@ pub(super) async fn stop(
     loop {
         let at = deadline.at();
         let grace = deadline.left().max(LEAST);
-        let call = context.runtime.stop_container(spec::uid(&pod), &run.id, &run.sandbox_id, grace);
+        let call = context.runtime.stop_container(spec::uid(pod), &run.id, &run.sandbox_id, grace);
         let error = tokio::select! {
             stopped = call => match stopped {
                 Ok(()) if !may_run(&observed.borrow(), &run.id) => return,
@@ -119,9 +145,9 @@ pub(super) async fn stop(
             // The call in progress has a longer grace period: it is cancelled and made again.
             () = deadline.moved(at), if grace > LEAST => continue,
         };
-        debug!(pod = describe(&pod), container = run.name, error, "container not stopped yet");
+        debug!(pod = describe(pod), container = run.name, error, "container not stopped yet");
         let message = format!("error killing pod: {error}");
-        context.pod_events.pod(&pod, true, "FailedKillPod", &message);
+        context.pod_events.pod(pod, true, "FailedKillPod", &message);
         tokio::select! {
             () = sleep(delays.next_delay()) => {}
             // It has exited for another reason.

@@ -299,7 +299,7 @@ mod tests {
         let registry = Registry::default();
         let mut stopwatch = Metrics::new(&registry).stopwatch();
         let pod = Arc::new(pod(json!({"containers": []})));
-        let mut order = Order { pod, gone: false, termination: None };
+        let mut order = Order::new(pod);
         let workers = |page: &Page, lifecycle, config| {
             let labels = [("lifecycle", lifecycle), ("config", config), ("static", "")];
             page.sum("kubelet_working_pods", &labels)

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::SignedDuration;
 use longshore_base::clock;
 use longshore_client::objects::Changed;
 use longshore_pod::Timestamp;
-use longshore_pod::backoff::{Backoff, RESTART_BASE};
+use longshore_pod::backoff::Backoff;
 use longshore_pod::deadline::{Deadline, deadline};
 use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::plan::{
@@ -52,7 +52,7 @@ impl Syncing {
         let context = &state.context;
         Self {
             volumes: PodVolumes::new(context, &state.pod),
-            restarts: Backoff::new(RESTART_BASE, context.max_restart_delay),
+            restarts: Backoff::new(context.restart_delays.base, context.restart_delays.max),
             images: HashMap::new(),
             lost_sandbox: String::new(),
             network_event_at: None,

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 37] = [
+    const READ: [&str; 38] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -69,6 +69,7 @@ mod tests {
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "QOSReserved",
+        "ReduceDefaultCrashLoopBackOffDecay",
         "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",

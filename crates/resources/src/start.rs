@@ -13,7 +13,9 @@ use longshore_metrics::Registry;
 use tracing::warn;
 
 use super::allocatable::{self, Amounts};
-use super::cgroups::{self, Cgroups, Driver, Limits, MemoryReserve, Mismatch, Policy, Protection};
+use super::cgroups::{
+    self, Cgroups, Daemons, Driver, Limits, MemoryReserve, Mismatch, Policy, Protection,
+};
 use super::swap;
 
 /// Retry interval for limits that the kernel rejected.
@@ -51,7 +53,8 @@ pub enum Error {
     Enforce(String),
 }
 
-/// Set up the cgroups of pods. The future enforces the limits of all pods, with retries.
+/// Set up the cgroups of pods and of daemons. The future enforces the limits of all pods, with
+/// retries, and keeps processes in the cgroups of daemons.
 pub async fn start(
     config: &Config,
     machine: &Machine,
@@ -77,6 +80,10 @@ pub async fn start(
         events.warning("CgroupV1", CGROUP_V1_DEPRECATED);
     }
     enforce_reserved(config, &cgroups, &events).await?;
+    let daemons = Daemons::new(&kubelet.kubelet_cgroups, &kubelet.system_cgroups)?;
+    if let Err(error) = cgroups.place_daemons(&daemons).await {
+        warn!(%error, "processes stay outside of their cgroup");
+    }
     let enforces = kubelet.cgroups_per_qos
         && kubelet.enforce_node_allocatable.iter().any(|level| level == "pods");
     let amounts = match enforces {
@@ -84,7 +91,9 @@ pub async fn start(
         false => capacity,
     };
     let limits = allocatable::limits(&amounts);
-    Ok((cgroups.clone(), enforce(cgroups, limits, events)))
+    let keeping = cgroups.clone().keep_daemons(daemons);
+    let enforcing = enforce(cgroups.clone(), limits, events);
+    Ok((cgroups, async { tokio::join!(enforcing, keeping).0 }))
 }
 
 /// Records events about the node.

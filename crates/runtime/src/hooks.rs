@@ -40,7 +40,7 @@ impl PodRuntime {
         record(true, "FailedPostStartHook", "PostStartHook failed");
         record(false, "Killing", "FailedPostStartHook");
         let grace = grace(pod);
-        let left = grace.saturating_sub(self.run_pre_stop(pod, kind, target, grace).await);
+        let left = grace.saturating_sub(self.run_pre_stop(pod, target, grace).await);
         let stopped =
             self.stop_container(spec::uid(pod), id, &sandbox.id, left.max(MIN_GRACE)).await;
         if let Err(error) = stopped {
@@ -49,44 +49,39 @@ impl PodRuntime {
         Err(StartError::new("PostStartHookError", error.to_string()))
     }
 
-    /// Run the preStop hook of a container, if it has one, for `grace` at most, and not at all
-    /// without grace period. Returns the rest of the grace period, which may be zero: callers apply
-    /// the minimum. Failures are reported as events.
-    pub async fn pre_stop(
-        &self,
-        pod: &Pod,
-        run: &observed::Container,
-        grace: Duration,
-    ) -> Duration {
-        let Some((kind, container)) = spec::container(pod, &run.name) else { return grace };
+    /// Run the preStop hook of a container, if it has one. Returns whether it succeeded.
+    pub async fn pre_stop(&self, pod: &Pod, run: &observed::Container) -> bool {
+        let Some((_, container)) = spec::container(pod, &run.name) else { return true };
+        let hook = container.lifecycle.as_ref().and_then(|hooks| hooks.pre_stop.as_ref());
+        let Some(hook) = hook else { return true };
         let observed = self.observer.pod(spec::uid(pod)).unwrap_or_default();
         let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id == run.sandbox_id);
         let host_ips = self.settings.host_ips.get();
         let ip = sandbox.map(|sandbox| sandbox.address(&host_ips)).unwrap_or_default();
         let target = Target { container: &container, id: &run.id, ip };
-        grace.saturating_sub(self.run_pre_stop(pod, kind, target, grace).await)
+        self.hook(pod, target, hook).await.is_ok()
+    }
+
+    /// Report that the preStop hook of a container failed, or did not end in its grace period.
+    pub fn pre_stop_failed(&self, pod: &Pod, container: &str, overdue: bool) {
+        let Some((kind, container)) = spec::container(pod, container) else { return };
+        let hook = container.lifecycle.as_ref().and_then(|hooks| hooks.pre_stop.as_ref());
+        if overdue && hook.is_some_and(|hook| hook.sleep.is_some()) {
+            self.metrics.sleeps_cut_short.inc();
+        }
+        let message = "PreStopHook failed";
+        self.pod_events.container(pod, kind, &container.name, true, "FailedPreStopHook", message);
     }
 
     /// Run the preStop hook; returns how long it took.
-    async fn run_pre_stop(
-        &self,
-        pod: &Pod,
-        kind: ContainerKind,
-        target: Target<'_>,
-        grace: Duration,
-    ) -> Duration {
+    async fn run_pre_stop(&self, pod: &Pod, target: Target<'_>, grace: Duration) -> Duration {
         let lifecycle = target.container.lifecycle.as_ref();
         let hook = lifecycle.and_then(|hooks| hooks.pre_stop.as_ref());
         let Some(hook) = hook.filter(|_| !grace.is_zero()) else { return Duration::ZERO };
         let start = Instant::now();
-        // A hook that times out has failed as well.
         let ended = timeout(grace, self.hook(pod, target, hook)).await;
-        if ended.is_err() && hook.sleep.is_some() {
-            self.metrics.sleeps_cut_short.inc();
-        }
         if !matches!(ended, Ok(Ok(()))) {
-            let (name, message) = (&target.container.name, "PreStopHook failed");
-            self.pod_events.container(pod, kind, name, true, "FailedPreStopHook", message);
+            self.pre_stop_failed(pod, &target.container.name, ended.is_err());
         }
         start.elapsed()
     }

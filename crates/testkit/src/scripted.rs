@@ -121,6 +121,8 @@ pub struct World {
     pub failing: BTreeSet<String>,
     /// Containers that cannot be started, by name.
     pub unstartable: BTreeSet<String>,
+    /// How long commands run, by their first word; the others end at once.
+    pub lasting: HashMap<String, Duration>,
     /// Which run of the daemon it serves, or of a worker in it.
     pub epoch: u64,
     /// Calls that had an effect: when, which, and the container, the pod, or the first word of the
@@ -680,7 +682,8 @@ impl RuntimeService for ScriptedRuntime {
         };
         if let Some(stops_in) = self.call("StopContainer", signal).await?.into_inner() {
             sleep(stops_in).await;
-            self.world().exit(&id, 137); // if it is running still
+            // If it is running still: as the signal has it, or killed.
+            self.world().exit(&id, if stops_in < grace { 143 } else { 137 });
         }
         Ok(Response::new(StopContainerResponse {}))
     }
@@ -758,9 +761,15 @@ impl RuntimeService for ScriptedRuntime {
             world.note("ExecSync", &command);
             let fails = world.unhealthy || world.failing.contains(&command);
             let exit_code = i32::from(fails);
-            Ok(ExecSyncResponse { exit_code, ..Default::default() })
+            let lasts = world.lasting.get(&command).map(|time| (command, *time));
+            Ok((ExecSyncResponse { exit_code, ..Default::default() }, lasts))
         };
-        self.call("ExecSync", exec).await
+        let (answer, lasts) = self.call("ExecSync", exec).await?.into_inner();
+        if let Some((command, time)) = lasts {
+            let _command = RunningCommand { runtime: self.clone(), command };
+            sleep(time).await;
+        }
+        Ok(Response::new(answer))
     }
 
     async fn get_container_events(
@@ -777,6 +786,18 @@ impl RuntimeService for ScriptedRuntime {
             received.recv().await.map(|event| (Ok(event), received))
         });
         Ok(Response::new(events.boxed()))
+    }
+}
+
+/// A command that lasts: its end is noted, also if the caller goes, with which it is killed.
+struct RunningCommand {
+    runtime: ScriptedRuntime,
+    command: String,
+}
+
+impl Drop for RunningCommand {
+    fn drop(&mut self) {
+        self.runtime.world().note("EndOfExecSync", &self.command);
     }
 }
 

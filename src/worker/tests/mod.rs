@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod lifecycle;
 mod lives;
+mod mirrors;
 mod model;

@@ -12,6 +12,7 @@ use kube::{Client, Error};
 use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_client::{Item, optional};
 use longshore_pod::spec;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -25,6 +26,62 @@ const RETRY: Duration = Duration::from_secs(5);
 const RECREATE: Duration = Duration::from_secs(30);
 /// Annotations that differ between a mirror pod and its static pod.
 const LOCAL: [&str; 3] = [spec::SOURCE_ANNOTATION, spec::MIRROR_ANNOTATION, spec::SEEN_ANNOTATION];
+
+/// What the loop needs to know besides the pods.
+#[derive(Debug, Default)]
+pub(super) struct Mirroring {
+    /// How many static pods of that name were removed and have not ended yet. Their mirror pod stays
+    /// as it is: it shows that they still run.
+    held: Mutex<HashMap<FullName, usize>>,
+    /// Counts changes.
+    changed: watch::Sender<u64>,
+}
+
+impl Mirroring {
+    /// Something that the loop follows has changed.
+    pub(super) fn note_change(&self) {
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Keeps the mirror pod of that name until the hold is dropped.
+    pub(super) fn hold(self: &Arc<Self>, name: FullName) -> MirrorHold {
+        let mut held = self.held.lock();
+        let count = held.entry(name.clone()).or_default();
+        *count = count.saturating_add(1);
+        MirrorHold { name, mirroring: self.clone() }
+    }
+
+    /// Changes from now on.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    pub(super) fn is_held(&self, name: &FullName) -> bool {
+        self.held.lock().contains_key(name)
+    }
+}
+
+/// Keeps the mirror pod of a static pod that was removed and is being terminated: it is neither
+/// deleted nor recreated before this is dropped.
+#[derive(Debug)]
+pub struct MirrorHold {
+    name: FullName,
+    mirroring: Arc<Mirroring>,
+}
+
+impl Drop for MirrorHold {
+    fn drop(&mut self) {
+        let mut held = self.mirroring.held.lock();
+        if let Some(count) = held.get_mut(&self.name) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                held.remove(&self.name);
+            }
+        }
+        drop(held);
+        self.mirroring.note_change();
+    }
+}
 
 /// Whether a mirror pod is of this version of a static pod.
 pub(super) fn is_mirror_of(mirror: &Pod, pod: &Pod) -> bool {
@@ -56,7 +113,7 @@ pub async fn reconcile_mirrors(
     node: watch::Receiver<Option<Arc<Node>>>,
     recorder: Recorder,
 ) {
-    let mut changed = desired.shared.mirrors_changed.subscribe();
+    let mut changed = desired.shared.mirroring.changes();
     let mut node_changed = node.clone();
     let mut mirrors = Mirrors {
         desired,
@@ -105,15 +162,17 @@ impl Mirrors {
         self.reported_conflicts.retain(|name, _| statics.contains_key(name));
         let mut complete = true;
         let mut standing = Vec::new();
+        let mirroring = self.desired.shared.mirroring.clone();
         for (name, mirror) in &mirrors {
             match statics.get(name) {
+                _ if mirroring.is_held(name) => {}
                 Some(pod) if !self.is_outdated(name, mirror, pod) => standing.push(name),
                 None if !synced => {}
                 _ => complete &= done("delete", mirror, delete(&self.client, mirror).await),
             }
         }
         for (name, pod) in &statics {
-            if !standing.contains(&name) {
+            if !standing.contains(&name) && !mirroring.is_held(name) {
                 let created = self.create(name, pod).await;
                 complete &= created.as_ref().is_ok_and(|made| *made);
                 done("create", pod, created.map(drop));

@@ -13,17 +13,23 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
-pub use mirror::reconcile_mirrors;
+use mirror::Mirroring;
+pub use mirror::{MirrorHold, reconcile_mirrors};
 
 use crate::sources::{Source, Update};
 
 /// A change of the desired state.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Change {
     /// The pod should run, with this spec.
     Set(Arc<Pod>),
     /// The pod is gone from its source.
-    Gone(Arc<Pod>),
+    Gone {
+        /// The pod as it was.
+        pod: Arc<Pod>,
+        /// Of a static pod: to be dropped when nothing of the pod runs any more.
+        hold: Option<MirrorHold>,
+    },
     /// The mirror pod of a static pod was created, deleted or changed.
     Mirror {
         /// The static pod.
@@ -40,8 +46,7 @@ pub struct Desired {
 #[derive(Debug)]
 struct Shared {
     state: RwLock<State>,
-    /// Counts changes to static pods and mirror pods.
-    mirrors_changed: watch::Sender<u64>,
+    mirroring: Arc<Mirroring>,
     synced: watch::Sender<bool>,
 }
 
@@ -51,6 +56,7 @@ struct State {
     /// The last snapshot of each source of static pods.
     statics: BTreeMap<Source, Vec<Pod>>,
     mirrors: HashMap<FullName, Arc<Pod>>,
+    mirroring: Arc<Mirroring>,
     /// UIDs of the pods in the apiserver whose objects cannot be decoded.
     unreadable: HashSet<String>,
     /// Sources that are not synced yet.
@@ -69,8 +75,9 @@ impl Desired {
     pub fn new(sources: impl IntoIterator<Item = Source>) -> Self {
         let unsynced: HashSet<Source> = sources.into_iter().collect();
         let synced = watch::Sender::new(unsynced.is_empty());
-        let state = RwLock::new(State { unsynced, ..State::default() });
-        Self { shared: Arc::new(Shared { state, mirrors_changed: watch::Sender::new(0), synced }) }
+        let mirroring = Arc::<Mirroring>::default();
+        let state = State { unsynced, mirroring: mirroring.clone(), ..State::default() };
+        Self { shared: Arc::new(Shared { state: RwLock::new(state), mirroring, synced }) }
     }
 
     /// Becomes true once all sources are synced.
@@ -158,11 +165,11 @@ impl Desired {
         drop(state);
         self.shared.synced.send_if_modified(|known| std::mem::replace(known, synced) != synced);
         let concerns_mirrors = |change: &Change| match change {
-            Change::Set(pod) | Change::Gone(pod) => spec::is_static(pod),
+            Change::Set(pod) | Change::Gone { pod, .. } => spec::is_static(pod),
             Change::Mirror { .. } => true,
         };
         if changes.iter().any(concerns_mirrors) || source == Source::Api && synced {
-            self.shared.mirrors_changed.send_modify(|count| *count = count.wrapping_add(1));
+            self.shared.mirroring.note_change();
         }
         changes
     }
@@ -205,7 +212,9 @@ impl State {
             }
             return;
         }
-        changes.extend(self.pods.remove(spec::uid(pod)).map(|(_, pod)| Change::Gone(pod)));
+        let Some((_, pod)) = self.pods.remove(spec::uid(pod)) else { return };
+        let hold = spec::is_static(&pod).then(|| self.mirroring.hold(full_name(&pod)));
+        changes.push(Change::Gone { pod, hold });
     }
 
     /// Pods of the apiserver that are not in `present`.

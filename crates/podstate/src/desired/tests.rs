@@ -33,7 +33,7 @@ fn changes_of(changes: &[Change]) -> Vec<String> {
         .iter()
         .map(|change| match change {
             Change::Set(pod) => format!("+{}", spec::uid(pod)),
-            Change::Gone(pod) => format!("-{}", spec::uid(pod)),
+            Change::Gone { pod, .. } => format!("-{}", spec::uid(pod)),
             Change::Mirror { uid } => format!("~{uid}"),
         })
         .collect()
@@ -136,4 +136,27 @@ fn desired_keeps_pods_that_cannot_be_decoded() {
     assert_eq!(changes_of(&gone), ["-1"]);
     unreadable(&[]);
     assert!(!desired.has("1") && !desired.has("3"));
+}
+
+#[test]
+fn mirror_pod_is_held_until_its_removed_pod_has_ended() {
+    let desired = Desired::new([Source::File]);
+    let name = ("ns".to_owned(), "web".to_owned());
+    let held = || desired.shared.mirroring.is_held(&name);
+    let snapshot = |pods| desired.apply(Source::File, Update::Snapshot(pods));
+    snapshot(vec![static_pod("h1")]);
+    assert!(!held());
+    let first = snapshot(vec![static_pod("h2")]);
+    let second = snapshot(vec![]);
+    assert!(held());
+    let mut changed = desired.shared.mirroring.changes();
+    drop(second);
+    assert!(held(), "the first one has not ended yet");
+    drop(first);
+    assert!(!held());
+    assert!(changed.has_changed().unwrap(), "the loop is woken");
+    changed.mark_unchanged();
+    desired.apply(Source::Api, Update::Set(Box::new(pod("a", "1", json!({})))));
+    let removed = desired.apply(Source::Api, Update::Remove(Box::new(pod("a", "1", json!({})))));
+    assert!(matches!(removed.as_slice(), [Change::Gone { hold: None, .. }]));
 }

@@ -2,10 +2,11 @@
 //! periodically.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use inotify::{EventMask, Inotify, WatchMask};
 use k8s_openapi::api::core::v1::Pod;
 use longshore_base::panics;
@@ -38,18 +39,26 @@ pub async fn watch_manifests(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut changes = changes(&path);
     let mut last_pods: Option<Vec<Pod>> = None;
+    // Names of files that were removed since the last scan.
+    let mut removed: HashSet<OsString> = HashSet::new();
     loop {
         // A directory on a network may hang, and must not block a thread of the runtime.
+        let names = std::mem::take(&mut removed);
         let scanned = panics::blocking(move || {
+            // A file that is there again is another file, even if it says the same.
+            let without = scanner.forget(&names);
             let pods = scanner.scan();
-            (scanner, pods)
+            (scanner, [without, pods])
         });
-        let pods;
-        (scanner, pods) = match scanned.await {
+        let snapshots;
+        (scanner, snapshots) = match scanned.await {
             Ok(scanned) => scanned,
             Err(_) => return, // shutdown, or a panic, with which the scanner is lost
         };
-        if let Some(pods) = pods.filter(|pods| last_pods.as_ref() != Some(pods)) {
+        for pods in snapshots.into_iter().flatten() {
+            if last_pods.as_ref() == Some(&pods) {
+                continue;
+            }
             last_pods = Some(pods.clone());
             if updates.send((Source::File, Update::Snapshot(pods))).await.is_err() {
                 return;
@@ -69,12 +78,23 @@ pub async fn watch_manifests(
                 }
             }
             event = changed => {
-                let lost = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED;
-                match event {
-                    Some(Ok(event)) if !event.mask.intersects(lost) => {}
-                    _ => changes = self::changes(&path),
-                }
                 sleep(SETTLE).await;
+                let mut next = Some(event);
+                while let Some(event) = next {
+                    let lost = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED;
+                    match event {
+                        Some(Ok(event)) if !event.mask.intersects(lost) => {
+                            if event.mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+                                removed.extend(event.name);
+                            }
+                        }
+                        _ => {
+                            changes = self::changes(&path);
+                            break;
+                        }
+                    }
+                    next = changes.as_mut().and_then(|changes| changes.next().now_or_never());
+                }
             }
         }
     }
@@ -116,6 +136,18 @@ struct Scanner {
 }
 
 impl Scanner {
+    /// Files of these names were removed. Returns the pods of the others if one was known.
+    fn forget(&mut self, names: &HashSet<OsString>) -> Option<Vec<Pod>> {
+        let before = self.known.len();
+        self.known.retain(|file, _| !file.file_name().is_some_and(|name| names.contains(name)));
+        if self.known.len() == before {
+            return None;
+        }
+        let mut files: Vec<PathBuf> = self.known.keys().cloned().collect();
+        files.sort();
+        Some(self.pods_of(files))
+    }
+
     /// All pods of the manifests, in the order of their files; `None` if they cannot be listed.
     fn scan(&mut self) -> Option<Vec<Pod>> {
         let files = match self.files() {
@@ -126,10 +158,15 @@ impl Scanner {
             }
         };
         self.known.retain(|file, _| files.contains(file));
+        files.iter().for_each(|file| self.read(file));
+        Some(self.pods_of(files))
+    }
+
+    /// The pods of these files, each only once.
+    fn pods_of(&mut self, files: Vec<PathBuf>) -> Vec<Pod> {
         let mut pods: Vec<Pod> = Vec::new();
         let mut duplicates = HashSet::new();
         for file in files {
-            self.read(&file);
             let Some(pod) = self.known.get(&file).and_then(|known| known.pod.as_ref()) else {
                 continue;
             };
@@ -148,7 +185,7 @@ impl Scanner {
             }
         }
         self.duplicates = duplicates;
-        Some(pods)
+        pods
     }
 
     /// Read a file, unless it is unchanged.
@@ -218,4 +255,42 @@ fn content(file: &Path) -> Result<Vec<u8>, manifest::Error> {
         return Err(manifest::Error::TooLarge);
     }
     std::fs::read(file).map_err(read)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn static_pod_whose_file_is_replaced_by_the_same_is_removed_and_added() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let manifest = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}"#;
+        let file = dir.path().join("p.json");
+        let place = || {
+            let written = elsewhere.path().join("p.json");
+            std::fs::write(&written, manifest).unwrap();
+            std::fs::rename(written, &file).unwrap();
+        };
+        place();
+        let (updates, mut received) = tokio::sync::mpsc::channel(8);
+        let period = Duration::from_secs(3600);
+        let path = dir.path().to_owned();
+        let report: ReportInvalid = Arc::new(|_: &Invalid| {});
+        tokio::spawn(watch_manifests(path, "n".to_owned(), period, report, updates));
+        let mut counts = async || match received.recv().await {
+            Some((Source::File, Update::Snapshot(pods))) => pods.len(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(counts().await, 1);
+        // Changed in place it stays: an editor may write it several times.
+        std::fs::write(&file, manifest).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        place();
+        assert_eq!([counts().await, counts().await], [0, 1]);
+    }
 }

@@ -52,6 +52,9 @@ pub enum Error {
         /// What it lacks.
         missing: Vec<String>,
     },
+    /// `systemCgroups` is the root.
+    #[error("system container cannot be root (\"/\")")]
+    SystemRoot,
     /// A setting of the config cannot be applied.
     #[error("{field}: {source}")]
     Field {

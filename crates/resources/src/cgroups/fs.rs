@@ -28,8 +28,19 @@ pub(super) struct Fs {
 }
 
 impl Fs {
-    /// Creates a cgroup and its parents in every hierarchy.
+    /// Creates a cgroup for cgroups and its parents in every hierarchy.
     pub(super) fn make(&self, path: &Path) -> Result<(), Error> {
+        self.make_leaf(path)?;
+        if self.hierarchies.unified {
+            let dirs = self.hierarchies.trees.iter().map(|tree| join(&tree.root, path));
+            dirs.for_each(|dir| enable_controllers(&dir));
+        }
+        Ok(())
+    }
+
+    /// Creates a cgroup for processes and its parents in every hierarchy. On v2 no controllers are
+    /// enabled for its children: it could have no processes then.
+    pub(super) fn make_leaf(&self, path: &Path) -> Result<(), Error> {
         for tree in &self.hierarchies.trees {
             let mut dir = tree.root.clone();
             for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
@@ -43,9 +54,6 @@ impl Fs {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     Err(source) => return Err(Error::at(&dir)(source)),
                 }
-            }
-            if self.hierarchies.unified {
-                enable_controllers(&dir);
             }
         }
         Ok(())

@@ -1,10 +1,8 @@
 //! The cgroups of pods: `kubepods`, a level for the QoS classes Burstable and BestEffort, one
 //! cgroup per pod; on cgroup v1 and v2, as directories or systemd slices. The limits of the levels
-//! follow their pods. All operations are idempotent.
-//!
-//! Current limitations: system processes are not moved (`systemCgroups`), nor is the daemon itself
-//! (`kubeletCgroups`).
+//! follow their pods. All operations are idempotent. Beside them the cgroups of daemons.
 
+mod daemons;
 mod driver;
 mod error;
 mod fs;
@@ -31,6 +29,7 @@ use longshore_pod::spec;
 use tokio::sync::Mutex;
 use tracing::warn;
 
+pub use self::daemons::Daemons;
 pub use self::driver::{Driver, Mismatch, choose as choose_driver};
 pub use self::error::Error;
 use self::fs::Fs;

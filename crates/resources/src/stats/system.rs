@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use longshore_config::Config;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use super::cgroup::Reader;
+use super::cgroup::{Cgroup, Hierarchies, Reader};
 use super::process::Proc;
 
 /// Configured cgroups of daemons. If empty, they are detected or omitted.
@@ -35,8 +35,11 @@ impl SystemNames {
     /// Detects cgroups that are not configured. Blocks.
     pub(super) fn find(&self, unified: bool) -> io::Result<SystemGroups> {
         let (proc, mut reader) = (Proc::open()?, Reader::default());
+        let hierarchies = Hierarchies::find(unified);
+        let exists = |name: &str| Cgroup::new(&hierarchies, name.as_ref()).created().is_ok();
         let mut of = |name: &str, pid: &dyn Fn() -> Option<u32>| {
-            let configured = Some(name.to_owned()).filter(|name| !name.is_empty());
+            // One that does not exist says nothing of where the daemon is.
+            let configured = Some(name.to_owned()).filter(|name| !name.is_empty() && exists(name));
             let found = configured.or_else(|| proc.cgroup(pid()?, unified, &mut reader));
             found.filter(|path| path != "/")
         };
@@ -72,5 +75,21 @@ impl SystemGroups {
             ("misc", self.misc.as_deref()),
         ];
         named.into_iter().filter_map(|(name, path)| Some((name, path?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longshore_machine::cgroup::is_unified;
+
+    use super::*;
+
+    /// `--runtime-cgroups` often names a cgroup of another machine: the daemon's own one counts then.
+    #[test]
+    fn stats_cgroups_of_daemons_that_do_not_exist_are_detected() {
+        let absent = "/no-such-cgroup".to_owned();
+        let wrong = SystemNames { kubelet: absent.clone(), misc: absent, ..Default::default() };
+        let unified = is_unified();
+        assert_eq!(wrong.find(unified).unwrap(), SystemNames::default().find(unified).unwrap());
     }
 }
