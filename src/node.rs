@@ -21,6 +21,7 @@ use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
 use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
+use longshore_plugins as plugins;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources::Source;
@@ -34,8 +35,8 @@ use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
 use longshore_runtime::{Parts, PodRuntime, Settings};
 use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
-use longshore_volumes::plugins::{CsiNode, Drivers};
-use longshore_volumes::{Volumes, plugins};
+use longshore_volumes::Volumes;
+use longshore_volumes::plugins::{CsiNode, CsiPlugins, Drivers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -45,8 +46,8 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    acquire_lock, max_restart_delay, pod_gates, report_manifest_errors, resize_rules, runtime_name,
-    watch_manifests,
+    acquire_lock, claim_gates, known_pods, max_restart_delay, pod_gates, report_manifest_errors,
+    resize_rules, runtime_name, watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
@@ -170,10 +171,22 @@ async fn run_in(
         claim_poll_interval: config.kubelet.sync_frequency.get(),
     };
     let volumes = Volumes::new(parts, registry);
+    let parts = longshore_dra::Parts {
+        root: settings.root_dir.clone(),
+        node_name: config.node_name.clone(),
+        client: client.clone(),
+        node: client.is_some().then(|| node_object.subscribe()),
+        gates: claim_gates(&config),
+    };
+    let claims = longshore_dra::Manager::open(parts, registry)?;
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
-        let parts = plugins::Parts { root: settings.root_dir.clone(), drivers, csi_node };
-        tasks.spawn("plugins", plugins::run(parts, registry));
+        let handlers = plugins::Handlers::default()
+            .with(plugins::CSI_PLUGIN, Arc::new(CsiPlugins::new(drivers, csi_node)))
+            .with(plugins::DRA_PLUGIN, claims.handler());
+        tasks.spawn("plugins", plugins::run(&settings.root_dir, handlers, registry));
+        // returns when they are deleted
+        tasks.spawn_finite("ResourceSlices of earlier drivers", claims.clone().wipe_slices());
         // returns when all is unstaged
         tasks.spawn_finite("unused volumes", volumes.clone().unstage_unused());
     }
@@ -273,6 +286,7 @@ async fn run_in(
         pod_events: pod_events.clone(),
         handlers,
         managers: managers.clone(),
+        claims: claims.clone(),
         settings: settings.clone(),
         metrics: runtime::Metrics::new(registry),
     });
@@ -315,6 +329,7 @@ async fn run_in(
         status: status.clone(),
         probes,
         volumes: volumes.clone(),
+        claims: claims.clone(),
         pod_events,
         settings,
         objects,
@@ -328,6 +343,10 @@ async fn run_in(
     });
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
+        let known = known_pods(desired.clone(), pool.terminator());
+        tasks.spawn_restarting("claims of pods that are gone", move || {
+            claims.clone().reconcile(known.clone())
+        });
         let endpoints = StatsEndpoints::new(
             &config,
             stats.clone(),

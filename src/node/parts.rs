@@ -1,5 +1,6 @@
 //! Parts of a node, as configured.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use longshore_config::Config;
 use longshore_cri::Runtime;
 use longshore_pod::backoff::RESTART_MAX;
 use longshore_pod::resize::Rules;
-use longshore_pod::spec::Gates;
+use longshore_pod::spec::{self, Gates};
+use longshore_podstate::desired::Desired;
 use longshore_podstate::sources;
 use longshore_podstate::sources::{Source, Update};
 use longshore_runtime::Settings;
@@ -18,6 +20,7 @@ use tracing::warn;
 
 use super::{Error, TaskSet};
 use crate::lock::Lock;
+use crate::terminator::PodTerminator;
 
 /// Waits for the lock file, if one is configured; `None`: stopped meanwhile.
 pub(super) async fn acquire_lock(
@@ -57,6 +60,30 @@ pub(super) fn pod_gates(config: &Config) -> Gates {
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
         resize_pods: config.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
         resize_init_containers: config.gates.enabled("InPlacePodVerticalScalingInitContainers"),
+    }
+}
+
+/// The feature gates that affect the claims of pods.
+pub(super) fn claim_gates(config: &Config) -> longshore_dra::Gates {
+    longshore_dra::Gates {
+        extended_resources: config.gates.enabled("DRAExtendedResource"),
+        health: config.gates.enabled("ResourceHealthStatus"),
+        health_messages: config.gates.enabled("ResourceHealthStatusMessage"),
+    }
+}
+
+/// The UIDs of the pods that there are, desired or not ended yet; `None` before all sources are synced.
+pub(super) fn known_pods(
+    desired: Desired,
+    terminator: PodTerminator,
+) -> impl Fn() -> Option<HashSet<String>> + Clone + Send + Sync {
+    let synced = desired.synced();
+    move || {
+        synced.borrow().then(|| {
+            let desired = desired.pods();
+            let desired = desired.iter().map(|pod| spec::uid(pod).to_owned());
+            desired.chain(terminator.workers().keys().cloned()).collect()
+        })
     }
 }
 

@@ -172,6 +172,18 @@ impl Node {
         let probes =
             Probes::new(handlers.clone(), pod_events.clone(), &settings.host_ips, registry);
         let managers = Managers::default();
+        let parts = longshore_dra::Parts {
+            root: settings.root_dir.clone(),
+            node_name: "n".to_owned(),
+            client: Some(client.clone()),
+            node: None,
+            gates: longshore_dra::Gates {
+                extended_resources: true,
+                health: true,
+                health_messages: true,
+            },
+        };
+        let claims = longshore_dra::Manager::open(parts, registry).unwrap();
         let pods = PodRuntime::new(Parts {
             cri: cri.clone(),
             observer: observer.clone(),
@@ -181,6 +193,7 @@ impl Node {
             pod_events: pod_events.clone(),
             handlers,
             managers: managers.clone(),
+            claims: claims.clone(),
             settings: settings.clone(),
             metrics: longshore_runtime::Metrics::new(registry),
         });
@@ -241,6 +254,7 @@ impl Node {
             status,
             probes,
             volumes,
+            claims,
             pod_events,
             settings,
             objects,

@@ -1,5 +1,6 @@
 //! The steps that make a pod run, each as a future of its own.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,6 +161,16 @@ impl StepContext {
         slot: &StartupSlot,
         cancellation: &CancellationToken,
     ) -> Result<(), Failure> {
+        let prepare = Box::pin(self.context.claims.prepare(&self.pod));
+        match cancellation.run_until_cancelled(prepare).await {
+            None => return Ok(()),
+            Some(prepared) => prepared.map_err(|error| {
+                Failure::new(
+                    "FailedPrepareDynamicResources",
+                    format!("Failed to prepare dynamic resources: {error}"),
+                )
+            })?,
+        }
         if cancellation.run_until_cancelled(slot.acquire()).await.is_none() {
             return Ok(());
         }
@@ -175,10 +186,6 @@ impl StepContext {
             Error::Cgroup(error) => Failure::new(
                 "FailedCreatePodContainer",
                 format!("unable to ensure pod container exists: {error}"),
-            ),
-            error @ Error::DynamicResources => Failure::new(
-                "FailedPrepareDynamicResources",
-                format!("Failed to prepare dynamic resources: {error}"),
             ),
             error => Failure::new(
                 "FailedCreatePodSandBox",
@@ -228,6 +235,14 @@ impl StepContext {
                 );
                 Outcome::Failed(Failure::new("FailedKillPod", message))
             }
+        }
+    }
+
+    /// Unprepares the claims of a pod of which nothing runs.
+    pub(super) async fn unprepare_claims(self) -> Outcome {
+        match self.context.claims.unprepare(self.uid()).await {
+            Ok(()) => Outcome::Done,
+            Err(error) => Outcome::Failed(killing(error)),
         }
     }
 
@@ -358,6 +373,6 @@ impl StepContext {
     }
 }
 
-fn killing(error: Error) -> Failure {
+fn killing(error: impl Display) -> Failure {
     Failure::new("FailedKillPod", format!("error killing pod: {error}"))
 }

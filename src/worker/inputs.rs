@@ -20,11 +20,16 @@ pub(super) struct Inputs {
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
     /// The decision about its resize.
     pub(super) decision: watch::Receiver<Decision>,
+    /// Changes of the health of devices, if the pod may have some.
+    health: Option<watch::Receiver<u64>>,
 }
 
 impl Inputs {
     pub(super) fn new(context: &WorkerContext, uid: &str, order: watch::Receiver<Order>) -> Self {
+        let has_claims =
+            order.borrow().pod.spec.as_ref().is_some_and(|spec| spec.resource_claims.is_some());
         Self {
+            health: has_claims.then(|| context.claims.health_changes()).flatten(),
             order,
             observed: context.observer.subscribe(uid),
             probes: context.probes.subscribe(uid),
@@ -39,7 +44,14 @@ impl Inputs {
 
     /// Until one of them has changed. Cancel safe.
     pub(super) async fn changed(&mut self) {
+        let health = async {
+            match &mut self.health {
+                Some(health) => health.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            Ok(()) = health => {}
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
             _ = self.observed.changed() => {}

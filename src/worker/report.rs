@@ -54,7 +54,10 @@ impl PodState {
             gates: self.context.gates,
             ..Context::default()
         };
-        status::status(&self.pod, observed, &self.report.last, &context, clock::now())
+        let now = clock::now();
+        let mut status = status::status(&self.pod, observed, &self.report.last, &context, now);
+        self.context.claims.set_health(&self.pod, &mut status);
+        status
     }
 
     /// Containers whose postStart hook may be running: those with a hook that a running step has

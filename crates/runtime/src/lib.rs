@@ -99,9 +99,6 @@ pub enum Error {
     /// The target of an ephemeral container never ran.
     #[error("unable to find target container {0}")]
     NoTarget(String),
-    /// The pod has resource claims.
-    #[error("dynamic resource allocation is not implemented by this node")]
-    DynamicResources,
     /// The pod requests a user namespace, which the runtime does not support.
     #[error(
         "can't set `spec.hostUsers: false`, {} user namespaces{}",
@@ -202,6 +199,9 @@ pub enum Error {
     /// The pod's cgroup cannot be created.
     #[error(transparent)]
     Cgroup(#[from] longshore_resources::cgroups::Error),
+    /// The devices of a container are not known.
+    #[error(transparent)]
+    Claims(#[from] longshore_dra::Error),
     /// The state of the CPU or memory manager cannot be written.
     #[error(transparent)]
     Managers(#[from] managers::Error),
@@ -248,6 +248,8 @@ pub struct Parts {
     pub handlers: Handlers,
     /// CPU, memory and device managers.
     pub managers: Managers,
+    /// The claims of pods for devices.
+    pub claims: longshore_dra::Manager,
     /// Settings from the node's config.
     pub settings: Arc<Settings>,
     /// Metrics.
@@ -267,6 +269,7 @@ pub struct PodRuntime {
     images: Arc<images::Images>,
     user_namespaces: Arc<userns::UserNamespaces>,
     managers: Managers,
+    claims: longshore_dra::Manager,
     settings: Arc<Settings>,
     metrics: Metrics,
 }
@@ -276,6 +279,7 @@ impl PodRuntime {
     pub fn new(parts: Parts) -> Self {
         let Parts { cri, observer, objects, services, volumes, pod_events, handlers, .. } = parts;
         let (managers, settings, metrics) = (parts.managers, parts.settings, parts.metrics);
+        let claims = parts.claims;
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -297,6 +301,7 @@ impl PodRuntime {
             pod_events,
             handlers,
             managers,
+            claims,
             settings,
             metrics,
         }

@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod claims;
 mod lives;
 mod model;
