@@ -70,7 +70,8 @@ async fn pod_with_claims_has_its_devices_from_start_to_end() {
         {"name": "sidecar", "image": image, "restartPolicy": "Always",
             "resources": {"claims": [{"name": "own", "request": "gpu"}]}},
     ]);
-    whole["spec"]["containers"][1] = json!({"name": "without", "image": image});
+    let containers = whole["spec"]["containers"].as_array_mut().unwrap();
+    containers.push(json!({"name": "without", "image": image}));
     node.runtime.set_behaviour(
         "init",
         Behaviour { exits: Some((Duration::from_secs(1), 0)), ..Behaviour::default() },

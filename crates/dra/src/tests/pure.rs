@@ -172,9 +172,9 @@ fn claims_are_prepared_once_and_unprepared_with_their_last_pod() {
     assert_eq!(asked(&batches["d"]), ["a", "b"]);
     assert_eq!(asked(&batches["e"]), ["a"]);
     // It is repeated until it has succeeded.
-    assert_eq!(claims.reserve("p", &[a.clone()]).unwrap().len(), 2);
+    assert_eq!(claims.reserve("p", std::slice::from_ref(&a)).unwrap().len(), 2);
     claims.set_prepared(&BTreeSet::from([a.key(), b.key()]));
-    assert!(claims.reserve("q", &[a.clone()]).unwrap().is_empty(), "it is prepared");
+    assert!(claims.reserve("q", std::slice::from_ref(&a)).unwrap().is_empty(), "it is prepared");
     assert_eq!(claims.in_use(), ([("d", 2), ("e", 1)].into(), 2));
 
     let batches = claims.release("p");
@@ -201,7 +201,10 @@ fn claims_of_a_name_with_another_uid_are_refused_whole() {
     assert_eq!(claims, before);
 }
 
-fn prepare_answer(claims: &[(&str, &str, &[&str])]) -> v1::NodePrepareResourcesResponse {
+/// UID, error and CDI devices of a claim in an answer.
+type ClaimAnswer<'a> = (&'a str, &'a str, &'a [&'a str]);
+
+fn prepare_answer(claims: &[ClaimAnswer<'_>]) -> v1::NodePrepareResourcesResponse {
     let answer = |error: &str, cdi: &[&str]| v1::NodePrepareResourceResponse {
         devices: vec![ScriptedDriver::device("0", &["r"], cdi)],
         error: error.to_owned(),
@@ -227,7 +230,7 @@ fn driver_answers_are_checked() {
     assert_eq!(devices["uid-a"][0].cdi, good);
     assert_eq!(devices["uid-b"][0].cdi, Vec::<String>::new());
     let long = "x".repeat(10_000);
-    let cases: [(&[(&str, &str, &[&str])], &str); 4] = [
+    let cases: [(&[ClaimAnswer<'_>], &str); 4] = [
         (&[("uid-a", "", good)], "NodePrepareResources skipped 1 ResourceClaims (DRA driver d)"),
         (
             &[("uid-a", "", good), ("uid-b", "", good), ("c", "", good)],
