@@ -20,8 +20,8 @@ pub(super) struct Inputs {
     pub(super) probes: watch::Receiver<Arc<ProbeResults>>,
     /// The decision about its resize.
     pub(super) decision: watch::Receiver<Decision>,
-    /// Changes of the health of devices, if the pod may have some.
-    health: Option<watch::Receiver<u64>>,
+    /// Changes of the health of claimed devices, if the pod has claims.
+    claim_health: Option<watch::Receiver<u64>>,
 }
 
 impl Inputs {
@@ -29,7 +29,7 @@ impl Inputs {
         let has_claims =
             order.borrow().pod.spec.as_ref().is_some_and(|spec| spec.resource_claims.is_some());
         Self {
-            health: has_claims.then(|| context.claims.health_changes()).flatten(),
+            claim_health: has_claims.then(|| context.claims.health_changes()).flatten(),
             order,
             observed: context.observer.subscribe(uid),
             probes: context.probes.subscribe(uid),
@@ -44,14 +44,14 @@ impl Inputs {
 
     /// Until one of them has changed. Cancel safe.
     pub(super) async fn changed(&mut self) {
-        let health = async {
-            match &mut self.health {
+        let claim_health = async {
+            match &mut self.claim_health {
                 Some(health) => health.changed().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            Ok(()) = health => {}
+            Ok(()) = claim_health => {}
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
             _ = self.observed.changed() => {}

@@ -13,7 +13,8 @@ use super::state::PodState;
 impl PodState {
     /// Computes the pod's status and passes it to the status writer. `terminated`: nothing of it runs.
     pub(super) fn report_status(&mut self, observed: &ObservedPod, terminated: bool) {
-        self.report.last = self.status(observed, terminated);
+        let holds_devices = !terminated && self.context.claims.holds(spec::uid(&self.pod));
+        self.report.last = self.status_with(observed, terminated, holds_devices);
         let pulled = || self.context.runtime.image_pull_time(spec::uid(&self.pod));
         self.stopwatch.observe_status(&self.pod, &self.report.last, observed, pulled);
         // The object of a pod that was removed from its source is deleted, or another pod's.
@@ -22,7 +23,17 @@ impl PodState {
         }
     }
 
+    /// The pod's status, whether or not it holds devices.
     pub(super) fn status(&self, observed: &ObservedPod, terminated: bool) -> PodStatus {
+        self.status_with(observed, terminated, false)
+    }
+
+    fn status_with(
+        &self,
+        observed: &ObservedPod,
+        terminated: bool,
+        holds_devices: bool,
+    ) -> PodStatus {
         if self.admitted.is_refused() {
             return self.report.last.clone();
         }
@@ -46,6 +57,7 @@ impl PodState {
             waiting,
             host_ips: &self.context.settings.host_ips,
             terminal: terminated,
+            holds_devices,
             verdict: self.report.verdict.clone(),
             runtime: &self.context.runtime_name,
             actuated: &actuated,
