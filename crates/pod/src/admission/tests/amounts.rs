@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::super::Amounts;
@@ -109,7 +110,7 @@ fn admission_leaves_out_resources_that_a_claim_provides() {
     let mut pod = pod(json!({"containers": [
         {"name": "c", "resources": resources}, {"name": "d", "resources": resources},
     ]}));
-    let shown = |pod| show(&Amounts::of_pod(pod));
+    let shown = |pod: &Pod| show(&Amounts::of_pod(pod));
     let all = "cpu=2000 deviceclass.resource.kubernetes.io/gpu=2 example.com/gpu=6";
     assert_eq!(shown(&pod), all);
     let mapping = |container: &str, resource: &str| json!({"containerName": container, "requestName": "r", "resourceName": resource});
