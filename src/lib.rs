@@ -4,6 +4,7 @@
 
 pub mod admission;
 pub mod allocation;
+mod device_plugins;
 pub mod eviction;
 pub mod gc;
 pub mod health;
@@ -12,8 +13,8 @@ pub mod lock;
 mod log_rotation;
 pub mod node;
 pub mod oom;
-mod pod_resources;
 pub mod pod_cidr;
+mod pod_resources;
 pub mod registration;
 pub mod run_once;
 pub mod shutdown;

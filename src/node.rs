@@ -19,12 +19,13 @@ use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::Config;
+use longshore_devices::Devices;
 use longshore_devices::pod_resources::PodResources;
-use longshore_devices::{self as device_plugins, Devices};
 use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
 use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
+use longshore_plugins as plugins;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources::Source;
@@ -38,8 +39,8 @@ use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
 use longshore_runtime::{HostIps, Parts, PodRuntime, Settings, host_ips};
 use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
-use longshore_volumes::plugins::{CsiNode, Drivers};
-use longshore_volumes::{Volumes, plugins};
+use longshore_volumes::Volumes;
+use longshore_volumes::plugins::{CsiNode, CsiPlugins, Drivers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -49,13 +50,14 @@ use tracing::{info, warn};
 use self::environment::{Environment, Real};
 pub use self::error::Error;
 use self::parts::{
-    SetupEvents, acquire_lock, device_settings, pod_gates, release_stale_devices,
-    report_manifest_errors, resize_rules, restart_delays, watch_manifests,
+    SetupEvents, acquire_lock, claim_gates, device_settings, known_pods, pod_gates,
+    release_stale_devices, report_manifest_errors, resize_rules, restart_delays, watch_manifests,
 };
 pub use self::task_set::TaskError;
 use self::task_set::TaskSet;
 use crate::admission::{self, Admission};
 use crate::allocation::Allocation;
+use crate::device_plugins::DevicePlugins;
 use crate::gc;
 use crate::health;
 use crate::iptables;
@@ -198,10 +200,30 @@ async fn run_with(
         claim_poll_interval: config.kubelet.sync_frequency.get(),
     };
     let volumes = Volumes::new(parts, registry);
+    let parts = longshore_dra::Parts {
+        root: settings.root_dir.clone(),
+        node_name: config.node_name.clone(),
+        client: client.clone(),
+        node: client.is_some().then(|| node_object.subscribe()),
+        gates: claim_gates(&config),
+    };
+    let claims = longshore_dra::Manager::open(parts, registry)?;
+    let device_metrics = longshore_devices::Metrics::new(registry);
+    let device_settings = device_settings(&config, &settings);
+    let devices = Devices::open(device_settings, device_metrics.clone());
+    {
+        let devices = devices.clone();
+        tasks.spawn_restarting("device plugins", move || devices.clone().run());
+    }
     if !once {
         let csi_node = CsiNode::new(&config.node_name, client.clone());
-        let parts = plugins::Parts { root: settings.root_dir.clone(), drivers, csi_node };
-        tasks.spawn("plugins", plugins::run(parts, registry));
+        let handlers = plugins::Handlers::default()
+            .with(plugins::CSI_PLUGIN, Arc::new(CsiPlugins::new(drivers, csi_node)))
+            .with(plugins::DRA_PLUGIN, claims.handler())
+            .with(plugins::DEVICE_PLUGIN, Arc::new(DevicePlugins(devices.clone())));
+        tasks.spawn("plugins", plugins::run(&settings.root_dir, handlers, registry));
+        // returns when they are deleted
+        tasks.spawn_finite("ResourceSlices of earlier drivers", claims.clone().wipe_slices());
         // returns when all is unstaged
         tasks.spawn_finite("unused volumes", volumes.clone().unstage_unused());
     }
@@ -226,13 +248,6 @@ async fn run_with(
         tasks.spawn_restarting("CPUs of containers", move || {
             managers.clone().reconcile(runtime.clone())
         });
-    }
-    let device_metrics = device_plugins::Metrics::new(registry);
-    let device_settings = device_settings(&config, &settings);
-    let devices = Devices::open(device_settings, device_metrics.clone());
-    {
-        let devices = devices.clone();
-        tasks.spawn_restarting("device plugins", move || devices.clone().run());
     }
     // returns when it is known which pods are gone
     let stale = release_stale_devices(devices.clone(), desired.clone(), observer.clone());
@@ -323,6 +338,7 @@ async fn run_with(
         handlers,
         managers: managers.clone(),
         devices: devices.clone(),
+        claims: claims.clone(),
         settings: settings.clone(),
         metrics: runtime::Metrics::new(registry),
     });
@@ -367,6 +383,7 @@ async fn run_with(
         status: status.clone(),
         probes,
         volumes: volumes.clone(),
+        claims: claims.clone(),
         pod_events,
         settings,
         objects,
@@ -386,6 +403,7 @@ async fn run_with(
             desired: desired.clone(),
             status: status.clone(),
             managers: managers.clone(),
+            claims: claims.clone(),
         };
         let server = PodResources::new(sources, devices, device_metrics, lists_active);
         let root_dir = config.root_dir.clone();
@@ -396,6 +414,10 @@ async fn run_with(
     }
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
+        let known = known_pods(desired.clone(), pool.terminator());
+        tasks.spawn_restarting("claims of pods that are gone", move || {
+            claims.clone().reconcile(known.clone())
+        });
         let endpoints = StatsEndpoints::new(
             &config,
             stats.clone(),

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
-use longshore_devices::pod_resources::{Memory, Sources};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use longshore_devices::pod_resources::{ClaimDevice, DynamicResource, Memory, Sources};
+use longshore_dra as dra;
 use longshore_pod::spec;
 use longshore_pod::status::is_final;
 use longshore_podstate::desired::Desired;
@@ -16,6 +17,7 @@ pub(crate) struct NodeResources {
     pub(crate) desired: Desired,
     pub(crate) status: StatusWriter,
     pub(crate) managers: Managers,
+    pub(crate) claims: dra::Manager,
 }
 
 impl Sources for NodeResources {
@@ -51,6 +53,25 @@ impl Sources for NodeResources {
 
     fn allocatable_memory(&self) -> Vec<Memory> {
         memory(self.managers.allocatable_memory())
+    }
+
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
+        self.claims.resources(pod, container).into_iter().map(dynamic_resource).collect()
+    }
+}
+
+fn dynamic_resource(of: dra::DynamicResource) -> DynamicResource {
+    let device = |of: dra::ClaimDevice| ClaimDevice {
+        driver: of.driver,
+        pool: of.pool,
+        device: of.device,
+        share: of.share_id,
+        cdi_devices: of.cdi_devices,
+    };
+    DynamicResource {
+        claim: of.claim_name,
+        namespace: of.claim_namespace,
+        devices: of.devices.into_iter().map(device).collect(),
     }
 }
 

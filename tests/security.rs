@@ -196,10 +196,10 @@ async fn security_context_errors_are_reported_and_retried() {
     let no_users = "Failed to create pod sandbox: can't set `spec.hostUsers: false`, runtime does not support user namespaces";
     cluster.until_event("FailedCreatePodSandBox", no_users).await;
 
-    // Finding 6: a pod does not run without the devices that it asks for.
+    // Finding 6: a pod does not run without the devices that it asks for. There is no such claim.
     let claims = json!({"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]});
     cluster.create("devices", once("true", claims, json!({}))).await;
-    let no_devices = "Failed to prepare dynamic resources: dynamic resource allocation is not implemented by this node";
+    let no_devices = "Failed to prepare dynamic resources: prepare dynamic resources: fetch ResourceClaim mine: ";
     cluster.until_event("FailedPrepareDynamicResources", no_devices).await;
     assert_eq!(common::phase(&cluster.pod("devices").await), "Pending");
 

@@ -1,17 +1,15 @@
-//! Compiles `proto/csi` and `proto/plugins` into `OUT_DIR`, with no `protoc` on the machine.
+//! Compiles `proto/csi` into `OUT_DIR`, with no `protoc` on the machine.
 
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let dirs = ["../../proto/csi", "../../proto/plugins"];
+    let dir = "../../proto/csi";
+    println!("cargo::rerun-if-changed={dir}");
     let mut files = Vec::new();
-    for dir in dirs {
-        println!("cargo::rerun-if-changed={dir}");
-        for entry in std::fs::read_dir(dir)? {
-            let name = entry?.file_name();
-            if Path::new(&name).extension().is_some_and(|extension| extension == "proto") {
-                files.push(name);
-            }
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        if Path::new(&name).extension().is_some_and(|extension| extension == "proto") {
+            files.push(name);
         }
     }
     files.sort();
@@ -26,6 +24,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ])
         // a method that a driver leaves out answers Unimplemented
         .generate_default_stubs(true)
-        .compile_fds(protox::compile(files, dirs)?)?;
+        .compile_fds(protox::compile(files, [dir])?)?;
     Ok(())
 }

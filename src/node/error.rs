@@ -53,6 +53,9 @@ pub enum Error {
     /// The allocation checkpoint cannot be restored.
     #[error(transparent)]
     Allocation(#[from] allocation::Error),
+    /// The checkpoint of claims cannot be restored.
+    #[error(transparent)]
+    Claims(#[from] longshore_dra::Error),
     /// The watchdog of the unit is misconfigured.
     #[error(transparent)]
     Watchdog(#[from] systemd::Error),

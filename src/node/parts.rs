@@ -1,5 +1,6 @@
 //! Parts of a node, as configured.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,7 @@ use tracing::warn;
 
 use super::{Error, TaskSet};
 use crate::lock::Lock;
+use crate::terminator::PodTerminator;
 use crate::worker::RestartDelays;
 
 /// Waits for the lock file, if one is configured; `None`: stopped meanwhile.
@@ -93,6 +95,30 @@ pub(super) fn pod_gates(config: &Config) -> Gates {
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
         resize_pods: config.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
         resize_init_containers: config.gates.enabled("InPlacePodVerticalScalingInitContainers"),
+    }
+}
+
+/// The feature gates that affect the claims of pods.
+pub(super) fn claim_gates(config: &Config) -> longshore_dra::Gates {
+    longshore_dra::Gates {
+        extended_resources: config.gates.enabled("DRAExtendedResource"),
+        health: config.gates.enabled("ResourceHealthStatus"),
+        health_messages: config.gates.enabled("ResourceHealthStatusMessage"),
+    }
+}
+
+/// The UIDs of the pods that there are, desired or not ended yet; `None` before all sources are synced.
+pub(super) fn known_pods(
+    desired: Desired,
+    terminator: PodTerminator,
+) -> impl Fn() -> Option<HashSet<String>> + Clone + Send + Sync {
+    let synced = desired.synced();
+    move || {
+        synced.borrow().then(|| {
+            let desired = desired.pods();
+            let desired = desired.iter().map(|pod| spec::uid(pod).to_owned());
+            desired.chain(terminator.workers().keys().cloned()).collect()
+        })
     }
 }
 

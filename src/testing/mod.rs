@@ -203,6 +203,18 @@ impl Node {
         );
         let managers = Managers::default();
         let devices = Devices::default();
+        let parts = longshore_dra::Parts {
+            root: settings.root_dir.clone(),
+            node_name: "n".to_owned(),
+            client: Some(client.clone()),
+            node: None,
+            gates: longshore_dra::Gates {
+                extended_resources: true,
+                health: true,
+                health_messages: true,
+            },
+        };
+        let claims = longshore_dra::Manager::open(parts, registry).unwrap();
         let pods = PodRuntime::new(Parts {
             cri: cri.clone(),
             observer: observer.clone(),
@@ -213,6 +225,7 @@ impl Node {
             handlers,
             managers: managers.clone(),
             devices: devices.clone(),
+            claims: claims.clone(),
             settings: settings.clone(),
             metrics: longshore_runtime::Metrics::new(registry),
         });
@@ -272,6 +285,7 @@ impl Node {
             status,
             probes,
             volumes,
+            claims,
             pod_events,
             settings,
             objects,

@@ -1,5 +1,6 @@
 //! The steps that make a pod run, each as a future of its own.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -173,6 +174,16 @@ impl StepContext {
         slot: &StartupSlot,
         cancellation: &CancellationToken,
     ) -> Result<(), Failure> {
+        let prepare = Box::pin(self.context.claims.prepare(&self.pod));
+        match cancellation.run_until_cancelled(prepare).await {
+            None => return Ok(()),
+            Some(prepared) => prepared.map_err(|error| {
+                Failure::new(
+                    "FailedPrepareDynamicResources",
+                    format!("Failed to prepare dynamic resources: {error}"),
+                )
+            })?,
+        }
         if cancellation.run_until_cancelled(slot.acquire()).await.is_none() {
             return Ok(());
         }
@@ -192,10 +203,6 @@ impl StepContext {
             Error::Observe(error) => Failure::new(
                 "FailedPodSandBoxStatus",
                 format!("Unable to get pod sandbox status: {error}"),
-            ),
-            error @ Error::DynamicResources => Failure::new(
-                "FailedPrepareDynamicResources",
-                format!("Failed to prepare dynamic resources: {error}"),
             ),
             error => Failure::new(
                 "FailedCreatePodSandBox",
@@ -245,6 +252,14 @@ impl StepContext {
                 );
                 Outcome::Failed(Failure::new("FailedKillPod", message))
             }
+        }
+    }
+
+    /// Unprepares the claims of a pod of which nothing runs.
+    pub(super) async fn unprepare_claims(self) -> Outcome {
+        match self.context.claims.unprepare(self.uid()).await {
+            Ok(()) => Outcome::Done,
+            Err(error) => Outcome::Failed(killing(error)),
         }
     }
 
@@ -380,6 +395,6 @@ fn volume_groups(mounts: &PodMounts) -> Vec<i64> {
     mounts.values().filter_map(|mounted| mounted.group).collect()
 }
 
-fn killing(error: Error) -> Failure {
+fn killing(error: impl Display) -> Failure {
     Failure::new("FailedKillPod", format!("error killing pod: {error}"))
 }

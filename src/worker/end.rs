@@ -76,10 +76,15 @@ impl Terminating {
             return Next::Wait(Wake(Some(at)));
         }
         let sandboxes = self.to_stop(&observed);
-        if sandboxes.is_empty() {
-            return Next::Terminated;
-        }
         let step_context = state.step_context();
+        if sandboxes.is_empty() {
+            if !state.context.claims.holds(spec::uid(&state.pod)) {
+                return Next::Terminated;
+            }
+            // Before the final status, on which the claims are deallocated.
+            state.steps.begin(Subject::Pod, |_| step_context.unprepare_claims());
+            return Next::Wait(Wake(None));
+        }
         state.steps.begin(Subject::Pod, |_| step_context.stop_sandboxes(sandboxes));
         Next::Wait(Wake(None))
     }

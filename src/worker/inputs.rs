@@ -27,11 +27,16 @@ pub(super) struct Inputs {
     pub(super) runtime: watch::Receiver<RuntimeHealth>,
     /// The node's addresses.
     pub(super) host_ips: watch::Receiver<Arc<[String]>>,
+    /// Changes of the health of claimed devices, if the pod has claims.
+    claim_health: Option<watch::Receiver<u64>>,
 }
 
 impl Inputs {
     pub(super) fn new(context: &WorkerContext, uid: &str, order: watch::Receiver<Order>) -> Self {
+        let has_claims =
+            order.borrow().pod.spec.as_ref().is_some_and(|spec| spec.resource_claims.is_some());
         let mut inputs = Self {
+            claim_health: has_claims.then(|| context.claims.health_changes()).flatten(),
             order,
             observed: context.observer.subscribe(uid),
             probes: context.probes.subscribe(uid),
@@ -53,7 +58,14 @@ impl Inputs {
 
     /// Until one of them has changed. Cancel safe.
     pub(super) async fn changed(&mut self) {
+        let claim_health = async {
+            match &mut self.claim_health {
+                Some(health) => health.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            Ok(()) = claim_health => {}
             _ = self.order.changed() => {}
             Ok(()) = self.decision.changed() => {}
             Ok(()) = self.health.changed() => {}

@@ -58,6 +58,8 @@ pub struct WorkerContext {
     pub probes: Probes,
     /// The volumes of pods.
     pub volumes: Volumes,
+    /// The claims of pods for devices.
+    pub claims: longshore_dra::Manager,
     /// Events.
     pub pod_events: PodEventRecorder,
     /// The node's settings.

@@ -13,7 +13,8 @@ use super::state::PodState;
 impl PodState {
     /// Computes the pod's status and passes it to the status writer. `terminated`: nothing of it runs.
     pub(super) fn report_status(&mut self, observed: &ObservedPod, terminated: bool) {
-        self.report.last = self.status(observed, terminated);
+        let holds_devices = !terminated && self.context.claims.holds(spec::uid(&self.pod));
+        self.report.last = self.status_with(observed, terminated, holds_devices);
         let pulled = || self.context.runtime.image_pull_time(spec::uid(&self.pod));
         self.stopwatch.observe_status(&self.pod, &self.report.last, observed, pulled);
         // The object of a pod that was removed from its source is deleted, or another pod's.
@@ -22,7 +23,17 @@ impl PodState {
         }
     }
 
+    /// The pod's status, whether or not it holds devices.
     pub(super) fn status(&self, observed: &ObservedPod, terminated: bool) -> PodStatus {
+        self.status_with(observed, terminated, false)
+    }
+
+    fn status_with(
+        &self,
+        observed: &ObservedPod,
+        terminated: bool,
+        holds_devices: bool,
+    ) -> PodStatus {
         if self.admitted.is_refused() {
             return self.report.last.clone();
         }
@@ -49,6 +60,7 @@ impl PodState {
             host_ips: &host_ips,
             recursive_read_only: runtime.mounts_recursively_read_only(handler.unwrap_or_default()),
             terminal: terminated,
+            holds_devices,
             verdict: self.report.verdict.clone(),
             runtime: runtime.runtime_name().unwrap_or_default(),
             actuated: &actuated,
@@ -58,6 +70,7 @@ impl PodState {
         };
         let last = &self.report.last;
         let mut status = status::status(&self.pod, observed, last, &context, clock::now());
+        self.context.claims.set_health(&self.pod, &mut status);
         self.context.devices.add_health(spec::uid(&self.pod), &mut status, last);
         status
     }

@@ -3,10 +3,10 @@
 use std::future::Future;
 use std::time::Duration;
 
+use longshore_grpc::code_name;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::error::code_name;
 use crate::{Error, Result};
 
 /// Observes finished calls; for `csi_operations_seconds`.

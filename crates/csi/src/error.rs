@@ -1,6 +1,6 @@
 //! Errors of calls to drivers.
 
-use longshore_grpc::{Failure, InvalidEndpoint};
+use longshore_grpc::{Failure, InvalidEndpoint, code_name};
 use tonic::Code;
 
 /// A failed call, with the names of the driver and the call.
@@ -74,14 +74,5 @@ impl Error {
                     | Code::Aborted
             )
         )
-    }
-}
-
-/// The name of a code as in Go, for metrics and events.
-pub(crate) fn code_name(code: Code) -> String {
-    match code {
-        Code::Ok => "OK".to_owned(),
-        Code::Cancelled => "Canceled".to_owned(),
-        code => format!("{code:?}"),
     }
 }

@@ -1,6 +1,5 @@
 //! The Container Storage Interface, v1: generated types; [`Driver`], the client of a driver's node
-//! service; [`Plugin`], the client of a plugin registration socket; and [`serve_driver`] and
-//! [`serve_registration`], the servers.
+//! service; and [`serve_driver`], the server.
 //!
 //! Current limitations: the node service only, not the controller service.
 
@@ -10,7 +9,6 @@ mod access;
 mod call;
 mod driver;
 mod error;
-mod plugin;
 mod server;
 
 pub use access::{access_mode, capability};
@@ -18,8 +16,7 @@ pub use call::Observer;
 pub use driver::{Capabilities, Driver, Options};
 pub use error::Error;
 pub use longshore_grpc::{Code, Server};
-pub use plugin::Plugin;
-pub use server::{serve_driver, serve_registration};
+pub use server::serve_driver;
 
 /// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -28,10 +25,4 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[allow(missing_docs, clippy::all)]
 pub mod v1 {
     tonic::include_proto!("csi.v1");
-}
-
-/// The messages, client and server trait generated from `proto/plugins`.
-#[allow(missing_docs, clippy::all)]
-pub mod registration {
-    tonic::include_proto!("pluginregistration");
 }

@@ -7,7 +7,6 @@ use longshore_grpc::{Server, service_of};
 use tokio::net::UnixListener;
 use tower::Service as _;
 
-use crate::registration::registration_server::{Registration, RegistrationServer};
 use crate::v1::identity_server::{self, Identity, IdentityServer};
 use crate::v1::node_server::{Node, NodeServer};
 
@@ -22,12 +21,5 @@ pub fn serve_driver(listener: UnixListener, identity: impl Identity, node: impl 
             node.clone().call(request)
         }
     });
-    Server::serve(listener, dispatch)
-}
-
-/// Serves the registration of a plugin on this socket.
-pub fn serve_registration(listener: UnixListener, registration: impl Registration) -> Server {
-    let registration = RegistrationServer::new(registration);
-    let dispatch = service_fn(move |request: Request<Incoming>| registration.clone().call(request));
     Server::serve(listener, dispatch)
 }

@@ -56,6 +56,12 @@ impl Endpoint {
         Ok(Self(PathBuf::from(path).into()))
     }
 
+    /// Connects to the socket.
+    pub(crate) async fn connect(&self) -> io::Result<UnixStream> {
+        let connected = UnixStream::connect(&self.0).await;
+        connected.map_err(|error| io::Error::new(error.kind(), format!("connect: {error}")))
+    }
+
     /// A channel that connects with the first call, and reconnects with the next call after the
     /// connection was lost. Must be created inside a tokio runtime.
     #[must_use]
@@ -63,12 +69,7 @@ impl Endpoint {
         let endpoint = self.clone();
         let connect = move |_| {
             let endpoint = endpoint.clone();
-            async move {
-                match UnixStream::connect(&endpoint.0).await {
-                    Ok(stream) => Ok(TokioIo::new(stream)),
-                    Err(e) => Err(io::Error::new(e.kind(), format!("connect: {e}"))),
-                }
-            }
+            async move { endpoint.connect().await.map(TokioIo::new) }
         };
         // servers written in Go reject a socket path as authority
         Http::from_static("http://localhost")

@@ -43,12 +43,28 @@ impl Failure {
         }
     }
 
+    /// The failure as gRPC's Go library prints it.
+    #[must_use]
+    pub fn go_text(self) -> String {
+        format!("rpc error: code = {} desc = {}", code_name(self.code()), self.into_message())
+    }
+
     /// The message.
     #[must_use]
     pub fn into_message(self) -> String {
         let (Self::Unavailable(message) | Self::Deadline(message) | Self::Status(_, message)) =
             self;
         message
+    }
+}
+
+/// The name of a code as in Go, for metrics and events.
+#[must_use]
+pub fn code_name(code: Code) -> String {
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
     }
 }
 

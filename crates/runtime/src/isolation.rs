@@ -20,7 +20,6 @@ impl PodRuntime {
     /// is not supported.
     pub(super) async fn isolation(&self, pod: &Pod) -> Result<Isolation, Error> {
         let pod_spec = pod.spec.as_ref().ok_or(Error::NoSpec)?;
-        reject_resource_claims(pod, pod_spec)?;
         let handler = match pod_spec.runtime_class_name.as_deref().unwrap_or_default() {
             "" => String::new(),
             class => self.objects.runtime_class(class).await?.handler.clone(),
@@ -85,15 +84,6 @@ impl PodRuntime {
     }
 }
 
-/// A pod with resource claims would run without its devices.
-fn reject_resource_claims(pod: &Pod, pod_spec: &PodSpec) -> Result<(), Error> {
-    let has_claims = pod_spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
-    // A claim that the scheduler has created for an extended resource is in the status only.
-    let status = pod.status.as_ref();
-    let extended = status.is_some_and(|status| status.extended_resource_claim_status.is_some());
-    if has_claims || extended { Err(Error::DynamicResources) } else { Ok(()) }
-}
-
 /// The namespaces that the pod shares with the node or among its containers, except users.
 pub(super) fn namespaces(pod_spec: &PodSpec) -> v1::NamespaceOption {
     let node_if = |shared: Option<bool>| match shared.unwrap_or(false) {
@@ -118,24 +108,7 @@ mod tests {
     use k8s_openapi::api::core::v1::PodSpec;
     use longshore_cri::v1::NamespaceMode::{self, Container, Node, Pod};
 
-    use super::{namespaces, reject_resource_claims};
-
-    /// Finding 6: resource claims were accepted and ignored.
-    #[test]
-    fn resource_claims_are_rejected() {
-        use serde_json::json;
-        let refused = |spec: serde_json::Value, status: serde_json::Value| {
-            let mut pod = crate::fixture::pod(spec);
-            pod.status = serde_json::from_value(status).ok();
-            let spec = pod.spec.clone().unwrap_or_default();
-            reject_resource_claims(&pod, &spec).is_err()
-        };
-        assert!(!refused(json!({}), json!({})));
-        assert!(!refused(json!({"resourceClaims": []}), json!({})));
-        assert!(refused(json!({"resourceClaims": [{"name": "gpu"}]}), json!({})));
-        let extended = json!({"extendedResourceClaimStatus": {"requestMappings": [], "resourceClaimName": "x"}});
-        assert!(refused(json!({}), extended));
-    }
+    use super::namespaces;
 
     #[test]
     fn namespaces_shared_by_the_pod() {

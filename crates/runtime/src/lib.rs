@@ -104,9 +104,6 @@ pub enum Error {
     /// The target of an ephemeral container never ran.
     #[error("unable to find target container {0}")]
     NoTarget(String),
-    /// The pod has resource claims.
-    #[error("dynamic resource allocation is not implemented by this node")]
-    DynamicResources,
     /// The pod requests a user namespace, which the runtime does not support.
     #[error(
         "can't set `spec.hostUsers: false`, {} user namespaces{}",
@@ -207,6 +204,9 @@ pub enum Error {
     /// The pod's cgroup cannot be created.
     #[error(transparent)]
     Cgroup(#[from] longshore_resources::cgroups::Error),
+    /// The devices of a container are not known.
+    #[error(transparent)]
+    Claims(#[from] longshore_dra::Error),
     /// The state of the CPU or memory manager cannot be written.
     #[error(transparent)]
     Managers(#[from] managers::Error),
@@ -258,6 +258,8 @@ pub struct Parts {
     pub managers: Managers,
     /// The device manager.
     pub devices: Devices,
+    /// The claims of pods for devices.
+    pub claims: longshore_dra::Manager,
     /// Settings from the node's config.
     pub settings: Arc<Settings>,
     /// Metrics.
@@ -278,6 +280,7 @@ pub struct PodRuntime {
     user_namespaces: Arc<userns::UserNamespaces>,
     managers: Managers,
     devices: Devices,
+    claims: longshore_dra::Manager,
     settings: Arc<Settings>,
     metrics: Metrics,
 }
@@ -288,6 +291,7 @@ impl PodRuntime {
         let Parts { cri, observer, objects, services, volumes, pod_events, handlers, .. } = parts;
         let (managers, settings, metrics) = (parts.managers, parts.settings, parts.metrics);
         let devices = parts.devices;
+        let claims = parts.claims;
         let objects = objects.fresh();
         let images = images::Images::new(
             cri.clone(),
@@ -310,6 +314,7 @@ impl PodRuntime {
             handlers,
             managers,
             devices,
+            claims,
             settings,
             metrics,
         }

@@ -111,6 +111,9 @@ impl PodRuntime {
             restart_count,
         };
         let mut config = self.container_config(pod, create_context).await.map_err(config_error)?;
+        let devices = self.claims.cdi_devices(pod, container);
+        let devices = devices.map_err(|error| config_error(error.into()))?;
+        config.cdi_devices.extend(devices.into_iter().map(|name| v1::CdiDevice { name }));
         if let Some(resources) = config.linux.as_mut().and_then(|own| own.resources.as_mut()) {
             self.managers.set_resources(pod, &container.name, resources);
         }

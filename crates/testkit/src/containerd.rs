@@ -58,6 +58,8 @@ pub(crate) struct Layout {
     cni: PathBuf,
     ipam: PathBuf,
     registries: PathBuf,
+    /// Descriptions of CDI devices.
+    cdi: PathBuf,
 }
 
 impl Layout {
@@ -72,6 +74,7 @@ impl Layout {
             cni: dir.join("cni"),
             ipam: dir.join("ipam"),
             registries: dir.join("registries"),
+            cdi: dir.join("cdi"),
         }
     }
 }
@@ -105,6 +108,17 @@ capabilities = ["pull", "resolve"]
     fs::write(&hosts, text).at(&hosts)
 }
 
+/// Describes CDI devices to containerd, if it knows of them. Returns whether it does.
+pub(crate) fn describe_devices(layout: &Layout, description: &serde_json::Value) -> Result<bool> {
+    if Line::installed()? == Line::One {
+        return Ok(false);
+    }
+    fs::create_dir_all(&layout.cdi).at(&layout.cdi)?;
+    let file = layout.cdi.join("devices.json");
+    fs::write(&file, description.to_string()).at(&file)?;
+    Ok(true)
+}
+
 fn config(
     line: Line,
     layout: &Layout,
@@ -112,9 +126,10 @@ fn config(
     restrict_oom: bool,
     driver: CgroupDriver,
 ) -> String {
-    let Layout { socket, root, state, runc, cni, registries, .. } = layout;
+    let Layout { socket, root, state, runc, cni, registries, cdi, .. } = layout;
     let (socket, root, state) = (socket.display(), root.display(), state.display());
     let (runc, cni, registries) = (runc.display(), cni.display(), registries.display());
+    let cdi = cdi.display();
     let version = match line {
         Line::One => 2,
         Line::Two => 3,
@@ -179,6 +194,8 @@ stream_server_address = "127.0.0.1"
 [{runtime}]
 restrict_oom_score_adj = {restrict_oom}
 netns_mounts_under_state_dir = true
+enable_cdi = true
+cdi_spec_dirs = ["{cdi}"]
 
 [{runtime}.cni]
 bin_dir = "{plugins}"

@@ -126,6 +126,14 @@ impl Host {
         containerd::allow_plain_http(&self.layout, address)
     }
 
+    /// Describes CDI devices to containerd: a CDI specification. Returns whether this containerd knows CDI.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn describe_devices(&self, description: &serde_json::Value) -> Result<bool> {
+        containerd::describe_devices(&self.layout, description)
+    }
+
     /// Joins two hosts by a link: their nodes and pods reach each other.
     ///
     /// # Errors

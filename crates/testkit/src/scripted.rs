@@ -75,7 +75,8 @@ pub struct Run {
     /// The name of the container in its pod.
     pub name: String,
     sandbox: String,
-    config: ContainerConfig,
+    /// As it was requested.
+    pub config: ContainerConfig,
     created: Timestamp,
     started: Option<Timestamp>,
     /// When it exited, and its exit code.

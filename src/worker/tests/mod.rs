@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod claims;
 mod lifecycle;
 mod lives;
 mod mirrors;

@@ -37,7 +37,8 @@ impl Amounts {
 
     fn in_effect(pod: &Pod, granted: bool) -> Self {
         let own = pod.spec.as_ref();
-        let requests = own.map(|own| resources::requests(&in_effect(pod, own, granted)));
+        let requests =
+            own.map(|own| resources::requests(&without_claimed(pod, in_effect(pod, own, granted))));
         Self::new(requests.as_ref())
     }
 
@@ -109,6 +110,28 @@ fn is_infeasible(pod: &Pod) -> bool {
     conditions.unwrap_or_default().iter().any(|condition| {
         condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
     })
+}
+
+/// The spec without the extended resources of containers that come from a claim, and not from what the node
+/// has of them.
+fn without_claimed<'a>(pod: &Pod, pod_spec: Cow<'a, PodSpec>) -> Cow<'a, PodSpec> {
+    let status = pod.status.as_ref();
+    let Some(claim) = status.and_then(|own| own.extended_resource_claim_status.as_ref()) else {
+        return pod_spec;
+    };
+    let mut left = pod_spec.into_owned();
+    let init = left.init_containers.iter_mut().flatten();
+    for container in left.containers.iter_mut().chain(init) {
+        let own = container.resources.as_mut();
+        for list in own.into_iter().flat_map(|own| [&mut own.requests, &mut own.limits]).flatten() {
+            list.retain(|name, _| {
+                !claim.request_mappings.iter().any(|mapping| {
+                    mapping.container_name == container.name && mapping.resource_name == *name
+                })
+            });
+        }
+    }
+    Cow::Owned(left)
 }
 
 /// The spec with the requests that count now; they differ from the spec's during a resize.

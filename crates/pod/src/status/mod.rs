@@ -36,6 +36,8 @@ pub struct Context<'a> {
     pub host_ips: &'a [String],
     /// Whether the pod has terminated: nothing of it runs, or will run again.
     pub terminal: bool,
+    /// Whether it holds devices that are to be given back before its end is final.
+    pub holds_devices: bool,
     /// A phase, reason and message that override the computed ones (eviction, admission, deadline).
     pub verdict: Option<Verdict>,
     /// Name of the runtime, as in `containerd://id`.
@@ -81,8 +83,8 @@ impl Verdict {
 /// The status of a pod. `previous` is the last reported status; it has what the runtime has
 /// removed.
 ///
-/// A final phase is reported only once nothing of the pod runs any more, for until then the pod
-/// holds its resources; its conditions show the end before that.
+/// A final phase is reported only once nothing of the pod runs any more and its devices are given back,
+/// for until then the pod holds its resources; its conditions show the end before that.
 pub fn status(
     pod: &Pod,
     observed: &ObservedPod,
@@ -125,7 +127,7 @@ pub fn status(
     let pending_termination = is_final(phase)
         && end.is_none()
         && !context.terminal
-        && observed.containers.iter().any(observed::Container::may_run);
+        && (context.holds_devices || observed.containers.iter().any(observed::Container::may_run));
     let reported = match pending_termination {
         true => {
             Some(phase_of(previous)).filter(|reported| !reported.is_empty()).unwrap_or("Pending")

@@ -142,7 +142,7 @@ fn reject_references(pod: &Pod, pod_spec: &PodSpec) -> Check {
         return reject("spec.serviceAccountName".to_owned());
     }
     if pod_spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
-        return reject("spec.resourceClaims".to_owned());
+        return Err(field("spec.resourceClaims", "static pods may not use ResourceClaims"));
     }
     for (index, volume) in pod_spec.volumes.iter().flatten().enumerate() {
         if references_objects(volume) {

@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longshore_csi::registration::RegistrationStatus;
 use longshore_csi::v1::node_service_capability::rpc;
 use longshore_csi::v1::{
     NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCondition,
     VolumeUsage,
 };
-use longshore_csi::{Server, serve_driver, serve_registration};
+use longshore_csi::{Server, serve_driver};
+use longshore_plugins::registration::RegistrationStatus;
+use longshore_plugins::serve_registration;
 use tokio::net::UnixListener;
 
 use crate::error::{AtPath, Result};

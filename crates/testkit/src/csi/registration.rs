@@ -1,8 +1,8 @@
 //! The registrar of a driver.
 use std::sync::Arc;
 
-use longshore_csi::registration::registration_server::Registration;
-use longshore_csi::registration::{
+use longshore_plugins::registration::registration_server::Registration;
+use longshore_plugins::registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
 use tonic::{Request, Response, Status, async_trait};

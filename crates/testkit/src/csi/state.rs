@@ -2,10 +2,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use longshore_csi::registration::RegistrationStatus;
 use longshore_csi::v1::{
     NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
 };
+use longshore_plugins::registration::RegistrationStatus;
 use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;

@@ -11,9 +11,9 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::error::Error;
-use super::registration::Registrar;
+use super::registration::CsiPlugins;
 
-impl Registrar {
+impl CsiPlugins {
     /// Runs while a driver is registered, if its CSIDriver has an update period.
     pub(super) async fn update_allocatable(&self, name: &str) {
         let Some(client) = self.csi_node.client() else { return pending().await };

@@ -10,14 +10,6 @@ pub enum Error {
     /// A call failed.
     #[error(transparent)]
     Call(#[from] longshore_csi::Error),
-    /// Unsupported plugin type.
-    #[error("no handler registered for plugin type {kind:?} at socket {socket}")]
-    Type {
-        /// The type.
-        kind: String,
-        /// The socket.
-        socket: String,
-    },
     /// Invalid driver name.
     #[error(
         "invalid name of a CSI driver {0:?}: it must be like a domain of at most 63 characters"
@@ -76,10 +68,5 @@ pub enum Error {
 impl Error {
     pub(super) fn api(action: &'static str, error: &KubeError) -> Self {
         Self::Api { action, reason: error.to_string().into() }
-    }
-
-    /// Whether a retry may succeed.
-    pub(super) fn is_retriable(&self) -> bool {
-        !matches!(self, Self::Type { .. } | Self::Name(_) | Self::Versions { .. })
     }
 }

@@ -1,111 +1,51 @@
-//! The registration of one plugin, for the lifetime of its socket.
+//! The registration of CSI drivers.
 
 use std::path::Path;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use longshore_base::retry::Delays;
-use longshore_csi::registration::PluginInfo;
-use longshore_csi::{Driver, Plugin};
+use longshore_csi::Driver;
+use longshore_plugins::{Handler, Plugin, Refusal};
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 use super::csi_node::CsiNode;
 use super::drivers::Drivers;
 use super::error::Error;
-use super::metrics::Metrics;
 use super::version::Version;
 
-/// The type of CSI drivers.
-const CSI: &str = "CSIPlugin";
-/// Backoff. It starts short, as a socket may exist before the plugin listens.
+/// Backoff of removals from the CSINode.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 /// Maximum length of a driver's name.
 const LONGEST_NAME: usize = 63;
 
-/// The dependencies of registrations.
-pub(super) struct Registrar {
+/// Registers CSI drivers.
+pub struct CsiPlugins {
     pub(super) drivers: Drivers,
     pub(super) csi_node: CsiNode,
-    pub(super) metrics: Metrics,
 }
 
-impl Registrar {
-    /// Registers the plugin at a socket, with retries, and unregisters it when stopped.
-    pub(super) async fn run(&self, socket: &Path, stop: CancellationToken) {
-        self.metrics.note(socket, false);
-        let registered = stop.run_until_cancelled(self.registered(socket)).await.flatten();
-        if let Some(name) = &registered {
-            info!(driver = name, socket = %socket.display(), "CSI driver registered");
-            self.metrics.note(socket, true);
-            stop.run_until_cancelled(self.update_allocatable(name)).await;
-        }
-        stop.cancelled().await;
-        self.metrics.forget(socket);
-        if let Some(name) = registered {
-            self.unregister(&name, socket).await;
-        }
-    }
-
-    /// Registers with retries; `None` if it cannot succeed.
-    async fn registered(&self, socket: &Path) -> Option<String> {
-        let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
-        let (mut is_retry, mut last_error) = (false, None);
-        loop {
-            let error = match self.register(socket).await {
-                Ok(name) => return Some(name),
-                Err(error) => error,
-            };
-            let text = error.to_string();
-            if !error.is_retriable() {
-                warn!(socket = %socket.display(), "plugin registration failed: {text}");
-                return None;
-            }
-            // The same error is logged once.
-            if is_retry && last_error.as_ref() != Some(&text) {
-                warn!(socket = %socket.display(), "plugin registration failed, will be retried: {text}");
-                last_error = Some(text);
-            }
-            is_retry = true;
-            sleep(delays.next_delay()).await;
-        }
-    }
-
-    async fn register(&self, socket: &Path) -> Result<String, Error> {
-        let plugin = Plugin::new(socket)?;
-        let info = plugin.info().await?;
-        let name = info.name.clone();
-        let outcome = self.add_driver(info, socket).await;
-        let refusal = outcome.as_ref().err().map(refusal);
-        let notified = plugin.notify(refusal.as_deref()).await;
-        outcome?;
-        if let Err(error) = notified {
-            // The plugin was not notified, so the registration is repeated.
-            self.unregister(&name, socket).await;
-            return Err(error.into());
-        }
-        Ok(name)
+impl CsiPlugins {
+    /// Drivers are added to `drivers`, and written to the CSINode.
+    pub fn new(drivers: Drivers, csi_node: CsiNode) -> Self {
+        Self { drivers, csi_node }
     }
 
     /// Validates and adds a driver.
-    async fn add_driver(&self, info: PluginInfo, socket: &Path) -> Result<(), Error> {
-        let path = socket.display().to_string();
-        if info.r#type != CSI {
-            return Err(Error::Type { kind: info.r#type, socket: path });
+    async fn add(&self, plugin: &Plugin) -> Result<(), Error> {
+        if !is_driver_name(&plugin.name) {
+            return Err(Error::Name(plugin.name.clone()));
         }
-        if !is_driver_name(&info.name) {
-            return Err(Error::Name(info.name));
-        }
-        let Some(version) = Version::highest(&info.supported_versions) else {
-            let (driver, versions) = (info.name, info.supported_versions);
+        let Some(version) = Version::highest(&plugin.versions) else {
+            let (driver, versions) = (plugin.name.clone(), plugin.versions.clone());
             return Err(Error::Versions { driver, versions });
         };
-        self.drivers.check(&info.name, &version, socket)?;
-        let endpoint = if info.endpoint.is_empty() { path } else { info.endpoint };
-        let driver = self.drivers.client(&info.name, &endpoint)?;
+        self.drivers.check(&plugin.name, &version, &plugin.socket)?;
+        let driver = self.drivers.client(&plugin.name, &plugin.endpoint)?;
         self.publish_node_info(&driver).await?;
-        self.drivers.add(driver, version, socket);
+        self.drivers.add(driver, version, &plugin.socket);
         Ok(())
     }
 
@@ -115,11 +55,10 @@ impl Registrar {
     }
 
     /// Removes a driver, and its entry of the CSINode with retries.
-    async fn unregister(&self, name: &str, socket: &Path) {
+    async fn remove(&self, name: &str, socket: &Path) {
         if !self.drivers.remove(name, socket) {
             return;
         }
-        info!(driver = name, socket = %socket.display(), "CSI driver unregistered");
         let mut delays = Delays::doubling(FIRST_PAUSE, LONGEST_PAUSE);
         while let Err(error) = self.csi_node.uninstall(name).await {
             debug!(
@@ -134,13 +73,25 @@ impl Registrar {
     }
 }
 
-fn refusal(error: &Error) -> String {
-    match error {
-        Error::Type { .. } => format!("RegisterPlugin error -- {error}"),
-        Error::Name(_) | Error::Versions { .. } | Error::Duplicate { .. } => {
-            format!("RegisterPlugin error -- plugin validation failed with err: {error}")
-        }
-        _ => format!("RegisterPlugin error -- plugin registration failed with err: {error}"),
+#[async_trait]
+impl Handler for CsiPlugins {
+    async fn register(&self, plugin: &Plugin) -> Result<(), Refusal> {
+        self.add(plugin).await.map_err(|error| {
+            let text = error.to_string();
+            match error {
+                Error::Name(_) | Error::Versions { .. } => Refusal::Invalid(text),
+                Error::Duplicate { .. } => Refusal::NotYet(text),
+                _ => Refusal::Failed(text),
+            }
+        })
+    }
+
+    async fn registered(&self, plugin: &Plugin) {
+        self.update_allocatable(&plugin.name).await;
+    }
+
+    async fn unregister(&self, plugin: &Plugin) {
+        self.remove(&plugin.name, &plugin.socket).await;
     }
 }
 

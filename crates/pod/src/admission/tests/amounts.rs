@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::super::Amounts;
@@ -99,4 +100,25 @@ fn resize_reserves_the_maximum_of_requested_allocated_and_actual() {
         json!({"resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}});
     whole.status = serde_json::from_value(status).unwrap();
     assert_eq!(Amounts::of_pod(&whole).get("cpu"), 2000);
+}
+
+#[test]
+fn admission_leaves_out_resources_that_a_claim_provides() {
+    let resources = json!({"requests": {
+        "cpu": "1", "example.com/gpu": "3", "deviceclass.resource.kubernetes.io/gpu": "1",
+    }});
+    let mut pod = pod(json!({"containers": [
+        {"name": "c", "resources": resources}, {"name": "d", "resources": resources},
+    ]}));
+    let shown = |pod: &Pod| show(&Amounts::of_pod(pod));
+    let all = "cpu=2000 deviceclass.resource.kubernetes.io/gpu=2 example.com/gpu=6";
+    assert_eq!(shown(&pod), all);
+    let mapping = |container: &str, resource: &str| json!({"containerName": container, "requestName": "r", "resourceName": resource});
+    let claim = json!({"extendedResourceClaimStatus": {"resourceClaimName": "x", "requestMappings": [
+        mapping("c", "deviceclass.resource.kubernetes.io/gpu"),
+        mapping("d", "deviceclass.resource.kubernetes.io/gpu"),
+        mapping("d", "example.com/gpu"),
+    ]}});
+    pod.status = serde_json::from_value(claim).unwrap();
+    assert_eq!(shown(&pod), "cpu=2000 example.com/gpu=3");
 }

@@ -184,6 +184,10 @@ fn status_final_phase_is_reported_once_nothing_runs() {
     let over =
         status_of(&pod, &seen(vec![run("s", 0, exited(0)), run("i", 0, exited(1))]), &still, &[]);
     assert_eq!(phase(&over), "Failed");
+    let context = Context { holds_devices: true, ..Context::default() };
+    let ended = seen(vec![run("s", 0, exited(0)), run("i", 0, exited(1))]);
+    let holding = status(&pod, &ended, &still, &context, at(1));
+    assert_eq!(phase(&holding), "Pending", "its devices are not given back");
 }
 
 #[test]

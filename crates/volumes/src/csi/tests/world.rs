@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::plugins::fake::Objects as Api;
-use crate::plugins::{CsiNode, Drivers, Parts};
+use crate::plugins::{CsiNode, CsiPlugins, Drivers};
 use crate::tests::Root;
-use crate::{PodMounts, Volumes, plugins};
+use crate::{PodMounts, Volumes};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::{Detection, Objects};
@@ -181,8 +181,11 @@ fn drivers(root: &Root) -> (Drivers, JoinHandle<()>) {
     let registry = Registry::default();
     let drivers = Drivers::new("n1", &registry);
     let csi_node = CsiNode::new("n1", None);
-    let parts = Parts { root: root.join("node"), drivers: drivers.clone(), csi_node };
-    let plugin_manager = tokio::spawn(plugins::run(parts, &registry));
+    let plugins = Arc::new(CsiPlugins::new(drivers.clone(), csi_node));
+    let handlers = longshore_plugins::Handlers::default();
+    let handlers = handlers.with(longshore_plugins::CSI_PLUGIN, plugins);
+    let running = longshore_plugins::run(&root.join("node"), handlers, &registry);
+    let plugin_manager = tokio::spawn(running);
     (drivers, plugin_manager)
 }
 

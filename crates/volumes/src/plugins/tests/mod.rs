@@ -2,4 +2,3 @@
 
 mod pure;
 mod registration;
-mod sockets;

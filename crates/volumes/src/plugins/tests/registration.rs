@@ -1,10 +1,12 @@
 //! Drivers that register, die, return, and are refused.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use longshore_csi::Code;
 use longshore_metrics::Registry;
+use longshore_plugins::{CSI_PLUGIN, Handlers};
 use longshore_testkit::csi::{CsiDriver, CsiOptions};
 use longshore_testkit::fakecri::Fault;
 use longshore_testkit::wait_until;
@@ -14,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::super::csi_node::NODE_IDS;
 use super::super::fake::Objects;
-use super::super::{CsiNode, Drivers, Parts, run};
+use super::super::{CsiNode, CsiPlugins, Drivers};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const NODE: &str = "/api/v1/nodes/n1";
@@ -35,14 +37,10 @@ impl Node {
         objects.put(NODE, json!({"metadata": {"uid": "u1", "labels": {"zone": "a"}}}));
         let registry = Registry::default();
         let drivers = Drivers::new("n1", &registry);
-        let plugin_manager = tokio::spawn(run(
-            Parts {
-                root: dir.path().to_owned(),
-                drivers: drivers.clone(),
-                csi_node: CsiNode::new("n1", Some(objects.client())),
-            },
-            &registry,
-        ));
+        let csi_node = CsiNode::new("n1", Some(objects.client()));
+        let plugins = Arc::new(CsiPlugins::new(drivers.clone(), csi_node));
+        let handlers = Handlers::default().with(CSI_PLUGIN, plugins);
+        let plugin_manager = tokio::spawn(longshore_plugins::run(dir.path(), handlers, &registry));
         Self { dir, objects, drivers, registry, plugin_manager }
     }
 
@@ -161,11 +159,11 @@ async fn plugin_registration_failures_are_reported() {
     let refused = [
         (
             CsiOptions { plugin_type: "DRAPlugin".to_owned(), ..named("dra") },
-            "no handler registered for plugin type \"DRAPlugin\"",
+            "no handler registered for plugin type: DRAPlugin",
         ),
         (
             CsiOptions { plugin_type: "DevicePlugin".to_owned(), ..named("dev") },
-            "no handler registered for plugin type \"DevicePlugin\"",
+            "no handler registered for plugin type: DevicePlugin",
         ),
         (
             CsiOptions { versions: vec!["0.3.0".to_owned()], ..named("old") },

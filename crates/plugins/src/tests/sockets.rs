@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::super::sockets::{Change, Sockets};
+use crate::sockets::{Change, Sockets};
 
 const SOON: Duration = Duration::from_secs(10);
 const NOTHING: Duration = Duration::from_millis(300);

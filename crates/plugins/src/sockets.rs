@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// What happened to a socket.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(crate) enum Change {
     /// Added or recreated.
     Added(PathBuf),
     /// Removed.
@@ -31,7 +31,7 @@ pub(super) enum Change {
 }
 
 /// A watch on the sockets below a directory.
-pub(super) struct Sockets {
+pub(crate) struct Sockets {
     root: PathBuf,
     watch: Option<Watch>,
     /// The inodes of known sockets.
@@ -46,12 +46,12 @@ struct Watch {
 
 impl Sockets {
     /// The directory is created with the first scan.
-    pub(super) fn open(root: PathBuf) -> Self {
+    pub(crate) fn open(root: PathBuf) -> Self {
         Self { root, watch: None, known: HashMap::new(), pending: VecDeque::new() }
     }
 
     /// The next change; existing sockets are added first.
-    pub(super) async fn next(&mut self) -> Change {
+    pub(crate) async fn next(&mut self) -> Change {
         loop {
             if let Some(change) = self.pending.pop_front() {
                 return change;

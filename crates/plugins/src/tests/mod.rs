@@ -1,0 +1,4 @@
+//! Plugins on real sockets.
+
+mod registrar;
+mod sockets;
