@@ -17,6 +17,7 @@ use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, Recorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::Config;
+use longshore_credential_provider::CredentialProviders;
 use longshore_kube_proxy as proxy;
 use longshore_logs::rotation;
 use longshore_machine::Machine;
@@ -34,6 +35,7 @@ use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
 use longshore_runtime::{Parts, PodRuntime, Settings};
 use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
+use longshore_telemetry::Tracer;
 use longshore_volumes::plugins::{CsiNode, Drivers};
 use longshore_volumes::{Volumes, plugins};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -89,8 +91,18 @@ async fn run_in(
     config.gates.register_metrics(&metrics.node);
     let registry = &metrics.node;
 
+    let tracer = match parts::tracing_settings(&config) {
+        None => Tracer::default(),
+        Some(settings) => {
+            let (tracer, exporter) = Tracer::new(&settings)?;
+            // returns when nothing makes spans any more
+            tasks.spawn_finite("export of traces", exporter.run());
+            tracer
+        }
+    };
+
     // the runtime: one without CRI v1 is an error, one that is not reachable is waited for
-    let runtime = environment.runtime(&config, registry)?;
+    let runtime = environment.runtime(&config, registry, tracer.clone())?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
@@ -98,6 +110,8 @@ async fn run_in(
         Err(error @ longshore_cri::Error::NoV1 { .. }) => return Err(error.into()),
         Err(error) => warn!(%error, "the container runtime is not reachable yet"),
     }
+
+    let credential_providers = CredentialProviders::load(&config, registry)?;
 
     // the apiserver, if there is one, and the recorder of events
     let once = config.kubelet.run_once;
@@ -270,6 +284,7 @@ async fn run_in(
         objects: objects.clone(),
         services,
         volumes: volumes.clone(),
+        credential_providers,
         pod_events: pod_events.clone(),
         handlers,
         managers: managers.clone(),
@@ -325,6 +340,7 @@ async fn run_in(
         garbage: collectors.containers.clone(),
         admission,
         metrics: worker::Metrics::new(registry),
+        tracer: tracer.clone(),
     });
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {

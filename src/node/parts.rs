@@ -44,6 +44,20 @@ pub(super) async fn runtime_name(runtime: &Runtime) -> String {
     }
 }
 
+/// What is traced, and to where; `None`: nothing.
+pub(super) fn tracing_settings(config: &Config) -> Option<longshore_telemetry::Settings> {
+    let tracing = config.kubelet.tracing.as_ref()?;
+    let endpoint = tracing.endpoint.clone().filter(|endpoint| !endpoint.is_empty());
+    let rate = tracing.sampling_rate_per_million.unwrap_or_default();
+    Some(longshore_telemetry::Settings {
+        endpoint: endpoint
+            .unwrap_or_else(|| longshore_telemetry::Settings::DEFAULT_ENDPOINT.to_owned()),
+        rate_per_million: u32::try_from(rate).unwrap_or_default(),
+        service: "kubelet",
+        host: config.node_name.clone(),
+    })
+}
+
 pub(super) fn max_restart_delay(config: &Config) -> SignedDuration {
     let own = config.kubelet.crash_loop_back_off.max_container_restart_period;
     own.map_or(RESTART_MAX, |period| SignedDuration::from_nanos(period.as_nanos()))

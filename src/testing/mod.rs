@@ -15,6 +15,7 @@ use k8s_openapi::jiff::SignedDuration;
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::{Detection, Objects};
 use longshore_config::{Command, Config};
+use longshore_credential_provider::CredentialProviders;
 use longshore_cri::Runtime;
 use longshore_machine::Machine;
 use longshore_metrics::Registry;
@@ -178,6 +179,7 @@ impl Node {
             objects: objects.clone(),
             services: Services::none(),
             volumes: volumes.clone(),
+            credential_providers: CredentialProviders::default(),
             pod_events: pod_events.clone(),
             handlers,
             managers: managers.clone(),
@@ -252,6 +254,7 @@ impl Node {
             garbage: collectors.containers,
             admission,
             metrics: Metrics::new(registry),
+            tracer: longshore_telemetry::Tracer::default(),
         });
         let pool = Pool::new(context.clone(), desired.clone(), terminator.clone());
         tasks.spawn(pool.run(changed, stop));

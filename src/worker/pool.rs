@@ -67,6 +67,8 @@ pub struct WorkerContext {
     pub admission: Admission,
     /// Metrics of workers.
     pub metrics: Metrics,
+    /// Makes the spans of workers.
+    pub tracer: longshore_telemetry::Tracer,
 }
 
 /// The workers.

@@ -14,6 +14,7 @@ pub mod connections;
 pub mod fair_queue;
 pub mod files;
 pub mod flags;
+pub mod glob;
 pub mod logging;
 pub mod memory;
 pub mod output;

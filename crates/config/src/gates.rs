@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 35] = [
+    const READ: [&str; 37] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -61,7 +61,9 @@ mod tests {
         "InPlacePodVerticalScalingInitContainers",
         "KubeletCrashLoopBackOffMax",
         "KubeletEnsureSecretPulledImages",
+        "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
+        "LoggingBetaOptions",
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeSwap",
@@ -78,8 +80,10 @@ mod tests {
     ];
 
     /// The crates that read gates, besides the package of the node.
-    const LAYERS: [&str; 9] = [
+    const LAYERS: [&str; 11] = [
+        "base",
         "config",
+        "credential-provider",
         "client",
         "logs",
         "podstate",

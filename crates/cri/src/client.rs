@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
 use longshore_grpc::{Endpoint, Failure};
+use longshore_telemetry::{Kind, Span, Tracer};
 use tonic::transport::Channel;
 
 use crate::call::{Call, Observer};
@@ -34,6 +35,8 @@ pub struct Options {
     pub request_timeout: Duration,
     /// Is called for each call.
     pub observer: Option<Arc<dyn Observer>>,
+    /// Makes a span for each call, whose context the runtime is sent.
+    pub tracer: Tracer,
 }
 
 impl Options {
@@ -44,6 +47,7 @@ impl Options {
             image_endpoint: None,
             request_timeout: Duration::from_secs(120),
             observer: None,
+            tracer: Tracer::default(),
         }
     }
 }
@@ -63,6 +67,7 @@ struct Inner {
     image_endpoint: Endpoint,
     request_timeout: Duration,
     observer: Option<Arc<dyn Observer>>,
+    tracer: Tracer,
 }
 
 impl fmt::Debug for Runtime {
@@ -95,6 +100,7 @@ impl Runtime {
             image_endpoint,
             request_timeout: options.request_timeout,
             observer: options.observer,
+            tracer: options.tracer,
         })))
     }
 
@@ -115,6 +121,7 @@ impl Runtime {
             image_endpoint: endpoint,
             request_timeout,
             observer: None,
+            tracer: Tracer::default(),
         })))
     }
 
@@ -204,18 +211,41 @@ impl Runtime {
 
     /// A call to the runtime service, with the default deadline.
     pub(crate) fn call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        Call {
-            rpc,
-            operation,
-            deadline: Some(self.0.request_timeout),
-            endpoint: &self.0.runtime_endpoint,
-            observer: self.0.observer.as_deref(),
-        }
+        self.call_to("RuntimeService", rpc, operation, &self.0.runtime_endpoint)
     }
 
     /// A call to the image service, with the default deadline.
     pub(crate) fn image_call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        Call { endpoint: &self.0.image_endpoint, ..self.call(rpc, operation) }
+        self.call_to("ImageService", rpc, operation, &self.0.image_endpoint)
+    }
+
+    fn call_to<'a>(
+        &'a self,
+        service: &str,
+        rpc: &'static str,
+        operation: &'static str,
+        endpoint: &'a Endpoint,
+    ) -> Call<'a> {
+        let mut span = Span::default();
+        if self.0.tracer.is_on() {
+            span = self.0.tracer.span(&format!("runtime.v1.{service}/{rpc}"), Kind::Client);
+            span.text("rpc.system", "grpc");
+            span.text("rpc.service", format!("runtime.v1.{service}"));
+            span.text("rpc.method", rpc);
+        }
+        Call {
+            rpc,
+            operation,
+            deadline: Some(self.0.request_timeout),
+            endpoint,
+            observer: self.0.observer.as_deref(),
+            span: span.into(),
+        }
+    }
+
+    /// What makes the spans of calls.
+    pub fn tracer(&self) -> &Tracer {
+        &self.0.tracer
     }
 
     pub(crate) fn runtime(&self) -> RuntimeServiceClient<Channel> {
