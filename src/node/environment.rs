@@ -67,6 +67,7 @@ impl Environment for Real {
             request_timeout: settings.runtime_request_timeout.get(),
             observer: Some(Arc::new(runtime::Calls::new(registry))),
             tracer,
+            stream_lists: config.gates.enabled("CRIListStreaming"),
             ..Options::new(settings.container_runtime_endpoint.as_str())
         })?)
     }

@@ -39,10 +39,11 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 37] = [
+    const READ: [&str; 38] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
+        "CRIListStreaming",
         "CSIVolumeHealth",
         "ClusterTrustBundleProjection",
         "ComponentFlagz",

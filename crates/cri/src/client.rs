@@ -4,12 +4,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
 use longshore_grpc::{Endpoint, Failure};
 use longshore_telemetry::{Kind, Span, Tracer};
 use tonic::transport::Channel;
+use tonic::{Response, Status, Streaming};
 
 use crate::call::{Call, Observer};
 use crate::v1::image_service_client::ImageServiceClient;
@@ -37,6 +39,8 @@ pub struct Options {
     pub observer: Option<Arc<dyn Observer>>,
     /// Makes a span for each call, whose context the runtime is sent.
     pub tracer: Tracer,
+    /// Whether containers, sandboxes and images are listed in parts, if the runtime can do that.
+    pub stream_lists: bool,
 }
 
 impl Options {
@@ -48,6 +52,7 @@ impl Options {
             request_timeout: Duration::from_secs(120),
             observer: None,
             tracer: Tracer::default(),
+            stream_lists: false,
         }
     }
 }
@@ -68,6 +73,8 @@ struct Inner {
     request_timeout: Duration,
     observer: Option<Arc<dyn Observer>>,
     tracer: Tracer,
+    /// Until the runtime says that it cannot.
+    stream_lists: AtomicBool,
 }
 
 impl fmt::Debug for Runtime {
@@ -101,6 +108,7 @@ impl Runtime {
             request_timeout: options.request_timeout,
             observer: options.observer,
             tracer: options.tracer,
+            stream_lists: options.stream_lists.into(),
         })))
     }
 
@@ -122,6 +130,7 @@ impl Runtime {
             request_timeout,
             observer: None,
             tracer: Tracer::default(),
+            stream_lists: false.into(),
         })))
     }
 
@@ -240,6 +249,36 @@ impl Runtime {
             endpoint,
             observer: self.0.observer.as_deref(),
             span: span.into(),
+        }
+    }
+
+    /// Whether lists are asked for in parts.
+    pub(crate) fn streams_lists(&self) -> bool {
+        self.0.stream_lists.load(Ordering::Relaxed)
+    }
+
+    /// A list in parts, all within the deadline of the call; `None`: the runtime has no
+    /// parts.
+    pub(crate) async fn list_in_parts<T, I>(
+        &self,
+        call: Call<'_>,
+        parts: impl Future<Output = std::result::Result<Response<Streaming<T>>, Status>>,
+        items: fn(T) -> Vec<I>,
+    ) -> Result<Option<Vec<I>>> {
+        let gathered = async {
+            let mut parts = parts.await?.into_inner();
+            let mut list = Vec::new();
+            while let Some(part) = parts.message().await? {
+                list.extend(items(part));
+            }
+            Ok(Response::new(list))
+        };
+        match call.response(gathered).await {
+            Err(error) if error.is_unimplemented() => {
+                self.0.stream_lists.store(false, Ordering::Relaxed);
+                Ok(None)
+            }
+            listed => listed.map(Some),
         }
     }
 

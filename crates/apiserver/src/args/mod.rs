@@ -809,6 +809,12 @@ mod tests {
             "kubelet-client-certificate",
             "kubelet-client-key",
             "kubelet-preferred-address-types",
+            "log-flush-frequency",
+            "log-json-info-buffer-size",
+            "log-json-split-stream",
+            "log-text-info-buffer-size",
+            "log-text-split-stream",
+            "logging-format",
             "max-mutating-requests-inflight",
             "max-requests-inflight",
             "node-name",
@@ -850,6 +856,7 @@ mod tests {
             "tls-sni-cert-key",
             "token-auth-file",
             "v",
+            "vmodule",
         ];
         let command = Cli::command();
         let mut flags: Vec<&str> =
