@@ -335,8 +335,7 @@ mod tests {
             own.vmodule = "a=1".into();
         };
         assert_eq!(error(json), "vmodule: Forbidden: Only supported for text log format");
-        let mut flags = LoggingFlags::default();
-        flags.logging_format = "json".into();
+        let flags = LoggingFlags { logging_format: "json".into(), ..LoggingFlags::default() };
         assert_eq!(
             flags.settings(u32::MAX, |_| false).unwrap_err(),
             "[format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature, verbosity: Invalid value: 4294967295: Must be <= 2147483647]"
