@@ -3,8 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::task::block_in_place;
+use longshore_base::blocking;
 
 /// From this many bytes on, work is offloaded. Below, changing threads costs more than the work.
 pub(crate) const LARGE: usize = 64 << 10;
@@ -18,18 +17,13 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// Does work on this many bytes: on a thread of its own if they are many and a thread is free, else
 /// here.
 pub(crate) fn run<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    if bytes < LARGE || !may_block() {
+    if bytes < LARGE || !blocking::may_block() {
         return work();
     }
     match Thread::take() {
-        Some(_thread) => block_in_place(work),
+        Some(_thread) => blocking::in_place(work),
         None => work(),
     }
-}
-
-/// Whether the runtime has other threads to go on with.
-fn may_block() -> bool {
-    Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
 }
 
 /// One of the threads, until it is dropped.

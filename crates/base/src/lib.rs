@@ -2,12 +2,13 @@
 //! cannot overflow ([`time`]), the wall clock ([`clock`]), a rate limit ([`rate`]), files that are replaced whole ([`files`]) and
 //! trees of directories of any depth ([`trees`]), output that cannot fail ([`output`]), the log
 //! ([`logging`]), memory that goes back to the kernel ([`memory`]), panics that end one piece of work
-//! ([`panics`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), decisions that are
+//! ([`panics`]), work that blocks ([`blocking`]), what a caller may hold of a server ([`connections`], [`budget`], [`fair_queue`]), decisions that are
 //! cached ([`ttl_cache`]), and the
 //! release of Kubernetes ([`version`]).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
+pub mod blocking;
 pub mod budget;
 pub mod clock;
 pub mod connections;

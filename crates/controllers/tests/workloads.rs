@@ -4,19 +4,21 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Cluster, eventually};
+use futures::StreamExt as _;
 use k8s_openapi::api::apps::v1::{
     ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet,
 };
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{Event, Node, Pod, ReplicationController};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::api::{
+    DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
+use kube::{Api, Client, ResourceExt as _};
 use longshore_controllers::{Context, Settings, all, program};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -161,24 +163,82 @@ async fn rolled_out(cluster: &Cluster, replicas: i32) -> Deployment {
     .await
 }
 
+/// How many pods of `web` are ready, after each change of one.
+struct Availability {
+    fewest: Arc<Mutex<(usize, Vec<String>)>>,
+    _tasks: Tasks,
+}
+
+impl Availability {
+    /// Watches pods, and replica sets to show what was decided when.
+    async fn watch(client: &Client) -> Availability {
+        let fewest = Arc::new(Mutex::new((usize::MAX, Vec::new())));
+        let of_web = ListParams::default().labels("app=web");
+        let params = WatchParams::default().labels("app=web");
+        let api: Api<Pod> = Api::namespaced(client.clone(), "default");
+        let known = api.list(&of_web).await.unwrap();
+        let version = known.metadata.resource_version.clone().unwrap();
+        let pods = api.watch(&params, &version).await.unwrap();
+        let seen = fewest.clone();
+        let pods = async move {
+            let mut ready: BTreeMap<String, bool> =
+                known.items.iter().map(|pod| (pod.name_any(), is_ready(pod))).collect();
+            let mut pods = std::pin::pin!(pods);
+            while let Some(Ok(event)) = pods.next().await {
+                let (kind, pod) = match event {
+                    WatchEvent::Added(pod) => ("added", pod),
+                    WatchEvent::Modified(pod) => ("modified", pod),
+                    WatchEvent::Deleted(pod) => ("deleted", pod),
+                    _ => continue,
+                };
+                ready.insert(pod.name_any(), kind != "deleted" && is_ready(&pod));
+                let count = ready.values().filter(|ready| **ready).count();
+                let mut seen = seen.lock().unwrap();
+                seen.0 = seen.0.min(count);
+                seen.1.push(format!(
+                    "{} {} {kind} ready={} deleted={}: {count} ready",
+                    pod.resource_version().unwrap_or_default(),
+                    pod.name_any(),
+                    is_ready(&pod),
+                    pod.metadata.deletion_timestamp.is_some(),
+                ));
+            }
+        };
+        let api: Api<ReplicaSet> = Api::namespaced(client.clone(), "default");
+        let sets = api.watch(&WatchParams::default(), &version).await.unwrap();
+        let seen = fewest.clone();
+        let sets = async move {
+            let mut sets = std::pin::pin!(sets);
+            while let Some(Ok(event)) = sets.next().await {
+                if let WatchEvent::Added(set) | WatchEvent::Modified(set) = event {
+                    let (spec, status) = (set.spec.clone().unwrap(), set.status.clone());
+                    seen.lock().unwrap().1.push(format!(
+                        "{} {} wants {:?}, status {:?}",
+                        set.resource_version().unwrap_or_default(),
+                        set.name_any(),
+                        spec.replicas,
+                        status.map(|it| (it.replicas, it.available_replicas)),
+                    ));
+                }
+            }
+        };
+        let tasks = Tasks(vec![tokio::spawn(pods), tokio::spawn(sets)]);
+        Availability { fewest, _tasks: tasks }
+    }
+
+    fn assert_at_least(&self, count: usize) {
+        let seen = self.fewest.lock().unwrap();
+        assert!(seen.0 >= count, "{} ready:\n{}", seen.0, seen.1.join("\n"));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn deployment_rolls_out_and_back() {
     let (cluster, _kubelet) = cluster().await;
     let _controllers = controllers(&cluster.client);
     cluster.create::<Deployment>("default", deployment(4, "one")).await;
     rolled_out(&cluster, 4).await;
-    // at most one of four is unavailable at any time
-    let fewest = Arc::new(AtomicUsize::new(usize::MAX));
-    let watch = tokio::spawn({
-        let (client, fewest) = (cluster.client.clone(), fewest.clone());
-        async move {
-            loop {
-                let ready = pods(&client, "web").await.iter().filter(|pod| is_ready(pod)).count();
-                fewest.fetch_min(ready, Ordering::SeqCst);
-            }
-        }
-    });
-    let _watch = Tasks(vec![watch]);
+    let availability = Availability::watch(&cluster.client).await;
     let api = cluster.api::<Deployment>("default");
     set_image(&api, "web", "two").await;
     let deployment = rolled_out(&cluster, 4).await;
@@ -193,7 +253,8 @@ async fn deployment_rolls_out_and_back() {
     set_image(&api, "web", "one").await;
     rolled_out(&cluster, 4).await;
     assert_eq!(images(&cluster.client, "web").await, BTreeMap::from([("one".to_owned(), 4)]));
-    assert!(fewest.load(Ordering::SeqCst) >= 3, "{fewest:?}");
+    // at most one of four is unavailable at any time
+    availability.assert_at_least(3);
     let sets = cluster.api::<ReplicaSet>("default").list(&ListParams::default()).await.unwrap();
     let revisions: BTreeSet<_> = sets
         .items

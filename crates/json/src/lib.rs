@@ -4,6 +4,10 @@
 //! serde_json) is optimised for speed. These functions are not generic, so that their code is made
 //! with this crate's options and not with those of whoever calls them.
 
+mod object;
+
+pub use object::Object;
+
 use serde_json::{Error, Value};
 
 /// Reads a value.

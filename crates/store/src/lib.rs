@@ -52,6 +52,9 @@ pub struct ListOptions {
     pub limit: usize,
     /// Read as of this revision; 0 is the newest.
     pub revision: Revision,
+    /// It is enough to know whether more follow: [`Page::remaining`] may be fewer than there are, but not
+    /// 0. To count them takes a time in proportion to their number.
+    pub uncounted: bool,
 }
 
 /// One page of a list.

@@ -20,6 +20,28 @@ async fn all(store: &EmbeddedStore) -> Vec<KeyValue> {
     store.list("", ListOptions::default()).await.unwrap().items
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn embedded_lists_of_any_length_are_whole() {
+    let folder = TempDir::new().unwrap();
+    let store = EmbeddedStore::open(folder.path().join("store")).await.unwrap();
+    // few keys, many versions; many keys; large values
+    for i in 0..200 {
+        put(&store, &format!("/few/{}", i % 3), "x").await.unwrap();
+        put(&store, &format!("/many/{i:03}"), "x").await.unwrap();
+    }
+    for i in 0..5 {
+        put(&store, &format!("/large/{i}"), vec![0; 30 << 10]).await.unwrap();
+    }
+    for (prefix, count) in [("/few/", 3), ("/many/", 200), ("/large/", 5), ("/none/", 0)] {
+        let page = store.list(prefix, ListOptions::default()).await.unwrap();
+        assert_eq!((page.items.len(), page.remaining), (count, 0), "{prefix}");
+        let first = ListOptions { limit: 2, ..ListOptions::default() };
+        let page = store.list(prefix, first).await.unwrap();
+        assert_eq!(page.items.len(), count.min(2), "{prefix}");
+        assert_eq!(page.remaining, count.saturating_sub(2) as u64, "{prefix}");
+    }
+}
+
 fn length(path: &Path) -> u64 {
     path.metadata().unwrap().len()
 }

@@ -217,7 +217,8 @@ async fn run(steps: Vec<Step>, path: &Path) {
             }
             Step::List { prefix, start, limit, at } => {
                 let start = start.map(|key| KEYS[key].to_owned());
-                let options = ListOptions { start, limit, revision: resolve(at, &model) };
+                let options =
+                    ListOptions { start, limit, revision: resolve(at, &model), uncounted: false };
                 let expected = model.list(PREFIXES[prefix], &options);
                 let found = store.list(PREFIXES[prefix], options).await;
                 let found =

@@ -3,12 +3,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::resources::{Amounts, pod_limits, pod_requests};
 use crate::api_types::Resource;
 use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::{Amounts, pod_limits, pod_requests};
 use crate::schema::value::{entries, items, items_mut, text};
 use crate::status::StatusError;
 

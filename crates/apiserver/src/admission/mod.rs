@@ -20,7 +20,6 @@ pub(crate) mod pod_security;
 pub(crate) mod pods;
 pub(crate) mod policies;
 pub(crate) mod quota;
-mod resources;
 pub(crate) mod service_account;
 pub(crate) mod services;
 pub(crate) mod storage;

@@ -4,12 +4,12 @@
 use longshore_gates::{DeclaredFeatures, FeatureGates, NODE_DECLARED_FEATURES};
 use serde_json::Value;
 
-use super::resources::{Amounts, pod_requests};
 use crate::api_types::Resource;
 use crate::kinds::core;
 use crate::object;
 use crate::registry::Registry;
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::{Amounts, pod_requests};
 use crate::schema::value::{items, same, text};
 use crate::status::{Cause, MODIFIED, StatusError};
 

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::resources::{Amounts, pod_limits, pod_requests};
 use crate::api_types::Resource;
 use crate::kinds::{class_of, core, pod_qos};
 use crate::object;
 use crate::registry::{Registry, Write};
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::{Amounts, pod_limits, pod_requests};
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
 use crate::status::StatusError;

@@ -25,8 +25,11 @@ tokio::task_local! {
 }
 
 /// Runs the work on a request whose audit this is.
-pub(crate) async fn scope<T>(record: Option<Arc<Record>>, work: impl Future<Output = T>) -> T {
-    CURRENT.scope(record, work).await
+pub(crate) fn scope<T>(
+    record: Option<Arc<Record>>,
+    work: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    CURRENT.scope(record, work)
 }
 
 /// The record of the request that is being worked on.

@@ -8,6 +8,7 @@ pub(crate) mod tls;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -93,11 +94,12 @@ impl Pool {
     }
 
     /// Sends a request on an idle connection, or on what `connect` makes. `request` makes it anew for each
-    /// connection. The connection is handed back beside the answer, see [`Pool::keep`].
-    pub(crate) async fn exchange(
+    /// connection. The connection is handed back beside the answer, see [`Pool::keep`]. To connect is on the
+    /// heap: its large future would be part of that of each request to this server.
+    pub(crate) async fn exchange<'c>(
         &self,
         request: impl Fn() -> Result<Request<Full<Bytes>>, String>,
-        connect: impl Future<Output = Result<Sender, String>>,
+        connect: impl FnOnce() -> BoxFuture<'c, Result<Sender, String>>,
     ) -> Result<(Response<Incoming>, Sender), String> {
         while let Some(mut sender) = self.idle() {
             if sender.ready().await.is_err() {
@@ -110,7 +112,7 @@ impl Pool {
                 Err(error) => return Err(error.error().to_string()),
             }
         }
-        let mut sender = connect.await?;
+        let mut sender = connect().await?;
         let response = sender.send_request(request()?).await.map_err(|error| error.to_string())?;
         Ok((response, sender))
     }

@@ -57,7 +57,7 @@ pub(super) static EVENTS: Kind = Kind {
         },
         printer: &printers::EVENTS,
         to_storage: events::to_storage,
-        from_storage: events::from_storage,
+        from_storage: Some(events::from_storage),
         created_on_update: true,
         expires: true,
         ..Strategy::PLAIN

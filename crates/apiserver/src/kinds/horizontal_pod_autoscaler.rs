@@ -62,7 +62,7 @@ pub(super) static V1: Kind = Kind {
         validate: |scaler, old, causes| validate(&stored(scaler), old, causes),
         printer: &PRINTER_V1,
         to_storage: |scaler| stored(&scaler),
-        from_storage: autoscaling_v1::from_storage,
+        from_storage: Some(autoscaling_v1::from_storage),
         ..Strategy::PLAIN
     },
 };

@@ -110,8 +110,8 @@ pub(crate) struct Strategy {
     pub(crate) printer: &'static Printer,
     /// The stored form of an object.
     pub(crate) to_storage: fn(Value) -> Value,
-    /// An object from its stored form.
-    pub(crate) from_storage: fn(Value) -> Value,
+    /// An object from its stored form, where that is another.
+    pub(crate) from_storage: Option<fn(Value) -> Value>,
     /// What a POST makes.
     pub(crate) created: Created,
     /// What a DELETE does.
@@ -189,7 +189,7 @@ impl Strategy {
         warnings: |_, _| Vec::new(),
         printer: &printers::NAME_AND_CREATION,
         to_storage: |object| object,
-        from_storage: |object| object,
+        from_storage: None,
         created: Created::Object,
         deletion: Deletion::Finalizers,
         returned_when_deleted: false,
@@ -373,8 +373,16 @@ pub(crate) fn to_storage(resource: &Resource, object: Value) -> Value {
 pub(crate) fn from_storage(resource: &Resource, stored: Value) -> Value {
     match resource.definition() {
         Some(definition) => custom::from_storage(resource, &definition, stored),
-        None => (strategy(resource).from_storage)(stored),
+        None => match strategy(resource).from_storage {
+            Some(from_storage) => from_storage(stored),
+            None => stored,
+        },
     }
+}
+
+/// Whether that changes nothing of what is stored as JSON.
+pub(crate) fn is_shown_as_stored(resource: &Resource) -> bool {
+    resource.custom.is_none() && strategy(resource).from_storage.is_none()
 }
 
 #[cfg(test)]

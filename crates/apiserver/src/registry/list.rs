@@ -3,6 +3,7 @@
 use longshore_store::{Error, KeyValue, ListOptions, Page, Revision};
 use serde_json::{Value, json};
 
+use super::object_text::ObjectText;
 use super::{Registry, continue_token, is_path_segment, keys, refusal, too_large};
 use crate::api_types::Resource;
 use crate::kinds;
@@ -94,12 +95,34 @@ impl ListMeta {
     }
 }
 
+/// What takes the objects of a list.
+pub(crate) trait Items: Send {
+    /// Takes an object.
+    fn object(&mut self, object: Value) -> Result<(), StatusError>;
+
+    /// Whether [`Items::text`] is as good.
+    fn takes_text(&self) -> bool {
+        false
+    }
+
+    /// Takes the text of an object that is shown as it is stored, which saves reading and writing it.
+    fn text(&mut self, _text: &ObjectText<'_>) -> Result<(), StatusError> {
+        Err(StatusError::internal("a list of texts where objects are wanted"))
+    }
+}
+
+impl<F: FnMut(Value) -> Result<(), StatusError> + Send> Items for F {
+    fn object(&mut self, object: Value) -> Result<(), StatusError> {
+        self(object)
+    }
+}
+
 impl Registry {
-    /// Lists objects as of one revision, each handed to `item` as soon as it is read.
+    /// Lists objects as of one revision, each handed to `items` as soon as it is read.
     pub(crate) async fn list(
         &self,
         request: &ListRequest<'_>,
-        mut item: impl FnMut(Value) -> Result<(), StatusError> + Send,
+        mut items: impl Items,
     ) -> Result<ListMeta, StatusError> {
         let prefix = keys::prefix(request.resource, request.namespace)?;
         let (mut start, mut revision) = match (request.continue_token, request.version) {
@@ -115,7 +138,7 @@ impl Registry {
             !is_continued && (!request.resource.namespaced || !request.namespace.is_empty());
         let name = request.fields.name().filter(|name| is_path_segment(name));
         if let (Some(name), true) = (name, is_one_key) {
-            return self.list_one(request, name, revision, item).await;
+            return self.list_one(request, name, revision, items).await;
         }
         let mut found = 0;
         let mut size = Size::default();
@@ -124,7 +147,9 @@ impl Registry {
                 0 => PAGE,
                 limit => (limit - found).min(PAGE),
             };
-            let options = ListOptions { start: start.take(), limit: wanted, revision };
+            // how many are left is told to those who want a part
+            let uncounted = request.limit == 0;
+            let options = ListOptions { start: start.take(), limit: wanted, revision, uncounted };
             let went_on = options.start.clone().filter(|_| is_continued);
             let page = self.page(&prefix, options, went_on.as_deref()).await?;
             revision = page.revision;
@@ -136,21 +161,28 @@ impl Registry {
             let bytes = page.items.iter().map(|stored| stored.value.len()).sum::<usize>();
             size.objects = size.objects.saturating_add(page.items.len() as u64);
             size.bytes = size.bytes.saturating_add(bytes as u64);
-            let mut take = |object: Value| match request.matches(&object) {
-                true => {
-                    found += 1;
-                    item(object)
-                }
-                false => Ok(()),
-            };
             if request.resource.has_webhook() {
-                let objects = self.read_converted(request.resource, &page.items).await?;
-                objects.into_iter().try_for_each(take)?;
+                for object in self.read_converted(request.resource, &page.items).await? {
+                    if request.matches(&object) {
+                        found += 1;
+                        items.object(object)?;
+                    }
+                }
             } else {
                 offload::run(bytes / READS_AS_ONE_CHECK, || {
-                    let stored = page.items.iter().filter_map(|stored| self.read_for_list(stored));
-                    let mut shown = stored.map(|raw| kinds::from_storage(request.resource, raw));
-                    shown.try_for_each(&mut take)
+                    page.items.iter().try_for_each(|stored| {
+                        if let Some(text) = self.text_for_list(request, &items, stored) {
+                            found += 1;
+                            return items.text(&text);
+                        }
+                        let Some(raw) = self.read_for_list(stored) else { return Ok(()) };
+                        let object = kinds::from_storage(request.resource, raw);
+                        if !request.matches(&object) {
+                            return Ok(());
+                        }
+                        found += 1;
+                        items.object(object)
+                    })
                 })?;
             }
             let last = page.items.last().filter(|_| page.remaining > 0);
@@ -169,6 +201,17 @@ impl Registry {
             }
             start = Some(format!("{}\0", last.key));
         }
+    }
+
+    /// The text of an object, for whoever takes it in place of the object.
+    fn text_for_list<'s>(
+        &self,
+        request: &ListRequest<'_>,
+        items: &impl Items,
+        stored: &'s KeyValue,
+    ) -> Option<ObjectText<'s>> {
+        let takes_text = items.takes_text() && request.selects_all();
+        takes_text.then(|| ObjectText::of(request.resource, stored)).flatten()
     }
 
     /// Stored objects as a resource shows them, by one call of a webhook where one converts them.
@@ -210,10 +253,11 @@ impl Registry {
         request: &ListRequest<'_>,
         name: &str,
         revision: Revision,
-        mut item: impl FnMut(Value) -> Result<(), StatusError> + Send,
+        mut items: impl Items,
     ) -> Result<ListMeta, StatusError> {
         let key = keys::object(request.resource, request.namespace, name)?;
-        let page = self.page(&key, ListOptions { start: None, limit: 1, revision }, None).await?;
+        let options = ListOptions { limit: 1, revision, uncounted: true, ..Default::default() };
+        let page = self.page(&key, options, None).await?;
         if let VersionMatch::NotOlderThan(least) = request.version
             && least > page.revision
         {
@@ -223,7 +267,7 @@ impl Registry {
             page.items.into_iter().filter(|stored| stored.key == key).collect();
         for object in self.read_converted(request.resource, &one).await? {
             if request.matches(&object) {
-                item(object)?;
+                items.object(object)?;
             }
         }
         Ok(ListMeta { revision: page.revision, continue_token: None, remaining: None })

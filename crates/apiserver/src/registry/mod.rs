@@ -6,6 +6,7 @@ mod continue_token;
 mod convert;
 mod keys;
 mod list;
+mod object_text;
 mod storage_form;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,8 @@ pub(crate) use changes::{Change, Feeds, Stored, Subscription};
 pub(crate) use continue_token::is_token as is_continue_token;
 pub(crate) use convert::Converter;
 pub(crate) use keys::is_path_segment;
-pub(crate) use list::{ListRequest, Size, VersionMatch};
+pub(crate) use list::{Items, ListRequest, Size, VersionMatch};
+pub(crate) use object_text::ObjectText;
 pub use storage_form::StorageMediaType;
 pub(crate) use storage_form::{
     check as check_stored, decode as decode_stored, encode as encode_stored,

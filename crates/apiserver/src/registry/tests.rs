@@ -155,6 +155,93 @@ async fn registry_unreadable_object_leaves_the_others() {
     assert!(registry.delete_unreadable(maps(), place, false).await.unwrap().is_none());
 }
 
+/// Takes texts, and objects where there are none.
+#[derive(Default)]
+struct Listed {
+    texts: Vec<Value>,
+    objects: Vec<Value>,
+}
+
+impl Items for &mut Listed {
+    fn object(&mut self, object: Value) -> Result<(), StatusError> {
+        self.objects.push(object);
+        Ok(())
+    }
+
+    fn takes_text(&self) -> bool {
+        true
+    }
+
+    fn text(&mut self, text: &ObjectText<'_>) -> Result<(), StatusError> {
+        let mut written = Vec::new();
+        text.append(&mut written);
+        self.texts.push(serde_json::from_slice(&written).unwrap());
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn list_texts_are_what_the_objects_are() {
+    let (_dir, store, registry) = registry().await;
+    for name in ["a", "b"] {
+        let mut map = map(name);
+        map["data"] = json!({"metadata": "{\"metadata\":{}}", "\u{e4}": "\u{1}\\"});
+        registry.create(maps(), map, None).await.unwrap();
+    }
+    // what others have written: with spaces, with a revision, damaged, of another kind
+    for (name, text) in [
+        (
+            "c",
+            r#" { "metadata" : { "name" : "c" } , "kind" : "ConfigMap" , "apiVersion" : "v1" } "#,
+        ),
+        (
+            "d",
+            r#"{"metadata":{"name":"d","resourceVersion":"1"},"kind":"ConfigMap","apiVersion":"v1"}"#,
+        ),
+        ("e", r#"{"metadata":{"name":"e"},"kind":"ConfigMap","apiVersion":"v1""#),
+        ("f", r#"{"metadata":{"name":"f"},"kind":"ConfigMap","apiVersion":"v0"}"#),
+    ] {
+        let key = format!("/registry/configmaps/default/{name}");
+        store.put(&key, text.into(), Expect::Absent, None).await.unwrap();
+    }
+    let request = |resource, labels: &str| ListRequest {
+        resource,
+        namespace: "default",
+        labels: LabelSelector::parse(labels).unwrap(),
+        fields: Default::default(),
+        limit: 0,
+        continue_token: "",
+        version: VersionMatch::Newest,
+    };
+    let mut objects = Vec::new();
+    let take = |object| {
+        objects.push(object);
+        Ok(())
+    };
+    registry.list(&request(maps(), ""), take).await.unwrap();
+    let mut listed = Listed::default();
+    registry.list(&request(maps(), ""), &mut listed).await.unwrap();
+    let names = |objects: &[Value]| -> Vec<String> {
+        objects.iter().map(|object| object::name(object).to_owned()).collect()
+    };
+    assert_eq!(names(&listed.texts), ["a", "b", "c"]);
+    assert_eq!(names(&listed.objects), ["d", "f"]);
+    let mut all = [listed.texts, listed.objects].concat();
+    all.sort_by_key(|object| object::name(object).to_owned());
+    assert_eq!(all, objects);
+    // a selector has to see the object, and events are shown other than they are stored
+    let mut selected = Listed::default();
+    registry.list(&request(maps(), "a!=b"), &mut selected).await.unwrap();
+    assert_eq!((selected.texts.len(), selected.objects.len()), (0, 5));
+    let events = lookup("events.k8s.io", "v1", "events").unwrap();
+    let event = json!({"kind": "Event", "apiVersion": "events.k8s.io/v1", "note": "n",
+        "metadata": {"name": "e", "namespace": "default"}});
+    registry.create(events, event, None).await.unwrap();
+    let mut listed = Listed::default();
+    registry.list(&request(events, ""), &mut listed).await.unwrap();
+    assert_eq!((listed.texts.len(), listed.objects.len()), (0, 1));
+}
+
 #[tokio::test]
 async fn watch_cache_shares_one_store_watch() {
     let (_dir, store, registry) = registry().await;

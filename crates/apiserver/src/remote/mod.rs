@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{
@@ -220,7 +221,7 @@ impl Remote {
             let Connections { tls, pool } = &*prepared.connections;
             let exchange = pool.exchange(
                 || self.request(body.clone(), prepared.header.as_ref()),
-                self.origin.connect(self.proxy.as_ref(), tls, &self.server_name),
+                || self.origin.connect(self.proxy.as_ref(), tls, &self.server_name).boxed(),
             );
             let (response, sender) = exchange.await?;
             let answer = Answer::read(response).await?;

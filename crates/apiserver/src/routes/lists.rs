@@ -13,7 +13,7 @@ use crate::api_types::{Resource, types};
 use crate::audit;
 use crate::object;
 use crate::offload::LARGE;
-use crate::registry::{self, ListRequest, VersionMatch, too_large};
+use crate::registry::{self, Items, ListRequest, ObjectText, VersionMatch, too_large};
 use crate::response_body::Memory;
 use crate::schema::protobuf::ListWriter;
 use crate::schema::quoted;
@@ -50,7 +50,7 @@ impl Router {
         let request = list_request(&call.line.query, call.resource, call.namespace())?;
         let _permit = self.limits.list_permit(&call.holder, call.resource).await;
         let mut list = ListText::new(&view, self.limits.memory(&call.holder, 0)?);
-        let meta = self.api.registry.list(&request, |object| list.push(&object)).await?;
+        let meta = self.api.registry.list(&request, &mut list).await?;
         list.finish(&meta.to_value())
     }
 }
@@ -109,15 +109,19 @@ impl<'a> ListText<'a> {
         }
     }
 
+    fn separate(&mut self) {
+        if !std::mem::take(&mut self.is_empty) {
+            self.text.push(b',');
+        }
+    }
+
     pub(super) fn push(&mut self, object: &Value) -> Result<()> {
         if let Some(messages) = &mut self.messages {
             messages.push(object).map_err(StatusError::internal)?;
             let length = messages.len();
             return self.count(length);
         }
-        if !std::mem::take(&mut self.is_empty) {
-            self.text.push(b',');
-        }
+        self.separate();
         let written = match (&self.rows, self.view.form) {
             (Some(rows), _) => longshore_json::append(&mut self.text, &rows.row(object)),
             (None, Form::Metadata) => longshore_json::append(
@@ -161,6 +165,22 @@ impl<'a> ListText<'a> {
         }
         let answer = respond::json_text(StatusCode::OK, self.text);
         Ok(answer.map(|body| body.with_memory(self.memory)))
+    }
+}
+
+impl Items for &mut ListText<'_> {
+    fn object(&mut self, object: Value) -> Result<()> {
+        self.push(&object)
+    }
+
+    fn takes_text(&self) -> bool {
+        self.messages.is_none() && self.rows.is_none() && self.view.form == Form::Object
+    }
+
+    fn text(&mut self, text: &ObjectText<'_>) -> Result<()> {
+        self.separate();
+        text.append(&mut self.text);
+        self.count(self.text.len())
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod names;
 mod printed;
 pub(crate) mod protobuf;
 pub(crate) mod quantity;
+pub(crate) mod resources;
 pub(crate) mod service;
 mod syntax;
 pub(crate) mod value;

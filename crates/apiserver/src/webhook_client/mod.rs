@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use http_body_util::Full;
 use hyper::Request;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
@@ -107,7 +108,7 @@ impl WebhookClient {
             let Connections { tls, pool } = &*prepared.connections;
             let exchange = pool.exchange(
                 || request(config, body.clone(), prepared.header.as_ref(), limit),
-                self.connect(registry, config, tls),
+                || self.connect(registry, config, tls).boxed(),
             );
             let (response, sender) = exchange.await.map_err(failed)?;
             let code = response.status();

@@ -3,13 +3,15 @@
 //! closed in order, and panics later on a page that has gone bad since.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use longshore_base::blocking;
 use redb::{Database, DatabaseError, RepairSession, StorageBackend};
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use super::fault::Result;
 
@@ -74,13 +76,24 @@ fn refuse_rollback(repair: &mut RepairSession, closed_in_order: bool) {
     }
 }
 
+impl Disk {
+    /// Reads what the kernel has in its page cache. Returns whether that is all.
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> bool {
+        let length = out.len();
+        let out = &mut [IoSliceMut::new(out)];
+        preadv2(&self.file, out, offset, ReadWriteFlags::NOWAIT) == Ok(length)
+    }
+}
+
 impl StorageBackend for Disk {
     fn len(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)?;
+        if !self.read_cached(offset, out) {
+            blocking::in_place(|| self.file.read_exact_at(out, offset))?;
+        }
         if self.opening.load(Ordering::Relaxed)
             && let Some(flags) =
                 FLAGS.checked_sub(offset).and_then(|at| out.get_mut(usize::try_from(at).ok()?))

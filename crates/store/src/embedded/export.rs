@@ -32,7 +32,7 @@ fn too_many_shared(entry: &Entry) -> Error {
 pub(super) fn page(snapshot: &Snapshot, start: &str, at: Revision) -> Result<Vec<Entry>> {
     snapshot.readable(at)?;
     let (mut entries, mut bytes) = (Vec::new(), 0);
-    snapshot.tables.each_live(start, "", at, |revision| {
+    snapshot.tables.each_live(start, "", at, usize::MAX, |revision| {
         if bytes >= PAGE_BYTES {
             return Ok(false);
         }
@@ -267,7 +267,7 @@ pub fn check_file(
         for fault in now.tables.disagreements()? {
             checked.fault(fault);
         }
-        now.tables.each_live("", "", now.newest, |revision| {
+        now.tables.each_live("", "", now.newest, usize::MAX, |revision| {
             checked.keys = checked.keys.saturating_add(1);
             match now.tables.record(revision)? {
                 Some(record) => {

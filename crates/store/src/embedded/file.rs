@@ -4,15 +4,18 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableHandle};
 
 use super::disk;
 use super::fault::{Fault, Result};
-use super::tables::{COMPACTED, EXPIRY, FORMAT, INDEX, META, RECORDS, Row, Tables, Version};
-use crate::{Error, Revision};
+use super::tables::{
+    COMPACTED, EXPIRY, Effort, FORMAT, INDEX, META, RECORDS, Row, Tables, Version,
+};
+use crate::{Error, ListOptions, Page, Revision};
 
 /// A file smaller than this is not worth shrinking, in bytes.
 const SHRINK_FROM: u64 = 2 << 20;
@@ -23,7 +26,31 @@ const REOPENING: (u32, Duration) = (100, Duration::from_millis(10));
 /// The store's file. Closed for good by [`StoreFile::close`], for a moment while it is reopened.
 pub(super) struct StoreFile {
     path: PathBuf,
-    database: RwLock<Option<Database>>,
+    database: RwLock<Option<Open>>,
+}
+
+/// The engine, while it has the file.
+struct Open {
+    /// As of the newest commit, from the first read after it on. Dropped before the engine.
+    newest: Mutex<Option<Arc<Snapshot>>>,
+    database: Database,
+}
+
+impl Open {
+    fn new(database: Database) -> Self {
+        Open { newest: Mutex::new(None), database }
+    }
+
+    /// The newest commit. Opening its tables costs more than most reads, so it is done once.
+    fn snapshot(&self) -> Result<Arc<Snapshot>> {
+        let mut newest = self.newest.lock();
+        if let Some(snapshot) = &*newest {
+            return Ok(snapshot.clone());
+        }
+        // under the lock: a snapshot from before a commit is not put back after it
+        let snapshot = Arc::new(Snapshot::of(&self.database)?);
+        Ok(newest.insert(snapshot).clone())
+    }
 }
 
 /// The tables as of one commit.
@@ -44,6 +71,18 @@ impl Snapshot {
             transaction.open_table(META)?.get(COMPACTED)?.map_or(0, |value| value.value());
         let newest = tables.newest(compacted)?;
         Ok(Snapshot { tables, newest, compacted })
+    }
+
+    /// As [`Tables::list`], at the revision that is asked for, or else now.
+    pub(super) fn list(
+        &self,
+        prefix: &str,
+        options: &ListOptions,
+        most: Effort,
+    ) -> Result<Option<Page>> {
+        let at = if options.revision == 0 { self.newest } else { options.revision };
+        self.readable(at)?;
+        self.tables.list(prefix, options, at, most)
     }
 
     /// Refuses a revision that is compacted or yet to come.
@@ -67,7 +106,7 @@ impl StoreFile {
                 .map_err(|error| failed(format!("cannot be created: {}", explain(error))))?;
         }
         let database = open_checked(path).map_err(|error| failed(explain(error)))?;
-        Ok(StoreFile { path: path.to_owned(), database: RwLock::new(Some(database)) })
+        Ok(StoreFile { path: path.to_owned(), database: RwLock::new(Some(Open::new(database))) })
     }
 
     /// Opens a file that is there.
@@ -82,7 +121,9 @@ impl StoreFile {
     /// Gives all free space back to the filesystem.
     pub(super) fn pack(&self) -> Result<()> {
         let mut guard = self.database.write();
-        guard.as_mut().ok_or(redb::Error::DatabaseClosed)?.compact()?;
+        let open = guard.as_mut().ok_or(redb::Error::DatabaseClosed)?;
+        *open.newest.get_mut() = None;
+        open.database.compact()?;
         Ok(())
     }
 
@@ -94,7 +135,7 @@ impl StoreFile {
     pub(super) fn snapshot<T>(&self, read: impl Fn(&Snapshot) -> Result<T>) -> Result<T> {
         let mut tries = 0;
         loop {
-            match self.with(|database| read(&Snapshot::of(database)?)) {
+            match self.with_open(|open| read(&*open.snapshot()?)) {
                 // a write has just failed, and the writer is about to open the file again
                 Err(Fault::Engine(redb::Error::PreviousIo)) if tries < REOPENING.0 => {
                     tries += 1;
@@ -105,10 +146,32 @@ impl StoreFile {
         }
     }
 
+    /// As [`StoreFile::snapshot`], if it does not have to wait for the file.
+    pub(super) fn try_snapshot<T>(
+        &self,
+        read: impl FnOnce(&Snapshot) -> Result<T>,
+    ) -> Option<Result<T>> {
+        let guard = self.database.try_read()?;
+        match guard.as_ref()?.snapshot().and_then(|snapshot| read(&snapshot)) {
+            Err(Fault::Engine(redb::Error::PreviousIo)) => None,
+            result => Some(result),
+        }
+    }
+
+    /// Has reads see what has been committed. The writer calls it before it answers.
+    pub(super) fn committed(&self) {
+        if let Some(open) = &*self.database.read() {
+            *open.newest.lock() = None;
+        }
+    }
+
     /// Runs `run` on the engine, which stays open for as long.
     pub(super) fn with<T>(&self, run: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
-        let guard = self.database.read();
-        run(guard.as_ref().ok_or(redb::Error::DatabaseClosed)?)
+        self.with_open(|open| run(&open.database))
+    }
+
+    fn with_open<T>(&self, run: impl FnOnce(&Open) -> Result<T>) -> Result<T> {
+        run(self.database.read().as_ref().ok_or(redb::Error::DatabaseClosed)?)
     }
 
     /// Gives free space back to the filesystem when more than half of the file is free. Reads and
@@ -131,7 +194,7 @@ impl StoreFile {
     pub(super) fn reopen(&self) -> Result<()> {
         let mut guard = self.database.write();
         *guard = None;
-        *guard = Some(open_checked(&self.path)?);
+        *guard = Some(Open::new(open_checked(&self.path)?));
         Ok(())
     }
 

@@ -23,6 +23,7 @@ use crate::{
 };
 use feed::Feed;
 use file::{Snapshot, StoreFile};
+use tables::Effort;
 use transaction::Change;
 use watcher::Watcher;
 use writer::{Answer, Command, REQUESTS, Request, Writer};
@@ -154,6 +155,17 @@ impl Shared {
         })
         .await
     }
+
+    /// Runs a short read on the newest commit, on this thread, if it does not have to wait for the
+    /// file: two changes of threads cost several times what it does itself. Where a page has to come
+    /// from the disk, other threads take over the tasks of this one ([`disk`]).
+    fn read_here<T>(&self, read: impl FnOnce(&Snapshot) -> fault::Result<T>) -> Option<Result<T>> {
+        let result = panics::contain_sync(|| self.file.try_snapshot(read));
+        match result.map_err(|error| Error::Backend(error.to_string())) {
+            Ok(result) => result.map(|it| it.map_err(|fault| fault.into_error(self.file.path()))),
+            Err(error) => Some(Err(error)),
+        }
+    }
 }
 
 async fn blocking<T: Send + 'static>(
@@ -165,20 +177,28 @@ async fn blocking<T: Send + 'static>(
 #[async_trait]
 impl Store for EmbeddedStore {
     async fn get(&self, key: &str) -> Result<Option<KeyValue>> {
-        let key = key.to_owned();
-        let current = self.shared.read(move |snapshot| snapshot.tables.current(&key)).await?;
+        let read = |snapshot: &Snapshot| snapshot.tables.current(key);
+        let current = match self.shared.read_here(read) {
+            Some(current) => current?,
+            None => {
+                let key = key.to_owned();
+                self.shared.read(move |snapshot| snapshot.tables.current(&key)).await?
+            }
+        };
         Ok(current.map(|(revision, record)| record.into_key_value(revision)))
     }
 
     async fn list(&self, prefix: &str, options: ListOptions) -> Result<Page> {
+        let small = |snapshot: &Snapshot| snapshot.list(prefix, &options, Effort::SMALL);
+        if let Some(page) = self.shared.read_here(small)
+            && let Some(page) = page?
+        {
+            return Ok(page);
+        }
         let prefix = prefix.to_owned();
-        self.shared
-            .read(move |snapshot| {
-                let at = if options.revision == 0 { snapshot.newest } else { options.revision };
-                snapshot.readable(at)?;
-                snapshot.tables.list(&prefix, &options, at)
-            })
-            .await
+        let any = move |snapshot: &Snapshot| snapshot.list(&prefix, &options, Effort::ANY);
+        let page = self.shared.read(any).await?;
+        page.ok_or_else(|| Error::Backend("a list without end".to_owned()))
     }
 
     async fn put(
@@ -225,7 +245,10 @@ impl Store for EmbeddedStore {
 
     async fn revision(&self) -> Result<Revision> {
         // not the feed's: a reader may have seen a commit that the feed is only about to learn of
-        self.shared.read(|snapshot| Ok(snapshot.newest)).await
+        match self.shared.read_here(|snapshot| Ok(snapshot.newest)) {
+            Some(newest) => newest,
+            None => self.shared.read(|snapshot| Ok(snapshot.newest)).await,
+        }
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {

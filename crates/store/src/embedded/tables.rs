@@ -39,6 +39,19 @@ pub(super) const FIRST_REVISION: Revision = 1;
 const HISTORY_ROWS: usize = 4096;
 const HISTORY_BYTES: usize = 32 << 10;
 
+/// How much a list may read: rows of the index, and bytes of values.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    pub(super) rows: usize,
+    pub(super) bytes: usize,
+}
+
+impl Effort {
+    pub(super) const ANY: Effort = Effort { rows: usize::MAX, bytes: usize::MAX };
+    /// Less than the change of threads costs that a long read takes.
+    pub(super) const SMALL: Effort = Effort { rows: 64, bytes: 64 << 10 };
+}
+
 /// One row of the history, read.
 pub(super) struct Record {
     pub(super) key: String,
@@ -104,34 +117,48 @@ where
         Ok(self.record(revision)?.map(|record| (revision, record)))
     }
 
-    pub(super) fn list(&self, prefix: &str, options: &ListOptions, at: Revision) -> Result<Page> {
+    /// A page of what is there at a revision. None: it takes more than that effort.
+    pub(super) fn list(
+        &self,
+        prefix: &str,
+        options: &ListOptions,
+        at: Revision,
+        most: Effort,
+    ) -> Result<Option<Page>> {
         let from = options.start.as_deref().map_or(prefix, |start| start.max(prefix));
         let mut page = Page { items: Vec::new(), revision: at, remaining: 0 };
         let mut bytes = 0;
-        self.each_live(from, prefix, at, |revision| {
+        let mut is_whole = true;
+        let within = self.each_live(from, prefix, at, most.rows, |revision| {
             if bytes >= PAGE_BYTES || (options.limit != 0 && page.items.len() >= options.limit) {
                 page.remaining = page.remaining.saturating_add(1);
+                return Ok(!options.uncounted);
             } else if let Some(record) = self.record(revision)? {
                 bytes = record.value.len().saturating_add(bytes);
                 page.items.push(record.into_key_value(revision));
+                is_whole = bytes <= most.bytes;
             }
-            Ok(true)
+            Ok(is_whole)
         })?;
-        Ok(page)
+        Ok((within && is_whole).then_some(page))
     }
 
     /// Has `emit` take the revision, at `at`, of each key with `prefix` from a key on, until it says
-    /// that this is enough.
+    /// that this is enough. Returns whether that took no more than so many rows of the index.
     pub(super) fn each_live(
         &self,
         from: &str,
         prefix: &str,
         at: Revision,
+        most_rows: usize,
         mut emit: impl FnMut(Revision) -> Result<bool>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         // the newest version so far, not after `at`, of the key that the scan stands on
         let (mut key, mut revision, mut live) = (String::new(), 0, false);
-        for entry in self.index.range((from, 0)..)? {
+        for (seen, entry) in self.index.range((from, 0)..)?.enumerate() {
+            if seen >= most_rows {
+                return Ok(false);
+            }
             let (position, created) = entry?;
             let (name, version) = position.value();
             if !name.starts_with(prefix) {
@@ -139,7 +166,7 @@ where
             }
             if name != key {
                 if live && !emit(revision)? {
-                    return Ok(());
+                    return Ok(true);
                 }
                 key.clear();
                 key.push_str(name);
@@ -152,7 +179,7 @@ where
         if live {
             emit(revision)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Where history and index say different things.

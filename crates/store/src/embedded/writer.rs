@@ -158,6 +158,7 @@ impl Writer {
         let added = Revision::try_from(done.events.len()).unwrap_or(0);
         self.newest = self.newest.saturating_add(added);
         self.next_expiry = done.next_expiry;
+        self.shared.file.committed();
         if !done.events.is_empty() {
             self.shared.feed.publish(done.events);
         }

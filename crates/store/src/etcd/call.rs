@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use futures::FutureExt as _;
+
 use crate::Error;
 
 /// The longest that a call may take. A compaction that cleans up a large history takes longer.
@@ -42,34 +44,35 @@ impl From<Failure> for Error {
 }
 
 /// Awaits a call's answer, for as long as one may take.
-pub(super) async fn call<T>(
+// These are not `async fn`s, each of which would have the call's large future twice.
+pub(super) fn call<T>(
     name: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
-) -> Result<T, Failure> {
-    within(DEADLINE, name, answer).await
+) -> impl Future<Output = Result<T, Failure>> {
+    within(DEADLINE, name, answer)
 }
 
 /// The same for a compaction.
-pub(super) async fn compaction_call<T>(
+pub(super) fn compaction_call<T>(
     name: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
-) -> Result<T, Failure> {
-    within(COMPACTION_DEADLINE, name, answer).await
+) -> impl Future<Output = Result<T, Failure>> {
+    within(COMPACTION_DEADLINE, name, answer)
 }
 
-async fn within<T>(
+fn within<T>(
     deadline: Duration,
     name: &'static str,
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
-) -> Result<T, Failure> {
-    match tokio::time::timeout(deadline, answer).await {
+) -> impl Future<Output = Result<T, Failure>> {
+    tokio::time::timeout(deadline, answer).map(move |answer| match answer {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(classify(name, &error)),
         Err(_) => {
             Err(Error::Backend(format!("etcd {name}: no answer within {} s", deadline.as_secs()))
                 .into())
         }
-    }
+    })
 }
 
 fn classify(name: &'static str, error: &etcd_client::Error) -> Failure {

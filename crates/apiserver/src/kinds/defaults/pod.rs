@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::storage;
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::{is_huge_page, is_supported_for_pods, of_containers};
 use crate::schema::value::{default, default_absent, is_zero, items_mut, map_mut, text};
 
 const CONTAINER_LISTS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
@@ -22,6 +23,50 @@ pub(in crate::kinds) fn pod(pod: &mut Map<String, Value>) {
             if host_network {
                 host_ports(container);
             }
+        }
+    }
+    pod_level(spec);
+}
+
+/// Resources of the pod as a whole that are given in part. Huge pages that containers are limited to
+/// become limits of the pod; where it has limits, what it does not request comes from the containers'
+/// requests, and else from its limits.
+fn pod_level(spec: &mut Map<String, Value>) {
+    let given = |list: &str| -> Map<String, Value> {
+        let resources = spec.get("resources").and_then(|resources| resources.get(list));
+        resources.and_then(Value::as_object).cloned().unwrap_or_default()
+    };
+    let (mut requests, mut limits) = (given("requests"), given("limits"));
+    if requests.is_empty() && limits.is_empty() {
+        return;
+    }
+    let of_containers = |field| {
+        let lists = ["containers", "initContainers"];
+        let lists =
+            lists.map(|list| (list.to_owned(), spec.get(list).cloned().unwrap_or_default()));
+        of_containers(&Value::Object(lists.into_iter().collect()), field).0
+    };
+    for (resource, amount) in of_containers("limits") {
+        if is_huge_page(&resource) && !requests.contains_key(&resource) {
+            limits.entry(resource).or_insert_with(|| amount.to_string().into());
+        }
+    }
+    if !limits.is_empty() {
+        for (resource, amount) in of_containers("requests") {
+            if is_supported_for_pods(&resource) && !is_huge_page(&resource) {
+                requests.entry(resource).or_insert_with(|| amount.to_string().into());
+            }
+        }
+        for (resource, limit) in &limits {
+            if is_supported_for_pods(resource) {
+                requests.entry(resource.clone()).or_insert_with(|| limit.clone());
+            }
+        }
+    }
+    let Some(resources) = map_mut(spec, "resources") else { return };
+    for (list, amounts) in [("limits", limits), ("requests", requests)] {
+        if !amounts.is_empty() {
+            resources.insert(list.to_owned(), Value::Object(amounts));
         }
     }
 }

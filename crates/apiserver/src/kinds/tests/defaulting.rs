@@ -107,6 +107,41 @@ fn defaults_of_a_full_pod() {
 }
 
 #[test]
+fn defaults_of_resources_of_a_pod_as_a_whole() {
+    let huge = "hugepages-2Mi";
+    let table = [
+        // nothing is given for the pod
+        (json!({}), json!({"requests": {"cpu": "1"}}), json!({})),
+        // limits: requests come from the containers, where they have any, or else from the limits
+        (
+            json!({"limits": {"cpu": "4", "memory": "1Gi"}}),
+            json!({"requests": {"cpu": "500m"}}),
+            json!({"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": "1500m", "memory": "1Gi"}}),
+        ),
+        // without limits of the pod its requests stay as they are
+        (
+            json!({"requests": {"memory": "1Gi"}}),
+            json!({"requests": {"cpu": "500m"}}),
+            json!({"requests": {"memory": "1Gi"}}),
+        ),
+        // huge pages of the containers are a limit of the pod, and so a request
+        (
+            json!({"requests": {"cpu": "2"}}),
+            json!({"limits": {huge: "4Mi"}}),
+            json!({"limits": {huge: "12Mi"}, "requests": {"cpu": "2", huge: "12Mi"}}),
+        ),
+    ];
+    for (whole, one, wanted) in table {
+        let container = |name: &str| json!({"name": name, "image": "i", "resources": one});
+        let mut sidecar = container("s");
+        sidecar["restartPolicy"] = "Always".into();
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"resources": whole,
+            "initContainers": [sidecar], "containers": [container("a"), container("b")]}});
+        assert_eq!(made("pods", pod)["spec"]["resources"], wanted);
+    }
+}
+
+#[test]
 fn services() {
     let service = |spec: Value| {
         made("services", json!({"metadata": {"name": "s"}, "spec": spec}))["spec"].clone()

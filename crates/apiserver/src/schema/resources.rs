@@ -94,16 +94,27 @@ pub(crate) fn pod_limits(pod: &Value) -> Amounts {
     of_pod(pod, "limits")
 }
 
-/// The containers run together, the init containers before them one by one, and the restartable ones
-/// of these from their turn on.
+/// What its containers need at most at one time, or what the pod as a whole asks for.
 fn of_pod(pod: &Value, field: &str) -> Amounts {
+    let mut sum = of_containers(&pod["spec"], field);
+    for (resource, amount) in Amounts::of(&pod["spec"]["resources"][field]).0 {
+        if is_supported_for_pods(&resource) {
+            sum.put(resource, amount);
+        }
+    }
+    sum
+}
+
+/// The containers run together, the init containers before them one by one, and the restartable ones
+/// of these from their turn on. `field` is `requests` or `limits`.
+pub(crate) fn of_containers(spec: &Value, field: &str) -> Amounts {
     let of = |container: &Value| Amounts::of(&container["resources"][field]);
     let mut sum = Amounts::default();
-    for container in items(&pod["spec"]["containers"]) {
+    for container in items(&spec["containers"]) {
         sum.add(&of(container));
     }
     let (mut sidecars, mut largest) = (Amounts::default(), Amounts::default());
-    for container in items(&pod["spec"]["initContainers"]) {
+    for container in items(&spec["initContainers"]) {
         let own = of(container);
         let mut at_this_time = sidecars.clone();
         at_this_time.add(&own);
@@ -114,12 +125,16 @@ fn of_pod(pod: &Value, field: &str) -> Amounts {
         largest.raise(&at_this_time);
     }
     sum.raise(&largest);
-    for (resource, amount) in Amounts::of(&pod["spec"]["resources"][field]).0 {
-        if matches!(resource.as_str(), "cpu" | "memory") || resource.starts_with("hugepages-") {
-            sum.put(resource, amount);
-        }
-    }
     sum
+}
+
+/// Whether a pod as a whole can ask for this resource.
+pub(crate) fn is_supported_for_pods(resource: &str) -> bool {
+    matches!(resource, "cpu" | "memory") || is_huge_page(resource)
+}
+
+pub(crate) fn is_huge_page(resource: &str) -> bool {
+    resource.starts_with("hugepages-")
 }
 
 #[cfg(test)]
