@@ -11,6 +11,7 @@
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
 mod config;
+mod error;
 mod exec;
 mod metrics;
 mod protocol;
@@ -29,7 +30,7 @@ use longshore_config::Config;
 use longshore_metrics::Registry;
 
 pub use config::Error;
-pub use exec::Error as PluginError;
+pub use error::Error as PluginError;
 pub use protocol::{Login, Logins};
 pub use provider::{AccountReference, ProvideError};
 pub use urls::matches_image;
@@ -105,7 +106,8 @@ impl CredentialProviders {
         })?;
         let file = file.as_deref().ok_or(Error::NoConfig)?;
         let tokens = config.gates.enabled("KubeletServiceAccountTokenForCredentialProviders");
-        let (configured, hash) = config::read(file, tokens)?;
+        let (configured, hash) = config::read(file)?;
+        validation::check(&configured, tokens).map_err(Error::Invalid)?;
         let metrics = Metrics::new(registry);
         metrics.configured(&hash);
         let mut providers = Vec::new();

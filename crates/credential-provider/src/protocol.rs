@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use longshore_config::GoDuration;
 use serde::{Deserialize, Serialize};
 
-use crate::exec::Error;
+use crate::error::Error;
 
 /// The version with service account tokens.
 pub(crate) const V1: &str = "credentialprovider.kubelet.k8s.io/v1";

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use crate::config::{self, TokenAttributes};
-use crate::exec::{Error, Plugin};
+use crate::error::Error;
+use crate::exec::Plugin;
 use crate::protocol::{CacheKeyType, Logins, Request, Response};
 use crate::urls::matches_image;
 use crate::{Given, Requester};
