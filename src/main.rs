@@ -25,12 +25,12 @@ fn main() -> ExitCode {
             std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display())),
         ),
         Ok(Command::Kubelet(config)) => {
-            let verbosity = config.kubelet.logging.verbosity;
-            report(run(verbosity, |stop| node_with(*config, stop)))
+            let logging = config.logging.clone();
+            report(run(&logging, |stop| node_with(*config, stop)))
         }
         Ok(Command::Proxy(config, task)) => {
-            let verbosity = config.verbosity;
-            report(run(verbosity, async move |stop| Ok(proxy::run(*config, task, stop).await?)))
+            let logging = config.logging.clone();
+            report(run(&logging, async move |stop| Ok(proxy::run(*config, task, stop).await?)))
         }
         Err(error) => report(Err(error.into())),
     }
@@ -42,10 +42,10 @@ async fn node_with(config: Config, stop: CancellationToken) -> anyhow::Result<()
 }
 
 fn run(
-    verbosity: u32,
+    settings: &logging::Settings,
     work: impl AsyncFnOnce(CancellationToken) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    logging::start(verbosity);
+    logging::start(settings);
     // Two threads are enough for a node, and each costs memory.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -60,6 +60,7 @@ fn run(
     });
     // A thread that hangs in a call to a file system must not keep the process.
     runtime.shutdown_background();
+    logging::flush();
     result
 }
 

@@ -19,6 +19,7 @@ use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::Config;
+use longshore_credential_provider::CredentialProviders;
 use longshore_devices::Devices;
 use longshore_devices::pod_resources::PodResources;
 use longshore_kube_proxy as proxy;
@@ -39,6 +40,7 @@ use longshore_runtime::probes::Probes;
 use longshore_runtime::services::Services;
 use longshore_runtime::{HostIps, Parts, PodRuntime, Settings, host_ips};
 use longshore_server::{Host, NodeMetrics, Server, StatsEndpoints};
+use longshore_telemetry::Tracer;
 use longshore_volumes::Volumes;
 use longshore_volumes::plugins::{CsiNode, CsiPlugins, Drivers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -112,8 +114,18 @@ async fn run_with(
     config.gates.register_metrics(&metrics.node);
     let registry = &metrics.node;
 
+    let tracer = match parts::tracing_settings(&config) {
+        None => Tracer::default(),
+        Some(settings) => {
+            let (tracer, exporter) = Tracer::new(&settings)?;
+            // returns when nothing makes spans any more
+            tasks.spawn_finite("export of traces", exporter.run());
+            tracer
+        }
+    };
+
     // the runtime: one without CRI v1 is an error, one that is not reachable is waited for
-    let runtime = environment.runtime(&config, registry)?;
+    let runtime = environment.runtime(&config, registry, tracer.clone())?;
     match runtime.negotiate().await {
         Ok(version) => {
             info!(name = version.runtime_name, version = version.runtime_version, "runtime")
@@ -121,6 +133,8 @@ async fn run_with(
         Err(error @ longshore_cri::Error::NoV1 { .. }) => return Err(error.into()),
         Err(error) => warn!(%error, "the container runtime is not reachable yet"),
     }
+
+    let credential_providers = CredentialProviders::load(&config, registry)?;
 
     // the apiserver, if there is one, and the recorder of events
     let once = config.kubelet.run_once;
@@ -334,6 +348,7 @@ async fn run_with(
         objects: objects.clone(),
         services,
         volumes: volumes.clone(),
+        credential_providers,
         pod_events: pod_events.clone(),
         handlers,
         managers: managers.clone(),
@@ -396,6 +411,7 @@ async fn run_with(
         admission,
         devices: devices.clone(),
         metrics: worker::Metrics::new(registry),
+        tracer: tracer.clone(),
     });
     if !once {
         let lists_active = config.gates.enabled("KubeletPodResourcesListUseActivePods");

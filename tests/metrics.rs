@@ -277,6 +277,10 @@ const MIXIN: &[(&str, &[&str])] = &[
     ("process_resident_memory_bytes", &[]),
     ("process_cpu_seconds_total", &[]),
     ("go_goroutines", &[]),
+    ("go_threads", &[]),
+    ("apiserver_client_certificate_expiration_seconds_bucket", &["le"]),
+    ("kubelet_imagemanager_ondisk_pullintents", &[]),
+    ("kubelet_imagemanager_ondisk_pulledrecords", &[]),
     ("kubernetes_build_info", &["git_version"]),
     ("kubernetes_feature_enabled", &["name", "stage"]),
 ];

@@ -125,7 +125,7 @@ async fn orphan_cleanup_keeps_and_reports_obstacles_once() {
         let new: Vec<String> = log.lines().skip(before).map(str::to_owned).collect();
         let about = |name: &str| {
             let dir = dir(name).display().to_string();
-            let errors = new.iter().filter(|line| line.contains("WARN") && line.contains(&dir));
+            let errors = new.iter().filter(|line| line.starts_with('W') && line.contains(&dir));
             errors.cloned().collect::<Vec<_>>()
         };
         names.map(about)

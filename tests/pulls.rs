@@ -3,6 +3,10 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use common::{Cluster, FOREVER, script};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -166,6 +170,91 @@ async fn image_pull_secret_is_used() {
     cluster.create("forgetful", with("nowhere")).await;
     let missing = "Unable to retrieve some image pull secrets (nowhere); attempting to pull the image may not succeed.";
     cluster.until_event("FailedToRetrieveImagePullSecret", missing).await;
+    cluster.host.assert_clean();
+}
+
+/// A plugin of that name, which is this script.
+fn plugin(dir: &Path, name: &str, script: &str) {
+    let path = dir.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+}
+
+#[tokio::test]
+async fn image_credentials_of_plugins_are_used() {
+    const SECRET: &str = "s3cret-of-the-plugin";
+    let host = host(|_| ());
+    let registry = Registry::start_with_login(&host, 5000).expect("a registry");
+    host.allow_plain_http(registry.address()).unwrap();
+    let busybox = Image::busybox().unwrap();
+    let image = registry.push(&busybox, "private/busybox:1").await.expect("a push");
+    let (user, password) = Registry::LOGIN;
+    let dir = host.dir().join("plugins");
+    std::fs::create_dir(&dir).unwrap();
+    let requests = host.dir().join("requests");
+    let api_version = "credentialprovider.kubelet.k8s.io/v1";
+    let response = json!({
+        "kind": "CredentialProviderResponse", "apiVersion": api_version, "cacheKeyType": "Registry",
+        "auth": {registry.address().to_string(): {"username": user, "password": password}},
+    });
+    let script = format!("cat >>{}; echo '{response}'", requests.display());
+    plugin(&dir, "helper", &script);
+    plugin(&dir, "broken", &format!("echo {SECRET} >&2; exit 3"));
+    let provider = |name: &str| {
+        json!({"name": name, "apiVersion": api_version, "defaultCacheDuration": "1h",
+            "matchImages": [registry.address().to_string()]})
+    };
+    let mut with_tokens = provider("helper");
+    with_tokens["tokenAttributes"] = json!({
+        "serviceAccountTokenAudience": "registry", "cacheType": "ServiceAccount",
+        "requireServiceAccount": true, "requiredServiceAccountAnnotationKeys": ["example.com/role"],
+    });
+    let config = host.dir().join("plugins.json");
+    let document = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1",
+        "providers": [with_tokens, provider("broken")]});
+    std::fs::write(&config, document.to_string()).unwrap();
+    let flags = vec![
+        format!("--image-credential-provider-config={}", config.display()),
+        format!("--image-credential-provider-bin-dir={}", dir.display()),
+    ];
+    let mut cluster = Cluster::with_args(host, json!({}), &[], flags).await;
+    let kubectl = cluster.apiserver.kubectl();
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {
+        "name": "worker", "annotations": {"example.com/role": "reader"}}});
+    kubectl.apply(&account.to_string()).expect("an account");
+
+    // without the account's annotation, the first plugin is not called
+    cluster.create("stranger", runs(&image, "IfNotPresent")).await;
+    until_refused(&cluster, "stranger", &["401 Unauthorized", "authorization failed"]).await;
+    let failed = "Image credential provider \"broken\" failed (failed to get credential from external registry \
+                  credential provider: error execing credential provider plugin broken for image ";
+    cluster.until_event("FailedToRetrieveImagePullSecret", failed).await;
+    let mut spec = runs(&image, "IfNotPresent");
+    spec["serviceAccountName"] = json!("worker");
+    // nodes may ask for tokens of audiences that the pod names
+    spec["volumes"] = json!([{"name": "token", "projected": {"sources": [
+        {"serviceAccountToken": {"audience": "registry", "path": "token"}}]}}]);
+    cluster.create("worker", spec.clone()).await;
+    cluster.until_ready("worker").await;
+    let request = std::fs::read_to_string(&requests).unwrap();
+    let mut sent = serde_json::Deserializer::from_str(&request).into_iter::<Value>();
+    let request = sent.next().unwrap().unwrap();
+    assert_eq!(request["kind"], "CredentialProviderRequest");
+    assert_eq!(request["image"], image.rsplit_once(':').unwrap().0);
+    assert_eq!(request["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
+    let token = request["serviceAccountToken"].as_str().unwrap().to_owned();
+    assert_eq!(token.split('.').count(), 3, "a JWT");
+
+    // the image is there now: for that account, and for nobody else
+    cluster.create("again", spec).await;
+    cluster.until_ready("again").await;
+    assert!(sent.next().is_none(), "what the plugin has given is kept");
+    cluster.create("intruder", runs(&image, "IfNotPresent")).await;
+    until_refused(&cluster, "intruder", &["401 Unauthorized", "authorization failed"]).await;
+    let log = cluster.node.daemon().log();
+    for secret in [SECRET, password, &token] {
+        assert!(!log.contains(secret), "a secret is in the log");
+    }
     cluster.host.assert_clean();
 }
 

@@ -18,6 +18,7 @@ use longshore_machine::tunables::{self, Behaviour};
 use longshore_metrics::Registry;
 use longshore_runtime as runtime;
 use longshore_server::NodeMetrics;
+use longshore_telemetry::Tracer;
 use longshore_volumes::share_root;
 use tracing::warn;
 
@@ -33,7 +34,12 @@ pub(super) type Connect =
 /// What a node finds outside of itself.
 pub(super) trait Environment: Sync {
     /// The container runtime, which need not be reachable yet.
-    fn runtime(&self, config: &Config, registry: &Registry) -> Result<Runtime, Error>;
+    fn runtime(
+        &self,
+        config: &Config,
+        registry: &Registry,
+        tracer: Tracer,
+    ) -> Result<Runtime, Error>;
 
     /// Access to the apiserver; `None`: the node has none. Starts what keeps the credentials valid.
     fn api(
@@ -54,7 +60,12 @@ pub(super) trait Environment: Sync {
 pub(super) struct Real;
 
 impl Environment for Real {
-    fn runtime(&self, config: &Config, registry: &Registry) -> Result<Runtime, Error> {
+    fn runtime(
+        &self,
+        config: &Config,
+        registry: &Registry,
+        tracer: Tracer,
+    ) -> Result<Runtime, Error> {
         let settings = &config.kubelet;
         let image_endpoint =
             Some(settings.image_service_endpoint.clone()).filter(|path| !path.is_empty());
@@ -62,6 +73,8 @@ impl Environment for Real {
             image_endpoint,
             request_timeout: settings.runtime_request_timeout.get(),
             observer: Some(Arc::new(runtime::Calls::new(registry))),
+            tracer,
+            stream_lists: config.gates.enabled("CRIListStreaming"),
             ..Options::new(settings.container_runtime_endpoint.as_str())
         })?)
     }

@@ -17,6 +17,12 @@ pub enum Error {
     /// The runtime is not supported.
     #[error(transparent)]
     Runtime(#[from] longshore_cri::Error),
+    /// The credential provider plugins cannot be used.
+    #[error("Failed to register CRI auth plugins: {0}")]
+    CredentialProviders(#[from] longshore_credential_provider::Error),
+    /// Traces cannot be exported.
+    #[error(transparent)]
+    Tracing(#[from] longshore_telemetry::Error),
     /// The client configuration is invalid.
     #[error(transparent)]
     Client(#[from] ClientError),

@@ -76,6 +76,20 @@ impl SetupEvents {
     }
 }
 
+/// What is traced, and to where; `None`: nothing.
+pub(super) fn tracing_settings(config: &Config) -> Option<longshore_telemetry::Settings> {
+    let tracing = config.kubelet.tracing.as_ref()?;
+    let endpoint = tracing.endpoint.clone().filter(|endpoint| !endpoint.is_empty());
+    let rate = tracing.sampling_rate_per_million.unwrap_or_default();
+    Some(longshore_telemetry::Settings {
+        endpoint: endpoint
+            .unwrap_or_else(|| longshore_telemetry::Settings::DEFAULT_ENDPOINT.to_owned()),
+        rate_per_million: u32::try_from(rate).unwrap_or_default(),
+        service: "kubelet",
+        host: config.node_name.clone(),
+    })
+}
+
 /// Delays before containers that have failed are started again.
 pub(super) fn restart_delays(config: &Config) -> RestartDelays {
     let (base, max) = match config.gates.enabled("ReduceDefaultCrashLoopBackOffDecay") {

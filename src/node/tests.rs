@@ -31,7 +31,7 @@ struct InMemory {
 }
 
 impl Environment for InMemory {
-    fn runtime(&self, _: &Config, _: &Registry) -> Result<Runtime, Error> {
+    fn runtime(&self, _: &Config, _: &Registry, _: Tracer) -> Result<Runtime, Error> {
         let runtime = self.runtime.clone();
         Ok(Runtime::in_memory(runtime.clone(), runtime, testing::CALL_TIMEOUT)?)
     }

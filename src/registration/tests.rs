@@ -650,6 +650,7 @@ fn registration_reports_devices_of_plugins() {
             runtime: &runtime,
             pleg: None,
             storage: None,
+            shutting_down: false,
             pressure: Default::default(),
             images: &[],
             volumes_in_use: Vec::new(),

@@ -15,6 +15,7 @@ use k8s_openapi::jiff::SignedDuration;
 use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::{Detection, Objects};
 use longshore_config::{Command, Config};
+use longshore_credential_provider::CredentialProviders;
 use longshore_cri::Runtime;
 use longshore_devices::Devices;
 use longshore_machine::Machine;
@@ -221,6 +222,7 @@ impl Node {
             objects: objects.clone(),
             services: Services::none(),
             volumes: volumes.clone(),
+            credential_providers: CredentialProviders::default(),
             pod_events: pod_events.clone(),
             handlers,
             managers: managers.clone(),
@@ -299,6 +301,7 @@ impl Node {
             admission,
             devices,
             metrics: Metrics::new(registry),
+            tracer: longshore_telemetry::Tracer::default(),
         });
         let pool = Pool::new(context.clone(), desired.clone(), terminator.clone());
         tasks.spawn(pool.run(changed, stop));

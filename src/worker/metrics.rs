@@ -4,6 +4,8 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 use longshore_pod::spec::{self, ContainerKind};
 
+use longshore_telemetry::Tracer;
+
 use super::stopwatch::Stopwatch;
 
 /// Metrics of pod workers. Cheap to clone.
@@ -129,8 +131,8 @@ impl Metrics {
     }
 
     /// The stopwatch of a new worker.
-    pub(super) fn stopwatch(&self) -> Stopwatch {
-        Stopwatch::new(self.clone())
+    pub(super) fn stopwatch(&self, tracer: Tracer) -> Stopwatch {
+        Stopwatch::new(self.clone(), tracer)
     }
 
     /// A pod was added.

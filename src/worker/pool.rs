@@ -86,6 +86,8 @@ pub struct WorkerContext {
     pub devices: Devices,
     /// Metrics of workers.
     pub metrics: Metrics,
+    /// Makes the spans of workers.
+    pub tracer: longshore_telemetry::Tracer,
 }
 
 /// The workers.

@@ -97,7 +97,7 @@ impl PodState {
             report: Report { last, verdict: None },
             steps: Steps::default(),
             grace: GracePeriod::default(),
-            stopwatch: context.metrics.stopwatch(),
+            stopwatch: context.metrics.stopwatch(context.tracer.clone()),
             context,
         }
     }

@@ -11,6 +11,7 @@ use longshore_base::{clock, panics};
 use longshore_client::objects::Changed;
 use longshore_pod::Timestamp;
 use longshore_runtime::{Present, StartError};
+use longshore_telemetry::{SpanContext, within};
 use longshore_volumes::PodMounts;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -103,9 +104,16 @@ struct Known {
 pub(super) struct Steps {
     running: FuturesUnordered<BoxFuture<'static, (Subject, Outcome)>>,
     known: HashMap<Subject, Known>,
+    /// The context of steps that begin.
+    trace: Option<SpanContext>,
 }
 
 impl Steps {
+    /// Steps that begin from now on are work within that span.
+    pub(super) fn trace(&mut self, context: Option<SpanContext>) {
+        self.trace = context;
+    }
+
     /// Starts a step with a cancellation token. The step checks it where it can: calls to the runtime
     /// are not interrupted.
     pub(super) fn begin<F>(&mut self, subject: Subject, step: impl FnOnce(CancellationToken) -> F)
@@ -127,7 +135,7 @@ impl Steps {
             };
             (subject, outcome)
         };
-        self.running.push(Box::pin(contained));
+        self.running.push(Box::pin(within(self.trace, contained)));
     }
 
     pub(super) fn is_busy(&self, subject: &Subject) -> bool {

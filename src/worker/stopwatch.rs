@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use longshore_base::clock;
 use longshore_pod::observed::{ObservedPod, State};
 use longshore_pod::spec;
+use longshore_telemetry::{Kind, Span, SpanContext, Tracer};
 use tokio::time::Instant;
 
 use super::metrics::{Metrics, is_static};
@@ -46,14 +47,24 @@ pub(super) struct Stopwatch {
     /// Whether only the runtime knows of the pod.
     orphan: bool,
     /// Since when the worker is busy, and why.
-    busy: Option<(Instant, &'static str)>,
+    busy: Option<Busy>,
+    tracer: Tracer,
     /// Labels under which the worker is counted.
     counted: Option<[&'static str; 3]>,
 }
 
+/// A time without idleness.
+#[derive(Debug)]
+struct Busy {
+    since: Instant,
+    why: &'static str,
+    span: Span,
+}
+
 impl Stopwatch {
-    pub(super) fn new(metrics: Metrics) -> Self {
+    pub(super) fn new(metrics: Metrics, tracer: Tracer) -> Self {
         Self {
+            tracer,
             metrics,
             created: Instant::now(),
             starting: false,
@@ -90,15 +101,42 @@ impl Stopwatch {
             Lifecycle::Sync => "sync",
         };
         let ends = phase != Lifecycle::Sync;
-        if ends && self.busy.is_some_and(|(_, before)| before != why) {
+        if ends && self.busy.as_ref().is_some_and(|before| before.why != why) {
             self.idle();
         }
-        self.busy.get_or_insert((Instant::now(), why));
+        if self.busy.is_none() {
+            let span = self.span(phase, why, &order.pod);
+            self.busy = Some(Busy { since: Instant::now(), why, span });
+        }
+    }
+
+    /// The context of the work that is being done, for what it does.
+    pub(super) fn context(&self) -> Option<SpanContext> {
+        self.busy.as_ref()?.span.context()
+    }
+
+    fn span(&self, phase: Lifecycle, why: &'static str, pod: &Pod) -> Span {
+        let name = match phase {
+            Lifecycle::Sync => "syncPod",
+            Lifecycle::Terminating => "syncTerminatingPod",
+            Lifecycle::Terminated => "syncTerminatedPod",
+        };
+        let mut span = self.tracer.span(name, Kind::Internal);
+        if span.is_recorded() {
+            span.text("k8s.pod.uid", spec::uid(pod));
+            span.text("k8s.pod", format!("{}/{}", spec::namespace(pod), spec::name(pod)));
+            span.text("k8s.pod.name", spec::name(pod));
+            if phase == Lifecycle::Sync {
+                span.text("k8s.pod.update_type", why);
+            }
+            span.text("k8s.namespace.name", spec::namespace(pod));
+        }
+        span
     }
 
     /// The worker is idle.
     pub(super) fn idle(&mut self) {
-        if let Some((since, why)) = self.busy.take() {
+        if let Some(Busy { since, why, .. }) = self.busy.take() {
             self.worked = true;
             self.metrics.work.with([why]).took(since.elapsed());
         }
@@ -247,7 +285,7 @@ mod tests {
             (json!([]), true, 0.0, 0.0),
         ] {
             let registry = Registry::default();
-            let mut stopwatch = Metrics::new(&registry).stopwatch();
+            let mut stopwatch = Metrics::new(&registry).stopwatch(Tracer::default());
             let mut pod = pod(json!({"containers": [{"name": "c"}], "volumes": volumes}));
             if static_pod {
                 pod.metadata.creation_timestamp = None;
@@ -279,7 +317,7 @@ mod tests {
     #[test]
     fn pod_start_duration_is_not_measured_for_running_pods() {
         let registry = Registry::default();
-        let mut stopwatch = Metrics::new(&registry).stopwatch();
+        let mut stopwatch = Metrics::new(&registry).stopwatch(Tracer::default());
         let pod = pod(json!({"containers": [{"name": "c"}]}));
         stopwatch.begin(&pod, false);
         let pulled = || Duration::ZERO;
@@ -297,7 +335,7 @@ mod tests {
     #[test]
     fn pod_worker_metrics_have_operation_and_lifecycle() {
         let registry = Registry::default();
-        let mut stopwatch = Metrics::new(&registry).stopwatch();
+        let mut stopwatch = Metrics::new(&registry).stopwatch(Tracer::default());
         let pod = Arc::new(pod(json!({"containers": []})));
         let mut order = Order::new(pod);
         let workers = |page: &Page, lifecycle, config| {

@@ -79,6 +79,7 @@ impl Task {
             crate::testing::turn(&self.state.pod);
             let lifecycle = self.phase.lifecycle();
             self.state.stopwatch.turn(&self.state.inputs.order.borrow(), lifecycle, ordered);
+            self.state.steps.trace(self.state.stopwatch.context());
             let next = match (&mut self.phase, end) {
                 (Phase::Syncing(_), Some((grace, why))) => Next::Terminate(grace, why),
                 (Phase::Syncing(syncing), None) => syncing.sync(&mut self.state),

@@ -64,6 +64,16 @@ impl Cluster {
 
     /// With these variables in the node's environment, too.
     pub async fn with_env(host: Host, config: Value, env: &[(&str, &str)]) -> Self {
+        Self::with_args(host, config, env, Vec::new()).await
+    }
+
+    /// With these flags, too.
+    pub async fn with_args(
+        host: Host,
+        config: Value,
+        env: &[(&str, &str)],
+        args: Vec<String>,
+    ) -> Self {
         let apiserver = Apiserver::start(&host).expect("an apiserver");
         let client = client(apiserver.admin_kubeconfig()).await;
         let options = NodeOptions {
@@ -73,6 +83,7 @@ impl Cluster {
                 .chain(env)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
                 .collect(),
+            args,
             ..NodeOptions::default()
         };
         let node = longshore_testkit::Node::start(

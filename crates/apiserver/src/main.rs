@@ -1,17 +1,14 @@
 //! The binary: parse, start, serve, drain.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use longshore_apiserver::args::{Cli, Command, KubeconfigArgs, ServeArgs};
 use longshore_apiserver::pki::Pki;
 use longshore_apiserver::{Server, kubeconfig, store_tools};
-use longshore_base::output::{self, Stderr};
-use longshore_base::{memory, panics};
+use longshore_base::{logging, memory, output, panics};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     panics::install();
@@ -51,15 +48,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(args.log_filter()));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(|| Stderr)
-        // it would say so by `eprintln!`, which panics
-        .log_internal_errors(false)
-        .init();
+    logging::start(&args.logging()?);
     let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch for SIGINT")?;
     let server = Server::start(args.config().await?).await?;
@@ -80,6 +69,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     tokio::spawn(memory::trim_periodically());
     server.run(stop).await;
     tracing::info!("stopped");
+    logging::flush();
     Ok(())
 }
 

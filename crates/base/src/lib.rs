@@ -15,6 +15,7 @@ pub mod connections;
 pub mod fair_queue;
 pub mod files;
 pub mod flags;
+pub mod glob;
 pub mod logging;
 pub mod memory;
 pub mod output;

@@ -3,9 +3,10 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
 
 /// A bounded map whose entries expire.
 pub struct TtlCache<K, V> {

@@ -2,7 +2,6 @@
 //! without effect cause a warning. Settings that ask for a protection which is not supported are
 //! errors.
 
-use super::Config;
 use super::flags::KubeletFlags;
 use super::kubelet::KubeletConfiguration;
 
@@ -151,7 +150,7 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("memoryReservationPolicy", Full),
     ("registerWithTaints", Full),
     ("registerNode", Full),
-    none!("tracing", tracing, "no traces are exported"),
+    ("tracing", Full),
     ("localStorageCapacityIsolation", Full),
     ("containerRuntimeEndpoint", Full),
     ("imageServiceEndpoint", Full),
@@ -159,17 +158,9 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("userNamespaces", Full),
 ];
 
-/// Parts of [`Effect::Full`] fields without effect: of `logging`.
-static PARTS: Effects<KubeletConfiguration> = &[
-    none!("logging.format", logging.format, "logs are text"),
-    none!("logging.flushFrequency", logging.flush_frequency, "each line is written at once"),
-    none!("logging.vmodule", logging.vmodule, "RUST_LOG sets levels by module"),
-    none!("logging.options", logging.options, "each line is written at once, to stderr"),
-];
-
 /// A warning for each field that is set without effect.
 pub(super) fn without_effect(settings: &KubeletConfiguration) -> Vec<String> {
-    [EFFECTS, PARTS].into_iter().flat_map(|table| unused(table, settings)).collect()
+    unused(EFFECTS, settings)
 }
 
 /// The same for any table.
@@ -195,9 +186,6 @@ pub(super) fn unprotected_flags(flags: &KubeletFlags) -> Option<String> {
 /// Flags without effect for all values; none is a protection.
 #[cfg(test)]
 pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
-    ("vmodule", "RUST_LOG sets levels by module"),
-    ("log-text-info-buffer-size", "each line is written at once"),
-    ("log-json-info-buffer-size", "each line is written at once"),
     ("experimental-mounter-path", "upstream does not use it any more"),
     ("pod-infra-container-image", "the runtime has the image of sandboxes"),
     ("housekeeping-interval", "stats are read on demand"),
@@ -221,24 +209,3 @@ pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
     ("storage-driver-buffer-duration", "stats are not stored"),
     ("containerd-namespace", "the runtime knows its own"),
 ];
-
-/// A warning for each flag that is set without effect.
-pub(super) fn flags_without_effect(config: &Config) -> Vec<String> {
-    let plugins = "credential plugins for images are not run";
-    [
-        (
-            config.image_credential_provider_config.is_some(),
-            "image-credential-provider-config",
-            plugins,
-        ),
-        (
-            config.image_credential_provider_bin_dir.is_some(),
-            "image-credential-provider-bin-dir",
-            plugins,
-        ),
-    ]
-    .into_iter()
-    .filter(|(is_set, ..)| *is_set)
-    .map(|(_, flag, why)| format!("--{flag} is set and has no effect: {why}"))
-    .collect()
-}

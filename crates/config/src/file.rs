@@ -129,8 +129,11 @@ pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     fs::read_to_string(path).map_err(FileError::read(path))
 }
 
-/// Parses YAML or JSON; returns the tree and warnings.
-pub(super) fn parse_tree(text: &str) -> Result<(Value, Vec<String>), String> {
+/// Parses YAML or JSON; returns the tree, and what was passed over.
+///
+/// # Errors
+/// Says where the text is neither.
+pub fn parse_tree(text: &str) -> Result<(Value, Vec<String>), String> {
     if text.trim().is_empty() {
         return Err("the file is empty".to_owned());
     }
@@ -234,6 +237,16 @@ fn decode<T: DeserializeOwned>(tree: Value) -> Result<T, Fault> {
         }
         Fault { text: format!("unknown field \"{parent}{dot}{field}\""), unknown: Some(path) }
     })
+}
+
+/// Decodes a tree in which nulls are as good as nothing, for types that refuse unknown fields. The error names
+/// the field and no value.
+///
+/// # Errors
+/// A field is unknown, or has another type.
+pub fn decode_strict<T: DeserializeOwned>(mut tree: Value) -> Result<T, String> {
+    prune_nulls(&mut tree);
+    decode(tree).map_err(|fault| fault.text)
 }
 
 fn step(segment: &Segment) -> Option<Step> {

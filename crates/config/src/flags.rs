@@ -4,14 +4,14 @@
 //! `pod-infra-container-image` of kubelets before 1.35.
 //!
 //! Current limitations: flags marked `Ignored` are checked and have no effect: those of the built-in
-//! cAdvisor, of log buffering and of a deprecated container GC.
+//! cAdvisor and of a deprecated container GC.
 
 use std::collections::BTreeMap;
 
 use super::pflag::Flag;
 use super::pflag::Target::{
-    self, Bool, Duration, Gates, Headers, Ignored, IgnoredBool, Int, Ip, Labels, List, Long, Pairs,
-    ReservedMemory, Taints, Text, Verbosity, Word,
+    self, Amount, Bool, Duration, Gates, Headers, Ignored, IgnoredBool, Int, Ip, Labels, List,
+    Long, Pairs, ReservedMemory, Taints, Text, VModule, Verbosity, Word,
 };
 use super::{GoDuration, KubeletConfiguration};
 
@@ -121,13 +121,19 @@ pub(super) static KUBELET_FLAGS: &[Flag<KubeletFlags>] = &[
     own("seccomp-default", Bool(|s| &mut s.kubelet.seccomp_default)),
     // logging
     own("v", Verbosity(|s| &mut s.kubelet.logging.verbosity)),
-    own("vmodule", Ignored),
+    own("vmodule", VModule(|s| &mut s.kubelet.logging.vmodule)),
     own("logging-format", Text(|s| &mut s.kubelet.logging.format)),
     own("log-flush-frequency", Duration(|s| &mut s.kubelet.logging.flush_frequency)),
     own("log-text-split-stream", Bool(|s| &mut s.kubelet.logging.options.text.split_stream)),
-    own("log-text-info-buffer-size", Ignored),
+    own(
+        "log-text-info-buffer-size",
+        Amount(|s| &mut s.kubelet.logging.options.text.info_buffer_size),
+    ),
     own("log-json-split-stream", Bool(|s| &mut s.kubelet.logging.options.json.split_stream)),
-    own("log-json-info-buffer-size", Ignored),
+    own(
+        "log-json-info-buffer-size",
+        Amount(|s| &mut s.kubelet.logging.options.json.info_buffer_size),
+    ),
     // container GC, replaced by eviction
     twin("minimum-container-ttl-duration", Duration(|s| &mut s.minimum_container_ttl)),
     twin(

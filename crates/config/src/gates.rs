@@ -39,10 +39,11 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 38] = [
+    const READ: [&str; 41] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
+        "CRIListStreaming",
         "CSIVolumeHealth",
         "ClusterTrustBundleProjection",
         "ComponentFlagz",
@@ -62,7 +63,9 @@ mod tests {
         "KubeletCrashLoopBackOffMax",
         "KubeletEnsureSecretPulledImages",
         "KubeletPodResourcesListUseActivePods",
+        "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
+        "LoggingBetaOptions",
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeSwap",
@@ -81,8 +84,10 @@ mod tests {
     ];
 
     /// The crates that read gates, besides the package of the node.
-    const LAYERS: [&str; 9] = [
+    const LAYERS: [&str; 11] = [
+        "base",
         "config",
+        "credential-provider",
         "client",
         "logs",
         "podstate",

@@ -44,10 +44,13 @@ static MEANINGS: &[(&str, &str)] = &[
     ("cadvisor-port", "port of cAdvisor's own interface; 0: none"),
     ("seccomp-default", "RuntimeDefault is the default seccomp profile"),
     ("v", "verbosity of the log: 0 to 10"),
-    ("logging-format", "text or json; logs are text in any case"),
-    ("log-flush-frequency", "no effect: each line is written at once"),
-    ("log-text-split-stream", "no effect: all goes to stderr"),
-    ("log-json-split-stream", "no effect: all goes to stderr"),
+    ("logging-format", "text or json"),
+    ("log-flush-frequency", "how long lines stay in a buffer at most"),
+    ("log-text-split-stream", "information goes to stdout (alpha)"),
+    ("log-json-split-stream", "information goes to stdout (alpha)"),
+    ("log-text-info-buffer-size", "how much of that is buffered (alpha)"),
+    ("log-json-info-buffer-size", "how much of that is buffered (alpha)"),
+    ("vmodule", "verbosity of files by name, for text"),
 ];
 
 /// The groups and their conditions; a flag is shown in the first one that matches.
@@ -57,7 +60,7 @@ type FlagOf = Flag<super::KubeletFlags>;
 static GROUPS: [Group; 5] = [
     ("Accepted, without effect", |flag| flag.target.is_ignored()),
     ("Global", |flag| matches!(flag.name, "help" | "version")),
-    ("Logging", |flag| flag.name == "v" || flag.name.starts_with("log")),
+    ("Logging", |flag| matches!(flag.name, "v" | "vmodule") || flag.name.starts_with("log")),
     ("Fields of the file of --config, which they override (deprecated: set them there)", |flag| {
         flag.deprecated
     }),

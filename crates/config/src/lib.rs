@@ -24,11 +24,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use longshore_base::logging;
 use longshore_base::version::{KUBERNETES_VERSION, go_arch};
 pub use longshore_duration::{GoDuration, ParseDurationError};
 
 pub use self::eviction::Eviction;
-pub use self::file::FileError;
+pub use self::file::{FileError, decode_strict, parse_tree as parse_document};
 use self::flags::{KUBELET_FLAGS, KubeletFlags};
 pub use self::gates::FeatureGates;
 pub use self::kubelet::*;
@@ -127,6 +128,8 @@ pub struct Config {
     pub flags: BTreeMap<&'static str, String>,
     /// Warnings, for the log.
     pub warnings: Vec<String>,
+    /// What the log is started with.
+    pub logging: logging::Settings,
     /// kube-proxy, if it runs in the same process.
     pub proxy: Option<Box<ProxyConfig>>,
 }
@@ -214,7 +217,6 @@ fn kubelet_command(args: &[String], roles: Roles) -> Result<Command, ConfigError
     }));
     warnings.extend(parsed.ignored().map(|flag| format!("--{flag} has no effect")));
     warnings.extend(effects::without_effect(&config.kubelet));
-    warnings.extend(effects::flags_without_effect(&config));
     config.warnings = warnings;
     if roles == Roles::Both {
         let proxy = proxy::beside_kubelet(proxy_config, &config.node_name)?;
@@ -262,8 +264,11 @@ fn checked(mut flags: KubeletFlags) -> Result<Config, ConfigError> {
     if !errors.is_empty() {
         return Err(ConfigError::Invalid(errors));
     }
+    // its faults are among the errors
+    let logging = flags.kubelet.logging.settings("", &gates).unwrap_or_default();
     Ok(Config {
         gates,
+        logging,
         node_name,
         node_ips,
         reserved,

@@ -7,9 +7,11 @@ use std::fmt::Display;
 use k8s_openapi::api::core::v1::Taint;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use longshore_base::logging::parse_vmodule;
+
 use super::GoDuration;
-use super::kubelet::MemoryReservation;
-use super::labels;
+use super::kubelet::{MemoryReservation, VModuleItem};
+use super::{labels, quantities};
 
 /// A flag: its name and its target in `T`.
 pub(super) struct Flag<T: 'static> {
@@ -39,6 +41,10 @@ pub(super) enum Target<T> {
     Taints(fn(&mut T) -> &mut Vec<Taint>),
     ReservedMemory(fn(&mut T) -> &mut Vec<MemoryReservation>),
     Verbosity(fn(&mut T) -> &mut u32),
+    /// `pattern=N,…`; each use replaces the last.
+    VModule(fn(&mut T) -> &mut Vec<VModuleItem>),
+    /// A quantity.
+    Amount(fn(&mut T) -> &mut Quantity),
     /// `true`, `false` or a string: `--version`, `--version=raw`.
     Word(fn(&mut T) -> &mut String),
     /// Accepted without effect.
@@ -69,6 +75,8 @@ impl<T> Target<T> {
             Self::Pairs(..) | Self::Headers(_) | Self::Gates(_) | Self::Labels(_) => "map",
             Self::Taints(_) => "taints",
             Self::ReservedMemory(_) => "reserved-memory",
+            Self::VModule(_) => "pattern=N,...",
+            Self::Amount(_) => "quantity",
         }
     }
 
@@ -82,6 +90,20 @@ impl<T> Target<T> {
                 *field(into) = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
             }
             Self::Verbosity(field) => *field(into) = integer(value)?,
+            Self::VModule(field) => {
+                let items = parse_vmodule(value)?.into_iter();
+                let items = items.map(|item| VModuleItem {
+                    file_pattern: item.pattern,
+                    verbosity: item.verbosity,
+                });
+                *field(into) = items.collect();
+            }
+            Self::Amount(field) => {
+                if quantities::amount(value).is_none() {
+                    return Err(format!("{value:?} is not a quantity"));
+                }
+                *field(into) = Quantity(value.to_owned());
+            }
             Self::Text(field) | Self::Word(field) => *field(into) = value.to_owned(),
             Self::Ip(field) => *field(into) = ip(value)?,
             Self::Duration(field) => *field(into) = value.parse().map_err(|e| format!("{e}"))?,
@@ -155,6 +177,12 @@ impl<T> Target<T> {
             Self::Long(field) => field(from).to_string(),
             Self::Float(field) => field(from).to_string(),
             Self::Verbosity(field) => field(from).to_string(),
+            Self::VModule(field) => {
+                let items = field(from).iter();
+                let items = items.map(|item| format!("{}={}", item.file_pattern, item.verbosity));
+                items.collect::<Vec<_>>().join(",")
+            }
+            Self::Amount(field) => field(from).0.clone(),
             Self::Text(field) | Self::Word(field) | Self::Ip(field) => field(from).clone(),
             Self::Duration(field) => field(from).to_string(),
             Self::List(field) => field(from).join(","),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use super::{FeatureGates, GoDuration, KubeletConfiguration, cgroups, labels, quantities};
+use super::{FeatureGates, GoDuration, KubeletConfiguration, Tracing, cgroups, labels, quantities};
 
 mod garbage;
 
@@ -310,30 +310,35 @@ fn logs(s: &KubeletConfiguration, gates: &FeatureGates, f: &mut Faults) {
             "podLogsDir: {directory:?} must be an absolute, normalized path of ASCII characters"
         )
     });
-    f.one_of("logging.format", &s.logging.format, &["text", "json"]);
-    f.range("logging.verbosity", s.logging.verbosity, 0..=i64::from(i32::MAX));
-    f.unless(s.logging.vmodule.is_empty() || s.logging.format == "text", || {
-        "logging.vmodule: only for the text format".to_owned()
-    });
-    for (index, item) in s.logging.vmodule.iter().enumerate() {
-        f.unless(!item.file_pattern.is_empty() && !item.file_pattern.contains(['=', ',']), || {
-            format!(
-                "logging.vmodule[{index}].filePattern: must not be empty nor contain '=' or ','"
-            )
-        });
+    for fault in s.logging.settings("logging.", gates).err().into_iter().flatten() {
+        f.0.push(fault);
     }
-    if !gates.enabled("LoggingAlphaOptions") {
-        for (name, options) in
-            [("text", &s.logging.options.text), ("json", &s.logging.options.json)]
-        {
-            let unused =
-                !options.split_stream && quantities::amount(&options.info_buffer_size.0) == Some(0);
-            f.unless(unused, || {
-                format!("logging.options.{name}: needs the feature gate LoggingAlphaOptions")
-            });
-        }
+    f.0.extend(s.tracing.iter().flat_map(tracing_faults));
+}
+
+/// The faults of `tracing`, in the words of upstream.
+fn tracing_faults(tracing: &Tracing) -> Vec<String> {
+    let mut faults = Vec::new();
+    if let Some(rate) = tracing.sampling_rate_per_million {
+        let why = match rate {
+            ..0 => Some("sampling rate must be positive"),
+            1_000_001.. => {
+                Some("sampling rate per million must be less than or equal to one million")
+            }
+            _ => None,
+        };
+        let fault = |why| format!("tracing.samplingRatePerMillion: Invalid value: {rate}: {why}");
+        faults.extend(why.map(fault));
     }
-    if let Some(rate) = s.tracing.as_ref().and_then(|tracing| tracing.sampling_rate_per_million) {
-        f.range("tracing.samplingRatePerMillion", rate, 0..=1_000_000);
+    if let Some(endpoint) = &tracing.endpoint
+        && let Some((scheme, _)) = endpoint.split_once("//")
+        && !matches!(scheme, "dns:" | "unix:" | "unix-abstract:")
+    {
+        let scheme = scheme.trim_end_matches(':');
+        faults.push(format!(
+            "tracing.endpoint: Invalid value: {endpoint:?}: unsupported scheme: {scheme}.  Options are none, dns, \
+             unix, or unix-abstract.  See https://github.com/grpc/grpc/blob/master/doc/naming.md"
+        ));
     }
+    faults
 }

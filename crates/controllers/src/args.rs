@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::config::Kubeconfig;
 use longshore_base::flags::without_empty;
+use longshore_base::logging::LoggingFlags;
 use longshore_client::ConfigSource;
 use longshore_client::reviews::DecisionTtls;
 use longshore_csr::Signer;
@@ -168,7 +169,10 @@ macro_rules! flags {
             pub(crate) feature_gates: FeatureGates,
             /// Verbosity of the log.
             #[arg(short, long, default_value = "0")]
-            pub v: u32,
+            v: u32,
+            /// The form of the log, and where it goes.
+            #[command(flatten)]
+            logging: LoggingFlags,
         }
 
         impl Flags {
@@ -393,19 +397,18 @@ flags! {
         controller_start_interval disabled_metrics emulated_version
         external_cloud_volume_plugin
         flex_volume_plugin_dir http2_max_streams_per_connection
-        kube_api_content_type leader_migration_config log_flush_frequency
-        log_json_info_buffer_size log_text_info_buffer_size logging_format
+        kube_api_content_type leader_migration_config
         min_compatibility_version min_resync_period namespace_sync_period
         node_sync_period pvclaimbinder_sync_period
         route_reconciliation_period
         service_account_private_key_file
-        show_hidden_metrics_for_version vmodule
+        show_hidden_metrics_for_version
         volume_host_cidr_denylist
     }
     accepted_switches {
         configure_cloud_routes
         contention_profiling disable_attach_detach_reconcile_sync
-        enable_leader_migration log_json_split_stream log_text_split_stream
+        enable_leader_migration
         permit_address_sharing permit_port_sharing
         unsupported_kube_api_over_localhost volume_host_allow_local_loopback
     }
@@ -417,6 +420,9 @@ pub enum FlagError {
     /// There is no such controller.
     #[error("{0:?} is not in the list of known controllers")]
     UnknownController(String),
+    /// Flags of the log.
+    #[error("{0}")]
+    Logging(String),
     /// Flags that do not go together.
     #[error("{0}")]
     Signers(&'static str),
@@ -451,6 +457,15 @@ pub enum FlagError {
 }
 
 impl Flags {
+    /// What the log is started with.
+    ///
+    /// # Errors
+    /// The flags of the log are not valid.
+    pub fn logging(&self) -> Result<longshore_base::logging::Settings, FlagError> {
+        let settings = self.logging.settings(self.v, |gate| self.feature_gates.enabled(gate));
+        settings.map_err(FlagError::Logging)
+    }
+
     /// Reads a command line; ends the process when it cannot be used. Of flags without a default, an empty
     /// value is no value.
     pub fn read(arguments: Vec<OsString>) -> Self {

@@ -67,7 +67,7 @@ fn controllers(arguments: Vec<OsString>, role: Role) -> anyhow::Result<()> {
         let kind = clap::error::ErrorKind::UnknownArgument;
         Flags::command().error(kind, "unknown flag: --scheduler-config").exit();
     }
-    start(flags.v, |stop| program::run(flags, role, stop))
+    start(&flags.logging()?, |stop| program::run(flags, role, stop))
 }
 
 fn kube_scheduler(arguments: &[OsString]) -> anyhow::Result<()> {
@@ -76,7 +76,7 @@ fn kube_scheduler(arguments: &[OsString]) -> anyhow::Result<()> {
         Parsed::Help => output::print(HELP)?,
         Parsed::Version => output::print(format_args!("Kubernetes {KUBERNETES_VERSION}\n"))?,
         Parsed::Run(options) => {
-            return start(options.verbosity, |stop| program::run_kube_scheduler(*options, stop));
+            return start(&options.logging()?, |stop| program::run_kube_scheduler(*options, stop));
         }
     }
     Ok(())
@@ -84,11 +84,11 @@ fn kube_scheduler(arguments: &[OsString]) -> anyhow::Result<()> {
 
 /// Runs until SIGTERM or SIGINT.
 fn start<F: Future<Output = Result<(), ProgramError>>>(
-    verbosity: u32,
+    settings: &logging::Settings,
     work: impl FnOnce(CancellationToken) -> F,
 ) -> anyhow::Result<()> {
-    logging::start(verbosity);
-    tokio::runtime::Builder::new_multi_thread()
+    logging::start(settings);
+    let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
@@ -107,5 +107,7 @@ fn start<F: Future<Output = Result<(), ProgramError>>>(
             });
             tokio::spawn(memory::trim_periodically());
             Ok(work(stop).await?)
-        })
+        });
+    logging::flush();
+    result
 }

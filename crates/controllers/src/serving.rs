@@ -19,7 +19,7 @@ use longshore_client::reviews::{
     AccessReviews, Attributes, AuthenticationError, DecisionTtls, ReviewLimits, ReviewMetrics,
     TokenReviews, User, bearer,
 };
-use longshore_metrics::{Healthchecks, Registry};
+use longshore_metrics::{ClientCertificates, Healthchecks, Registry};
 use longshore_serving::tls::{
     ClientCaFile, ServingCertificate, SniCertificate, Tls, TlsError, TlsSettings, provider,
     versions,
@@ -191,6 +191,7 @@ impl Serving {
         let handler = Port {
             certificates,
             tokens: TokenReviews::new(authentication.clone(), ttl, limits, metrics.clone()),
+            client_certificates: metrics.certificates.clone(),
             access: AccessReviews::new(authorization.clone(), ttls, limits, metrics),
             always_allow_paths: options.always_allow_paths,
             checks,
@@ -242,6 +243,7 @@ type Answer = Response<Full<Bytes>>;
 
 /// Answers requests.
 struct Port {
+    client_certificates: ClientCertificates,
     endpoints: Endpoints,
     certificates: DelegatedAuthentication,
     tokens: TokenReviews,
@@ -395,6 +397,7 @@ impl Port {
         }
         let certified = peer.user();
         if let Ok(Some(user)) = &certified {
+            self.client_certificates.used(peer.certificate_remaining());
             return Ok(User::from(user));
         }
         match (bearer(headers), certified) {

@@ -5,8 +5,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use longshore_grpc::Endpoint;
+use longshore_telemetry::{Span, TRACEPARENT};
+use parking_lot::Mutex;
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::{Error, Result};
 
@@ -25,6 +27,8 @@ pub(crate) struct Call<'a> {
     pub(crate) deadline: Option<Duration>,
     pub(crate) endpoint: &'a Endpoint,
     pub(crate) observer: Option<&'a dyn Observer>,
+    /// The span of the call, which ends with it.
+    pub(crate) span: Mutex<Span>,
 }
 
 impl Call<'_> {
@@ -35,7 +39,13 @@ impl Call<'_> {
 
     /// Creates the request, with the deadline.
     pub(crate) fn request<M>(&self, message: M) -> Request<M> {
-        longshore_grpc::request(message, self.deadline)
+        let mut request = longshore_grpc::request(message, self.deadline);
+        if let Some(context) = self.span.lock().context()
+            && let Ok(value) = context.traceparent().parse()
+        {
+            request.metadata_mut().insert(TRACEPARENT, value);
+        }
+        request
     }
 
     /// Waits for the response.
@@ -52,7 +62,21 @@ impl Call<'_> {
             if let Some(observer) = self.observer {
                 observer.observe(self.operation, start.elapsed(), result.as_ref().err());
             }
+            self.trace(result.as_ref().err());
             result
+        }
+    }
+
+    /// Ends the span, with the attributes that otelgrpc gives it.
+    fn trace(&self, error: Option<&Error>) {
+        let mut span = std::mem::take(&mut *self.span.lock());
+        if !span.is_recorded() {
+            return;
+        }
+        let code = error.map_or(Code::Ok, |error| error.code().unwrap_or(Code::Unknown));
+        span.number("rpc.grpc.status_code", i64::from(code as i32));
+        if let Some(error) = error {
+            span.fail(error.go_text());
         }
     }
 

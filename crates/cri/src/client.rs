@@ -4,11 +4,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
 use longshore_grpc::{Endpoint, Failure};
+use longshore_telemetry::{Kind, Span, Tracer};
 use tonic::transport::Channel;
+use tonic::{Response, Status, Streaming};
 
 use crate::call::{Call, Observer};
 use crate::v1::image_service_client::ImageServiceClient;
@@ -34,6 +37,10 @@ pub struct Options {
     pub request_timeout: Duration,
     /// Is called for each call.
     pub observer: Option<Arc<dyn Observer>>,
+    /// Makes a span for each call, whose context the runtime is sent.
+    pub tracer: Tracer,
+    /// Whether containers, sandboxes and images are listed in parts, if the runtime can do that.
+    pub stream_lists: bool,
 }
 
 impl Options {
@@ -44,6 +51,8 @@ impl Options {
             image_endpoint: None,
             request_timeout: Duration::from_secs(120),
             observer: None,
+            tracer: Tracer::default(),
+            stream_lists: false,
         }
     }
 }
@@ -63,6 +72,9 @@ struct Inner {
     image_endpoint: Endpoint,
     request_timeout: Duration,
     observer: Option<Arc<dyn Observer>>,
+    tracer: Tracer,
+    /// Until the runtime says that it cannot.
+    stream_lists: AtomicBool,
 }
 
 impl fmt::Debug for Runtime {
@@ -95,6 +107,8 @@ impl Runtime {
             image_endpoint,
             request_timeout: options.request_timeout,
             observer: options.observer,
+            tracer: options.tracer,
+            stream_lists: options.stream_lists.into(),
         })))
     }
 
@@ -115,6 +129,8 @@ impl Runtime {
             image_endpoint: endpoint,
             request_timeout,
             observer: None,
+            tracer: Tracer::default(),
+            stream_lists: false.into(),
         })))
     }
 
@@ -204,18 +220,71 @@ impl Runtime {
 
     /// A call to the runtime service, with the default deadline.
     pub(crate) fn call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        Call {
-            rpc,
-            operation,
-            deadline: Some(self.0.request_timeout),
-            endpoint: &self.0.runtime_endpoint,
-            observer: self.0.observer.as_deref(),
-        }
+        self.call_to("RuntimeService", rpc, operation, &self.0.runtime_endpoint)
     }
 
     /// A call to the image service, with the default deadline.
     pub(crate) fn image_call(&self, rpc: &'static str, operation: &'static str) -> Call<'_> {
-        Call { endpoint: &self.0.image_endpoint, ..self.call(rpc, operation) }
+        self.call_to("ImageService", rpc, operation, &self.0.image_endpoint)
+    }
+
+    fn call_to<'a>(
+        &'a self,
+        service: &str,
+        rpc: &'static str,
+        operation: &'static str,
+        endpoint: &'a Endpoint,
+    ) -> Call<'a> {
+        let mut span = Span::default();
+        if self.0.tracer.is_on() {
+            span = self.0.tracer.span(&format!("runtime.v1.{service}/{rpc}"), Kind::Client);
+            span.text("rpc.system", "grpc");
+            span.text("rpc.service", format!("runtime.v1.{service}"));
+            span.text("rpc.method", rpc);
+        }
+        Call {
+            rpc,
+            operation,
+            deadline: Some(self.0.request_timeout),
+            endpoint,
+            observer: self.0.observer.as_deref(),
+            span: span.into(),
+        }
+    }
+
+    /// Whether lists are asked for in parts.
+    pub(crate) fn streams_lists(&self) -> bool {
+        self.0.stream_lists.load(Ordering::Relaxed)
+    }
+
+    /// A list in parts, all within the deadline of the call; `None`: the runtime has no
+    /// parts.
+    pub(crate) async fn list_in_parts<T, I>(
+        &self,
+        call: Call<'_>,
+        parts: impl Future<Output = std::result::Result<Response<Streaming<T>>, Status>>,
+        items: fn(T) -> Vec<I>,
+    ) -> Result<Option<Vec<I>>> {
+        let gathered = async {
+            let mut parts = parts.await?.into_inner();
+            let mut list = Vec::new();
+            while let Some(part) = parts.message().await? {
+                list.extend(items(part));
+            }
+            Ok(Response::new(list))
+        };
+        match call.response(gathered).await {
+            Err(error) if error.is_unimplemented() => {
+                self.0.stream_lists.store(false, Ordering::Relaxed);
+                Ok(None)
+            }
+            listed => listed.map(Some),
+        }
+    }
+
+    /// What makes the spans of calls.
+    pub fn tracer(&self) -> &Tracer {
+        &self.0.tracer
     }
 
     pub(crate) fn runtime(&self) -> RuntimeServiceClient<Channel> {

@@ -8,7 +8,7 @@ use crate::v1::{
     ContainerStatus, ContainerStatusRequest, CreateContainerRequest, ExecRequest, ExecSyncRequest,
     ExecSyncResponse, ListContainersRequest, PodSandboxConfig, RemoveContainerRequest,
     ReopenContainerLogRequest, StartContainerRequest, StopContainerRequest,
-    UpdateContainerResourcesRequest,
+    StreamContainersRequest, UpdateContainerResourcesRequest,
 };
 use crate::{Result, Runtime};
 
@@ -66,6 +66,15 @@ impl Runtime {
 
     /// The containers that match the filter.
     pub async fn list_containers(&self, filter: Option<ContainerFilter>) -> Result<Vec<Container>> {
+        if self.streams_lists() {
+            let call = self.call("StreamContainers", "list_containers");
+            let request = call.request(StreamContainersRequest { filter: filter.clone() });
+            let mut client = self.runtime();
+            let parts = client.stream_containers(request);
+            if let Some(list) = self.list_in_parts(call, parts, |part| part.containers).await? {
+                return Ok(list);
+            }
+        }
         let call = self.call("ListContainers", "list_containers");
         let request = call.request(ListContainersRequest { filter });
         let response = call.response(self.runtime().list_containers(request)).await?;

@@ -5,12 +5,22 @@ use std::fmt;
 use crate::v1::{
     AuthConfig, Image, ImageFilter, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec,
     ImageStatusRequest, ListImagesRequest, PodSandboxConfig, PullImageRequest, RemoveImageRequest,
+    StreamImagesRequest,
 };
 use crate::{Result, Runtime};
 
 impl Runtime {
     /// The images that match the filter.
     pub async fn list_images(&self, filter: Option<ImageFilter>) -> Result<Vec<Image>> {
+        if self.streams_lists() {
+            let call = self.image_call("StreamImages", "list_images");
+            let request = call.request(StreamImagesRequest { filter: filter.clone() });
+            let mut client = self.images();
+            let parts = client.stream_images(request);
+            if let Some(list) = self.list_in_parts(call, parts, |part| part.images).await? {
+                return Ok(list);
+            }
+        }
         let call = self.image_call("ListImages", "list_images");
         let request = call.request(ListImagesRequest { filter });
         let response = call.response(self.images().list_images(request)).await?;

@@ -1,8 +1,8 @@
 //! The Container Runtime Interface, v1: generated types, the client
 //! [`Runtime`], and the server [`serve`].
 //!
-//! Current limitations: a list must fit into one response of at most 16 MiB; the
-//! `Stream…` forms of the lists (alpha in Kubernetes 1.36) are not used.
+//! Current limitations: a list must fit into one response of at most 16 MiB, unless
+//! its `Stream…` form is used (alpha in Kubernetes 1.36, gate CRIListStreaming).
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 

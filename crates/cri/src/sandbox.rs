@@ -3,7 +3,8 @@
 use crate::v1::{
     ContainerStatus, ListPodSandboxRequest, PodSandbox, PodSandboxConfig, PodSandboxFilter,
     PodSandboxStatus, PodSandboxStatusRequest, PortForwardRequest, RemovePodSandboxRequest,
-    RunPodSandboxRequest, StopPodSandboxRequest, UpdatePodSandboxResourcesRequest,
+    RunPodSandboxRequest, StopPodSandboxRequest, StreamPodSandboxesRequest,
+    UpdatePodSandboxResourcesRequest,
 };
 use crate::{Result, Runtime};
 
@@ -81,6 +82,15 @@ impl Runtime {
         &self,
         filter: Option<PodSandboxFilter>,
     ) -> Result<Vec<PodSandbox>> {
+        if self.streams_lists() {
+            let call = self.call("StreamPodSandboxes", "list_podsandbox");
+            let request = call.request(StreamPodSandboxesRequest { filter: filter.clone() });
+            let mut client = self.runtime();
+            let parts = client.stream_pod_sandboxes(request);
+            if let Some(list) = self.list_in_parts(call, parts, |part| part.pod_sandboxes).await? {
+                return Ok(list);
+            }
+        }
         let call = self.call("ListPodSandbox", "list_podsandbox");
         let request = call.request(ListPodSandboxRequest { filter });
         let response = call.response(self.runtime().list_pod_sandbox(request)).await?;

@@ -295,3 +295,42 @@ fn auth_config_debug_has_no_secrets() {
     let shown = format!("{auth:?}");
     assert!(shown.contains("somebody") && !shown.contains("hush"), "{shown}");
 }
+
+#[tokio::test]
+async fn lists_in_parts_have_no_limit() {
+    let fake = Fake::start(Serve::Both).await;
+    let runtime = Runtime::new(Options { stream_lists: true, ..options(&fake) }).unwrap();
+    let list = async |id: &str| {
+        let filter = ContainerFilter { id: id.to_owned(), ..ContainerFilter::default() };
+        runtime.list_containers(Some(filter)).await.map(|list| list.len())
+    };
+    assert_eq!(list("20").await.unwrap(), 20, "more than fits into one response");
+    assert_eq!(list("none").await.unwrap(), 0, "without parts as ever");
+    assert!(list("20").await.is_err(), "and not asked for again");
+    let calls = fake.deadlines();
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    assert!(calls.iter().all(|call| *call == ("StreamContainers".to_owned(), Some(120))));
+}
+
+/// The W3C's context of the call's span.
+#[tokio::test]
+async fn calls_have_spans_whose_context_the_runtime_is_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = longshore_telemetry::Settings {
+        endpoint: format!("unix://{}", dir.path().join("none.sock").display()),
+        rate_per_million: 1_000_000,
+        service: "kubelet",
+        host: "n".to_owned(),
+    };
+    let (tracer, _exporter) = longshore_telemetry::Tracer::new(&settings).unwrap();
+    let fake = Fake::start(Serve::Both).await;
+    let runtime = Runtime::new(Options { tracer: tracer.clone(), ..options(&fake) }).unwrap();
+    let outer = tracer.span("syncPod", longshore_telemetry::Kind::Internal);
+    longshore_telemetry::within(outer.context(), runtime.version()).await.unwrap();
+    client(&fake).version().await.unwrap();
+    let contexts = fake.contexts();
+    let context = longshore_telemetry::SpanContext::parse(contexts[0].as_deref().unwrap());
+    let (context, outer) = (context.unwrap(), outer.context().unwrap());
+    assert!(context.sampled && context.trace == outer.trace && context.span != outer.span);
+    assert_eq!(contexts[1], None, "without a tracer");
+}

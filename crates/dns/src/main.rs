@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     panics::install();
     memory::configure_allocator();
     let args = Args::parse();
-    logging::start(args.verbosity);
+    logging::start(&logging::Settings::of_verbosity(args.verbosity));
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

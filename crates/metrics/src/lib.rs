@@ -25,6 +25,6 @@ mod value;
 pub use family::{Description, Family};
 pub use process::{register_process_metrics, register_start_time};
 pub use registry::{Registry, Slot};
-pub use standard::{Healthchecks, RestClient, Version, register_version};
+pub use standard::{ClientCertificates, Healthchecks, RestClient, Version, register_version};
 pub use text::{CONTENT_TYPE, Kind, Labels, SampleTime, Samples, Text};
 pub use value::{Buckets, Counter, Gauge, Histogram, Metric};

@@ -15,6 +15,8 @@ pub fn register_process_metrics(registry: &Registry, runtime: Handle) {
         if let Ok(own) = Process::myself() {
             if let Ok(stat) = own.stat() {
                 usage(text, &stat);
+                let help = "Threads of the process.";
+                one(text, "go_threads", help, Kind::Gauge, stat.num_threads as f64);
             }
             if let Some((received, sent)) = octets() {
                 let help = "Bytes that came in over the network, to whatever process.";

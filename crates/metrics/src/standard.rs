@@ -155,6 +155,34 @@ impl RestClient {
     }
 }
 
+/// The remaining lifetimes of the certificates of clients:
+/// `apiserver_client_certificate_expiration_seconds`.
+#[derive(Debug, Clone)]
+pub struct ClientCertificates(Histogram);
+
+impl ClientCertificates {
+    /// Registers the family.
+    pub fn new(registry: &Registry) -> Self {
+        let buckets = Buckets::of(&[
+            0.0, 1800.0, 3600.0, 7200.0, 21600.0, 43200.0, 86400.0, 172800.0, 345600.0, 604800.0,
+            2592000.0, 7776000.0, 15552000.0, 31104000.0,
+        ]);
+        Self(registry.histogram(
+            "apiserver_client_certificate_expiration_seconds",
+            "[ALPHA] Distribution of the remaining lifetime on the certificate used to authenticate a \
+             request.",
+            buckets,
+        ))
+    }
+
+    /// A request was authenticated by a certificate that is valid for that long.
+    pub fn used(&self, remaining: Option<Duration>) {
+        if let Some(remaining) = remaining {
+            self.0.took(remaining);
+        }
+    }
+}
+
 /// Results of health checks: the page `/metrics/slis`.
 #[derive(Debug, Clone)]
 pub struct Healthchecks {

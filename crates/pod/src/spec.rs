@@ -48,6 +48,12 @@ pub fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or_default()
 }
 
+/// The name of the pod's service account, if it has one.
+pub fn service_account(pod: &Pod) -> Option<&str> {
+    let name = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
+    name.filter(|name| !name.is_empty())
+}
+
 /// The pod in logs and messages: `name_namespace(uid)`.
 pub fn describe(pod: &Pod) -> String {
     format!("{}_{}({})", name(pod), namespace(pod), uid(pod))

@@ -42,6 +42,7 @@ use k8s_openapi::api::core::v1::Pod;
 use longshore_client::events::{PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
 use longshore_config::GoDuration;
+use longshore_credential_provider::CredentialProviders;
 use longshore_cri::Runtime;
 use longshore_devices::Devices;
 use longshore_pod::Timestamp;
@@ -250,6 +251,8 @@ pub struct Parts {
     pub services: Services,
     /// Volumes of pods.
     pub volumes: Volumes,
+    /// Plugins that give credentials for images.
+    pub credential_providers: CredentialProviders,
     /// Events about pods.
     pub pod_events: PodEventRecorder,
     /// Handlers of hooks.
@@ -296,6 +299,7 @@ impl PodRuntime {
         let images = images::Images::new(
             cri.clone(),
             objects.clone(),
+            parts.credential_providers,
             pod_events.clone(),
             settings.root_dir.clone(),
             &settings.pulls,

@@ -69,6 +69,8 @@ pub struct Metrics {
     pub(super) sleeps_cut_short: Counter,
     /// Time of image pulls for pods, by UID.
     pulling: Arc<Mutex<HashMap<String, Pulling>>>,
+    /// For what is counted when somebody asks.
+    pub(super) registry: Registry,
 }
 
 /// Time of image pulls for a pod.
@@ -135,6 +137,7 @@ impl Metrics {
                 "Hooks that were to sleep for longer than their pod's end could take.",
             ),
             pulling: Arc::default(),
+            registry: registry.clone(),
         }
     }
 

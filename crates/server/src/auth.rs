@@ -15,6 +15,7 @@ use longshore_client::reviews::{
     bearer,
 };
 use longshore_config::Config;
+use longshore_metrics::ClientCertificates;
 use longshore_serving::Peer;
 use tracing::warn;
 
@@ -36,6 +37,7 @@ pub(super) struct Auth {
     /// `None`: always allow.
     reviews: Option<AccessReviews>,
     audit: Arc<Audit>,
+    certificates: ClientCertificates,
 }
 
 /// Webhook authentication or authorization is configured without an apiserver.
@@ -68,7 +70,9 @@ impl Auth {
             allowed: authorization.webhook.cache_authorized_ttl.get(),
             denied: authorization.webhook.cache_unauthorized_ttl.get(),
         };
+        let certificates = metrics.certificates.clone();
         Ok(Self {
+            certificates,
             node: config.node_name.as_str().into(),
             anonymous: authentication.anonymous.enabled,
             strict_streams: config.strict_streams,
@@ -82,6 +86,7 @@ impl Auth {
     async fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<User, AuthenticationError> {
         let certified = peer.user();
         if let Ok(Some(user)) = &certified {
+            self.certificates.used(peer.certificate_remaining());
             return Ok(User::from(user));
         }
         if let (Some(token), Some(tokens)) = (bearer(headers), &self.tokens) {

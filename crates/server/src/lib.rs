@@ -12,6 +12,7 @@
 mod audit;
 mod auth;
 mod checkpoint;
+mod compress;
 mod configz;
 mod debug;
 mod health;
@@ -28,6 +29,7 @@ mod streaming;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod trace;
 mod zpages;
 
 use std::io;
@@ -143,10 +145,11 @@ impl Server {
             let auth = Arc::new(Auth::new(config, client, Arc::clone(&audit), reviews)?);
             let tls = Arc::new(tls::load(config, ips)?);
             let listener = listen(&settings.address, settings.port)?;
+            let tracer = runtime.tracer().clone();
             let router = limits::limited(router::control_plane(config, &host, runtime))
                 .layer(from_fn_with_state(auth, auth::authenticate_and_authorize));
             let requests = host.metrics().requests.clone();
-            let router = requests.counted(router, "readwrite");
+            let router = trace::traced(requests.counted(router, "readwrite"), tracer);
             ports.push(Port { listener, tls: Some(tls), router });
             if settings.read_only_port != 0 {
                 let listener = listen(&settings.address, settings.read_only_port)?;

@@ -17,14 +17,16 @@ use longshore_metrics::{Buckets, Counter, Family, Gauge, Histogram, Registry};
 
 use super::Host;
 use super::auth::ReviewMetrics;
+use super::compress::compressed;
 
 /// The metrics endpoints of the node.
 pub(super) fn routes(host: Arc<dyn Host>) -> Router {
-    Router::new()
+    let router = Router::new()
         .route("/metrics", get(async |State(host): Pages| node_page(&*host).await))
         .route("/metrics/probes", get(async |State(host): Pages| page(&host.metrics().probes)))
         .route("/metrics/slis", get(async |State(host): Pages| page(&host.metrics().slis)))
-        .with_state(host)
+        .with_state(host);
+    compressed(router)
 }
 
 type Pages = State<Arc<dyn Host>>;

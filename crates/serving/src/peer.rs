@@ -91,6 +91,12 @@ impl Peer {
         self.certificate.as_ref().map_or(Ok(None), ClientCertificate::user)
     }
 
+    /// How long its certificate is valid from now on, if it has a user.
+    #[must_use]
+    pub fn certificate_remaining(&self) -> Option<Duration> {
+        self.certificate.as_ref().and_then(ClientCertificate::remaining)
+    }
+
     /// The verdict of another CA than that of clients on its certificate.
     #[must_use]
     pub fn verify(&self, authority: &ClientCa) -> Verdict {

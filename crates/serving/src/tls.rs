@@ -394,6 +394,11 @@ impl ClientCertificate {
         self.user_at(UnixTime::now())
     }
 
+    /// How long it is valid from now on, if it has a user.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        self.verified.lock().verdict.remaining()
+    }
+
     /// The verdict of another CA.
     pub(crate) fn verify(&self, authority: &ClientCa) -> Verdict {
         authority.verify(&self.chain)

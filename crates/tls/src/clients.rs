@@ -60,6 +60,12 @@ impl Verdict {
         self.user_at(UnixTime::now())
     }
 
+    /// How long the certificate of an authenticated user is valid from now on.
+    pub fn remaining(&self) -> Option<Duration> {
+        let Self::User { until, .. } = self else { return None };
+        Some(Duration::from_secs(until.as_secs().saturating_sub(UnixTime::now().as_secs())))
+    }
+
     /// The same at another time: a connection may outlive its client's certificate.
     ///
     /// # Errors

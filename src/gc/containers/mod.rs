@@ -27,6 +27,7 @@ use longshore_client::events::{EventType, Recorder};
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_runtime as runtime;
+use longshore_telemetry::{Kind, within};
 use plan::{PodState, Removal, Subject, plan};
 
 /// Collection interval.
@@ -101,7 +102,10 @@ impl Containers {
             return;
         }
         loop {
-            if let Err(error) = self.collect(Purpose::Policy).await {
+            let span = parts.cri.tracer().span("Containers/GarbageCollect", Kind::Internal);
+            let collected = within(span.context(), self.collect(Purpose::Policy)).await;
+            drop(span);
+            if let Err(error) = collected {
                 warn!(%error, "container garbage collection failed");
                 let node = parts.node.clone();
                 let text = error.to_string();

@@ -26,6 +26,7 @@ use super::{Error, Metrics, blocking};
 use longshore_client::events::{EventType, Recorder};
 use longshore_pod::labels;
 use longshore_podstate::desired::Desired;
+use longshore_telemetry::{Kind, within};
 use plan::{Candidate, ImagesInUse, candidates};
 use records::ImageRecords;
 
@@ -112,7 +113,11 @@ impl Images {
             ticks.tick().await;
             let done = match policy.is_off() {
                 true => self.record_use().await,
-                false => self.collect(began).await,
+                false => {
+                    let tracer = self.shared.parts.cri.tracer();
+                    let span = tracer.span("Images/GarbageCollect", Kind::Internal);
+                    within(span.context(), self.collect(began)).await
+                }
             };
             let failed = done.is_err();
             if let Err(error) = done {

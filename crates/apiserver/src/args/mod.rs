@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use longshore_base::flags::without_empty;
+use longshore_base::logging::{self, LoggingFlags};
 use longshore_serving::tls::SniCertificate;
 use longshore_store::{EmbeddedStore, Store};
 
@@ -314,7 +315,10 @@ pub struct ServeArgs {
     pub upstream: UpstreamArgs,
     /// How much to log: 0 is little, 4 is debugging, more is everything
     #[arg(short, long, value_name = "LEVEL", default_value_t = 2)]
-    pub v: u8,
+    pub v: u32,
+    /// The form of the log, and where it goes.
+    #[command(flatten)]
+    pub logging: LoggingFlags,
 }
 
 impl ServeArgs {
@@ -504,14 +508,14 @@ impl ServeArgs {
         }
     }
 
-    /// The log filter of `-v`.
-    pub fn log_filter(&self) -> &'static str {
-        match self.v {
-            0 => "warn",
-            1..=3 => "info",
-            4..=5 => "info,longshore_apiserver=debug,longshore_store=debug",
-            _ => "debug",
-        }
+    /// What the log is started with.
+    ///
+    /// # Errors
+    /// The flags of the log are not valid.
+    pub fn logging(&self) -> anyhow::Result<logging::Settings> {
+        let settings = self.logging.settings(self.v, |gate| self.feature_gates.enabled(gate));
+        let settings = settings.map_err(anyhow::Error::msg)?;
+        Ok(logging::Settings { quiet: true, ..settings })
     }
 }
 
@@ -805,6 +809,12 @@ mod tests {
             "kubelet-client-certificate",
             "kubelet-client-key",
             "kubelet-preferred-address-types",
+            "log-flush-frequency",
+            "log-json-info-buffer-size",
+            "log-json-split-stream",
+            "log-text-info-buffer-size",
+            "log-text-split-stream",
+            "logging-format",
             "max-mutating-requests-inflight",
             "max-requests-inflight",
             "node-name",
@@ -846,6 +856,7 @@ mod tests {
             "tls-sni-cert-key",
             "token-auth-file",
             "v",
+            "vmodule",
         ];
         let command = Cli::command();
         let mut flags: Vec<&str> =

@@ -33,7 +33,6 @@ type Flag = (&'static str, Value, &'static [&'static str], Treatment);
 const DEFAULTS: Treatment = Ignored("the server's own limit is in force");
 const TUNING: Treatment = Ignored("there is nothing that it tunes");
 const METRICS: Treatment = Ignored("the metrics are what they are");
-const LOGGING: Treatment = Ignored("the log is text on the standard error, unbuffered");
 const VERSIONS: Treatment = Ignored("the server serves one version");
 const AGGREGATION: Treatment = Ignored("redirects of aggregated servers are never followed");
 
@@ -84,12 +83,6 @@ const FLAGS: &[Flag] = &[
     ),
     ("lease-reuse-duration-seconds", Text, &[], DEFAULTS),
     ("livez-grace-period", Text, &["0", "0s"], Ignored("it is live once it serves")),
-    ("log-flush-frequency", Text, &[], LOGGING),
-    ("log-json-info-buffer-size", Text, &["0"], LOGGING),
-    ("log-json-split-stream", Switch, &["false"], LOGGING),
-    ("log-text-info-buffer-size", Text, &["0"], LOGGING),
-    ("log-text-split-stream", Switch, &["false"], LOGGING),
-    ("logging-format", Text, &["text"], LOGGING),
     ("max-connection-bytes-per-sec", Text, &["0"], Ignored("connections are not slowed down")),
     ("min-compatibility-version", Text, &[""], VERSIONS),
     ("min-request-timeout", Text, &["1800"], Ignored("watches last for 30 to 60 minutes")),
@@ -130,7 +123,6 @@ const FLAGS: &[Flag] = &[
     ("storage-backend", Text, &["", "etcd3"], Refused("objects are in etcd v3 or in a file")),
     ("storage-initialization-timeout", Text, &[], DEFAULTS),
     ("tracing-config-file", Text, &[""], Ignored("there is no tracing")),
-    ("vmodule", Text, &[""], LOGGING),
     ("watch-cache", Switch, &["true"], Ignored("watches are served from memory")),
     ("watch-cache-sizes", Text, &[""], DEFAULTS),
 ];

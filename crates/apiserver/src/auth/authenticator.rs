@@ -3,13 +3,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, SEC_WEBSOCKET_PROTOCOL};
 use jiff::Timestamp;
-use longshore_metrics::{Counter, Family, Registry};
+use longshore_metrics::{ClientCertificates, Counter, Family, Registry};
 use longshore_tls::{ClientCa, Verdict};
 use tokio_util::sync::CancellationToken;
 
@@ -103,6 +104,7 @@ pub(crate) struct Authenticator {
     webhook: Option<TokenWebhook>,
     metrics: Registry,
     attempts: Family<Counter, 1>,
+    certificates: ClientCertificates,
     front_proxy: Option<FrontProxies>,
 }
 
@@ -122,6 +124,7 @@ impl Authenticator {
                 "[ALPHA] Counter of authenticated attempts.",
                 ["result"],
             ),
+            certificates: ClientCertificates::new(&metrics),
             metrics,
             api,
             anonymous: config.anonymous.clone(),
@@ -153,16 +156,18 @@ impl Authenticator {
         self.metrics.text()
     }
 
-    /// Authenticates a request of that path; `certified` is the user of its client's certificate. Removes
+    /// Authenticates a request of that path; `certified` is the user of its client's certificate, which
+    /// is valid for `remaining`. Removes
     /// bearer tokens from the headers, so that they are not passed on.
     pub(crate) async fn caller(
         &self,
         certified: Result<Option<longshore_tls::User>, String>,
+        remaining: Option<Duration>,
         verify: impl FnOnce(&ClientCa) -> Verdict + Send,
         path: &str,
         headers: &mut HeaderMap,
     ) -> Result<User, StatusError> {
-        let caller = self.authenticate(certified, verify, path, headers).await;
+        let caller = self.authenticate(certified, remaining, verify, path, headers).await;
         // What proxies say of users is for this server, and for nobody that a request is handed on to.
         self.drop_proxy_headers(headers);
         let result = if caller.is_ok() { "success" } else { "error" };
@@ -173,6 +178,7 @@ impl Authenticator {
     async fn authenticate(
         &self,
         certified: Result<Option<longshore_tls::User>, String>,
+        remaining: Option<Duration>,
         verify: impl FnOnce(&ClientCa) -> Verdict + Send,
         path: &str,
         headers: &mut HeaderMap,
@@ -184,6 +190,7 @@ impl Authenticator {
             return Ok(user);
         }
         if let Ok(Some(user)) = certified {
+            self.certificates.used(remaining);
             return Ok(user);
         }
         let refused = |why: &dyn std::fmt::Display| {

@@ -229,9 +229,12 @@ impl Router {
         class: &mut Option<Class>,
     ) -> Result<Admitted> {
         let verify = |authority: &ClientCa| peer.verify(authority);
+        let (certified, remaining) = (peer.user(), peer.certificate_remaining());
         let authorization = head.headers.get(header::AUTHORIZATION).cloned();
-        let caller =
-            self.authenticator.caller(peer.user(), verify, &line.path, &mut head.headers).await;
+        let caller = self
+            .authenticator
+            .caller(certified, remaining, verify, &line.path, &mut head.headers)
+            .await;
         let request = received(line, caller.as_ref().ok());
         match &caller {
             Ok(_) => audit::begin(request).await?,

@@ -22,10 +22,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    ClusterTrustBundleProjection, ConfigMap, Pod, Secret, ServiceAccountTokenProjection,
+    ClusterTrustBundleProjection, ConfigMap, Pod, Secret, ServiceAccount,
+    ServiceAccountTokenProjection,
 };
 use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::api::GetParams;
+use kube::api::{Api, GetParams};
 use kube::{Client, Error as KubeError};
 use longshore_pod::spec;
 use parking_lot::{Mutex, MutexGuard};
@@ -134,6 +135,8 @@ enum Store<K> {
 struct Registered {
     references: References,
     tokens: Arc<PodTokens>,
+    /// Of its service account for plugins, which are in no volume.
+    plugin_tokens: Arc<PodTokens>,
     pending: Arc<PendingChanges>,
 }
 
@@ -256,6 +259,31 @@ impl Objects {
         };
         let client = self.inner.client.as_ref();
         tokens.get(client, pod, projection, &pending.renewal).await
+    }
+
+    /// A token of the pod's service account with that UID, bound to the pod, for a plugin that gives
+    /// credentials for images. It is kept until 80 % of its life is over.
+    pub async fn plugin_token(
+        &self,
+        pod: &Pod,
+        audience: &str,
+        account_uid: &str,
+    ) -> Result<Arc<str>, Error> {
+        let registered = self.pods().get(spec::uid(pod)).map(|pod| pod.plugin_tokens.clone());
+        let client = self.inner.client.as_ref();
+        registered.unwrap_or_default().get_for_plugin(client, pod, audience, account_uid).await
+    }
+
+    /// The pod's service account, as it is now.
+    pub async fn service_account(&self, pod: &Pod) -> Result<ServiceAccount, Error> {
+        let (namespace, name) = (spec::namespace(pod), spec::service_account(pod));
+        let name = name.ok_or(Error::NoServiceAccount)?;
+        let action = || format!("get serviceaccount {namespace}/{name}");
+        let client = self.inner.client.clone();
+        let client = client.ok_or_else(|| Error::NoApiserver { action: action() })?;
+        let api = Api::<ServiceAccount>::namespaced(client, namespace);
+        let account = within(REQUEST_TIMEOUT, api.get(name)).await;
+        account.map_err(|error| Error::request(action(), error))
     }
 
     async fn get<K: Named>(&self, store: &Store<K>, key: Key) -> Result<Arc<K>, Error> {

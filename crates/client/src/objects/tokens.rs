@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error as KubeError};
 use longshore_base::time;
 use longshore_pod::spec;
@@ -42,6 +42,8 @@ pub(super) struct PodTokens {
 struct Request {
     audience: Option<String>,
     expiration_seconds: i64,
+    /// The UID that the service account must have.
+    account_uid: Option<String>,
 }
 
 struct Token {
@@ -60,16 +62,34 @@ impl PodTokens {
         projection: &ServiceAccountTokenProjection,
         renewal: &watch::Sender<Option<Timestamp>>,
     ) -> Result<Arc<str>, Error> {
-        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
-        let account = account.filter(|name| !name.is_empty()).ok_or(Error::NoServiceAccount)?;
+        let account = spec::service_account(pod).ok_or(Error::NoServiceAccount)?;
         let request = Request {
             audience: projection.audience.clone().filter(|audience| !audience.is_empty()),
             expiration_seconds: projection.expiration_seconds.unwrap_or(DEFAULT_LIFE),
+            account_uid: None,
         };
         let mut tokens = self.tokens.lock().await;
         let answer = current_or_new(&mut tokens, client, pod, account, request).await;
         renewal.send_replace(tokens.values().map(|token| token.retry.unwrap_or(token.renew)).min());
         answer
+    }
+
+    /// A token for a plugin, which is renewed when it is used.
+    pub(super) async fn get_for_plugin(
+        &self,
+        client: Option<&Client>,
+        pod: &Pod,
+        audience: &str,
+        account_uid: &str,
+    ) -> Result<Arc<str>, Error> {
+        let account = spec::service_account(pod).ok_or(Error::NoServiceAccount)?;
+        let request = Request {
+            audience: Some(audience.to_owned()),
+            expiration_seconds: DEFAULT_LIFE,
+            account_uid: Some(account_uid.to_owned()),
+        };
+        let mut tokens = self.tokens.lock().await;
+        current_or_new(&mut tokens, client, pod, account, request).await
     }
 }
 
@@ -124,6 +144,7 @@ async fn create(
                 uid: pod.metadata.uid.clone(),
             }),
         }),
+        metadata: ObjectMeta { uid: request.account_uid.clone(), ..ObjectMeta::default() },
         ..TokenRequest::default()
     };
     let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);

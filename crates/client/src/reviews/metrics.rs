@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use kube::Error as KubeError;
-use longshore_metrics::{Buckets, Counter, Family, Histogram, Registry};
+use longshore_metrics::{Buckets, ClientCertificates, Counter, Family, Histogram, Registry};
 
 /// Metrics of one kind of review. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ impl Review {
 pub struct ReviewMetrics {
     tokens: Review,
     authorization: Review,
+    /// Certificates of clients.
+    pub certificates: ClientCertificates,
 }
 
 impl ReviewMetrics {
@@ -37,6 +39,7 @@ impl ReviewMetrics {
     pub fn new(registry: &Registry) -> Self {
         let buckets = || Buckets::of(&[0.25, 0.5, 0.7, 1.0, 1.5, 3.0, 5.0, 10.0]);
         Self {
+            certificates: ClientCertificates::new(registry),
             tokens: Review {
                 all: registry.counters(
                     "apiserver_delegated_authn_request_total",

@@ -6,7 +6,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::GoDuration;
+use longshore_base::logging;
+
+use crate::{FeatureGates, GoDuration};
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -133,6 +135,34 @@ impl Default for Logging {
             vmodule: Vec::new(),
             options: LoggingOptions::default(),
         }
+    }
+}
+
+impl Logging {
+    /// What the log is started with.
+    ///
+    /// # Errors
+    /// What is not valid, in the words of upstream; `prefix`: of the fields.
+    pub(crate) fn settings(
+        &self,
+        prefix: &str,
+        gates: &FeatureGates,
+    ) -> Result<logging::Settings, Vec<String>> {
+        let vmodule = self.vmodule.iter().map(|item| logging::VModule {
+            pattern: item.file_pattern.clone(),
+            verbosity: item.verbosity,
+        });
+        let routing = |own: &'_ OutputRouting| (own.split_stream, own.info_buffer_size.0.clone());
+        let (text, json) = (routing(&self.options.text), routing(&self.options.json));
+        let configuration = logging::Configuration {
+            format: &self.format,
+            verbosity: self.verbosity,
+            vmodule: vmodule.collect(),
+            flush_frequency: self.flush_frequency,
+            text: (text.0, &text.1),
+            json: (json.0, &json.1),
+        };
+        configuration.settings(prefix, |gate| gates.enabled(gate))
     }
 }
 

@@ -38,9 +38,6 @@ pub(super) static EFFECTS: Effects<KubeProxyConfiguration> = &[
 /// Flags without effect for all values; none is a protection.
 #[cfg(test)]
 pub(super) static IGNORED_FLAGS: &[(&str, &str)] = &[
-    ("vmodule", "RUST_LOG sets levels by module"),
-    ("log-text-info-buffer-size", "each line is written at once"),
-    ("log-json-info-buffer-size", "each line is written at once"),
     ("boot-id-file", "the machine's files are where they always are"),
     ("machine-id-file", "the machine's files are where they always are"),
 ];

@@ -1,11 +1,10 @@
 //! All flags of `kube-proxy` 1.36 as data.
 //!
-//! Current limitations: flags marked `Ignored` have no effect: those of log buffering, and of a library
-//! that upstream links.
+//! Current limitations: flags marked `Ignored` have no effect: those of a library that upstream links.
 
 use super::ProxyFlags;
 use crate::pflag::Target::{
-    Bool, Duration, Float, Gates, Ignored, Int, Ip, List, Text, Verbosity, Word,
+    Amount, Bool, Duration, Float, Gates, Ignored, Int, Ip, List, Text, VModule, Verbosity, Word,
 };
 use crate::pflag::{Flag, Target};
 
@@ -30,13 +29,13 @@ pub(super) static PROXY_FLAGS: &[Flag<ProxyFlags>] = &[
     own("hostname-override", Text(|s| &mut s.hostname_override)),
     // logging
     own("v", Verbosity(|s| &mut s.logging.verbosity)),
-    own("vmodule", Ignored),
+    own("vmodule", VModule(|s| &mut s.logging.vmodule)),
     own("logging-format", Text(|s| &mut s.logging.format)),
     own("log-flush-frequency", Duration(|s| &mut s.logging.flush_frequency)),
     own("log-text-split-stream", Bool(|s| &mut s.logging.options.text.split_stream)),
-    own("log-text-info-buffer-size", Ignored),
+    own("log-text-info-buffer-size", Amount(|s| &mut s.logging.options.text.info_buffer_size)),
     own("log-json-split-stream", Bool(|s| &mut s.logging.options.json.split_stream)),
-    own("log-json-info-buffer-size", Ignored),
+    own("log-json-info-buffer-size", Amount(|s| &mut s.logging.options.json.info_buffer_size)),
     own("boot-id-file", Ignored),
     own("machine-id-file", Ignored),
     // flags with a configuration field

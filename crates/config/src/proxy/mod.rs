@@ -9,6 +9,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use longshore_base::logging;
 use longshore_base::version::KUBERNETES_VERSION;
 use longshore_proxy::config::{KubeProxyConfiguration, Mode};
 use serde_json::Value;
@@ -31,8 +32,8 @@ pub struct ProxyConfig {
     pub node_name: String,
     /// The apiserver's address, which overrides the kubeconfig.
     pub master: Option<String>,
-    /// The log verbosity.
-    pub verbosity: u32,
+    /// What the log is started with.
+    pub logging: logging::Settings,
     /// The configuration file.
     pub file: Option<PathBuf>,
     /// All flags with their values, for the page that shows them.
@@ -120,7 +121,7 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
                     .deprecated()
                     .map(|flag| format!("--{flag} is void: {} holds", file.display())),
             );
-            flags.logging = logging(&settings.logging, file)?;
+            flags.logging = read_logging(&settings.logging, file)?;
             parsed.apply(&mut flags).map_err(ConfigError::CommandLine)?;
             settings
         }
@@ -134,7 +135,8 @@ pub(super) fn command(args: &[String]) -> Result<Command, ConfigError> {
     let shown = pflag::shown(PROXY_FLAGS, &mut flags);
     let mut config = checked(settings, &flags.hostname_override, task)?;
     config.master = Some(flags.master).filter(|master| !master.is_empty());
-    config.verbosity = flags.logging.verbosity;
+    config.logging =
+        flags.logging.settings("logging.", &config.gates).map_err(ConfigError::Invalid)?;
     config.flags = shown;
     config.file = file;
     config.notes.extend(notes);
@@ -167,7 +169,7 @@ fn read(path: &Path, notes: &mut Vec<String>) -> Result<KubeProxyConfiguration, 
     Ok(settings)
 }
 
-fn logging(tree: &Value, path: &Path) -> Result<Logging, FileError> {
+fn read_logging(tree: &Value, path: &Path) -> Result<Logging, FileError> {
     let logging = serde_json::from_value(tree.clone());
     logging.map_err(|error| FileError::invalid(path, format!("logging: {error}")))
 }
@@ -219,7 +221,7 @@ fn checked(
         gates,
         node_name,
         master: None,
-        verbosity: 0,
+        logging: logging::Settings::default(),
         file: None,
         flags: BTreeMap::new(),
         notes,

@@ -55,7 +55,7 @@ fn proxy_config_flags_are_settings() {
     assert_eq!((settings.oom_score_adj, settings.conntrack.max_per_core), (-5, 0));
     assert_eq!(settings.healthz_bind_address, "10.0.0.1:10256");
     assert_eq!(settings.metrics_bind_address, "");
-    assert_eq!((config.node_name.as_str(), config.verbosity), ("node-a", 4));
+    assert_eq!((config.node_name.as_str(), config.logging.verbosity), ("node-a", 4));
     assert_eq!(config.flags["proxy-mode"], "iptables");
 }
 
@@ -68,14 +68,14 @@ fn proxy_config_file_overrides_most_flags() {
     let config =
         proxy(&[&path, "--proxy-mode=userspace", "--oom-score-adj=1", "--master=https://m"]);
     assert_eq!((config.settings.mode, config.settings.oom_score_adj), (Mode::IpTables, -999));
-    assert_eq!((config.node_name.as_str(), config.verbosity), ("from-file", 2));
+    assert_eq!((config.node_name.as_str(), config.logging.verbosity), ("from-file", 2));
     assert_eq!(config.master.as_deref(), Some("https://m"));
     let notes = config.notes.join("\n");
     for note in ["noSuchField: unknown field", "--proxy-mode is void", "--oom-score-adj is void"] {
         assert!(notes.contains(note), "{notes}");
     }
     let config = proxy(&[&path, "--hostname-override=flag", "-v3"]);
-    assert_eq!((config.node_name.as_str(), config.verbosity), ("flag", 3));
+    assert_eq!((config.node_name.as_str(), config.logging.verbosity), ("flag", 3));
 }
 
 #[test]

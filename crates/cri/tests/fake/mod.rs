@@ -78,6 +78,11 @@ impl Fake {
         self.service.0.deadlines.lock().clone()
     }
 
+    /// The contexts of the `Version` calls so far.
+    pub(crate) fn contexts(&self) -> Vec<Option<String>> {
+        self.service.0.contexts.lock().clone()
+    }
+
     /// The timeouts of the exec calls so far.
     pub(crate) fn exec_timeouts(&self) -> Vec<i64> {
         self.service.0.exec_timeouts.lock().clone()
@@ -116,6 +121,7 @@ struct Service(Arc<State>);
 struct State {
     deadlines: Mutex<Vec<(String, Option<u64>)>>,
     exec_timeouts: Mutex<Vec<i64>>,
+    contexts: Mutex<Vec<Option<String>>>,
     hanging: watch::Sender<usize>,
     cancelled: watch::Sender<usize>,
     events: broadcast::Sender<ContainerEventType>,
@@ -126,6 +132,7 @@ impl Default for State {
         Self {
             deadlines: Mutex::default(),
             exec_timeouts: Mutex::default(),
+            contexts: Mutex::default(),
             hanging: watch::Sender::new(0),
             cancelled: watch::Sender::new(0),
             events: broadcast::Sender::new(16),
@@ -169,6 +176,9 @@ impl Service {
 impl RuntimeService for Service {
     async fn version(&self, request: Request<VersionRequest>) -> RpcResult<VersionResponse> {
         self.record_deadline("Version", &request);
+        let context = request.metadata().get("traceparent");
+        let context = context.map(|context| context.to_str().unwrap().to_owned());
+        self.0.contexts.lock().push(context);
         Ok(Response::new(VersionResponse {
             version: request.into_inner().version,
             runtime_name: "fake".into(),
@@ -227,9 +237,29 @@ impl RuntimeService for Service {
         &self,
         request: Request<ListContainersRequest>,
     ) -> RpcResult<ListContainersResponse> {
-        let count = request.into_inner().filter.unwrap().id.parse().unwrap();
+        let id = request.into_inner().filter.unwrap().id;
+        let count = if id == "none" { 0 } else { id.parse().unwrap() };
         let container = Container { image_ref: "i".repeat((1 << 20) - 16), ..Default::default() };
         Ok(Response::new(ListContainersResponse { containers: vec![container; count] }))
+    }
+
+    /// The same in parts of one container each; no parts for `none`.
+    async fn stream_containers(
+        &self,
+        request: Request<StreamContainersRequest>,
+    ) -> RpcResult<BoxStream<StreamContainersResponse>> {
+        self.record_deadline("StreamContainers", &request);
+        let id = request.into_inner().filter.unwrap().id;
+        let Ok(count) = id.parse::<usize>() else {
+            return Err(Status::unimplemented("no parts"));
+        };
+        let part = || {
+            let image_ref = "i".repeat((1 << 20) - 16);
+            let containers = vec![Container { image_ref, ..Default::default() }];
+            Ok(StreamContainersResponse { containers })
+        };
+        let parts: Vec<_> = (0..count).map(|_| part()).collect();
+        Ok(Response::new(Box::pin(futures::stream::iter(parts))))
     }
 
     /// Like a Go server: no headers before the first event.

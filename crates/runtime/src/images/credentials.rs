@@ -1,4 +1,5 @@
-//! Registry credentials: from a pod's pull secrets, then from the node's docker config.
+//! Registry credentials: from a pod's pull secrets, then from the node's docker config, then from
+//! credential provider plugins.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use longshore_credential_provider::{AccountReference, Given, matches_image};
 use longshore_cri::v1::AuthConfig;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -18,8 +20,51 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 /// A credential that matches an image. No `Debug`: it must not be logged.
 pub(super) struct Credential {
     pub login: Login,
-    /// The secret that it is from; `None` if it is the node's.
-    pub secret: Option<SecretLogin>,
+    pub source: Source,
+}
+
+/// Where a credential is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The node, for all of its pods.
+    Node,
+    /// A pull secret.
+    Secret(SecretLogin),
+    /// A plugin, for a service account.
+    Account(AccountLogin),
+}
+
+/// A service account's coordinates.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AccountLogin {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// What a pod has to prove that it may use an image.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PodLogins {
+    pub secrets: Vec<SecretLogin>,
+    /// Its service account, if a plugin has given a credential for it.
+    pub account: Option<AccountLogin>,
+}
+
+impl PodLogins {
+    pub(super) fn of(credentials: &[Credential]) -> Self {
+        let mut logins = Self::default();
+        for credential in credentials {
+            match &credential.source {
+                Source::Node => {}
+                Source::Secret(secret) => logins.secrets.push(secret.clone()),
+                Source::Account(account) => {
+                    logins.account.get_or_insert_with(|| account.clone());
+                }
+            }
+        }
+        logins
+    }
 }
 
 /// A secret's coordinates, and the hash of its credential.
@@ -116,15 +161,33 @@ pub(super) fn matching<'a>(
             hash: String::new(),
         };
         match of_secret(secret) {
-            Some(logins) => keyring.add(logins, Some(&coordinates)),
+            Some(logins) => keyring.add(logins, &Source::Secret(coordinates)),
             None => warn!(name = coordinates.name, "secret has no registry credentials"),
         }
     }
     let mut found = keyring.matching(source);
     let mut node = Keyring::default();
-    node.add(of_node(root_dir), None);
+    node.add(of_node(root_dir), &Source::Node);
     found.extend(node.matching(source));
     found
+}
+
+/// The credentials that plugins have given that match an image, the most specific first; of the same
+/// pattern in the order of the plugins.
+pub(super) fn of_plugins(given: impl IntoIterator<Item = Given>, source: &str) -> Vec<Credential> {
+    let mut keyring = Keyring::default();
+    for Given { logins, account } in given {
+        let account = account.map_or(Source::Node, |account| {
+            let AccountReference { uid, namespace, name } = account;
+            Source::Account(AccountLogin { uid, namespace, name })
+        });
+        let login = |(pattern, login): (&String, &longshore_credential_provider::Login)| {
+            let (username, password) = (login.username.clone(), login.password.clone());
+            (pattern.clone(), Login { username, password, ..Login::default() })
+        };
+        keyring.add(logins.iter().map(login).collect(), &account);
+    }
+    keyring.matching(source)
 }
 
 fn of_secret(secret: &Secret) -> Option<Logins> {
@@ -162,14 +225,17 @@ fn of_node(root_dir: &Path) -> Logins {
 struct Keyring(BTreeMap<String, Vec<Credential>>);
 
 impl Keyring {
-    fn add(&mut self, logins: Logins, secret: Option<&SecretLogin>) {
+    fn add(&mut self, logins: Logins, source: &Source) {
         for (key, login) in logins {
             let Some(login) = login.resolved() else {
                 warn!(key, "cannot decode registry credentials");
                 continue;
             };
-            let secret = secret.map(|known| SecretLogin { hash: login.hash(), ..known.clone() });
-            self.0.entry(registry(&key)).or_default().push(Credential { login, secret });
+            let mut source = source.clone();
+            if let Source::Secret(secret) = &mut source {
+                secret.hash = login.hash();
+            }
+            self.0.entry(registry(&key)).or_default().push(Credential { login, source });
         }
     }
 
@@ -195,48 +261,6 @@ fn registry(key: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-/// Whether a key, `host[:port][/path]` with wildcards within the parts of the host, matches an
-/// image.
-fn matches_image(key: &str, source: &str) -> bool {
-    let split = |url: &'_ str| -> (String, String, String) {
-        let (host, path) = url.split_once('/').unwrap_or((url, ""));
-        let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
-        (host.to_owned(), port.to_owned(), path.to_owned())
-    };
-    let ((key_host, key_port, key_path), (host, port, path)) = (split(key), split(source));
-    let (patterns, parts): (Vec<_>, Vec<_>) =
-        (key_host.split('.').collect(), host.split('.').collect());
-    key_port == port
-        && path.starts_with(&key_path)
-        && patterns.len() == parts.len()
-        && patterns
-            .iter()
-            .zip(parts)
-            .all(|(pattern, part)| glob(pattern.as_bytes(), part.as_bytes()))
-}
-
-/// `*` matches any number of characters, `?` matches one.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    // Position of the last star, and of the text at that time: its match can only grow.
-    let mut star = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(c) if *c == b'?' || *c == text[t] => (p, t) = (p + 1, t + 1),
-            _ => {
-                let Some((at, reached)) = star else { return false };
-                (p, t) = (at + 1, reached + 1);
-                star = Some((at, reached + 1));
-            }
-        }
-    }
-    pattern[p..].iter().all(|c| *c == b'*')
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -244,21 +268,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_credential_keys_match_registry_and_path() {
+    fn image_credential_keys_are_registries() {
         for (key, source, expected) in [
-            ("docker.io", "docker.io/library/busybox", true),
-            ("reg.example:5000", "reg.example:5000/a", true),
-            ("reg.example:5000", "reg.example/a", false),
             ("https://reg.example/v2/", "reg.example/a", true),
             ("http://reg.example/v1/team", "reg.example/team/a", true),
             ("reg.example/team", "reg.example/other/a", false),
-            ("*.example", "reg.example/a", true),
-            ("*.example", "a.b.example/a", false),
-            ("us-*.re?.example", "us-east.reg.example/a", true),
-            ("*", "reg.example/a", false),
-            ("*a*a*.io", "banana.io/a", true),
-            ("*a*c.io", "banana.io/a", false),
-            ("reg.example", "docker.io/library/busybox", false),
         ] {
             assert_eq!(matches_image(&registry(key), source), expected, "{key} {source}");
         }
@@ -314,8 +328,36 @@ mod tests {
         let auths = json!({"reg.example": {"username": "pod", "password": "p"}});
         let secrets = [secret("s", ".dockerconfigjson", &auths)];
         let found = matching(&secrets, dir.path(), "reg.example/a");
-        let found = found.iter().map(|c| (c.login.username.as_str(), c.secret.is_some()));
+        let found = found.iter().map(|c| (c.login.username.as_str(), c.source != Source::Node));
         assert_eq!(found.collect::<Vec<_>>(), [("pod", true), ("node", false)]);
+    }
+
+    #[test]
+    fn image_credentials_of_plugins_are_ordered_by_pattern_and_plugin() {
+        let login = |user: &str| longshore_credential_provider::Login {
+            username: user.to_owned(),
+            password: "p".to_owned(),
+        };
+        let given = |logins: &[(&str, &str)], account: Option<&str>| Given {
+            logins: std::sync::Arc::new(
+                logins.iter().map(|(key, user)| ((*key).to_owned(), login(user))).collect(),
+            ),
+            account: account.map(|name| AccountReference {
+                uid: format!("uid-{name}"),
+                namespace: "ns".to_owned(),
+                name: name.to_owned(),
+            }),
+        };
+        let both = [
+            given(&[("*.example", "wide"), ("reg.example/team", "near")], None),
+            given(&[("reg.example/team", "account"), ("other.example", "other")], Some("x")),
+        ];
+        let found = of_plugins(both, "reg.example/team/app");
+        let users: Vec<&str> = found.iter().map(|own| own.login.username.as_str()).collect();
+        assert_eq!(users, ["near", "account", "wide"]);
+        let logins = PodLogins::of(&found);
+        assert!(logins.secrets.is_empty());
+        assert_eq!(logins.account.map(|own| own.name).as_deref(), Some("x"));
     }
 
     #[test]

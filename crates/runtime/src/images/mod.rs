@@ -1,13 +1,11 @@
 //! Images: checked before a container starts, pulled if the pull policy requires it, with backoff
 //! for failed pulls.
-//!
-//! Current limitations: credentials come from pull secrets and the node's docker config, not from
-//! credential provider plugins.
 
 mod credentials;
 mod events;
 mod failures;
 mod name;
+mod plugins;
 mod pull;
 mod records;
 
@@ -29,7 +27,7 @@ pub use records::Verification;
 use super::StartError;
 use super::metrics::Metrics;
 use super::security::ImageUser;
-use credentials::{Credential, SecretLogin};
+use credentials::{Credential, PodLogins};
 use events::ImageEvents;
 use failures::Failures;
 use longshore_base::clock;
@@ -37,6 +35,7 @@ use longshore_base::rate::TokenBucket;
 use longshore_client::events::PodEventRecorder;
 use longshore_client::objects::Objects;
 use longshore_config::GoDuration;
+use longshore_credential_provider::CredentialProviders;
 use name::Name;
 use pull::failure_reason;
 use records::{Access, Records};
@@ -89,6 +88,7 @@ pub struct Pulls {
 pub(super) struct Images {
     cri: Runtime,
     objects: Objects,
+    providers: CredentialProviders,
     pod_events: PodEventRecorder,
     slots: Semaphore,
     rate: Option<Mutex<TokenBucket>>,
@@ -103,19 +103,23 @@ impl Images {
     pub(super) fn new(
         cri: Runtime,
         objects: Objects,
+        providers: CredentialProviders,
         pod_events: PodEventRecorder,
         root_dir: PathBuf,
         pulls: &Pulls,
         metrics: Metrics,
     ) -> Self {
+        let records = Records::new(pulls.verification.clone(), &root_dir);
+        records.register_metrics(&metrics.registry);
         let bucket = |(rate, burst)| Mutex::new(TokenBucket::new(rate, burst, Instant::now()));
         Self {
             cri,
             objects,
+            providers,
             pod_events,
             slots: Semaphore::new(pulls.parallel.max(1)),
             rate: pulls.rate.map(bucket),
-            records: Records::new(pulls.verification.clone(), &root_dir),
+            records,
             root_dir,
             recovered: OnceCell::new(),
             failures: Mutex::new(Failures::new()),
@@ -186,7 +190,7 @@ impl Images {
         };
         if let Some(found) = found {
             self.recover().await;
-            let logins = async || secret_logins(credentials().await);
+            let logins = async || PodLogins::of(credentials().await);
             let check = self.records.check(requested, &found.id, logins).await;
             if let Some(label) = check.label() {
                 self.metrics.image_access_checked(label);
@@ -229,7 +233,7 @@ impl Images {
         let slot = self.slots.acquire().await.ok();
         let started = Instant::now();
         let pulled = self.pull(&image, credentials().await, sandbox_config).await;
-        let (reference, secret) = pulled.map_err(|error| {
+        let (reference, source) = pulled.map_err(|error| {
             self.metrics.pull_finished(spec::uid(pod), queued);
             events.record(true, "Failed", &format!("Failed to pull image {requested:?}: {error}"));
             let (reason, message) = failure_reason(requested, error);
@@ -242,7 +246,7 @@ impl Images {
         };
         drop(slot);
         self.failures().succeeded(&key);
-        intent.pulled(&reference, Access::of(secret));
+        intent.pulled(&reference, Access::of(source));
         let (took, total) = (go_duration(started.elapsed()), go_duration(queued.elapsed()));
         let size = found.size;
         self.metrics.pulled(spec::uid(pod), queued, size);
@@ -287,7 +291,11 @@ impl Images {
             );
             self.pod_events.pod(pod, true, "FailedToRetrieveImagePullSecret", &message);
         }
-        credentials::matching(secrets.iter().map(Arc::as_ref), &self.root_dir, source)
+        let mut found =
+            credentials::matching(secrets.iter().map(Arc::as_ref), &self.root_dir, source);
+        let given = plugins::credentials(&self.providers, &self.objects, events, source).await;
+        found.extend(credentials::of_plugins(given, source));
+        found
     }
 
     /// Recover the records of the last run of the daemon, once.
@@ -318,10 +326,6 @@ impl Images {
 /// The pod's annotations, for image calls.
 pub(super) fn annotations(pod: &Pod) -> BTreeMap<String, String> {
     pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect()
-}
-
-fn secret_logins(credentials: &[Credential]) -> Vec<SecretLogin> {
-    credentials.iter().filter_map(|credential| credential.secret.clone()).collect()
 }
 
 fn present(image: v1::Image) -> Present {

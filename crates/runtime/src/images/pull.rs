@@ -8,20 +8,20 @@ use longshore_cri::v1;
 use parking_lot::Mutex;
 
 use super::Images;
-use super::credentials::{Credential, SecretLogin};
+use super::credentials::{Credential, Source};
 
 /// The gRPC code of unknown errors.
 const UNKNOWN: i32 = 2;
 
 impl Images {
     /// Try each matching credential, or none if there is none. Returns the image reference, and the
-    /// secret of the credential.
+    /// source of the credential.
     pub(super) async fn pull(
         &self,
         image: &v1::ImageSpec,
         credentials: &[Credential],
         sandbox_config: &v1::PodSandboxConfig,
-    ) -> Result<(String, Option<SecretLogin>), String> {
+    ) -> Result<(String, Source), String> {
         let pull = async |auth| {
             if !self.is_within_rate() {
                 return Err("pull QPS exceeded".to_owned());
@@ -36,12 +36,12 @@ impl Images {
             })
         };
         if credentials.is_empty() {
-            return Ok((pull(None).await?, None));
+            return Ok((pull(None).await?, Source::Node));
         }
         let mut errors: Vec<String> = Vec::new();
         for credential in credentials {
             match pull(Some(credential.login.config())).await {
-                Ok(reference) => return Ok((reference, credential.secret.clone())),
+                Ok(reference) => return Ok((reference, credential.source.clone())),
                 Err(error) if errors.contains(&error) => {}
                 Err(error) => errors.push(error),
             }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use longshore_base::logging::{self, LoggingFlags};
 use longshore_duration::GoDuration;
 use longshore_gates::FeatureGates;
 
@@ -31,6 +32,9 @@ pub enum FlagError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Flags of the log.
+    #[error("{0}")]
+    Logging(String),
     /// Something that is no flag.
     #[error("\"kube-scheduler\" does not take any arguments, got {0:?}")]
     Argument(String),
@@ -152,6 +156,8 @@ pub struct Options {
     pub max_unschedulable: Duration,
     /// `--v`
     pub verbosity: u32,
+    /// The form of the log, and where it goes.
+    pub log: LoggingFlags,
     /// `--feature-gates`
     pub feature_gates: FeatureGates,
     /// Flags that were given and have no effect.
@@ -197,6 +203,7 @@ impl Default for Options {
             always_allow_paths: ["/healthz", "/readyz", "/livez"].map(str::to_owned).into(),
             max_unschedulable: Waits::default().max_unschedulable,
             verbosity: 0,
+            log: LoggingFlags::default(),
             feature_gates: FeatureGates::default(),
             without_effect: Vec::new(),
         }
@@ -210,7 +217,7 @@ const TLS_VERSIONS: [&str; 5] =
     ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
 
 /// Flags of upstream that have no effect here; those with `true` are booleans.
-const IGNORED: [(&str, bool); 20] = [
+const IGNORED: [(&str, bool); 13] = [
     ("allow-metric-labels", false),
     ("allow-metric-labels-manifest", false),
     ("contention-profiling", true),
@@ -219,26 +226,21 @@ const IGNORED: [(&str, bool); 20] = [
     ("emulation-forward-compatible", true),
     ("http2-max-streams-per-connection", false),
     ("kube-api-content-type", false),
-    ("log-flush-frequency", false),
-    ("log-json-info-buffer-size", false),
-    ("log-json-split-stream", true),
-    ("log-text-info-buffer-size", false),
-    ("log-text-split-stream", true),
-    ("logging-format", false),
     ("min-compatibility-version", false),
     ("permit-address-sharing", true),
     ("permit-port-sharing", true),
     ("show-hidden-metrics-for-version", false),
     ("unsupported-kube-api-over-localhost", true),
-    ("vmodule", false),
 ];
 /// Booleans that have an effect.
-const BOOLEANS: [&str; 7] = [
+const BOOLEANS: [&str; 9] = [
     "authentication-skip-lookup",
     "authentication-tolerate-lookup-failure",
     "disable-http2-serving",
     "help",
     "leader-elect",
+    "log-json-split-stream",
+    "log-text-split-stream",
     "profiling",
     "version",
 ];
@@ -299,6 +301,15 @@ impl Options {
             }
         }
         Ok(Parsed::Run(Box::new(own)))
+    }
+
+    /// What the log is started with.
+    ///
+    /// # Errors
+    /// The flags of the log are not valid.
+    pub fn logging(&self) -> Result<logging::Settings, FlagError> {
+        let settings = self.log.settings(self.verbosity, |gate| self.feature_gates.enabled(gate));
+        settings.map_err(FlagError::Logging)
     }
 
     fn knows(&self, name: &str) -> bool {
@@ -366,6 +377,13 @@ impl Options {
                 self.max_unschedulable = duration(name, text)?;
             }
             "v" => self.verbosity = value(name, text)?,
+            "logging-format" => text.clone_into(&mut self.log.logging_format),
+            "log-flush-frequency" => text.clone_into(&mut self.log.log_flush_frequency),
+            "vmodule" => text.clone_into(&mut self.log.vmodule),
+            "log-text-split-stream" => self.log.log_text_split_stream = value(name, text)?,
+            "log-json-split-stream" => self.log.log_json_split_stream = value(name, text)?,
+            "log-text-info-buffer-size" => text.clone_into(&mut self.log.log_text_info_buffer_size),
+            "log-json-info-buffer-size" => text.clone_into(&mut self.log.log_json_info_buffer_size),
             "tls-min-version" if TLS_VERSIONS.contains(&text) => {
                 text.clone_into(&mut self.tls_min_version)
             }
@@ -496,7 +514,12 @@ mod tests {
              --kubeconfig=/etc/kubernetes/scheduler.conf --leader-elect=true",
         );
         assert!(own.without_effect.is_empty(), "{own:?}");
-        assert_eq!(options("--vmodule=a=1").without_effect, ["vmodule"]);
+        let own = options("--vmodule=a=1 -v=2 --log-flush-frequency=1s");
+        assert!(own.without_effect.is_empty());
+        let log = own.logging().unwrap();
+        assert_eq!((log.verbosity, log.vmodule.len(), log.flush_frequency.as_secs()), (2, 1, 1));
+        let refused = options("--logging-format=xml").logging().unwrap_err().to_string();
+        assert!(refused.contains("Unsupported log format"), "{refused}");
     }
 
     #[test]

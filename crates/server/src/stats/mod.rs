@@ -5,8 +5,7 @@
 //! ten seconds, or for one second after containers were started or stopped. Nothing is collected
 //! without requests, but for the conditions of volumes with the gate CSIVolumeHealth.
 //!
-//! Current limitations: no accelerator or custom metrics, which upstream does not have any more;
-//! responses are not compressed.
+//! Current limitations: no accelerator or custom metrics, which upstream does not have any more.
 
 mod api;
 mod cadvisor;
@@ -38,6 +37,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::facts::Facts;
 use super::Refusal;
+use super::compress::compressed;
 
 /// Maximum age of a snapshot after containers were started or stopped.
 const CHANGED_MAX_AGE: Duration = Duration::from_secs(1);
@@ -162,11 +162,14 @@ impl From<Error> for Refusal {
 /// The stats endpoints of the node's ports, if any.
 pub(super) fn routes(endpoints: Option<StatsEndpoints>) -> Router {
     let Some(endpoints) = endpoints else { return Router::new() };
-    Router::new()
-        .route("/stats/summary", get(serve_summary).post(serve_summary))
+    let metrics = Router::new()
         .route("/metrics/resource", get(serve_resource_metrics))
         .route("/metrics/cadvisor", get(serve_cadvisor_metrics))
+        .with_state(endpoints.clone());
+    Router::new()
+        .route("/stats/summary", get(serve_summary).post(serve_summary))
         .with_state(endpoints)
+        .merge(compressed(metrics))
 }
 
 /// The endpoints of the cAdvisor port.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::images::credentials::SecretLogin;
+use crate::images::credentials::{AccountLogin, PodLogins, SecretLogin, Source};
 
 /// The maximum number of credentials of an image that are recorded when they are only seen.
 const MAX_LOGINS: usize = 100;
@@ -13,31 +13,39 @@ const MAX_LOGINS: usize = 100;
 pub(in crate::images) struct Access {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     kubernetes_secrets: Vec<SecretLogin>,
-    /// Written by credential providers, and kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    kubernetes_service_accounts: Vec<serde_json::Value>,
+    kubernetes_service_accounts: Vec<AccountLogin>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) node_pods_accessible: bool,
 }
 
 impl Access {
     /// Access for all pods, or for those with a credential.
-    pub(in crate::images) fn of(secret: Option<SecretLogin>) -> Self {
-        Self {
-            node_pods_accessible: secret.is_none(),
-            kubernetes_secrets: secret.into_iter().collect(),
-            ..Self::default()
+    pub(in crate::images) fn of(source: Source) -> Self {
+        let mut access = Self::default();
+        match source {
+            Source::Node => access.node_pods_accessible = true,
+            Source::Secret(secret) => access.kubernetes_secrets.push(secret),
+            Source::Account(account) => access.kubernetes_service_accounts.push(account),
         }
+        access
+    }
+
+    /// Whether the credentials of a pod can matter.
+    pub(super) fn depends_on_logins(&self) -> bool {
+        let some =
+            !self.kubernetes_secrets.is_empty() || !self.kubernetes_service_accounts.is_empty();
+        some && !self.node_pods_accessible
     }
 
     /// Whether a pod with one of these credentials may use the image, and if so the credential that
     /// is not recorded yet in that form.
-    pub(super) fn allows<'a>(&self, logins: &'a [SecretLogin]) -> Option<Option<&'a SecretLogin>> {
+    pub(super) fn allows<'a>(&self, logins: &'a PodLogins) -> Option<Option<&'a SecretLogin>> {
         if self.node_pods_accessible {
             return Some(None);
         }
         let few = self.kubernetes_secrets.len() < MAX_LOGINS;
-        for login in logins {
+        for login in &logins.secrets {
             for known in &self.kubernetes_secrets {
                 let same_hash = !known.hash.is_empty() && known.hash == login.hash;
                 let same_secret = (&known.uid, &known.namespace, &known.name)
@@ -50,7 +58,8 @@ impl Access {
                 }
             }
         }
-        None
+        let account = logins.account.as_ref();
+        account.filter(|own| self.kubernetes_service_accounts.contains(own)).map(|_| None)
     }
 
     /// Add other access. Returns whether anything has changed.
@@ -80,6 +89,14 @@ impl Access {
         let order =
             |login: &SecretLogin| (login.namespace.clone(), login.name.clone(), login.uid.clone());
         self.kubernetes_secrets.sort_by_key(order);
+        for account in new.kubernetes_service_accounts {
+            if !self.kubernetes_service_accounts.contains(&account) {
+                self.kubernetes_service_accounts.push(account);
+                changed = true;
+            }
+        }
+        let order = |own: &AccountLogin| (own.namespace.clone(), own.name.clone(), own.uid.clone());
+        self.kubernetes_service_accounts.sort_by_key(order);
         changed
     }
 }

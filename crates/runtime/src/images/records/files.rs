@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use longshore_base::files;
 use serde::Serialize;
@@ -36,13 +36,22 @@ fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Unreadable> {
     }
 }
 
-pub(super) fn all<T: DeserializeOwned>(dir: &Path) -> Vec<T> {
+/// The files with records in a directory.
+fn records(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let files = entries.map(|entry| entry.path()).filter(|path| {
+    entries.map(|entry| entry.path()).filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("sha256-") && !name.ends_with(".tmp")
-    });
-    files.filter_map(|path| parse(&path).ok().flatten()).collect()
+    })
+}
+
+/// How many records a directory has.
+pub(super) fn count(dir: &Path) -> usize {
+    records(dir).count()
+}
+
+pub(super) fn all<T: DeserializeOwned>(dir: &Path) -> Vec<T> {
+    records(dir).filter_map(|path| parse(&path).ok().flatten()).collect()
 }
 
 pub(super) fn write(dir: &Path, text: &str, record: &impl Serialize) -> io::Result<()> {

@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::jiff::Timestamp;
 use longshore_cri::v1::Image;
+use longshore_metrics::{Kind, Labels, Registry};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::credentials::SecretLogin;
+use super::credentials::{PodLogins, Source};
 use super::name::Name;
 pub(super) use access::Access;
 use files::{Unreadable, all, read, remove, write};
@@ -130,6 +131,30 @@ impl Records {
         Self { verification, pulling, pulled, in_progress: Mutex::default() }
     }
 
+    /// Registers how many records there are; they are counted when somebody asks.
+    pub(super) fn register_metrics(&self, registry: &Registry) {
+        if self.is_off() {
+            return;
+        }
+        for (dir, name, help) in [
+            (
+                self.pulling.clone(),
+                "kubelet_imagemanager_ondisk_pullintents",
+                "[ALPHA] Number of ImagePullIntents stored on disk.",
+            ),
+            (
+                self.pulled.clone(),
+                "kubelet_imagemanager_ondisk_pulledrecords",
+                "[ALPHA] Number of ImagePulledRecords stored on disk.",
+            ),
+        ] {
+            registry.collect(move |text| {
+                let count = files::count(&dir) as f64;
+                text.family(name, help, Kind::Gauge).add(&Labels::NONE, count);
+            });
+        }
+    }
+
     /// Whether nothing is recorded, and present images are for all pods.
     pub(super) fn is_off(&self) -> bool {
         self.verification == Verification::Off
@@ -140,7 +165,7 @@ impl Records {
         &self,
         image: &str,
         image_ref: &str,
-        logins: impl AsyncFnOnce() -> Vec<SecretLogin>,
+        logins: impl AsyncFnOnce() -> PodLogins,
     ) -> Check {
         let record = {
             let in_progress = self.lock();
@@ -162,12 +187,19 @@ impl Records {
         let access =
             record.and_then(|mut record| record.credential_mapping.remove(name.repository));
         let Some(access) = access else { return Check::MustAuthenticate };
-        let logins = if access.node_pods_accessible { Vec::new() } else { logins().await };
+        let logins = match access.depends_on_logins() {
+            true => logins().await,
+            false => PodLogins::default(),
+        };
         match access.allows(&logins) {
             None => Check::MustAuthenticate,
             Some(unrecorded) => {
                 if let Some(login) = unrecorded {
-                    self.record_access(image, image_ref, Some(Access::of(Some(login.clone()))));
+                    self.record_access(
+                        image,
+                        image_ref,
+                        Some(Access::of(Source::Secret(login.clone()))),
+                    );
                 }
                 Check::ByRecord
             }

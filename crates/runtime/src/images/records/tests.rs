@@ -1,8 +1,19 @@
 use super::files::file_name;
 use super::*;
+use crate::images::credentials::{AccountLogin, SecretLogin};
 
 const IMAGE: &str = "reg.example/app:1";
 const REF: &str = "sha256:1234";
+
+/// Access with a secret.
+fn of(login: SecretLogin) -> Access {
+    Access::of(Source::Secret(login))
+}
+
+/// Access for all pods.
+fn for_all() -> Access {
+    Access::of(Source::Node)
+}
 
 fn login(name: &str, hash: &str) -> SecretLogin {
     SecretLogin {
@@ -14,7 +25,8 @@ fn login(name: &str, hash: &str) -> SecretLogin {
 }
 
 async fn allows(records: &Records, logins: &[SecretLogin]) -> bool {
-    records.check(IMAGE, REF, async || logins.to_vec()).await.is_allowed()
+    let logins = PodLogins { secrets: logins.to_vec(), account: None };
+    records.check(IMAGE, REF, async || logins).await.is_allowed()
 }
 
 #[tokio::test]
@@ -24,7 +36,7 @@ async fn image_pull_records_limit_private_images() {
     assert!(allows(&records, &[]).await, "it was not pulled by the node");
     let intention = records.record_intent(IMAGE).unwrap();
     assert!(!allows(&records, &[]).await, "it is being pulled");
-    intention.pulled(REF, Access::of(Some(login("a", "1"))));
+    intention.pulled(REF, of(login("a", "1")));
 
     assert!(!allows(&records, &[]).await);
     assert!(!allows(&records, &[login("b", "2")]).await);
@@ -35,7 +47,7 @@ async fn image_pull_records_limit_private_images() {
     let again = Records::new(Verification::Pulled, dir.path());
     assert!(allows(&again, &[login("b", "3")]).await && !allows(&again, &[]).await);
 
-    again.record_intent(IMAGE).unwrap().pulled(REF, Access::of(None));
+    again.record_intent(IMAGE).unwrap().pulled(REF, for_all());
     assert!(allows(&again, &[]).await, "it was pulled without a login");
 }
 
@@ -56,7 +68,7 @@ async fn image_verification_policies() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::new(policy.clone(), dir.path());
         assert_eq!(allows(&records, &[]).await, before, "{policy:?}");
-        records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
+        records.record_intent(IMAGE).unwrap().pulled(REF, of(login("a", "1")));
         assert_eq!(allows(&records, &[]).await, after, "{policy:?}");
     }
 }
@@ -79,7 +91,7 @@ async fn image_pull_records_equal_the_go_kubelets() {
     );
     drop(first);
     assert!(pulling.join(name).exists(), "another pull is under way");
-    second.pulled("testimageref", Access::of(Some(login("s", "h"))));
+    second.pulled("testimageref", of(login("s", "h")));
     assert!(!pulling.join(name).exists());
     let record = std::fs::read_to_string(pulled.join(file_name("testimageref"))).unwrap();
     let (head, tail) = record.split_once(r#""lastUpdatedTime":""#).unwrap();
@@ -99,7 +111,7 @@ async fn image_pull_records_equal_the_go_kubelets() {
 async fn image_pull_records_of_removed_images_are_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
-    records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(Some(login("a", "1"))));
+    records.record_intent(IMAGE).unwrap().pulled(REF, of(login("a", "1")));
     let hour = k8s_openapi::jiff::SignedDuration::from_hours(1);
     records.forget(REF, Timestamp::now() - hour);
     assert!(!allows(&records, &[]).await, "the removal is older than the pull");
@@ -112,7 +124,7 @@ async fn image_pull_records_of_removed_images_are_deleted() {
 async fn image_pull_records_are_recovered() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::new(Verification::Pulled, dir.path());
-    records.record_intent("gone:1").unwrap().pulled("sha256:gone", Access::of(None));
+    records.record_intent("gone:1").unwrap().pulled("sha256:gone", for_all());
     // A daemon that is killed drops nothing.
     std::mem::forget(records.record_intent(IMAGE).unwrap());
     std::mem::forget(records.record_intent("unfinished:1").unwrap());
@@ -125,8 +137,43 @@ async fn image_pull_records_are_recovered() {
     assert_eq!(intents.len(), 1);
     assert_eq!(intents[0].image, "unfinished:1");
     // An invalid file does not give access to a private image.
-    records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(None));
+    records.record_intent(IMAGE).unwrap().pulled(REF, for_all());
     assert!(allows(&records, &[]).await);
     std::fs::write(records.pulled.join(file_name(REF)), "{").unwrap();
     assert!(!allows(&records, &[]).await);
+}
+
+#[tokio::test]
+async fn image_pull_records_limit_images_of_service_accounts() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = Records::new(Verification::Pulled, dir.path());
+    let account = |name: &str| AccountLogin {
+        uid: format!("uid-{name}"),
+        namespace: "ns".to_owned(),
+        name: name.to_owned(),
+    };
+    let allows = async |name: Option<&str>| {
+        let logins = PodLogins { secrets: Vec::new(), account: name.map(account) };
+        records.check(IMAGE, REF, async || logins).await.is_allowed()
+    };
+    let pulled = |source| records.record_intent(IMAGE).unwrap().pulled(REF, Access::of(source));
+    pulled(Source::Account(account("b")));
+    assert!(allows(Some("b")).await && !allows(Some("a")).await && !allows(None).await);
+    pulled(Source::Account(account("a")));
+    pulled(Source::Account(account("a")));
+    assert!(allows(Some("b")).await && allows(Some("a")).await);
+    let file = dir.path().join("image_manager/pulled").join(file_name(REF));
+    let record = std::fs::read_to_string(&file).unwrap();
+    let expected = r#""kubernetesServiceAccounts":[{"uid":"uid-a","namespace":"ns","name":"a"},{"uid":"uid-b","namespace":"ns","name":"b"}]"#;
+    assert!(record.contains(expected), "{record}");
+    pulled(Source::Node);
+    assert!(allows(None).await);
+    let asked = std::cell::Cell::new(false);
+    records
+        .check(IMAGE, REF, async || {
+            asked.set(true);
+            PodLogins::default()
+        })
+        .await;
+    assert!(!asked.get(), "no plugin is called for an image that is for all pods");
 }
