@@ -57,31 +57,42 @@ async fn until_ready_is(cluster: &Cluster, name: &str, ready: &'static str) -> P
         .await
 }
 
-#[tokio::test]
-async fn readiness_probe_follows_the_server() {
-    let cluster = Cluster::start().await;
-    let folder = data(&cluster.host, "web");
-    // Longer than is waited for anything here.
-    let period = 3600;
-    let mut spec = probed(
-        &folder,
+/// A server that begins after a second, whose `/ready` is asked for with this period.
+fn served(folder: &Path, period: u32) -> Value {
+    probed(
+        folder,
         &format!("sleep 1; {SERVER}"),
         json!({
             "ports": [{"name": "web", "containerPort": 8080}],
             "readinessProbe": {"httpGet": {"port": "web", "path": "/ready"},
                 "periodSeconds": period, "failureThreshold": 1},
         }),
-    );
-    cluster.create("slow", spec.clone()).await;
+    )
+}
+
+#[tokio::test]
+async fn readiness_probe_early_attempts_wait_for_no_period() {
+    let host = Host::start().unwrap();
+    let args = vec!["--early-readiness-probes".to_owned()];
+    let cluster = Cluster::with_args(host, json!({}), &[], args).await;
+    let folder = data(&cluster.host, "web");
+    // Longer than is waited for anything here.
+    cluster.create("slow", served(&folder, 3600)).await;
     until_ready_is(&cluster, "slow", "False").await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(condition(&cluster.pod("slow").await, "Ready"), "False");
     fs::write(folder.join("ready"), "yes").unwrap();
     let pod = until_ready_is(&cluster, "slow", "True").await;
     assert_eq!((status_of(&pod).ready, status_of(&pod).started), (true, Some(true)));
+    cluster.host.assert_clean();
+}
 
-    spec["containers"][0]["readinessProbe"]["periodSeconds"] = json!(1);
-    cluster.create("web", spec).await;
+#[tokio::test]
+async fn readiness_probe_follows_the_server() {
+    let cluster = Cluster::start().await;
+    let folder = data(&cluster.host, "web");
+    fs::write(folder.join("ready"), "yes").unwrap();
+    cluster.create("web", served(&folder, 1)).await;
     let before = run_of(&until_ready_is(&cluster, "web", "True").await);
     fs::remove_file(folder.join("ready")).unwrap();
     let pod = until_ready_is(&cluster, "web", "False").await;
