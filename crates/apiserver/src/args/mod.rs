@@ -689,7 +689,7 @@ mod tests {
                 "--service-account-max-token-expiration",
             ),
             ("--secure-port=-1", "--secure-port"),
-            ("-v=256", "-v"),
+            ("-v=4294967296", "-v"),
             ("--service-cluster-ip-range=0.0.0.0/0", "--service-cluster-ip-range"),
             ("--service-cluster-ip-range=::/0", "--service-cluster-ip-range"),
             (
