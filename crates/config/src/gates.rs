@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 41] = [
+    const READ: [&str; 43] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -52,6 +52,7 @@ mod tests {
         "ContainerRestartRules",
         "ContainerStopSignals",
         "CustomCPUCFSQuotaPeriod",
+        "DRAExtendedResource",
         "DisableCPUQuotaWithExclusiveCPUs",
         "ExtendWebSocketsToKubelet",
         "GracefulNodeShutdown",
@@ -76,6 +77,7 @@ mod tests {
         "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",
+        "ResourceHealthStatusMessage",
         "RestartAllContainersOnContainerExits",
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",

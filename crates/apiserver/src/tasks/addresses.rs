@@ -146,7 +146,13 @@ impl Repair {
         let Some(gone) = change.previous.as_ref().and_then(value) else { return Ok(()) };
         let Some((namespace, name)) = Holder::of(&gone).service else { return Ok(()) };
         match api.registry.find(core("services")?, &namespace, &name).await {
-            Ok(Some(service)) => self.service(api, &service).await,
+            // The store is asked, not what the allocator knows: it may not have heard of this change yet.
+            Ok(Some(service)) => match object::name(&gone).parse() {
+                Ok(address) if Allocation::of(&service).addresses.contains(&address) => {
+                    self.address(api, &service, address).await
+                }
+                _ => Ok(()),
+            },
             Ok(None) => Ok(()),
             // A user may have written anything there.
             Err(error) if error.code < 500 => Ok(()),
