@@ -90,7 +90,10 @@ async fn post(pods: &Api<Pod>, pod: &Pod) -> Result<(String, Instant)> {
 }
 
 /// When each pod was first Ready, once all are.
-async fn all_ready(changes: &mut Changes, count: usize) -> Result<HashMap<String, Instant>> {
+pub(crate) async fn all_ready(
+    changes: &mut Changes,
+    count: usize,
+) -> Result<HashMap<String, Instant>> {
     let mut ready = HashMap::new();
     while ready.len() < count {
         let next = changes.next().await;

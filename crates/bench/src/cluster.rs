@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use longshore_testkit::{Apiserver, Host, Kubectl, Node, NodeOptions, wait_until};
+use longshore_testkit::{Apiserver, Controllers, Host, Kubectl, Node, NodeOptions, wait_until};
 use serde::Serialize;
 
 use crate::process::{self, Use};
@@ -60,6 +60,13 @@ impl<'a> Cluster<'a> {
         let mut cluster = Self { host, node, apiserver, client };
         cluster.wait_ready().await?;
         Ok(cluster)
+    }
+
+    /// Starts scheduler and controllers beside them, in one process.
+    pub(crate) fn start_controllers(&self) -> Result<Controllers> {
+        let signing = self.apiserver.signing_flags();
+        let signing: Vec<&str> = signing.iter().map(String::as_str).collect();
+        Ok(Controllers::start(self.host, &self.apiserver.admin_kubeconfig(), &signing)?)
     }
 
     async fn wait_ready(&mut self) -> Result<()> {

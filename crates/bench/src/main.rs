@@ -4,7 +4,7 @@
 //! Flow: `bench` plays the phases (`floor`, `burst`, `idle`, `restart`, `death`, `deletion`,
 //! `probes`, `pressure`), each of which gives a plain struct of results → `report` shows them as a
 //! table and as JSON. With `--services` it is `proxy` that is played, with `--nodes` `control_plane`, with
-//! `--config-maps` `api`, and nothing else.
+//! `--config-maps` `api`, with `--replicas` `deployment`, and nothing else.
 //!
 //! Current limitations: one node, pods without volumes, images already on the machine.
 
@@ -16,6 +16,7 @@ mod cluster;
 mod control_plane;
 mod death;
 mod deletion;
+mod deployment;
 mod floor;
 mod gates;
 mod idle;
@@ -80,6 +81,9 @@ struct Args {
     /// How often that pod changes.
     #[arg(long, default_value_t = 200)]
     changes: usize,
+    /// Measure how soon a deployment of so many replicas is ready, and nothing else.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=100))]
+    replicas: Option<u16>,
     /// Measure the apiserver with so many config maps, and nothing else.
     #[arg(long, value_name = "COUNT")]
     config_maps: Option<usize>,
@@ -150,6 +154,10 @@ async fn measure(args: &Args) -> Result<(String, String)> {
             peers: args.peers.clone(),
         };
         let results = control_plane::run(&settings).await?;
+        return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
+    }
+    if let Some(replicas) = args.replicas {
+        let results = deployment::run(replicas, args.repeat).await?;
         return Ok((results.to_string(), serde_json::to_string_pretty(&results)?));
     }
     if let Some(maps) = args.config_maps {
