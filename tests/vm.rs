@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{FOREVER, TIMEOUT, container, get_json, manifest};
+use common::{FOREVER, TIMEOUT, container, get_json, get_text, manifest};
 use longshore_testkit::{Image, wait_until};
 use serde_json::{Value, json};
 
@@ -77,8 +77,12 @@ struct StaticPod {
 
 impl StaticPod {
     fn create(name: &str, restart: &str, container: Value) -> Self {
+        Self::write(name, &manifest(name, restart, json!([container])))
+    }
+
+    fn write(name: &str, manifest: &str) -> Self {
         let file = Path::new(MANIFESTS).join(format!("{name}.yaml"));
-        fs::write(&file, manifest(name, restart, json!([container]))).unwrap();
+        fs::write(&file, manifest).unwrap();
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         Self { name: format!("{name}-{}", host.trim()), file }
     }
@@ -304,4 +308,136 @@ async fn systemd_service_stop_keeps_containers() {
     run("systemctl", &["daemon-reload"]);
     run("systemctl", &["restart", UNIT]);
     pod.remove().await;
+}
+
+/// Sends a signal as if it were logind's.
+fn announce_shutdown(destination: Option<&str>) {
+    let mut args = vec!["emit"];
+    let destination = destination.map(|name| format!("--destination={name}"));
+    args.extend(destination.as_deref());
+    args.extend(["/org/freedesktop/login1", "org.freedesktop.login1.Manager"]);
+    run("busctl", &[&args[..], &["PrepareForShutdown", "b", "true"]].concat());
+}
+
+/// The metric's value.
+async fn metric(name: &str) -> f64 {
+    let text = get_text(Ipv4Addr::LOCALHOST, "/metrics").await.unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+}
+
+/// The lock that delays a shutdown.
+fn has_lock() -> bool {
+    run("systemd-inhibit", &["--list", "--no-legend"])
+        .lines()
+        .any(|line| line.contains("kubelet") && line.contains("shutdown") && line.contains("delay"))
+}
+
+#[tokio::test]
+#[ignore = "takes the machine for its own: `make vm-test` runs it"]
+async fn node_shutdown_by_logind_ends_pods_in_order() {
+    const CONFIG: &str = "/var/lib/kubelet/config.yaml";
+    const POWEROFF: &str = "/etc/systemd/system/poweroff.target";
+    let config = fs::read_to_string(CONFIG).unwrap();
+    let periods = "shutdownGracePeriod: 60s\nshutdownGracePeriodCriticalPods: 30s\n";
+    fs::write(CONFIG, format!("{config}{periods}")).unwrap();
+    // The machine survives: the target does nothing, and then logind takes the announcement back.
+    fs::write(POWEROFF, "[Unit]\nDescription=No power-off\nDefaultDependencies=no\n").unwrap();
+    run("systemctl", &["daemon-reload"]);
+    start_node();
+    run("systemctl", &["restart", UNIT]);
+    wait_until(TIMEOUT, "a lock", async || if has_lock() { Ok(()) } else { Err(journal()) })
+        .await
+        .unwrap();
+    let delay = ["org.freedesktop.login1.Manager", "InhibitDelayMaxUSec"];
+    let path = ["org.freedesktop.login1", "/org/freedesktop/login1"];
+    let delay = run("busctl", &[&["get-property"], &path[..], &delay].concat());
+    assert_eq!(delay, "t 60000000", "logind waits for as long as the pods may take");
+
+    let trace = tempfile::tempdir().unwrap();
+    let traced = |name: &str, seconds: u32| {
+        let script = format!(
+            "trap 'sleep {seconds}; cat /proc/uptime >/trace/{name}; exit 0' TERM; \
+             while :; do sleep 0.2; done"
+        );
+        let mut container = container("c", &script);
+        container["volumeMounts"] = json!([{"name": "trace", "mountPath": "/trace"}]);
+        container
+    };
+    let create = |name: &str, class: &str, container: Value| {
+        let mut object: Value =
+            serde_json::from_str(&manifest(name, "Always", json!([container]))).unwrap();
+        object["spec"]["terminationGracePeriodSeconds"] = 25.into();
+        object["spec"]["volumes"] = json!([{"name": "trace", "hostPath": {"path": trace.path()}}]);
+        if !class.is_empty() {
+            object["spec"]["priorityClassName"] = class.into();
+            object["spec"]["priority"] = 2_000_001_000.into();
+        }
+        StaticPod::write(name, &object.to_string())
+    };
+    let usual = create("usual", "", traced("usual", 2));
+    let critical = create("critical", "system-node-critical", traced("critical", 0));
+    let before = run_of(&usual.until_ready().await);
+    critical.until_ready().await;
+
+    // Everybody may send signals on the bus: the node knows logind's.
+    announce_shutdown(None);
+    for name in run("busctl", &["list", "--no-legend", "--unique"]).lines() {
+        if name.contains("longshore") {
+            announce_shutdown(name.split_whitespace().next());
+        }
+    }
+    wait_until(TIMEOUT, "the signals are seen", async || {
+        match journal().matches("not from logind is ignored").count() {
+            2.. => Ok(()),
+            _ => Err(journal()),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(metric("kubelet_graceful_shutdown_start_time_seconds").await, 0.0);
+    assert_eq!(run_of(&usual.until_ready().await), before);
+
+    let args =
+        ["call", path[0], path[1], "org.freedesktop.login1.Manager", "PowerOff", "b", "false"];
+    run("busctl", &args);
+    for pod in [&usual, &critical] {
+        let ended = pod.until("failed", |pod| pod["status"]["phase"] == "Failed").await;
+        let status = &ended["status"];
+        assert_eq!(status["reason"], "Terminated", "{status}");
+        let message = "Pod was terminated in response to imminent node shutdown.";
+        assert_eq!(status["message"], message, "{status}");
+    }
+    wait_until(TIMEOUT, "the end of the shutdown", async || {
+        match metric("kubelet_graceful_shutdown_end_time_seconds").await {
+            0.0 => Err(journal()),
+            _ => Ok(()),
+        }
+    })
+    .await
+    .unwrap();
+    let ended_at = |name: &str| {
+        let text = fs::read_to_string(trace.path().join(name)).unwrap();
+        text.split_whitespace().next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(ended_at("usual") < ended_at("critical"), "critical pods end last");
+    let start = metric("kubelet_graceful_shutdown_start_time_seconds").await;
+    assert!(start > 0.0, "{start}");
+
+    // The node takes pods again under a new lock.
+    wait_until(TIMEOUT, "a new lock", async || {
+        let cancelled = journal().contains("detected shutdown cancellation");
+        if cancelled && has_lock() { Ok(()) } else { Err(journal()) }
+    })
+    .await
+    .unwrap();
+    let after = StaticPod::create("after", "Always", container("c", FOREVER));
+    after.until_ready().await;
+    for pod in [usual, critical, after] {
+        pod.remove().await;
+    }
+    fs::remove_file(POWEROFF).unwrap();
+    run("systemctl", &["daemon-reload"]);
+    fs::write(CONFIG, config).unwrap();
+    run("systemctl", &["restart", UNIT]);
 }

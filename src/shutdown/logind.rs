@@ -11,6 +11,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use longshore_base::panics;
 use tokio::time::timeout;
+use tracing::warn;
 use zbus::connection::Builder;
 use zbus::{Connection, MatchRule, Message, MessageStream, OwnedFd, OwnedVariant, Variant};
 
@@ -20,6 +21,8 @@ const LOGIND_MANAGER: &str = "org.freedesktop.login1.Manager";
 const SYSTEMD: &str = "org.freedesktop.systemd1";
 const SYSTEMD_PATH: &str = "/org/freedesktop/systemd1";
 const SYSTEMD_MANAGER: &str = "org.freedesktop.systemd1.Manager";
+const BUS: &str = "org.freedesktop.DBus";
+const BUS_PATH: &str = "/org/freedesktop/DBus";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// The node's own file among those of logind.
 const DROP_IN: &str = "/etc/systemd/logind.conf.d/99-kubelet.conf";
@@ -143,7 +146,6 @@ impl Announcer for Logind {
 
     async fn announcements(&self) -> Result<BoxStream<'static, bool>, Error> {
         let call = "PrepareForShutdown";
-        // From any sender, as upstream: the bus decides who may send it.
         let rule = MatchRule::builder()
             .msg_type(zbus::message::Type::Signal)
             .interface(LOGIND_MANAGER)
@@ -153,11 +155,37 @@ impl Announcer for Logind {
             .map_err(|source| Error::Call { call, source })?;
         let signals = MessageStream::for_match_rule(rule, &self.connection, Some(SIGNALS));
         let signals = with_timeout(call, signals).await?;
-        let values = signals.filter_map(|signal| {
-            let value = signal.ok().and_then(|signal| signal.body().deserialize::<bool>().ok());
-            std::future::ready(value)
+        let connection = self.connection.clone();
+        let values = signals.filter_map(move |signal| {
+            let connection = connection.clone();
+            async move {
+                let signal = signal.ok()?;
+                if let Err(why) = check_sender(&connection, &signal).await {
+                    warn!(why, "a signal {call} that is not from logind is ignored");
+                    return None;
+                }
+                signal.body().deserialize::<bool>().ok()
+            }
         });
         Ok(values.boxed())
+    }
+}
+
+/// An error unless logind has sent the signal: the bus lets every user send signals, also to one
+/// connection alone, and the node would end its pods for any of them.
+async fn check_sender(connection: &Connection, signal: &Message) -> Result<(), String> {
+    if !connection.is_bus() {
+        return Ok(());
+    }
+    let call = "GetNameOwner";
+    let owner = connection.call_method(Some(BUS), BUS_PATH, Some(BUS), call, &LOGIND);
+    let owner = with_timeout(call, owner).await.map_err(|error| error.to_string())?;
+    let body = owner.body();
+    let owner: &str = body.deserialize().map_err(|error| format!("{call}: {error}"))?;
+    let header = signal.header();
+    match header.sender().map(|sender| sender.as_str()) {
+        Some(sender) if sender == owner => Ok(()),
+        sender => Err(format!("sent by {sender:?}, logind is {owner}")),
     }
 }
 

@@ -21,7 +21,7 @@ use longshore_client::events::{EventType, Recorder, node_reference};
 use longshore_config::Config;
 use longshore_metrics::{Gauge, Registry};
 use longshore_pod::spec::{self, describe};
-use longshore_pod::status::{self, Verdict};
+use longshore_pod::status::Verdict;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use serde::{Deserialize, Serialize};
@@ -227,11 +227,7 @@ impl Shutdown {
     /// Pods that have not come to their end.
     fn active(&self) -> Vec<Arc<Pod>> {
         let mut pods = self.parts.desired.pods();
-        pods.retain(|pod| {
-            let latest = self.parts.status.latest(spec::uid(pod)).or_else(|| pod.status.clone());
-            let phase = latest.and_then(|latest| latest.phase);
-            !status::is_final(phase.as_deref().unwrap_or_default())
-        });
+        pods.retain(|pod| self.parts.status.is_active(pod));
         pods
     }
 
