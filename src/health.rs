@@ -9,7 +9,7 @@ use longshore_cri::Runtime;
 use longshore_podstate::observe;
 use longshore_podstate::observe::Observer;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use crate::registration::{Feeds, RuntimeHealth};
@@ -61,7 +61,7 @@ async fn feed_runtime(runtime: &Runtime, health: watch::Sender<RuntimeHealth>) {
         let checked = tokio::select! {
             checked = check => checked,
             // A runtime that restarts is not ready for a moment: the node's pods go on meanwhile.
-            () = passed(down_at) => {
+            () = time::until(down_at) => {
                 down_at = None;
                 let known = health.borrow().clone();
                 send(known.down());
@@ -88,13 +88,6 @@ async fn feed_runtime(runtime: &Runtime, health: watch::Sender<RuntimeHealth>) {
             }
             Err(_) => {}
         }
-    }
-}
-
-async fn passed(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -224,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn health_of_relists_is_told_in_upstreams_words() {
+    fn health_of_relists_is_reported_in_upstreams_words() {
         let error = |millis| pleg_error(Some(Duration::from_millis(millis)));
         assert_eq!(pleg_error(None).as_deref(), Some("pleg has yet to be successful"));
         assert_eq!(error(180_000), None);

@@ -1,12 +1,10 @@
-//! What the PodResources API tells of this node.
+//! What the PodResources API reports of this node.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use longshore_devices::pod_resources::{ClaimDevice, DynamicResource, Memory, Sources};
+use longshore_devices::pod_resources::{Memory, Sources, v1};
 use longshore_dra as dra;
-use longshore_pod::spec;
-use longshore_pod::status::is_final;
 use longshore_podstate::desired::Desired;
 use longshore_resources::managers::{Block, Managers};
 
@@ -26,13 +24,9 @@ impl Sources for NodeResources {
     }
 
     fn active_pods(&self) -> Vec<Arc<Pod>> {
-        let is_active = |pod: &Arc<Pod>| {
-            let latest = self.status.latest(spec::uid(pod));
-            let status = latest.as_ref().or(pod.status.as_ref());
-            let phase = status.and_then(|status| status.phase.as_deref());
-            !is_final(phase.unwrap_or_default())
-        };
-        self.desired.pods().into_iter().filter(is_active).collect()
+        let mut pods = self.desired.pods();
+        pods.retain(|pod| self.status.is_active(pod));
+        pods
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
@@ -55,23 +49,23 @@ impl Sources for NodeResources {
         memory(self.managers.allocatable_memory())
     }
 
-    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<v1::DynamicResource> {
         self.claims.resources(pod, container).into_iter().map(dynamic_resource).collect()
     }
 }
 
-fn dynamic_resource(of: dra::DynamicResource) -> DynamicResource {
-    let device = |of: dra::ClaimDevice| ClaimDevice {
-        driver: of.driver,
-        pool: of.pool,
-        device: of.device,
-        share: of.share_id,
-        cdi_devices: of.cdi_devices,
+fn dynamic_resource(own: dra::DynamicResource) -> v1::DynamicResource {
+    let resource = |own: dra::ClaimDevice| v1::ClaimResource {
+        cdi_devices: own.cdi_devices.into_iter().map(|name| v1::CdiDevice { name }).collect(),
+        driver_name: own.driver,
+        pool_name: own.pool,
+        device_name: own.device,
+        share_id: own.share_id,
     };
-    DynamicResource {
-        claim: of.claim_name,
-        namespace: of.claim_namespace,
-        devices: of.devices.into_iter().map(device).collect(),
+    v1::DynamicResource {
+        claim_name: own.claim_name,
+        claim_namespace: own.claim_namespace,
+        claim_resources: own.devices.into_iter().map(resource).collect(),
     }
 }
 

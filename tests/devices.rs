@@ -106,7 +106,7 @@ async fn devices_of_a_plugin_reach_containers_and_outlive_the_daemon() {
         })
         .await;
 
-    // What the PodResources API tells.
+    // The reply of the PodResources API.
     let socket = cluster.node.root_dir().join("pod-resources/kubelet.sock");
     let endpoint = longshore_grpc::Endpoint::parse(socket.to_str().unwrap()).unwrap();
     let mut client = PodResourcesListerClient::new(endpoint.channel());

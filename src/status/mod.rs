@@ -18,10 +18,11 @@ use longshore_base::retry::Delays;
 use longshore_base::{panics, time};
 use longshore_metrics::Registry;
 use longshore_pod::spec;
+use longshore_pod::status::is_final;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -128,6 +129,14 @@ impl StatusWriter {
         self.state().entries.get(uid).map(|entry| entry.wanted.clone())
     }
 
+    /// Whether the pod has not come to its end, by its latest status or that of its object.
+    pub fn is_active(&self, pod: &Pod) -> bool {
+        let state = self.state();
+        let latest = state.entries.get(spec::uid(pod)).map(|entry| &entry.wanted);
+        let phase = latest.or(pod.status.as_ref()).and_then(|status| status.phase.as_deref());
+        !is_final(phase.unwrap_or_default())
+    }
+
     /// Removes the pod.
     pub fn forget(&self, uid: &str) {
         let mut state = self.state();
@@ -184,12 +193,6 @@ impl StatusWriter {
             if stop.is_cancelled() && writes.is_empty() {
                 return;
             }
-            let retry = async {
-                match retry_at {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 Some(done) = writes.join_next(), if !writes.is_empty() => {
                     match done {
@@ -198,7 +201,7 @@ impl StatusWriter {
                     }
                 }
                 () = self.shared.work.notified() => {}
-                () = retry => {}
+                () = time::until(retry_at) => {}
                 () = stop.cancelled(), if !stop.is_cancelled() => {}
             }
         }

@@ -10,7 +10,7 @@ use longshore_pod::Timestamp;
 use longshore_pod::spec;
 use longshore_pod::status::{self, Verdict};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::act::StepContext;
 use super::admit::Admitted;
@@ -73,13 +73,7 @@ pub(super) struct Wake(pub(super) Option<Timestamp>);
 impl Wake {
     /// Until then.
     pub(super) async fn passed(&self) {
-        match self.0 {
-            None => std::future::pending().await,
-            Some(at) => {
-                let left = at.duration_since(clock::now());
-                sleep(Duration::try_from(left).unwrap_or_default()).await;
-            }
-        }
+        clock::until(self.0).await;
     }
 }
 
@@ -163,6 +157,8 @@ impl PodState {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! The wall clock.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 
 /// The current time. With the feature `testing` it is the time at the first call plus what has passed
@@ -10,6 +12,17 @@ pub fn now() -> Timestamp {
     return Timestamp::now();
     #[cfg(feature = "testing")]
     return testing::now();
+}
+
+/// Waits until that time; without one, forever.
+pub async fn until(at: Option<Timestamp>) {
+    match at {
+        Some(at) => {
+            let left = at.duration_since(now());
+            tokio::time::sleep(Duration::try_from(left).unwrap_or_default()).await;
+        }
+        None => std::future::pending().await,
+    }
 }
 
 #[cfg(feature = "testing")]
@@ -38,7 +51,7 @@ mod testing {
 mod tests {
     use std::time::Duration;
 
-    use super::now;
+    use super::{now, until};
 
     #[tokio::test(start_paused = true)]
     async fn clock_follows_paused_time() {
@@ -47,5 +60,14 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1000)).await;
             assert_eq!(now().duration_since(before).as_secs(), 1000);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_is_waited_for() {
+        let at = now().checked_add(jiff::SignedDuration::from_secs(60));
+        let at = at.unwrap_or(jiff::Timestamp::MAX);
+        until(Some(at)).await;
+        assert!(now() >= at);
+        until(Some(jiff::Timestamp::MIN)).await;
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Maximum duration of timers: about 30 years, as in tokio.
 pub const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
@@ -19,6 +19,14 @@ pub fn after(wait: Duration) -> Instant {
 #[must_use]
 pub fn later(start: Instant, wait: Duration) -> Instant {
     start.checked_add(wait.min(FOREVER)).unwrap_or(start)
+}
+
+/// Waits until that time; without one, forever.
+pub async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// An equal part of a span. Of no parts there is none.
@@ -37,6 +45,14 @@ pub fn seconds(count: i64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn time_is_waited_for_if_there_is_one() {
+        let at = after(Duration::from_secs(9));
+        until(Some(at)).await;
+        assert!(Instant::now() >= at);
+        assert!(tokio::time::timeout(FOREVER, until(None)).await.is_err());
+    }
 
     #[test]
     fn time_arithmetic_does_not_overflow() {

@@ -22,6 +22,7 @@ pub mod reviews;
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::unwrap_used)]
 pub mod scripted;
+mod selectors;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -42,6 +43,7 @@ pub use self::connection_pool::SharesConnection;
 pub use self::decode::{Item, Reports, Unreadable, object, optional};
 pub(crate) use self::kubeconfig::{current_cluster, current_user, decoded};
 pub use self::named::named;
+pub use self::selectors::field_selector;
 use self::transport::{Shared, Transport};
 pub use self::watches::{Encoded, watch, watch_encoded};
 

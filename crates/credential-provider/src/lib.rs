@@ -58,7 +58,7 @@ pub trait Requester: Sync {
     ) -> BoxFuture<'a, Result<Arc<str>, String>>;
 }
 
-/// A service account, as plugins are told of it.
+/// A service account, as plugins get it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Its UID.

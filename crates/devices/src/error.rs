@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use longshore_grpc::Failure;
-
 /// Why a plugin is not registered, or its devices cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -74,15 +72,6 @@ pub enum Error {
         /// The cause.
         why: String,
     },
-}
-
-/// A failure in the format of Go's gRPC, as users and tools know it.
-pub(crate) fn go_text(failure: Failure) -> String {
-    let code = match format!("{:?}", failure.code()).as_str() {
-        "Cancelled" => "Canceled".to_owned(),
-        code => code.to_owned(),
-    };
-    format!("rpc error: code = {code} desc = {}", failure.into_message())
 }
 
 /// As much of a text from outside as fits into a message.

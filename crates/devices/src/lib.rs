@@ -1,5 +1,5 @@
 //! Device plugins (v1beta1): their registration, the devices that they list, and the allocation of
-//! devices to containers; and the PodResources API, which tells monitoring agents who has what.
+//! devices to containers; and the PodResources API, which shows monitoring agents which container has which.
 //!
 //! [`Devices`] is the manager. The decisions are in `state`, without I/O; plugins are called outside
 //! of its lock, each call with a deadline. A pod passes through it like this:

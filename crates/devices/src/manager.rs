@@ -6,17 +6,18 @@ use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceHealth, ResourceStatus};
 use longshore_base::rate::TokenBucket;
+use longshore_base::time;
 use longshore_metrics::Counter;
 use longshore_pod::spec;
 use longshore_topology::{DeviceProvider, DeviceRefusal};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::checkpoint::Content;
-use crate::error::{Error, go_text};
+use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::options::ContainerDevices;
 use crate::plugin::Plugin;
@@ -229,7 +230,7 @@ impl Devices {
         };
         let mut stream = match plugin.devices().await {
             Ok(stream) => stream,
-            Err(failure) => return ended(&go_text(failure)),
+            Err(failure) => return ended(&failure.go_text()),
         };
         let now = || Instant::now().into_std();
         let mut bucket = TokenBucket::new(LIST_RATE, LIST_BURST, now());
@@ -239,20 +240,14 @@ impl Devices {
             let mut due = None;
             // The first list starts the wait for its turn.
             loop {
-                let turn = async {
-                    match due {
-                        Some(at) => sleep_until(at).await,
-                        None => std::future::pending().await,
-                    }
-                };
                 tokio::select! {
                     biased;
-                    () = turn => break,
+                    () = time::until(due) => break,
                     message = stream.message() => match message {
                         Ok(Some(list)) => {
                             newest = Some(list);
                             due = due.or_else(|| {
-                                Some(longshore_base::time::after(bucket.reserve(now())))
+                                Some(time::after(bucket.reserve(now())))
                             });
                         }
                         Ok(None) => { end = Some("EOF".to_owned()); break }
@@ -313,14 +308,8 @@ impl Devices {
                 });
             }
             let next = self.state().next_expiry();
-            let expiry = async {
-                match next {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = expiry => {}
+                () = time::until(next) => {}
                 changed = changed.changed() => if changed.is_err() { return },
             }
         }

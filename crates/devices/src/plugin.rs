@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::error::{Error, go_text};
+use crate::error::Error;
 use crate::select::Query;
 use crate::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::v1beta1::{
@@ -62,7 +62,7 @@ impl Plugin {
         let mut client = self.client.clone();
         let sent = client.get_device_plugin_options(request(Empty {}, Some(CONNECT)));
         let options = await_response(Some(CONNECT), sent).await;
-        options.map_err(|failure| Error::Options(go_text(failure)))
+        options.map_err(|failure| Error::Options(failure.go_text()))
     }
 
     /// The stream of the plugin's devices. It begins when the plugin sends its headers.
@@ -82,7 +82,7 @@ impl Plugin {
         };
         let mut client = self.client.clone();
         let sent = client.get_preferred_allocation(request(message, Some(PREFER)));
-        let response = await_response(Some(PREFER), sent).await.map_err(go_text)?;
+        let response = await_response(Some(PREFER), sent).await.map_err(Failure::go_text)?;
         let first = response.container_responses.into_iter().next();
         Ok(first.map(|first| first.device_i_ds).unwrap_or_default())
     }
@@ -97,7 +97,7 @@ impl Plugin {
         let mut client = self.client.clone();
         let sent = client.allocate(request(message, Some(ALLOCATE)));
         let response = await_response(Some(ALLOCATE), sent).await;
-        let response = response.map_err(|failure| Error::Allocate(go_text(failure)))?;
+        let response = response.map_err(|failure| Error::Allocate(failure.go_text()))?;
         Ok(response.container_responses.into_iter().next())
     }
 
@@ -106,6 +106,6 @@ impl Plugin {
         let mut client = self.client.clone();
         let sent = client.pre_start_container(request(message, Some(PRE_START)));
         let done = await_response(Some(PRE_START), sent).await;
-        done.map(drop).map_err(|failure| Error::PreStart(go_text(failure)))
+        done.map(drop).map_err(|failure| Error::PreStart(failure.go_text()))
     }
 }

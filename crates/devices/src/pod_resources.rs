@@ -57,33 +57,7 @@ pub struct Memory {
     pub nodes: Vec<u32>,
 }
 
-/// The devices that a container has by a resource claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DynamicResource {
-    /// The claim's name.
-    pub claim: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its devices.
-    pub devices: Vec<ClaimDevice>,
-}
-
-/// A device of a resource claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ClaimDevice {
-    /// Its driver.
-    pub driver: String,
-    /// Its pool.
-    pub pool: String,
-    /// Its name in the pool.
-    pub device: String,
-    /// Its share, if it is shared.
-    pub share: Option<String>,
-    /// Fully qualified names of its CDI devices.
-    pub cdi_devices: Vec<String>,
-}
-
-/// What the API tells besides devices of plugins.
+/// What the API reports besides the devices of plugins.
 pub trait Sources: Send + Sync + 'static {
     /// All pods of the node.
     fn pods(&self) -> Vec<Arc<Pod>>;
@@ -100,10 +74,7 @@ pub trait Sources: Send + Sync + 'static {
     /// The memory that can be exclusive.
     fn allocatable_memory(&self) -> Vec<Memory>;
     /// The devices that a container has by resource claims.
-    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
-        let _ = (pod, container);
-        Vec::new()
-    }
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<v1::DynamicResource>;
 }
 
 /// The server's inputs.
@@ -175,13 +146,12 @@ impl PodResources {
     fn container(&self, pod: &Pod, container: &Container) -> v1::ContainerResources {
         let Inner { sources, devices, .. } = &*self.inner;
         let (uid, name) = (spec::uid(pod), &container.name);
-        let dynamic = sources.dynamic_resources(pod, container).into_iter();
         v1::ContainerResources {
             name: name.clone(),
             devices: container_devices(&devices.of_container(uid, name)),
             cpu_ids: ids(sources.cpus(uid, name)),
             memory: memory(sources.memory(uid, name)),
-            dynamic_resources: dynamic.map(dynamic_resource).collect(),
+            dynamic_resources: sources.dynamic_resources(pod, container),
         }
     }
 }
@@ -302,21 +272,6 @@ fn memory(blocks: Vec<Memory>) -> Vec<v1::ContainerMemory> {
         }),
     };
     blocks.into_iter().map(block).collect()
-}
-
-fn dynamic_resource(own: DynamicResource) -> v1::DynamicResource {
-    let resource = |own: ClaimDevice| v1::ClaimResource {
-        cdi_devices: own.cdi_devices.into_iter().map(|name| v1::CdiDevice { name }).collect(),
-        driver_name: own.driver,
-        pool_name: own.pool,
-        device_name: own.device,
-        share_id: own.share,
-    };
-    v1::DynamicResource {
-        claim_name: own.claim,
-        claim_namespace: own.namespace,
-        claim_resources: own.devices.into_iter().map(resource).collect(),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A device plugin for tests, which does as it is told.
+//! A device plugin for tests, which follows a script.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use longshore_base::{clock, time};
+use longshore_base::clock;
 use longshore_grpc::{Code, Connection, Endpoint, Failure};
 use longshore_plugins::{Handler, Plugin as Registration, Refusal};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info};
 
@@ -249,20 +249,10 @@ impl Monitor {
         stream: &mut tonic::Streaming<crate::api::health::NodeWatchResourcesResponse>,
     ) -> Result<(), tonic::Status> {
         loop {
-            let now = clock::now();
-            let end = self.cache.lock().next_end(driver, now);
-            let expired = async {
-                match end {
-                    None => std::future::pending().await,
-                    Some(end) => {
-                        let left = Duration::try_from(end.duration_since(now)).unwrap_or_default();
-                        sleep_until(time::after(left)).await;
-                    }
-                }
-            };
+            let end = self.cache.lock().next_end(driver, clock::now());
             let message = tokio::select! {
                 message = stream.message() => message?,
-                () = expired => {
+                () = clock::until(end) => {
                     self.notify();
                     continue;
                 }

@@ -9,7 +9,7 @@ use kube::Client;
 use kube::api::{DeleteParams, ListParams};
 use kube::core::{Request, Resource as _};
 use longshore_base::retry::Delays;
-use longshore_client::error_message;
+use longshore_client::{error_message, field_selector};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::debug;
@@ -53,25 +53,11 @@ impl Slices {
     async fn delete(&self, driver: Option<&str>) -> kube::Result<String> {
         let own = ("spec.nodeName", self.node_name.as_str());
         let terms = driver.map(|driver| ("spec.driver", driver)).into_iter().chain([own]);
-        let terms: Vec<String> =
-            terms.map(|(field, value)| format!("{field}={}", escaped(value))).collect();
         let (delete, list) =
-            (DeleteParams::default(), ListParams::default().fields(&terms.join(",")));
+            (DeleteParams::default(), ListParams::default().fields(&field_selector(terms)));
         let request = Request::new(ResourceSlice::url_path(&(), None));
         let request = request.delete_collection(&delete, &list);
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request_text(request).await
     }
-}
-
-/// A value in a field selector.
-pub(crate) fn escaped(value: &str) -> String {
-    let mut escaped = String::with_capacity(value.len());
-    for c in value.chars() {
-        if matches!(c, '\\' | ',' | '=') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
 }

@@ -1,4 +1,4 @@
-//! A driver for tests, in memory or on real sockets. It records calls, and answers as it is told to.
+//! A driver for tests, in memory or on real sockets. It records calls, and answers as scripted.
 
 use std::collections::BTreeMap;
 use std::io;

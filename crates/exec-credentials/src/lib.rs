@@ -534,7 +534,7 @@ echo "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s
     }
 
     #[tokio::test]
-    async fn exec_plugin_is_told_of_the_cluster() {
+    async fn exec_plugin_gets_the_cluster() {
         let script = r#"printf %s "$KUBERNETES_EXEC_INFO" >"$DIR/info"; exit 3"#;
         let (dir, own) = plugin(script, |config| config.provide_cluster_info = true);
         let error = own.credential().await.unwrap_err().to_string();

@@ -146,12 +146,6 @@ impl Follow<'_> {
             let read_at = Instant::now();
             self = self.send_new().await?;
             let again_at = self.reader.again_at().map(Instant::from_std);
-            let again = async {
-                match again_at {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = self.output.closed() => return Err(Stop::Done),
@@ -159,7 +153,7 @@ impl Follow<'_> {
                     self.take(seen).await?;
                     sleep_until(time::later(read_at, PACE)).await;
                 }
-                () = again => {}
+                () = time::until(again_at) => {}
                 () = &mut ended => break,
             }
         }

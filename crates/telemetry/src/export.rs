@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use longshore_base::time;
 use longshore_grpc::{Failure, InvalidEndpoint, await_response, request};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -64,7 +65,7 @@ impl Exporter {
         loop {
             let Some(first) = self.spans.recv().await else { return };
             batch.push(*first);
-            let due = due_after(PERIOD);
+            let due = time::after(PERIOD);
             let mut open = true;
             while batch.len() < BATCH {
                 tokio::select! {
@@ -125,11 +126,6 @@ impl Exporter {
             _ => {}
         }
     }
-}
-
-fn due_after(period: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(period).unwrap_or(now)
 }
 
 /// A channel that connects with the first call.

@@ -119,7 +119,7 @@ async fn pod_in_a_lost_network_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_status_tells_recursive_read_only_mounts() {
+async fn pod_status_shows_recursive_read_only_mounts() {
     let node = Node::start().await;
     let pod = |name: &str| {
         let mounts = json!([
@@ -128,20 +128,20 @@ async fn pod_status_tells_recursive_read_only_mounts() {
         let volumes = json!([{"name": "v", "emptyDir": {}}]);
         pod(name, json!({"volumes": volumes}), json!({"name": name, "volumeMounts": mounts}))
     };
-    let told = |name: &str| {
+    let shown = |name: &str| {
         let container = node.api.status(name)["containerStatuses"][0].clone();
         container["volumeMounts"][0]["recursiveReadOnly"].clone()
     };
     node.api.put_pod(pod("p"));
     node.phase(5, "p", "Running").await;
-    assert_eq!(told("p"), "Disabled");
+    assert_eq!(shown("p"), "Disabled");
     node.health.send_modify(|health| {
         health.handlers = serde_json::from_value(json!([
             {"name": "", "features": {"recursiveReadOnlyMounts": true}},
         ]))
         .unwrap();
     });
-    node.within(5, "it is enabled", |_| told("p") == "Enabled").await;
+    node.within(5, "it is enabled", |_| shown("p") == "Enabled").await;
     node.api.delete_pod("p", 1);
     node.clean().await;
 }

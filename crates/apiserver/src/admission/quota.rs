@@ -18,7 +18,7 @@ use crate::kinds::{class_of, core, pod_qos};
 use crate::object;
 use crate::registry::{Registry, Write};
 use crate::schema::quantity::Quantity;
-use crate::schema::resources::{Amounts, pod_limits, pod_requests};
+use crate::schema::resources::{Amounts, is_huge_page, pod_limits, pod_requests};
 use crate::schema::value::{items, text};
 use crate::selector::LabelSelector;
 use crate::status::StatusError;
@@ -389,7 +389,7 @@ fn is_of(resource: &Resource, limited: &str) -> bool {
     match resource.plural {
         "pods" => {
             PODS.contains(&limited)
-                || limited.starts_with("hugepages-")
+                || is_huge_page(limited)
                 || limited.starts_with("requests.hugepages-")
                 || (limited.starts_with("requests.") && limited.contains('/'))
         }
@@ -531,7 +531,7 @@ fn computed(requests: &Amounts, limits: &Amounts) -> Amounts {
                 all.put(resource.as_str(), *amount);
                 all.put(format!("requests.{resource}"), *amount);
             }
-            name if name.starts_with("hugepages-") => {
+            name if is_huge_page(name) => {
                 all.put(name, *amount);
                 all.put(format!("requests.{name}"), *amount);
             }

@@ -147,7 +147,7 @@ impl Registry {
                 0 => PAGE,
                 limit => (limit - found).min(PAGE),
             };
-            // how many are left is told to those who want a part
+            // how many are left is shown in answers to limited lists
             let uncounted = request.limit == 0;
             let options = ListOptions { start: start.take(), limit: wanted, revision, uncounted };
             let went_on = options.start.clone().filter(|_| is_continued);

@@ -164,9 +164,7 @@ impl Registry {
         namespace: &str,
         name: &str,
     ) -> Result<Vec<u8>, StatusError> {
-        let key = keys::object(resource, namespace, name)?;
-        let stored = self.store.get(&key).await.map_err(refusal)?;
-        let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
+        let stored = self.stored(resource, namespace, name).await?;
         if let Some(stored) = ObjectText::of(resource, &stored) {
             let mut text = Vec::new();
             stored.append(&mut text);
@@ -188,6 +186,18 @@ impl Registry {
             Some(stored) => self.decode(resource, &stored).await.map(Some),
             None => Ok(None),
         }
+    }
+
+    /// One object as it is stored; 404 when there is none.
+    async fn stored(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<KeyValue, StatusError> {
+        let key = keys::object(resource, namespace, name)?;
+        let stored = self.store.get(&key).await.map_err(refusal)?;
+        stored.ok_or_else(|| StatusError::not_found(resource, name))
     }
 
     /// All objects of a resource, in one namespace or (empty) in all.
@@ -268,15 +278,14 @@ impl Registry {
         (namespace, name): (&str, &str),
         dry_run: bool,
     ) -> Result<Option<Written>, StatusError> {
-        let key = keys::object(resource, namespace, name)?;
-        let stored = self.store.get(&key).await.map_err(refusal)?;
-        let stored = stored.ok_or_else(|| StatusError::not_found(resource, name))?;
+        let stored = self.stored(resource, namespace, name).await?;
         if read(&stored).is_ok() {
             return Ok(None);
         }
         let mut revision = stored.mod_revision;
         if !dry_run {
-            (_, revision) = self.store.delete(&key, revision).await.map_err(refusal)?;
+            let key = &stored.key;
+            (_, revision) = self.store.delete(key, revision).await.map_err(refusal)?;
             self.note(resource, revision);
             tracing::warn!(key, "an undecodable object was deleted");
         }
@@ -315,9 +324,7 @@ impl Registry {
         dry_run: bool,
         mut decide: impl FnMut(&Value) -> Result<Write, StatusError> + Send,
     ) -> Result<Written, StatusError> {
-        let key = keys::object(resource, namespace, name)?;
-        let absent = || StatusError::not_found(resource, name);
-        let mut stored = self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?;
+        let mut stored = self.stored(resource, namespace, name).await?;
         for _ in 0..MAX_ATTEMPTS {
             let raw = read(&stored)?;
             let is_outdated = is_outdated(resource, &raw);
@@ -351,7 +358,7 @@ impl Registry {
             };
             let value = value.filter(|value| is_stale || *value != stored.value);
             let conflict = match self
-                .write_once(resource, &key, stored.mod_revision, value, deletes, ttl)
+                .write_once(resource, &stored.key, stored.mod_revision, value, deletes, ttl)
                 .await
             {
                 Ok(Some(written)) => return Ok(written),
@@ -367,7 +374,7 @@ impl Registry {
                 None if deletes && object::is_deleting(&current) => {
                     return Ok(Written { object: current, deleted: true, by_other: true });
                 }
-                None => self.store.get(&key).await.map_err(refusal)?.ok_or_else(absent)?,
+                None => self.stored(resource, namespace, name).await?,
             };
         }
         Err(StatusError::conflict(resource, name, MODIFIED))

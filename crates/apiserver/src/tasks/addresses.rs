@@ -187,17 +187,17 @@ impl Repair {
         let now = now.filter(|now| Allocation::of(now).addresses.contains(&address));
         let Some(service) = now else { return Ok(()) };
         let family = family_of(address);
-        let tell = async |reason: &str, note: String| {
+        let warn = async |reason: &str, note: String| {
             self.recorder.warn(api, &service, reason, SERVICE_ACTION, note).await;
         };
         if !api.services.is_in_range(address) {
-            tell("ClusterIPOutOfRange", format!(
+            warn("ClusterIPOutOfRange", format!(
                 "Cluster IP [{family}]: {address} is not within any configured Service CIDR; please recreate service"
             )).await;
             return Ok(());
         }
         let Some(object) = found else {
-            tell(
+            warn(
                 "ClusterIPNotAllocated",
                 format!("Cluster IP [{family}]: {address} is not allocated; repairing"),
             )
@@ -216,12 +216,12 @@ impl Repair {
                 None => None,
             };
             if other.is_some_and(|other| Allocation::of(&other).addresses.contains(&address)) {
-                tell("ClusterIPAlreadyAllocated", format!(
+                warn("ClusterIPAlreadyAllocated", format!(
                     "Cluster IP [{family}]:{address} was assigned to multiple services; please recreate service"
                 )).await;
                 return Ok(());
             }
-            tell("ClusterIPNotAllocated", format!(
+            warn("ClusterIPNotAllocated", format!(
                 "the ClusterIP [{family}]: {address} for Service {namespace}/{name} has a wrong reference; repairing"
             )).await;
         }
@@ -243,12 +243,12 @@ impl Repair {
         if !is_managed(&object) {
             return Ok(true);
         }
-        let tell = async |reason: &str, note: String| {
+        let warn = async |reason: &str, note: String| {
             self.recorder.warn(api, &object, reason, OBJECT_ACTION, note).await;
         };
         let Some((namespace, service)) = Holder::of(&object).service else {
             let parent = &object["spec"]["parentRef"];
-            tell("IPAddressNotAllocated", format!(
+            warn("IPAddressNotAllocated", format!(
                 "IPAddress {name} appears to have been modified, not referencing a Service {parent}: cleaning up"
             )).await;
             remove(api, &object).await?;
@@ -266,10 +266,10 @@ impl Repair {
             return Ok(false);
         }
         match found {
-            None => tell("IPAddressNotAllocated", format!(
+            None => warn("IPAddressNotAllocated", format!(
                 "IPAddress: {name} for Service {namespace}/{service} appears to have leaked: cleaning up"
             )).await,
-            Some(_) => tell("IPAddressWrongReference", format!(
+            Some(_) => warn("IPAddressWrongReference", format!(
                 "IPAddress: {name} for Service {namespace}/{service} has a wrong reference; cleaning up"
             )).await,
         }

@@ -42,12 +42,13 @@ pub(super) struct Line<'a> {
     file: &'a str,
     number: u32,
     message: String,
-    error: Option<String>,
+    /// The error, under the key that both formats have for it.
+    error: Option<(&'static str, Value)>,
     fields: Vec<(&'static str, Value)>,
 }
 
 /// The value of a field.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 enum Value {
     Text(String),
     /// A number or boolean, as both formats have it.
@@ -94,11 +95,10 @@ impl<'a> Line<'a> {
             self.number,
         );
         quote(&mut text, &self.message);
-        let error = self.error.iter().map(|error| ("err", Value::Text(error.clone())));
-        for (key, value) in error.chain(self.fields.iter().cloned()) {
+        for (key, value) in self.error.iter().chain(&self.fields) {
             let _ = write!(text, " {key}=");
             match value {
-                Value::Plain(value) => text.push_str(&value),
+                Value::Plain(value) => text.push_str(value),
                 Value::Text(value) if value.contains('\n') => {
                     text.push_str("<\n");
                     for line in value.trim_end_matches('\n').split('\n') {
@@ -106,7 +106,7 @@ impl<'a> Line<'a> {
                     }
                     text.push_str(" >");
                 }
-                Value::Text(value) => quote(&mut text, &value),
+                Value::Text(value) => quote(&mut text, value),
             }
         }
         text.push('\n');
@@ -132,14 +132,13 @@ impl<'a> Line<'a> {
             Level::DEBUG => text.push_str(",\"v\":3"),
             Level::TRACE => text.push_str(",\"v\":6"),
         }
-        let error = self.error.iter().map(|error| ("err", Value::Text(error.clone())));
-        for (key, value) in self.fields.iter().cloned().chain(error) {
+        for (key, value) in self.fields.iter().chain(&self.error) {
             text.push(',');
             escape(&mut text, key);
             text.push(':');
             match value {
-                Value::Plain(value) => text.push_str(&value),
-                Value::Text(value) => escape(&mut text, &value),
+                Value::Plain(value) => text.push_str(value),
+                Value::Text(value) => escape(&mut text, value),
             }
         }
         text.push_str("}\n");
@@ -149,7 +148,7 @@ impl<'a> Line<'a> {
     fn put(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::Text(text) | Value::Plain(text)) => self.message = text,
-            ("error", Value::Text(text)) => self.error = Some(text),
+            ("error", text @ Value::Text(_)) => self.error = Some(("err", text)),
             (name, value) => self.fields.push((name.trim_start_matches("r#"), value)),
         }
     }
@@ -289,7 +288,7 @@ mod tests {
             "I1126 18:30:00.001234    1234 pull.rs:12] \"a \\\"quoted\\\" message\\n\" pod=\"web\" count=7\n"
         );
         let mut failed = line(Level::ERROR);
-        failed.error = Some("no such\nfile".to_owned());
+        failed.error = Some(("err", Value::Text("no such\nfile".to_owned())));
         failed.message = "failed".to_owned();
         failed.fields.truncate(1);
         assert_eq!(
@@ -308,7 +307,7 @@ mod tests {
             "{\"ts\":1795717800001.234,\"caller\":\"images/pull.rs:12\",\"msg\":\"a \\\"quoted\\\" message\\n\",\"v\":0,\"pod\":\"web\",\"count\":7}\n"
         );
         let mut failed = line(Level::ERROR);
-        failed.error = Some("no \u{1}".to_owned());
+        failed.error = Some(("err", Value::Text("no \u{1}".to_owned())));
         assert_eq!(
             failed.json_at(now()),
             "{\"ts\":1795717800001.234,\"caller\":\"images/pull.rs:12\",\"msg\":\"a \\\"quoted\\\" message\\n\",\"pod\":\"web\",\"count\":7,\"err\":\"no \\u0001\"}\n"

@@ -14,15 +14,16 @@ use crate::output::Stderr;
 pub(super) struct Writer {
     /// The least severe level that goes to the standard error.
     errors: Level,
-    information: Option<Arc<Buffer<Stdout>>>,
+    information: Option<Arc<Buffer<io::Stdout>>>,
 }
 
 impl Writer {
     /// A writer; if it has a buffer, a thread writes it from time to time.
     pub(super) fn start(settings: &Settings) -> Self {
         let Settings { format, routing, flush_frequency, .. } = settings;
-        let information =
-            routing.split_stream.then(|| Arc::new(Buffer::new(Stdout, routing.info_buffer_size)));
+        let information = routing
+            .split_stream
+            .then(|| Arc::new(Buffer::new(io::stdout(), routing.info_buffer_size)));
         if let Some(buffer) = information.clone().filter(|_| routing.info_buffer_size > 0) {
             flush_periodically(buffer, *flush_frequency);
         }
@@ -47,7 +48,7 @@ impl Writer {
     }
 }
 
-fn flush_periodically(buffer: Arc<Buffer<Stdout>>, period: Duration) {
+fn flush_periodically(buffer: Arc<Buffer<io::Stdout>>, period: Duration) {
     let flush = move || {
         loop {
             std::thread::sleep(period);
@@ -56,19 +57,6 @@ fn flush_periodically(buffer: Arc<Buffer<Stdout>>, period: Duration) {
     };
     // without the thread, the buffer is written when it is full and at the end
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(flush);
-}
-
-/// Standard output.
-struct Stdout;
-
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        io::stdout().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stdout().flush()
-    }
 }
 
 /// Lines that are written when the next one does not fit; with size 0 at once.

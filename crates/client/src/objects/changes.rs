@@ -9,7 +9,7 @@ use longshore_base::{clock, time};
 use longshore_pod::spec;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::references::{self, Reference, References};
 
@@ -101,17 +101,8 @@ impl PendingChanges {
         let mut renewal = self.renewal.subscribe();
         loop {
             let at = *renewal.borrow_and_update();
-            let due = async {
-                match at {
-                    None => std::future::pending().await,
-                    Some(at) => {
-                        let left = at.duration_since(clock::now());
-                        sleep(Duration::try_from(left).unwrap_or_default()).await;
-                    }
-                }
-            };
             tokio::select! {
-                () = due => break,
+                () = clock::until(at) => break,
                 changed = renewal.changed() => if changed.is_err() { std::future::pending().await },
             }
         }

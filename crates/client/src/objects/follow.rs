@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::cache::{Key, Named};
 use super::{Error, REQUEST_TIMEOUT, within};
-use crate::{Item, SharesConnection};
+use crate::{Item, SharesConnection, field_selector};
 
 /// Backoff after failures, as upstream's: it doubles.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(800);
@@ -94,7 +94,7 @@ impl From<KubeError> for WatchError {
 
 impl Followed {
     fn selector(&self) -> ListParams {
-        ListParams::default().fields(&format!("metadata.name={}", escaped(&self.key.name)))
+        ListParams::default().fields(&field_selector([("metadata.name", &*self.key.name)]))
     }
 
     fn error<K: Named>(&self, error: KubeError) -> Error {
@@ -229,18 +229,6 @@ fn read<K: Named>(key: &Key, item: Option<Item<K>>) -> Found<K> {
         action: key.action::<K>(),
         reason: error.to_string().into(),
     })
-}
-
-/// A value in a field selector.
-fn escaped(value: &str) -> String {
-    let mut escaped = String::with_capacity(value.len());
-    for character in value.chars() {
-        if matches!(character, '\\' | ',' | '=') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
-    }
-    escaped
 }
 
 /// The lines of a piece of text, each with its end if that is there.

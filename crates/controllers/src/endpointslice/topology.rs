@@ -34,7 +34,7 @@ pub(super) fn distribution(service: &Service) -> Option<&str> {
     (is_known && !is_auto(service)).then_some(distribution)
 }
 
-/// What an event tells about the hints of a service's slices of one address type.
+/// What an event reports about the hints of a service's slices of one address type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Whether there are hints now.

@@ -60,18 +60,18 @@ impl Sources for Fixed {
         vec![Memory { resource: "hugepages-2Mi".to_owned(), size: 2 << 20, nodes: vec![1] }]
     }
 
-    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<DynamicResource> {
-        let device = ClaimDevice {
-            driver: "d".to_owned(),
-            pool: "p".to_owned(),
-            device: "x".to_owned(),
-            share: None,
-            cdi_devices: vec!["v/c=x".to_owned()],
+    fn dynamic_resources(&self, pod: &Pod, container: &Container) -> Vec<v1::DynamicResource> {
+        let device = v1::ClaimResource {
+            driver_name: "d".to_owned(),
+            pool_name: "p".to_owned(),
+            device_name: "x".to_owned(),
+            share_id: None,
+            cdi_devices: vec![v1::CdiDevice { name: "v/c=x".to_owned() }],
         };
-        let claim = DynamicResource {
-            claim: "claim".to_owned(),
-            namespace: "ns".to_owned(),
-            devices: vec![device],
+        let claim = v1::DynamicResource {
+            claim_name: "claim".to_owned(),
+            claim_namespace: "ns".to_owned(),
+            claim_resources: vec![device],
         };
         if (spec::uid(pod), &*container.name) == ("runs", "main") {
             vec![claim]
@@ -221,7 +221,7 @@ async fn pod_resources_are_served_on_a_socket() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_resources_are_told_at_a_limited_rate() {
+async fn pod_resources_requests_are_rate_limited() {
     let devices = Devices::default();
     let metrics = Metrics::new(&Registry::default());
     let server = PodResources::new(Fixed, devices, metrics, true);

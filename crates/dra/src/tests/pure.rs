@@ -17,7 +17,6 @@ use crate::error::Error;
 use crate::health::{self, Health, HealthCache, Report};
 use crate::names::{check, container_uses, is_for, pod_claims};
 use crate::plugin::Service;
-use crate::slices::escaped;
 use crate::testing::ScriptedDriver;
 
 pub(super) fn decoded<T: serde::de::DeserializeOwned>(value: Value) -> T {
@@ -305,12 +304,6 @@ fn driver_service_is_chosen_as_upstream_does() {
     assert_eq!(choose(&[]), Err(empty.to_owned()));
     let none = r#"none of services supported by the plugin (["1.0.0" "v2.DRAPlugin"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])"#;
     assert_eq!(choose(&["1.0.0", "v2.DRAPlugin"]), Err(none.to_owned()));
-}
-
-#[test]
-fn field_selector_values_are_escaped() {
-    assert_eq!(escaped("gpu.example.com"), "gpu.example.com");
-    assert_eq!(escaped(r"a,spec.nodeName=b\"), r"a\,spec.nodeName\=b\\");
 }
 
 fn at(seconds: i64) -> Timestamp {

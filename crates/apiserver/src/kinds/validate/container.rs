@@ -9,6 +9,7 @@ use super::{non_negative, one_of, supported, volume};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::is_huge_page;
 use crate::schema::value::{entries, is_zero, items, text};
 
 /// Which list of the pod a container is in.
@@ -284,7 +285,7 @@ pub(in crate::kinds) fn resources(path: &Path<'_>, resources: &Value, causes: &m
     for (name, request) in entries(&resources["requests"]) {
         resource_name(&requests_path.key(name), name, causes);
         quantity(&requests_path.key(name), name, request, causes);
-        let may_overcommit = is_native(name) && !name.starts_with("hugepages-");
+        let may_overcommit = is_native(name) && !is_huge_page(name);
         match (parse(request), parse(&limits[name])) {
             (Some(r), Some(l)) if r.amount() != l.amount() && !may_overcommit => {
                 causes.invalid(
@@ -360,7 +361,7 @@ fn resource_name(path: &Path<'_>, name: &str, causes: &mut Causes) {
     if complaints.is_empty()
         && !name.contains('/')
         && !matches!(name, "cpu" | "memory" | "ephemeral-storage")
-        && !name.starts_with("hugepages-")
+        && !is_huge_page(name)
     {
         causes.invalid(path, name, "must be a standard resource type or fully qualified");
         causes.invalid(path, name, "must be a standard resource for containers");

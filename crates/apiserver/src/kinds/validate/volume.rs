@@ -8,6 +8,7 @@ use super::{claim, one_of, storage};
 use crate::schema::field::{Causes, Path};
 use crate::schema::names;
 use crate::schema::quantity::Quantity;
+use crate::schema::resources::is_huge_page;
 use crate::schema::value::{items, text};
 
 const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
@@ -374,7 +375,7 @@ fn divisor(path: &Path<'_>, resource: &str, given: &str, causes: &mut Causes) {
     if !matches!(given, "" | "0") && !supported.contains(&given) {
         let kind = match kind {
             "ephemeral-storage" => "local ephemeral storage",
-            kind if kind.starts_with("hugepages-") => "hugepages",
+            kind if is_huge_page(kind) => "hugepages",
             kind => kind,
         };
         let why = format!("only divisor's values {words} are supported with the {kind} resource");

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn selinux_conflicts_are_told_to_both_pods_once() {
+    fn selinux_conflicts_are_reported_to_both_pods_once() {
         let mut volumes = Volumes::default();
         let mut add = |pod: &str, label: &str, policy: &str| {
             volumes.add("v", Some("d"), pod, labelling(label, policy))

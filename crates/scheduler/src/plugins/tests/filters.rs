@@ -467,7 +467,7 @@ fn filters_topology_spread() {
 }
 
 #[test]
-fn filters_spread_leaves_out_nodes_by_affinity_unless_told_otherwise() {
+fn filters_spread_leaves_out_nodes_by_affinity_unless_policy_is_ignore() {
     let nodes = [zoned("n1", "a"), zoned("n2", "b")];
     let others = [labelled("o", "web", "n1", json!({}))];
     let own = |policy: &str| {
