@@ -434,6 +434,7 @@ async fn run_with(
         tasks.spawn_restarting("claims of pods that are gone", move || {
             claims.clone().reconcile(known.clone())
         });
+        longshore_server::register_provider(registry, &config);
         let endpoints = StatsEndpoints::new(
             &config,
             stats.clone(),

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 43] = [
+    const READ: [&str; 44] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -70,6 +70,7 @@ mod tests {
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeSwap",
+        "PodAndContainerStatsFromCRI",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "QOSReserved",
