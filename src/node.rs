@@ -212,6 +212,8 @@ async fn run_with(
         drivers: drivers.clone(),
         node: client.is_some().then(|| node_object.subscribe()),
         claim_poll_interval: config.kubelet.sync_frequency.get(),
+        plugin_dir: PathBuf::from(&config.kubelet.volume_plugin_dir),
+        node_name: config.node_name.clone(),
     };
     let volumes = Volumes::new(parts, registry);
     let parts = longshore_dra::Parts {

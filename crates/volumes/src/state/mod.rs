@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 use crate::devices::Devices;
+use crate::flex::FlexDrivers;
 use crate::host::kernel::Kernel;
 use crate::host::tools::Tools;
 use crate::metrics::Metrics;
@@ -28,6 +29,7 @@ pub(crate) struct State {
     pub(crate) devices: Devices,
     pub(crate) tools: Tools,
     pub(crate) kernel: Kernel,
+    pub(crate) flex: FlexDrivers,
     pub(crate) csi: Csi,
     /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
     /// operation itself, which goes on when the caller is cancelled.
