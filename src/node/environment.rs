@@ -158,7 +158,8 @@ mod tests {
             (true, true, false, true, None),
             (true, true, true, false, Some(Behaviour::Require)),
         ] {
-            let mut config = Config::default();
+            let directory = tempfile::tempdir().unwrap();
+            let mut config = crate::testing::config(directory.path());
             config.gates = format!("{ROOTLESS}={gate}").parse().unwrap();
             config.kubelet.protect_kernel_defaults = protect;
             config.keep_kernel_tunables = keep;

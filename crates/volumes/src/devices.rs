@@ -53,7 +53,8 @@ impl InUse {
     /// device counts until its pod is set up again.
     pub fn attached(&self) -> Vec<String> {
         // Local ones are not, and those without this prefix are of FlexVolume drivers.
-        const ATTACHABLE: [&str; 3] = ["kubernetes.io/csi/", "kubernetes.io/fc/", "kubernetes.io/iscsi/"];
+        const ATTACHABLE: [&str; 3] =
+            ["kubernetes.io/csi/", "kubernetes.io/fc/", "kubernetes.io/iscsi/"];
         let is_attachable = |name: &&String| {
             let of_plugin = !name.starts_with("kubernetes.io/")
                 || ATTACHABLE.iter().any(|plugin| name.starts_with(plugin));

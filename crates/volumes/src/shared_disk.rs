@@ -164,10 +164,7 @@ fn disk_of<D: SharedDisk>(
     let plugin = real_dir(&root.join(layout::PLUGINS).join(D::PLUGIN));
     if !volume.block {
         let twins = mounts.twins(&volume.path(root, uid));
-        return Ok(twins
-            .into_iter()
-            .find(|twin| twin.starts_with(&plugin))
-            .and_then(D::of_path));
+        return Ok(twins.into_iter().find(|twin| twin.starts_with(&plugin)).and_then(D::of_path));
     }
     let maps = mounts.named(uid).filter_map(Path::parent);
     let mut maps = maps.filter(|map| map.starts_with(plugin.join("volumeDevices")));

@@ -8,8 +8,8 @@ use futures::future::join_all;
 use crate::error::{Error, FirstError};
 use crate::host::blocking;
 use crate::layout::{self, ReconstructedVolume};
-use crate::state::State;
 use crate::persistent::{Disk, FibreDisk};
+use crate::state::State;
 use crate::{csi, flex, local, nfs, shared_disk};
 
 impl State {

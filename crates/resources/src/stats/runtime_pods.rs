@@ -252,8 +252,10 @@ mod tests {
             PodSandboxStats::default(),
         ];
         let pods = join(&observed, listed);
-        let found: Vec<_> =
-            pods.iter().map(|pod| (pod.pod.name.as_str(), pod.pod.sandboxes[0].id.as_str())).collect();
+        let found: Vec<_> = pods
+            .iter()
+            .map(|pod| (pod.pod.name.as_str(), pod.pod.sandboxes[0].id.as_str()))
+            .collect();
         assert_eq!(found, [("a", "a1"), ("b", "b-old"), ("c", "c-new")]);
         let ids: Vec<_> = pods[0].containers.iter().map(|one| one.id.as_str()).collect();
         assert_eq!(ids, ["c1"], "neither ended ones nor those of others");

@@ -179,9 +179,12 @@ impl StatsEndpoints {
 
     async fn runtime_pods(&self) -> Result<RuntimePods, Error> {
         match self.shared.reporter {
-            Some(_) => {
-                self.shared.stats.runtime_pods(CHANGED_MAX_AGE).await.map(|pods| RuntimePods(Some(pods)))
-            }
+            Some(_) => self
+                .shared
+                .stats
+                .runtime_pods(CHANGED_MAX_AGE)
+                .await
+                .map(|pods| RuntimePods(Some(pods))),
             None => Ok(RuntimePods::default()),
         }
     }

@@ -256,6 +256,57 @@ mod tests {
     }
 
     #[test]
+    fn resource_metrics_of_the_runtime() {
+        use longshore_cri::v1::{LinuxPodSandboxStats, SwapUsage};
+        use longshore_resources::stats::RuntimeContainer;
+
+        let amount = |value| Some(UInt64Value { value });
+        let second = |second: i64| second * 1_000_000_000;
+        let cpu = CpuUsage {
+            timestamp: second(AT),
+            usage_core_nano_seconds: amount(1_500_000_000),
+            ..CpuUsage::default()
+        };
+        let swap = SwapUsage {
+            timestamp: second(AT),
+            swap_available_bytes: amount(10),
+            swap_usage_bytes: amount(5),
+        };
+        let stats = ContainerStats { cpu: Some(cpu), swap: Some(swap), ..Default::default() };
+        let known = pod("a", "1", AT, vec![]);
+        let pods = [RuntimePod {
+            pod: known.pod,
+            created_at: Timestamp::default(),
+            stats: LinuxPodSandboxStats { cpu: Some(cpu), ..Default::default() },
+            containers: vec![RuntimeContainer {
+                id: "c1".to_owned(),
+                name: "c".to_owned(),
+                created_at: Timestamp::default(),
+                stats,
+            }],
+        }];
+        let text = page(&snapshot(vec![]), Some(&pods));
+        let found = parse(&text).unwrap();
+        let labels = [("container", "c"), ("namespace", "ns"), ("pod", "a")];
+        for (name, value) in [
+            ("container_cpu_usage_seconds_total", 1.5),
+            ("container_memory_working_set_bytes", 0.0),
+            ("container_swap_usage_bytes", 5.0),
+            ("container_swap_limit_bytes", 15.0),
+        ] {
+            let samples: Vec<_> = found.samples(name, &labels).collect();
+            assert_eq!(samples.len(), 1, "{name}");
+            assert_eq!(samples[0].value, value, "{name}");
+        }
+        let labels = [("namespace", "ns"), ("pod", "a")];
+        let total = found.samples("pod_cpu_usage_seconds_total", &labels).next().unwrap();
+        assert_eq!((total.value, total.at), (1.5, Some(AT * 1000)));
+        assert_eq!(found.sum("pod_swap_usage_bytes", &labels), Some(5.0));
+        assert!(!found.families.contains_key("pod_memory_working_set_bytes"), "it is not reported");
+        assert_eq!(found.sum("node_cpu_usage_seconds_total", &[]), Some(2.5));
+    }
+
+    #[test]
     fn resource_metrics_scrape_error() {
         let found = parse(&failure()).unwrap();
         assert_eq!(found.series(), 2);

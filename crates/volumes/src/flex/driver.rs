@@ -173,14 +173,13 @@ impl Driver {
                 self.unsupported.lock().insert(command);
                 Ok(None)
             }
-            Err(message) => {
-                Err(Error::Flex { driver: self.name.clone(), message })
-            }
+            Err(message) => Err(Error::Flex { driver: self.name.clone(), message }),
         }
     }
 
     fn failed(&self, command: &str, output: &Output) -> Error {
-        let message = format!("{command} command ended with {:?} but reported success", output.code());
+        let message =
+            format!("{command} command ended with {:?} but reported success", output.code());
         Error::Flex { driver: self.name.clone(), message }
     }
 }
@@ -210,9 +209,8 @@ fn field<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
 fn answer(command: &str, text: &str) -> Result<Option<Answer>, String> {
     let fields: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| format!("{command} command printed no valid answer: {error}"))?;
-    let word = |name: &str| {
-        field(&fields, name).and_then(Value::as_str).unwrap_or_default().to_owned()
-    };
+    let word =
+        |name: &str| field(&fields, name).and_then(Value::as_str).unwrap_or_default().to_owned();
     match word("status").as_str() {
         SUCCESS => {
             let capabilities = field(&fields, "capabilities").and_then(Value::as_object).cloned();
@@ -263,14 +261,16 @@ mod tests {
             device(r#"{"status":"Failure","message":"no disk"}"#).unwrap_err(),
             "x command failed, status: Failure, reason: no disk"
         );
-        for text in ["", "{}", "[]", "null", "warning\n{\"status\":\"Success\"}", "{\"status\":1}"] {
+        for text in ["", "{}", "[]", "null", "warning\n{\"status\":\"Success\"}", "{\"status\":1}"]
+        {
             assert!(device(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn flex_capabilities_have_defaults() {
-        let of = |text: &str| Capabilities::of(&answer("init", text).unwrap().unwrap().capabilities);
+        let of =
+            |text: &str| Capabilities::of(&answer("init", text).unwrap().unwrap().capabilities);
         let all = Capabilities { attach: true, relabel: true, metrics: false, fs_group: true };
         assert_eq!(of(r#"{"status":"Success"}"#), all);
         assert_eq!(of(r#"{"status":"Success","capabilities":{"attach":"no"}}"#), all);

@@ -70,7 +70,10 @@ pub(super) async fn until_attached(task: &Task<'_>, source: &FlexSource) -> Resu
     let device = device_name(&source.driver, &task.persistent.spec_name);
     let attaches = driver.capabilities.attach;
     task.devices().hold(&device).await.add_user_attachable(task.uid(), attaches);
-    if !attaches || !task.devices().is_attach_controller_managed() || is_mounted(task, source).await? {
+    if !attaches
+        || !task.devices().is_attach_controller_managed()
+        || is_mounted(task, source).await?
+    {
         return Ok(());
     }
     match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {

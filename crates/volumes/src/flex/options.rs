@@ -25,9 +25,11 @@ const ACCOUNT: &str = "kubernetes.io/serviceAccount.name";
 pub(super) fn of_volume(task: &Task<'_>, source: &FlexSource) -> BTreeMap<String, String> {
     let mut options = source.options.clone();
     let access = if task.persistent.read_only { "ro" } else { "rw" };
-    for (key, value) in
-        [(FILE_SYSTEM, source.file_system.as_str()), (ACCESS, access), (NAME, &task.persistent.spec_name)]
-    {
+    for (key, value) in [
+        (FILE_SYSTEM, source.file_system.as_str()),
+        (ACCESS, access),
+        (NAME, &task.persistent.spec_name),
+    ] {
         options.insert(key.to_owned(), value.to_owned());
     }
     options
@@ -58,11 +60,9 @@ pub(super) async fn of_pod(
 }
 
 /// The data of the secret, whose type has to name the driver.
-async fn secret(
-    task: &Task<'_>,
-    source: &FlexSource,
-) -> Result<BTreeMap<String, Vec<u8>>, Error> {
-    let Some((namespace, name)) = source.secret.as_ref().filter(|(_, name)| !name.is_empty()) else {
+async fn secret(task: &Task<'_>, source: &FlexSource) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+    let Some((namespace, name)) = source.secret.as_ref().filter(|(_, name)| !name.is_empty())
+    else {
         return Ok(BTreeMap::new());
     };
     let namespace = namespace.as_deref().unwrap_or_else(|| spec::namespace(task.pod));

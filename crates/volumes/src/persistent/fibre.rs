@@ -98,7 +98,8 @@ impl FibreDisk {
     pub(crate) fn is_link(&self, name: &str) -> bool {
         match &self.identifiers {
             Identifiers::Targets { names, lun } => {
-                let start = |target: &String| name.strip_suffix(&format!("fc-0x{target}-lun-{lun}"));
+                let start =
+                    |target: &String| name.strip_suffix(&format!("fc-0x{target}-lun-{lun}"));
                 let is_host = |start: &str| {
                     start.is_empty() || start.starts_with("pci-") && start.ends_with('-')
                 };
@@ -128,7 +129,10 @@ mod tests {
     #[test]
     fn fc_disk_names_are_those_of_upstream() {
         let by_target = disk(&["50060e801049cfd1", "50060e801049cfd2"], Some(3), &[]);
-        assert_eq!(by_target.unique_name(), "kubernetes.io/fc/[50060e801049cfd1 50060e801049cfd2]:3");
+        assert_eq!(
+            by_target.unique_name(),
+            "kubernetes.io/fc/[50060e801049cfd1 50060e801049cfd2]:3"
+        );
         assert_eq!(by_target.dir_name(), "50060e801049cfd1-50060e801049cfd2-lun-3");
         let by_id = disk(&["ignored"], None, &["3600508b4", "VENDOR X  1"]);
         assert_eq!(by_id.unique_name(), "kubernetes.io/fc/[3600508b4 VENDOR_X__1]");

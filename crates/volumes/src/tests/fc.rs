@@ -139,7 +139,10 @@ async fn fc_disk_that_is_not_there_is_reported_as_root() {
     assert_eq!(san.world.mount(&pod).await.unwrap_err(), format!("{failed}no fc disk found"));
     for (source, expected) in [
         (json!({"lun": 0}), "no fc disk information found".to_owned()),
-        (json!({"wwids": ["../../x"]}), "\"../../x\" is not an identifier of an fc disk".to_owned()),
+        (
+            json!({"wwids": ["../../x"]}),
+            "\"../../x\" is not an identifier of an fc disk".to_owned(),
+        ),
     ] {
         san.claim(json!({"fc": source}));
         assert_eq!(san.world.mount(&pod).await.unwrap_err(), format!("{failed}{expected}"));

@@ -105,7 +105,10 @@ async fn flex_volume_is_mounted_for_its_pod_with_its_secret_as_root() {
     assert!(mounted.relabel && !mounted.read_only);
     let asked = vendor.asked();
     assert_eq!(asked[0], "init");
-    assert!(asked[1].starts_with("mount /node/pods/u1/volumes/example.com~share/data {"), "{asked:?}");
+    assert!(
+        asked[1].starts_with("mount /node/pods/u1/volumes/example.com~share/data {"),
+        "{asked:?}"
+    );
     assert_eq!(
         options(&asked[1]),
         json!({
@@ -215,10 +218,7 @@ async fn flex_drivers_come_and_go_and_change_as_root() {
     fs::rename(&program, &away).unwrap();
     let pod = inline("u1", json!({"driver": DRIVER}));
     let error = vendor.0.mount(&pod).await.unwrap_err();
-    let missing = format!(
-        "FlexVolume driver {DRIVER}: there is no program {}",
-        program.display()
-    );
+    let missing = format!("FlexVolume driver {DRIVER}: there is no program {}", program.display());
     assert!(error.ends_with(&missing), "{error}");
     fs::rename(&away, &program).unwrap();
     vendor.0.mount(&pod).await.unwrap();
@@ -264,9 +264,9 @@ async fn flex_drivers_that_fail_are_named_as_root() {
 /// Attached volumes have the names that pods give them.
 #[tokio::test]
 async fn flex_volume_of_another_pod_with_the_same_name_is_refused_as_root() {
-    let vendor =
-        Vendor::start(&[("init", OK), ("mountdevice", OK), ("unmountdevice", OK)]).await;
-    let volume = |uid: &str, id: &str| inline(uid, json!({"driver": DRIVER, "options": {"id": id}}));
+    let vendor = Vendor::start(&[("init", OK), ("mountdevice", OK), ("unmountdevice", OK)]).await;
+    let volume =
+        |uid: &str, id: &str| inline(uid, json!({"driver": DRIVER, "options": {"id": id}}));
     vendor.0.mount(&volume("u1", "1")).await.unwrap();
     vendor.0.mount(&volume("u2", "1")).await.unwrap();
     let error = vendor.0.mount(&volume("u3", "2")).await.unwrap_err();

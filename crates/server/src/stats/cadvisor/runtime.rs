@@ -15,11 +15,9 @@ pub(super) fn families(
     text: &mut Text,
 ) {
     let mut by_name = HashMap::<&str, Vec<&Metric>>::new();
-    let of_containers = |pod: &'_ PodSandboxMetrics| -> Vec<_> {
-        pod.container_metrics.iter().flat_map(|container| &container.metrics).collect()
-    };
     for pod in pods {
-        for metric in pod.metrics.iter().chain(of_containers(pod)) {
+        let of_containers = pod.container_metrics.iter().flat_map(|container| &container.metrics);
+        for metric in pod.metrics.iter().chain(of_containers) {
             by_name.entry(&metric.name).or_default().push(metric);
         }
     }
@@ -73,7 +71,8 @@ fn family(descriptor: &MetricDescriptor, metrics: &[&Metric], text: &mut Text) {
 
 /// Whether it is a valid name of a metric, or of a label (which has no colons and is not reserved).
 fn is_name(name: &str, of_metric: bool) -> bool {
-    let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || of_metric && byte == b':';
+    let valid =
+        |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || of_metric && byte == b':';
     name.bytes().all(valid)
         && name.bytes().next().is_some_and(|first| !first.is_ascii_digit())
         && (of_metric || !name.starts_with("__"))
@@ -127,7 +126,10 @@ mod tests {
                     cached,
                     metric("b_bytes", &["c1"], 8),
                     metric("b_bytes", &["too", "many"], 9),
-                    Metric { metric_type: MetricType::Counter.into(), ..metric("b_bytes", &["x"], 9) },
+                    Metric {
+                        metric_type: MetricType::Counter.into(),
+                        ..metric("b_bytes", &["x"], 9)
+                    },
                     Metric { value: None, ..metric("b_bytes", &["y"], 9) },
                     metric("machine_cpu_cores", &[], 9),
                     metric("not a name", &[], 9),

@@ -126,9 +126,8 @@ fn of_node(endpoints: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
     let machine = &snapshot.machine;
     let mut usage = convert::usage(&snapshot.node);
     if let Some(memory) = &mut usage.memory {
-        let capacity = machine.memory.limit;
-        memory.available_bytes =
-            capacity.map(|capacity| capacity.saturating_sub(memory.working_set_bytes));
+        let both = machine.memory.limit.zip(memory.working_set_bytes);
+        memory.available_bytes = both.map(|(capacity, used)| capacity.saturating_sub(used));
     }
     if let Some(swap) = &mut usage.swap {
         swap.swap_available_bytes = Some(machine.swap_free);
@@ -167,9 +166,9 @@ fn of_runtime(known: RuntimeFileSystems) -> RuntimeStats {
 }
 
 fn of_pod(pod: &PodGroup) -> Measured<'_> {
-    let containers = pod.newest().map(|(container, run)| {
-        (container.id.as_str(), of_container(container, &run.group))
-    });
+    let containers = pod
+        .newest()
+        .map(|(container, run)| (container.id.as_str(), of_container(container, &run.group)));
     let (ids, containers) = containers.unzip();
     let sandbox = pod.sandboxes.first();
     let created = pod.pod.sandboxes.first().map(|sandbox| sandbox.created_at);
@@ -192,11 +191,7 @@ fn of_pod(pod: &PodGroup) -> Measured<'_> {
 }
 
 fn reference(pod: &ObservedPod) -> PodReference {
-    PodReference {
-        name: pod.name.clone(),
-        namespace: pod.namespace.clone(),
-        uid: pod.uid.clone(),
-    }
+    PodReference { name: pod.name.clone(), namespace: pod.namespace.clone(), uid: pod.uid.clone() }
 }
 
 impl Measured<'_> {
@@ -217,8 +212,8 @@ impl Measured<'_> {
         }
         let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
         let persistent_volumes = storage.persistent_volumes.get(uid).into_iter().flatten();
-        let persistent_volumes = persistent_volumes
-            .map(|sample| of_persistent_volume(&stats.pod_ref.namespace, sample));
+        let persistent_volumes =
+            persistent_volumes.map(|sample| of_persistent_volume(&stats.pod_ref.namespace, sample));
         let volumes = own.into_iter().chain(persistent_volumes).collect();
         let ephemeral_storage = ephemeral_storage(uid, disk, &stats.containers, storage);
         PodStats { volumes, ephemeral_storage, ..stats }
@@ -394,7 +389,8 @@ mod tests {
     #[test]
     fn summary_omits_unknown_values() {
         let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);
-        let sample = serde_json::to_value(of_pod(&known).with_storage(&Storage::default())).unwrap();
+        let sample =
+            serde_json::to_value(of_pod(&known).with_storage(&Storage::default())).unwrap();
         let container = &sample["containers"][0];
         for (value, key) in [
             (&sample, "volume"),

@@ -153,3 +153,111 @@ fn network(network: &NetworkUsage) -> NetworkStats {
         interfaces: network.interfaces.iter().map(one).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use longshore_cri::v1::{ContainerStats as CriContainer, LinuxPodSandboxStats, ProcessUsage};
+    use longshore_resources::stats::fixture;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::stats::summary::Storage;
+
+    const AT: i64 = fixture::AT * 1_000_000_000;
+
+    fn amount(value: u64) -> Option<UInt64Value> {
+        Some(UInt64Value { value })
+    }
+
+    fn summary_of(stats: LinuxPodSandboxStats, containers: Vec<CriContainer>) -> Value {
+        let known = fixture::pod("a", "1", fixture::AT, vec![]);
+        let containers = containers.into_iter().enumerate().map(|(at, stats)| RuntimeContainer {
+            id: format!("c{at}"),
+            name: format!("n{at}"),
+            created_at: time_of_nanoseconds(AT),
+            stats,
+        });
+        let pod = RuntimePod {
+            pod: Arc::clone(&known.pod),
+            created_at: time_of_nanoseconds(AT),
+            stats,
+            containers: containers.collect(),
+        };
+        let storage = Storage { disks: HashMap::new(), ..Storage::default() };
+        serde_json::to_value(of_pod(&pod).with_storage(&storage)).unwrap()
+    }
+
+    #[test]
+    fn summary_of_the_runtime_has_what_it_reports() {
+        let psi = CriPsiStats {
+            full: Some(CriPsiData { total: 7, avg10: 1.5, avg60: 0.5, avg300: 0.1 }),
+            some: None,
+        };
+        let cpu = CpuUsage {
+            timestamp: AT,
+            usage_core_nano_seconds: amount(5),
+            usage_nano_cores: None,
+            psi: Some(psi),
+        };
+        let memory =
+            MemoryUsage { timestamp: AT, working_set_bytes: amount(6), ..MemoryUsage::default() };
+        let interface = NetworkInterfaceUsage {
+            name: "eth0".to_owned(),
+            rx_bytes: amount(1),
+            ..NetworkInterfaceUsage::default()
+        };
+        let swap = |used| SwapUsage {
+            timestamp: AT,
+            swap_available_bytes: None,
+            swap_usage_bytes: amount(used),
+        };
+        let stats = LinuxPodSandboxStats {
+            cpu: Some(cpu),
+            memory: Some(memory),
+            network: Some(NetworkUsage {
+                timestamp: AT,
+                default_interface: Some(interface.clone()),
+                interfaces: vec![interface],
+            }),
+            process: Some(ProcessUsage { timestamp: AT, process_count: amount(3) }),
+            ..LinuxPodSandboxStats::default()
+        };
+        let container = |used| CriContainer {
+            cpu: Some(cpu),
+            swap: Some(swap(used)),
+            ..CriContainer::default()
+        };
+        let found = summary_of(stats, vec![container(1), container(u64::MAX)]);
+        let now = "2023-11-14T22:13:20Z";
+        let none = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
+        let full = json!({"total": 7, "avg10": 1.5, "avg60": 0.5, "avg300": 0.1});
+        let cpu = json!({
+            "time": now, "usageCoreNanoSeconds": 5, "psi": {"full": full, "some": none},
+        });
+        assert_eq!((&found["cpu"], &found["containers"][0]["cpu"]), (&cpu, &cpu));
+        assert_eq!(found["memory"], json!({"time": now, "workingSetBytes": 6}));
+        assert_eq!(found["network"]["rxBytes"], 1);
+        assert_eq!(found["network"]["interfaces"], json!([{"name": "eth0", "rxBytes": 1}]));
+        assert_eq!(found["process_stats"], json!({"process_count": 3}));
+        assert_eq!(found["swap"]["swapUsageBytes"], u64::MAX, "the sum has a limit");
+        assert_eq!(found["containers"][1]["name"], "n1");
+        assert!(found.get("io").is_none());
+    }
+
+    #[test]
+    fn summary_of_the_runtime_omits_unknown_values() {
+        let found = summary_of(LinuxPodSandboxStats::default(), vec![CriContainer::default()]);
+        for key in ["cpu", "memory", "io", "network", "process_stats"] {
+            assert!(found.get(key).is_none(), "{key}");
+        }
+        let container = &found["containers"][0];
+        assert_eq!(container["cpu"]["usageCoreNanoSeconds"], 0);
+        assert_eq!(container["memory"]["workingSetBytes"], 0);
+        assert_eq!(container["swap"]["swapUsageBytes"], 0);
+        let found = summary_of(LinuxPodSandboxStats::default(), vec![]);
+        assert!(found.get("swap").is_none());
+    }
+}

@@ -87,7 +87,7 @@ pub(super) struct ContainerStats {
 }
 
 /// CPU time: nanoseconds per second, and total.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CpuStats {
     pub(super) time: Time,
