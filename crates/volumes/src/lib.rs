@@ -70,7 +70,6 @@ pub use sub_path::{SubPath, validate as validate_sub_path};
 use crate::plugins::Drivers;
 use dir::Dir;
 use error::if_exists;
-use flex::FlexDrivers;
 use host::blocking;
 use host::kernel::Kernel;
 use host::mounts::{Table, real};
@@ -83,6 +82,7 @@ use reconstruct::Reconstructed;
 use source::Source;
 use state::State;
 use state::csi::Csi;
+use state::flex::FlexDrivers;
 use stats::{MountedAt, PersistentMounts};
 
 /// Sets up and takes down the volumes of pods. A cheap handle.

@@ -6,7 +6,6 @@
 //!
 //! Current limitations: file systems are not expanded by drivers.
 
-mod driver;
 mod options;
 
 use std::ffi::OsStr;
@@ -26,10 +25,8 @@ use crate::layout::{self, ReconstructedVolume};
 use crate::mounted::Mounted;
 use crate::persistent::FlexSource;
 use crate::state::State;
+use crate::state::flex::{self as driver, Driver};
 use crate::task::Task;
-
-use driver::Driver;
-pub(crate) use driver::FlexDrivers;
 
 /// The file in the pod's directory with the source of its volume.
 const NOTE: &str = "flex.json";

@@ -1,6 +1,7 @@
 //! The state that the volumes of all pods share.
 
 pub(crate) mod csi;
+pub(crate) mod flex;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -13,12 +14,12 @@ use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
 use crate::devices::Devices;
-use crate::flex::FlexDrivers;
 use crate::host::kernel::Kernel;
 use crate::host::tools::Tools;
 use crate::metrics::Metrics;
 use crate::stats::PersistentMounts;
 use csi::Csi;
+use flex::FlexDrivers;
 
 /// What set-up and teardown of all volumes work with.
 pub(crate) struct State {
