@@ -8,7 +8,7 @@ mod task_set;
 mod tests;
 
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -212,6 +212,8 @@ async fn run_with(
         drivers: drivers.clone(),
         node: client.is_some().then(|| node_object.subscribe()),
         claim_poll_interval: config.kubelet.sync_frequency.get(),
+        plugin_dir: PathBuf::from(&config.kubelet.volume_plugin_dir),
+        node_name: config.node_name.clone(),
     };
     let volumes = Volumes::new(parts, registry);
     let parts = longshore_dra::Parts {
@@ -434,6 +436,7 @@ async fn run_with(
         tasks.spawn_restarting("claims of pods that are gone", move || {
             claims.clone().reconcile(known.clone())
         });
+        longshore_server::register_provider(registry, &config);
         let endpoints = StatsEndpoints::new(
             &config,
             stats.clone(),

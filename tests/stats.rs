@@ -390,3 +390,44 @@ async fn stats_cadvisor_endpoint_is_off_by_default() {
     drop(node);
     host.assert_clean();
 }
+
+/// The runtime reports pods. What it cannot report is read from cgroups in the summary, and missing in the
+/// metrics.
+#[tokio::test]
+async fn stats_of_pods_from_the_runtime() {
+    let host = Host::start().unwrap();
+    let config = json!({
+        "readOnlyPort": READ_ONLY, "featureGates": {"PodAndContainerStatsFromCRI": true},
+    });
+    let options =
+        NodeOptions { config: config.as_object().cloned().unwrap(), ..NodeOptions::default() };
+    let node = Node::standalone(&host, options).unwrap();
+    let ip = host.node_ip();
+    fs::write(node.manifests().join("idle.json"), idle().to_string()).unwrap();
+    let name = format!("idle-{}", host.name());
+    wait_until(TIMEOUT, "the pod is in the summary", async || {
+        let summary = document(ip, READ_ONLY, "/stats/summary").await?;
+        let pod = pod_of(&summary, &name)?;
+        let container = &pod["containers"][0];
+        within("cpu", &container["cpu"]["usageCoreNanoSeconds"], 1, u64::MAX)?;
+        within("memory", &container["memory"]["workingSetBytes"], 1, 100 * MI)?;
+        within("memory of the pod", &pod["memory"]["workingSetBytes"], 1, 100 * MI)?;
+        within("root", &container["rootfs"]["usedBytes"], 1, MI)?;
+        within("processes", &pod["process_stats"]["process_count"], 1, 12)?;
+        if pod["network"]["name"] == "eth0" { Ok(()) } else { Err(pod.to_string()) }
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error}"));
+    let resources = metrics(ip, "/metrics/resource").await.unwrap();
+    let labels = [("container", "c"), ("namespace", "default"), ("pod", name.as_str())];
+    assert!(resources.sum("container_cpu_usage_seconds_total", &labels).unwrap() > 0.0);
+    let provider = [("provider", "cri")];
+    // Its families are not in order.
+    let own = parse(&page(ip, READ_ONLY, "/metrics").await.unwrap()).unwrap();
+    assert_eq!(own.sum("kubelet_metrics_provider", &provider), Some(1.0));
+    let of_runtime = metrics(ip, "/metrics/cadvisor").await.unwrap();
+    assert!(of_runtime.sum("machine_cpu_cores", &[]).unwrap() > 0.0);
+    assert!(!of_runtime.families.contains_key("container_scrape_error"), "not those of cgroups");
+    drop(node);
+    host.assert_clean();
+}

@@ -14,6 +14,7 @@ use longshore_client::{self as client, ClientError, Limits};
 use longshore_config::Config;
 use longshore_cri::{Options, Runtime};
 use longshore_machine::addresses;
+use longshore_machine::process::is_in_user_namespace;
 use longshore_machine::tunables::{self, Behaviour};
 use longshore_metrics::Registry;
 use longshore_runtime as runtime;
@@ -104,12 +105,13 @@ impl Environment for Real {
     }
 
     fn prepare_machine(&self, config: &Config) -> Result<(), Error> {
-        let behaviour = match config.kubelet.protect_kernel_defaults {
-            true => Some(Behaviour::Require),
-            false => Some(Behaviour::Modify).filter(|_| !config.keep_kernel_tunables),
-        };
-        if let Some(behaviour) = behaviour {
-            tunables::apply(Path::new(tunables::SYSCTLS), behaviour)?;
+        let in_user_namespace = is_in_user_namespace();
+        if let Some(behaviour) = kernel_settings(config, in_user_namespace) {
+            let applied = tunables::apply(Path::new(tunables::SYSCTLS), behaviour);
+            if applied.is_err() && in_user_namespace && behaviour == Behaviour::Modify {
+                warn!("the node runs in a user namespace: the gate {ROOTLESS} ignores this error");
+            }
+            applied?;
         }
         share_root(&config.root_dir).map_err(Error::RootDirectory)
     }
@@ -124,5 +126,45 @@ impl Environment for Real {
             })
         }
         .boxed()
+    }
+}
+
+/// The gate of nodes that run in a user namespace.
+const ROOTLESS: &str = "KubeletInUserNamespace";
+
+/// What happens to kernel settings with other values than the node needs, if anything.
+fn kernel_settings(config: &Config, in_user_namespace: bool) -> Option<Behaviour> {
+    match config.kubelet.protect_kernel_defaults {
+        true => Some(Behaviour::Require),
+        false if config.keep_kernel_tunables => None,
+        false if in_user_namespace && config.gates.enabled(ROOTLESS) => {
+            Some(Behaviour::ModifyIfAllowed)
+        }
+        false => Some(Behaviour::Modify),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_settings_may_be_refused_in_a_user_namespace_with_the_gate() {
+        for (gate, in_user_namespace, protect, keep, expected) in [
+            (false, false, false, false, Some(Behaviour::Modify)),
+            (true, false, false, false, Some(Behaviour::Modify)),
+            (false, true, false, false, Some(Behaviour::Modify)),
+            (true, true, false, false, Some(Behaviour::ModifyIfAllowed)),
+            (true, true, false, true, None),
+            (true, true, true, false, Some(Behaviour::Require)),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut config = crate::testing::config(directory.path());
+            config.gates = format!("{ROOTLESS}={gate}").parse().unwrap();
+            config.kubelet.protect_kernel_defaults = protect;
+            config.keep_kernel_tunables = keep;
+            let found = kernel_settings(&config, in_user_namespace);
+            assert_eq!(found, expected, "{gate} {in_user_namespace} {protect} {keep}");
+        }
     }
 }

@@ -188,6 +188,8 @@ impl Node {
             drivers: Drivers::new("n", registry),
             node: None,
             claim_poll_interval: Duration::from_secs(60),
+            plugin_dir: settings.root_dir.join("flex"),
+            node_name: "n".to_owned(),
         };
         let volumes = Volumes::new(parts, registry);
         let observer = Observer::new(cri.clone(), registry);

@@ -132,7 +132,7 @@ pub(super) static EFFECTS: Effects<KubeletConfiguration> = &[
     ("kubeReservedCgroup", Full),
     ("enforceNodeAllocatable", Full),
     ("allowedUnsafeSysctls", Full),
-    none!("volumePluginDir", volume_plugin_dir, "there are no FlexVolumes"),
+    ("volumePluginDir", Full),
     ("providerID", Full),
     ("kernelMemcgNotification", Full),
     ("logging", Full),

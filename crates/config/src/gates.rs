@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 43] = [
+    const READ: [&str; 45] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -63,6 +63,7 @@ mod tests {
         "InPlacePodVerticalScalingInitContainers",
         "KubeletCrashLoopBackOffMax",
         "KubeletEnsureSecretPulledImages",
+        "KubeletInUserNamespace",
         "KubeletPodResourcesListUseActivePods",
         "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
@@ -70,6 +71,7 @@ mod tests {
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeSwap",
+        "PodAndContainerStatsFromCRI",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "QOSReserved",

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tracing::info;
+use tracing::{info, warn};
 
 /// Where the kernel has its settings.
 pub const SYSCTLS: &str = "/proc/sys";
@@ -27,6 +27,9 @@ const WANTED: [(&str, i64); 6] = [
 pub enum Behaviour {
     /// They are set.
     Modify,
+    /// They are set if the kernel lets this process do so, and left as they are otherwise: in a user
+    /// namespace (gate KubeletInUserNamespace).
+    ModifyIfAllowed,
     /// They are an error.
     Require,
 }
@@ -105,9 +108,15 @@ fn one(
     match behaviour {
         _ if actual == expected => Ok(()),
         Behaviour::Require => Err(Fault::Value { name, expected, actual }),
-        Behaviour::Modify => {
-            info!(name, expected, actual, "kernel setting changed");
-            std::fs::write(&path, expected.to_string()).map_err(failed("write"))
+        Behaviour::Modify | Behaviour::ModifyIfAllowed => {
+            info!(name, expected, actual, "changing kernel setting");
+            match std::fs::write(&path, expected.to_string()) {
+                Err(error) if behaviour == Behaviour::ModifyIfAllowed => {
+                    warn!(name, expected, actual, %error, "kernel setting is not changed");
+                    Ok(())
+                }
+                written => written.map_err(failed("write")),
+            }
         }
     }
 }
@@ -139,6 +148,25 @@ mod tests {
         std::fs::remove_file(directory.path().join("vm/panic_on_oom")).unwrap();
         let error = apply(directory.path(), Behaviour::Modify).unwrap_err().to_string();
         assert!(error.starts_with("open ") && error.contains("vm/panic_on_oom"), "{error}");
+    }
+
+    #[test]
+    fn kernel_tunables_that_cannot_be_set_are_passed_over_in_a_user_namespace() {
+        let directory = machine(WANTED);
+        let path = directory.path().join("kernel/panic");
+        std::fs::remove_file(&path).unwrap();
+        // Nobody may write it.
+        std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", path).unwrap();
+        std::fs::write(directory.path().join("vm/panic_on_oom"), "1\n").unwrap();
+        let error = apply(directory.path(), Behaviour::Modify).unwrap_err().to_string();
+        assert!(error.starts_with("write ") && error.contains("kernel/panic"), "{error}");
+        std::fs::write(directory.path().join("vm/panic_on_oom"), "1\n").unwrap();
+        apply(directory.path(), Behaviour::ModifyIfAllowed).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("vm/panic_on_oom")).unwrap();
+        assert_eq!(text, "0", "what can be set is");
+        // What it cannot read is an error there, too.
+        std::fs::remove_file(directory.path().join("vm/panic_on_oom")).unwrap();
+        apply(directory.path(), Behaviour::ModifyIfAllowed).unwrap_err();
     }
 
     #[test]

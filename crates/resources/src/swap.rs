@@ -75,9 +75,7 @@ pub fn is_on() -> bool {
 
 /// Whether tmpfs supports `noswap`. Tried below `dir` with older kernels. May block.
 pub fn supports_tmpfs_noswap(dir: &Path) -> bool {
-    let users = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let all_users = ["0", "0", "4294967295"];
-    if !users.is_empty() && !users.split_whitespace().eq(all_users) {
+    if longshore_machine::process::is_in_user_namespace() {
         debug!("tmpfs noswap is not supported in a user namespace");
         return false;
     }

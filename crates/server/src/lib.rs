@@ -58,7 +58,7 @@ pub use self::auth::NoApiserver;
 pub use self::debug::profiles;
 pub use self::metrics::Requests;
 pub use self::registries::NodeMetrics;
-pub use self::stats::StatsEndpoints;
+pub use self::stats::{StatsEndpoints, register_provider};
 pub use self::tls::TlsError;
 pub use self::zpages::{Zpages, zpages};
 

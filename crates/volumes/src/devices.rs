@@ -1,4 +1,4 @@
-//! Devices that pods of a node share: an iSCSI disk, a staged CSI volume, a mapped block device.
+//! Devices that pods of a node share: a disk of a SAN, a staged CSI volume, a mapped block device.
 //! Each has upstream's unique name, such as `kubernetes.io/csi/<driver>^<handle>`. It is locked
 //! during set-up and teardown, so that it is staged before the first use and unstaged after the
 //! last.
@@ -52,10 +52,13 @@ impl InUse {
     /// The names of the attachable ones, for `volumesInUse` of the node's status. A reconstructed
     /// device counts until its pod is set up again.
     pub fn attached(&self) -> Vec<String> {
-        const ATTACHABLE: [&str; 2] = ["kubernetes.io/csi/", "kubernetes.io/iscsi/"];
+        // Local ones are not, and those without this prefix are of FlexVolume drivers.
+        const ATTACHABLE: [&str; 3] =
+            ["kubernetes.io/csi/", "kubernetes.io/fc/", "kubernetes.io/iscsi/"];
         let is_attachable = |name: &&String| {
-            ATTACHABLE.iter().any(|plugin| name.starts_with(plugin))
-                && !self.unattached.contains(*name)
+            let of_plugin = !name.starts_with("kubernetes.io/")
+                || ATTACHABLE.iter().any(|plugin| name.starts_with(plugin));
+            of_plugin && !self.unattached.contains(*name)
         };
         let attachable = self.users.keys().filter(is_attachable);
         let mut names: Vec<_> = attachable.flat_map(|name| names(name)).collect();

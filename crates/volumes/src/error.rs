@@ -130,6 +130,17 @@ pub enum Error {
         /// The timeout.
         limit: Duration,
     },
+    /// A Fibre Channel disk cannot be found.
+    #[error("fc: {0}")]
+    Fc(String),
+    /// A FlexVolume driver is missing or failed.
+    #[error("FlexVolume driver {driver}: {message}")]
+    Flex {
+        /// The driver.
+        driver: String,
+        /// What is wrong, or what it printed about that.
+        message: String,
+    },
     /// The path of a local volume does not exist.
     #[error("path {:?} does not exist", .0)]
     NoLocal(PathBuf),
@@ -302,6 +313,11 @@ impl Error {
 
     pub(super) fn io(action: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::Io { action, path: path.to_owned(), source: source.into() }
+    }
+
+    /// The disk could not be attached, for that reason.
+    pub(super) fn unreached(self) -> Self {
+        Self::Unreached(Box::new(self))
     }
 
     /// Whether something is in use: as the system said, or a CSI driver that passes its words on.

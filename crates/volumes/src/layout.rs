@@ -31,11 +31,14 @@ pub(super) const PROJECTED: &str = "kubernetes.io~projected";
 pub(super) const LOCAL: &str = "kubernetes.io~local-volume";
 pub(super) const NFS: &str = "kubernetes.io~nfs";
 pub(super) const ISCSI: &str = "kubernetes.io~iscsi";
+pub(super) const FC: &str = "kubernetes.io~fc";
 pub(super) const CSI: &str = "kubernetes.io~csi";
 
 /// Names of plugins, in paths below `plugins` and in the unique names of devices.
 pub(super) const LOCAL_PLUGIN: &str = "kubernetes.io/local-volume";
 pub(super) const ISCSI_PLUGIN: &str = "kubernetes.io/iscsi";
+pub(super) const FC_PLUGIN: &str = "kubernetes.io/fc";
+pub(super) const FLEX_PLUGIN: &str = "kubernetes.io/flexvolume";
 
 /// Mode of directories that containers reach only through their mounts.
 const PRIVATE: u32 = 0o750;

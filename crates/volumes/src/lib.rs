@@ -16,6 +16,8 @@ mod devices;
 mod dir;
 mod empty_dir;
 mod error;
+mod fc;
+mod flex;
 mod host;
 mod host_path;
 mod iscsi;
@@ -34,6 +36,7 @@ pub mod plugins;
 mod reconstruct;
 mod remove;
 mod set_up;
+mod shared_disk;
 mod source;
 mod state;
 mod stats;
@@ -79,6 +82,7 @@ use reconstruct::Reconstructed;
 use source::Source;
 use state::State;
 use state::csi::Csi;
+use state::flex::FlexDrivers;
 use stats::{MountedAt, PersistentMounts};
 
 /// Sets up and takes down the volumes of pods. A cheap handle.
@@ -114,6 +118,10 @@ pub struct Parts {
     pub node: Option<watch::Receiver<Option<Arc<Node>>>>,
     /// The interval at which claims of volumes in use are checked for expansion.
     pub claim_poll_interval: Duration,
+    /// Where FlexVolume drivers are installed (`volumePluginDir`).
+    pub plugin_dir: PathBuf,
+    /// The name of the node, which attaching drivers are given.
+    pub node_name: String,
 }
 
 /// Makes the mount that holds the node's root directory shared, if it is not: Bidirectional mounts need
@@ -125,8 +133,7 @@ pub fn share_root(root: &Path) -> Result<(), Error> {
 impl Volumes {
     /// Volumes with these parts, and metrics in `registry`.
     pub fn new(parts: Parts, registry: &Registry) -> Self {
-        let Parts { root, objects, allocatable, pod_events, drivers, node, claim_poll_interval } =
-            parts;
+        let Parts { root, objects, allocatable, pod_events, drivers, node, .. } = parts;
         let metrics = Metrics::new(registry);
         csi::clear_stale_dirs(&root);
         let reconstructed = Reconstructed::from_disk(&root);
@@ -135,7 +142,7 @@ impl Volumes {
             tracing::warn!(unknown, "failed to reconstruct a volume from the pod directory");
         }
         let inner = State {
-            csi: Csi::new(drivers, objects.client().cloned(), claim_poll_interval),
+            csi: Csi::new(drivers, objects.client().cloned(), parts.claim_poll_interval),
             root,
             objects,
             allocatable,
@@ -143,6 +150,7 @@ impl Volumes {
             devices: Devices::new(reconstructed.users, node),
             tools: Tools::default(),
             kernel: Kernel::default(),
+            flex: FlexDrivers::new(parts.plugin_dir, parts.node_name),
             locks: Mutex::default(),
             metrics,
             persistent_mounts: PersistentMounts::default(),
@@ -186,7 +194,7 @@ impl Volumes {
             let mut mounted = self.set_up(pod, volume, &source).await?;
             let dir_name = persistent.as_ref().map(Persistent::dir_name);
             mounted.name = dir_name.unwrap_or_else(|| volume.name.clone());
-            if source.has_stats() {
+            if source.has_stats() && self.inner.flex.reports_stats(persistent.as_ref()) {
                 let (path, csi_volume) = (mounted.path.clone(), source.csi_volume());
                 let mount = MountedAt { path, csi_volume };
                 self.inner.persistent_mounts.insert(spec::uid(pod), &volume.name, mount);

@@ -1,6 +1,8 @@
 //! Persistent volumes as a pod uses them, whether through a claim or inline in the pod.
 
 mod disk;
+mod fibre;
+mod flex;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +18,8 @@ use crate::layout;
 use crate::stats::CsiVolume;
 
 pub(super) use disk::Disk;
+pub(super) use fibre::{FibreDisk, Identifiers};
+pub(super) use flex::FlexSource;
 
 /// The annotation with mount options of a PersistentVolume, which takes precedence over the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
@@ -55,6 +59,8 @@ pub(super) enum PersistentSource {
     Local(LocalVolumeSource),
     Nfs(NFSVolumeSource),
     Iscsi(Disk),
+    Fc(FibreDisk),
+    Flex(FlexSource),
     Csi(Box<CSIPersistentVolumeSource>),
     /// A CSI ephemeral volume.
     CsiInline(CSIVolumeSource),
@@ -83,10 +89,17 @@ impl Persistent {
             .or(spec.local.clone().map(PersistentSource::Local))
             .or(spec.nfs.clone().map(PersistentSource::Nfs))
             .or(spec.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_volume(source))))
+            .or(spec.fc.as_ref().map(|source| PersistentSource::Fc(FibreDisk::of(source))))
+            .or(spec
+                .flex_volume
+                .as_ref()
+                .map(|source| PersistentSource::Flex(FlexSource::of_volume(source))))
             .or(spec.csi.clone().map(|source| PersistentSource::Csi(Box::new(source))));
         let of_source = match &source {
             Some(PersistentSource::Nfs(source)) => source.read_only,
             Some(PersistentSource::Iscsi(disk)) => Some(disk.read_only),
+            Some(PersistentSource::Fc(disk)) => Some(disk.read_only),
+            Some(PersistentSource::Flex(source)) => Some(source.read_only),
             _ => None,
         };
         let affinity = spec.node_affinity.as_ref();
@@ -116,10 +129,17 @@ impl Persistent {
         let source = None
             .or(volume.nfs.clone().map(PersistentSource::Nfs))
             .or(volume.iscsi.as_ref().map(|source| PersistentSource::Iscsi(Disk::of_pod(source))))
+            .or(volume.fc.as_ref().map(|source| PersistentSource::Fc(FibreDisk::of(source))))
+            .or(volume
+                .flex_volume
+                .as_ref()
+                .map(|source| PersistentSource::Flex(FlexSource::of_pod(source))))
             .or(volume.csi.clone().map(PersistentSource::CsiInline))?;
         let read_only = match &source {
             PersistentSource::Nfs(source) => source.read_only.unwrap_or(false),
             PersistentSource::Iscsi(disk) => disk.read_only,
+            PersistentSource::Fc(disk) => disk.read_only,
+            PersistentSource::Flex(source) => source.read_only,
             PersistentSource::CsiInline(source) => source.read_only.unwrap_or(false),
             _ => false,
         };
@@ -198,6 +218,8 @@ impl Persistent {
             PersistentSource::Local(_) => layout::LOCAL_PLUGIN,
             PersistentSource::Nfs(_) => "kubernetes.io/nfs",
             PersistentSource::Iscsi(_) => layout::ISCSI_PLUGIN,
+            PersistentSource::Fc(_) => layout::FC_PLUGIN,
+            PersistentSource::Flex(_) => layout::FLEX_PLUGIN,
             PersistentSource::Csi(_) | PersistentSource::CsiInline(_) => "kubernetes.io/csi",
         }
     }
@@ -233,6 +255,5 @@ fn unsupported(name: &str, spec: &PersistentVolumeSpec) -> Error {
     if REMOVED.into_iter().any(has) {
         return Error::no_plugin(name);
     }
-    let kind = ["fc", "flexVolume"].into_iter().find(|kind| has(kind));
-    Error::UnsupportedPart(format!("persistent volume of kind {}", kind.unwrap_or("unknown")))
+    Error::UnsupportedPart("persistent volume of kind unknown".to_owned())
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::error::Error;
 use crate::host::mounts::Table;
 use crate::layout::{self, ReconstructedVolume, names};
-use crate::{csi, iscsi, local};
+use crate::persistent::{Disk, FibreDisk};
+use crate::{csi, flex, local, shared_disk};
 
 /// The reconstructed state.
 #[derive(Debug, Default)]
@@ -57,8 +58,9 @@ fn device(
 ) -> Result<Option<String>, Error> {
     match volume.plugin.as_str() {
         layout::LOCAL => Ok(Some(local::device_name(&volume.name))),
-        layout::ISCSI => iscsi::device_of(root, uid, volume, mounts),
+        layout::ISCSI => shared_disk::device_of::<Disk>(root, uid, volume, mounts),
+        layout::FC => shared_disk::device_of::<FibreDisk>(root, uid, volume, mounts),
         layout::CSI => csi::device_of(root, uid, volume),
-        _ => Ok(None),
+        _ => Ok(flex::device_of(volume)),
     }
 }

@@ -64,12 +64,12 @@ impl Task<'_> {
 
     /// The directory of the volume below the pod's, made if it is absent: from here on, teardown
     /// finds the volume.
-    pub(super) async fn make_target(&self, plugin: &'static str) -> Result<PathBuf, Error> {
+    pub(super) async fn make_target(&self, plugin: &str) -> Result<PathBuf, Error> {
         let (root, uid) = (self.node.root.clone(), self.uid().to_owned());
-        let name = self.persistent.spec_name.clone();
+        let (name, plugin) = (self.persistent.spec_name.clone(), plugin.to_owned());
         blocking(move || {
             let pod = layout::pod_dir(&root, &uid)?;
-            let volumes = layout::volumes_dir(&pod, plugin)?;
+            let volumes = layout::volumes_dir(&pod, &plugin)?;
             // An existing one may be an unresponsive mount, so it is not opened.
             match volumes.new_dir(&name, 0o750) {
                 Err(error) if error.errno() == Some(nix::errno::Errno::EEXIST) => {}

@@ -8,8 +8,9 @@ use futures::future::join_all;
 use crate::error::{Error, FirstError};
 use crate::host::blocking;
 use crate::layout::{self, ReconstructedVolume};
+use crate::persistent::{Disk, FibreDisk};
 use crate::state::State;
-use crate::{csi, iscsi, local, nfs};
+use crate::{csi, flex, local, nfs, shared_disk};
 
 impl State {
     /// Attempts all of them and returns the first error.
@@ -34,8 +35,10 @@ impl State {
         match volume.plugin.as_str() {
             layout::LOCAL => local::take_down(self, uid, volume).await,
             layout::NFS => nfs::take_down(self, uid, volume).await,
-            layout::ISCSI => iscsi::take_down(self, uid, volume).await,
+            layout::ISCSI => shared_disk::take_down::<Disk>(self, uid, volume).await,
+            layout::FC => shared_disk::take_down::<FibreDisk>(self, uid, volume).await,
             layout::CSI => csi::take_down(self, uid, volume).await,
+            _ if flex::is_of_driver(volume) => flex::take_down(self, uid, volume).await,
             // Ephemeral volumes, or unknown plugins, which are left alone.
             _ => Ok(()),
         }

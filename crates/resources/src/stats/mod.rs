@@ -26,6 +26,7 @@ mod open_files;
 mod pods;
 mod process;
 mod rates;
+mod runtime_pods;
 mod runtime_storage;
 mod snapshot;
 mod storage;
@@ -64,6 +65,7 @@ pub use disk::{PodDisk, VolumeUse};
 pub use machine::{Machine, Pids};
 pub use open_files::OpenFileCount;
 pub use process::{Interface, Processes, Traffic};
+pub use runtime_pods::{RuntimeContainer, RuntimePod};
 pub use runtime_storage::{FileSystems, RuntimeFileSystems, RuntimeUse};
 pub use snapshot::{Group, PodGroup, Run, Snapshot};
 pub use storage::{Layers, Logs};
@@ -99,6 +101,8 @@ struct Shared {
     /// By [`Detail`].
     snapshots: [Cached<Snapshot>; 3],
     rates: Rates,
+    runtime_pods: Cached<Option<Vec<RuntimePod>>>,
+    runtime_rates: Rates,
     open_files: OpenFiles,
     mounts: Mounts,
     disks: Mutex<HashMap<String, DiskEntry>>,
@@ -152,6 +156,8 @@ impl Stats {
             system: Cached::default(),
             snapshots: Default::default(),
             rates: Rates::default(),
+            runtime_pods: Cached::default(),
+            runtime_rates: Rates::default(),
             open_files: OpenFiles::default(),
             mounts: Mounts::default(),
             disks: Mutex::default(),

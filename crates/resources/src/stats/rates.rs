@@ -1,4 +1,4 @@
-//! CPU usage rates, from two samples of the same cgroup.
+//! CPU usage rates, from two samples of the same cgroup or container.
 //!
 //! No extra reads: the rate is that since the previous sample.
 
@@ -8,12 +8,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Group, Snapshot};
 
 /// Minimum interval between samples for a meaningful rate.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The last sample of each cgroup.
+/// The last sample of each cgroup or container.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<HashMap<String, Sample>>);
 
@@ -28,17 +28,29 @@ struct Sample {
 impl Rates {
     /// Sets the rates in a snapshot, and remembers its samples.
     pub(super) fn apply(&self, snapshot: &mut Snapshot) {
+        let samples = snapshot.groups_mut().filter_map(|group| {
+            let Group { path, reading, nano_cores, .. } = group;
+            Some((path.as_str(), reading.at, reading.cpu?.total, nano_cores))
+        });
+        self.update(samples);
+    }
+
+    /// Sets the rate of each sample, which is a name, a time, nanoseconds of CPU time, and where the rate
+    /// goes; and remembers these samples, but no others.
+    pub(super) fn update<'a>(
+        &self,
+        samples: impl Iterator<Item = (&'a str, Timestamp, u64, &'a mut Option<u64>)>,
+    ) {
         let mut known = self.0.lock();
         let mut next = HashMap::with_capacity(known.len());
-        for group in snapshot.groups_mut() {
-            let Some(cpu) = group.reading.cpu else { continue };
-            let sample = Sample { at: group.reading.at, used: cpu.total, rate: None };
-            let sample = match known.get(&group.path) {
+        for (name, at, used, rate) in samples {
+            let sample = Sample { at, used, rate: None };
+            let sample = match known.get(name) {
                 Some(before) => sample.after(before),
                 None => sample,
             };
-            group.nano_cores = sample.rate;
-            next.insert(group.path.clone(), sample);
+            *rate = sample.rate;
+            next.insert(name.to_owned(), sample);
         }
         *known = next;
     }

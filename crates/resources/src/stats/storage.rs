@@ -90,22 +90,20 @@ impl Stats {
         self.shared.logs.get_or_stale(freshness, read).await
     }
 
-    /// Disk usage of those pods, by UID, and the writable layers of their containers.
-    pub async fn storage(
+    /// Disk usage of those pods, by UID, without the writable layers of their containers.
+    pub async fn disks(
         &self,
         pods: &[Arc<Pod>],
         freshness: Freshness,
-    ) -> (HashMap<String, Arc<PodDisk>>, Option<Arc<Layers>>) {
+    ) -> HashMap<String, Arc<PodDisk>> {
         let disks = pods.iter().map(|pod| self.disk(pod, freshness));
-        let (disks, layers) =
-            tokio::join!(futures::future::join_all(disks), self.layers(freshness));
+        let disks = futures::future::join_all(disks).await;
         let by_uid = pods.iter().zip(disks);
-        let by_uid = by_uid.filter_map(|(pod, disk)| Some((spec::uid(pod).to_owned(), disk?)));
-        (by_uid.collect(), layers)
+        by_uid.filter_map(|(pod, disk)| Some((spec::uid(pod).to_owned(), disk?))).collect()
     }
 
     /// The writable layers of containers, by container ID.
-    pub(super) async fn layers(&self, freshness: Freshness) -> Option<Arc<Layers>> {
+    pub async fn layers(&self, freshness: Freshness) -> Option<Arc<Layers>> {
         let runtime = self.shared.runtime.clone();
         let read = || {
             let layers = pods::layers(runtime);

@@ -1,7 +1,10 @@
 //! Stats endpoints: `/stats/summary`, `/metrics/resource` for metrics-server, `/metrics/cadvisor`,
 //! and the cAdvisor API on its own port.
 //!
-//! All are written from one [`Snapshot`](longshore_resources::stats::Snapshot), which is cached for
+//! With the gate PodAndContainerStatsFromCRI pods and containers are as the runtime reports them, and
+//! `/metrics/cadvisor` has its metrics.
+//!
+//! Otherwise all are written from one [`Snapshot`](longshore_resources::stats::Snapshot), which is cached for
 //! ten seconds, or for one second after containers were started or stopped. Nothing is collected
 //! without requests, but for the conditions of volumes with the gate CSIVolumeHealth.
 //!
@@ -25,12 +28,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use longshore_config::Config;
 use longshore_cri::Runtime;
-use longshore_metrics::CONTENT_TYPE;
+use longshore_metrics::{CONTENT_TYPE, Registry};
 use longshore_pod::spec;
 use longshore_podstate::desired::Desired;
-use longshore_resources::stats::{Ages, Detail, Error, Freshness, Snapshot, Stats};
+use longshore_resources::stats::{Ages, Detail, Error, Freshness, RuntimePod, Snapshot, Stats};
 use longshore_volumes::Volumes;
 use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
@@ -63,10 +67,34 @@ struct Shared {
     persistent_volumes: volumes::VolumeStatsCache,
     facts: Facts,
     node_name: String,
+    /// The runtime that reports pods and containers (gate PodAndContainerStatsFromCRI).
+    reporter: Option<Runtime>,
     /// Freshness of disk usage.
     disks: Freshness,
     /// Whether volume stats are reported.
     reports_volumes: bool,
+}
+
+/// Whether the runtime reports pods and containers.
+fn reports_pods(config: &Config) -> bool {
+    config.gates.enabled("PodAndContainerStatsFromCRI")
+}
+
+/// Registers `kubelet_metrics_provider`.
+pub fn register_provider(registry: &Registry, config: &Config) {
+    let help = "Where the stats of containers are from: 'cadvisor' (cgroups) or 'cri'";
+    let provider = if reports_pods(config) { "cri" } else { "cadvisor" };
+    registry.gauges("kubelet_metrics_provider", help, ["provider"]).with([provider]).set(1.0);
+}
+
+/// What the runtime reports of pods: nothing if it is not asked, or has no such call.
+#[derive(Default)]
+struct RuntimePods(Option<Arc<Option<Vec<RuntimePod>>>>);
+
+impl RuntimePods {
+    fn pods(&self) -> Option<&[RuntimePod]> {
+        self.0.as_deref()?.as_deref()
+    }
 }
 
 impl StatsEndpoints {
@@ -88,6 +116,7 @@ impl StatsEndpoints {
             persistent_volumes: volumes::VolumeStatsCache::new(
                 config.gates.enabled("CSIVolumeHealth"),
             ),
+            reporter: reports_pods(config).then(|| runtime.clone()),
             facts: Facts::read(runtime),
             node_name: config.node_name.clone(),
             disks: Freshness {
@@ -148,6 +177,18 @@ impl StatsEndpoints {
         }
     }
 
+    async fn runtime_pods(&self) -> Result<RuntimePods, Error> {
+        match self.shared.reporter {
+            Some(_) => self
+                .shared
+                .stats
+                .runtime_pods(CHANGED_MAX_AGE)
+                .await
+                .map(|pods| RuntimePods(Some(pods))),
+            None => Ok(RuntimePods::default()),
+        }
+    }
+
     async fn snapshot(&self, detail: Detail) -> Result<Arc<Snapshot>, Error> {
         self.shared.stats.snapshot(detail, AGES).await
     }
@@ -175,7 +216,7 @@ pub(super) fn routes(endpoints: Option<StatsEndpoints>) -> Router {
 /// The endpoints of the cAdvisor port.
 pub(super) fn cadvisor_routes(endpoints: StatsEndpoints) -> Router {
     let metrics =
-        Router::new().route("/metrics", get(serve_cadvisor_metrics)).with_state(endpoints.clone());
+        Router::new().route("/metrics", get(serve_cgroup_metrics)).with_state(endpoints.clone());
     metrics.merge(api::routes(endpoints))
 }
 
@@ -193,16 +234,32 @@ async fn serve_summary(
 }
 
 async fn serve_resource_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
-    let snapshot = endpoints.snapshot(Detail::Usage).await;
-    let snapshot =
-        snapshot.inspect_err(|error| tracing::warn!(%error, "failed to collect resource metrics"));
-    let text = resource::page(snapshot.ok().as_deref());
+    let read = tokio::try_join!(endpoints.snapshot(Detail::Usage), endpoints.runtime_pods());
+    let read =
+        read.inspect_err(|error| tracing::warn!(%error, "failed to collect resource metrics"));
+    let text = match &read {
+        Ok((snapshot, runtime)) => resource::page(snapshot, runtime.pods()),
+        Err(_) => resource::failure(),
+    };
     ([("content-type", CONTENT_TYPE)], text).into_response()
 }
 
 async fn serve_cadvisor_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
-    let page = cadvisor::page(&endpoints).await;
+    let page = match &endpoints.shared.reporter {
+        Some(runtime) => cadvisor::runtime_page(&endpoints, runtime).await.into(),
+        None => cadvisor::page(&endpoints).await,
+    };
     ([("content-type", CONTENT_TYPE)], page).into_response()
+}
+
+/// The cAdvisor port is always of cgroups.
+async fn serve_cgroup_metrics(State(endpoints): State<StatsEndpoints>) -> Response {
+    ([("content-type", CONTENT_TYPE)], cadvisor::page(&endpoints).await).into_response()
+}
+
+/// A time of the runtime's stats.
+fn time_of_nanoseconds(nanoseconds: i64) -> Timestamp {
+    Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or_default()
 }
 
 fn json(value: &impl Serialize) -> Result<Response, Refusal> {

@@ -1,7 +1,7 @@
 //! System tools, run without a shell, with a timeout, and killed with their process group. Their
 //! output is part of errors.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -97,16 +97,28 @@ impl Tools {
         args: impl IntoIterator<Item = A>,
     ) -> Result<Output, Error> {
         let program = self.find(tool)?;
-        let fail = |error: std::io::Error| Error::io("run", &program, error);
-        // A file rather than a pipe, which background processes of the tool would keep open.
-        let mut printed = File::from(memory_file(tool.name).map_err(fail)?);
-        let stream = || printed.try_clone().map(Stdio::from);
         let path = std::env::join_paths(&self.path).unwrap_or_default();
-        let mut child = Command::new(&program)
+        let env = [("PATH".into(), path), ("LC_ALL".into(), "C".into())];
+        self.run_program(tool.name, &program, args, env).await
+    }
+
+    /// Runs a program, of that name in errors, to its end, with that environment. The caller checks its
+    /// exit status.
+    pub(crate) async fn run_program<A: AsRef<OsStr>>(
+        &self,
+        name: &'static str,
+        program: &Path,
+        args: impl IntoIterator<Item = A>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Output, Error> {
+        let fail = |error: std::io::Error| Error::io("run", program, error);
+        // A file rather than a pipe, which background processes of the tool would keep open.
+        let mut printed = File::from(memory_file(name).map_err(fail)?);
+        let stream = || printed.try_clone().map(Stdio::from);
+        let mut child = Command::new(program)
             .args(args)
             .env_clear()
-            .env("PATH", path)
-            .env("LC_ALL", "C")
+            .envs(env)
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(stream().map_err(fail)?)
@@ -121,13 +133,13 @@ impl Tools {
                 let _ = killpg(group, Signal::SIGKILL);
             }
             if timeout(KILL_TIMEOUT, child.wait()).await.is_err() {
-                warn!(tool = tool.name, "tool hangs in the kernel and cannot be killed");
+                warn!(tool = name, "tool hangs in the kernel and cannot be killed");
             }
-            let output = read_back(&mut printed, &program)?.trim().to_owned();
-            return Err(Error::ToolHung { tool: tool.name, limit: self.limit, output });
+            let output = read_back(&mut printed, program)?.trim().to_owned();
+            return Err(Error::ToolHung { tool: name, limit: self.limit, output });
         };
-        let text = read_back(&mut printed, &program)?;
-        Ok(Output { tool: tool.name, status: ended.map_err(fail)?, text })
+        let text = read_back(&mut printed, program)?;
+        Ok(Output { tool: name, status: ended.map_err(fail)?, text })
     }
 }
 

@@ -81,7 +81,7 @@ impl Disk {
     }
 
     /// The disk's unique name.
-    pub(crate) fn device_name(&self) -> String {
+    pub(crate) fn unique_name(&self) -> String {
         format!("{}{}", self.target_name(), self.lun)
     }
 
@@ -98,21 +98,11 @@ impl Disk {
         }
     }
 
-    fn dir_name(&self, volume: &str) -> PathBuf {
+    /// The path below that of the plugin at which it is mounted or mapped.
+    pub(crate) fn path_of(&self, volume: &str) -> PathBuf {
         let interface = format!("iface-{}", self.session_interface(volume));
         let disk = format!("{}-{}-lun-{}", self.portal(), self.iqn, self.lun);
         Path::new(&interface).join(disk)
-    }
-
-    /// The global mount path.
-    pub(crate) fn global_path(&self, root: &Path, volume: &str) -> PathBuf {
-        root.join(layout::PLUGINS).join(layout::ISCSI_PLUGIN).join(self.dir_name(volume))
-    }
-
-    /// The global map path.
-    pub(crate) fn map_path(&self, root: &Path, volume: &str) -> PathBuf {
-        let plugin = root.join(layout::PLUGINS).join(layout::ISCSI_PLUGIN);
-        plugin.join("volumeDevices").join(self.dir_name(volume))
     }
 
     /// The name of the disk in `/dev/disk/by-path`.
@@ -122,7 +112,7 @@ impl Disk {
     }
 
     /// Parses the path where a disk is mounted or mapped.
-    pub(crate) fn of_path(path: &Path) -> Option<Self> {
+    pub(crate) fn parse(path: &Path) -> Option<Self> {
         let name = path.file_name().and_then(OsStr::to_str)?;
         let interface = path.parent()?.file_name().and_then(OsStr::to_str)?;
         let interface = interface.strip_prefix("iface-")?;
@@ -188,19 +178,13 @@ mod tests {
     fn iscsi_disk_is_parsed_from_its_path() {
         for portal in ["10.0.0.1", "[fd00::1]:99", "some-host"] {
             let disk = disk(portal, &[]);
-            for path in
-                [disk.global_path(Path::new("/n"), "v"), disk.map_path(Path::new("/n"), "v")]
-            {
-                let found = Disk::of_path(&path).unwrap();
-                assert_eq!(found.device_name(), disk.device_name());
-                assert_eq!(
-                    found.global_path(Path::new("/n"), "v"),
-                    disk.global_path(Path::new("/n"), "v")
-                );
-            }
+            let path = Path::new("/n").join(disk.path_of("v"));
+            let found = Disk::parse(&path).unwrap();
+            assert_eq!(found.unique_name(), disk.unique_name());
+            assert_eq!(found.path_of("v"), disk.path_of("v"));
         }
         for path in ["/", "/a", "/iface-x/y", "/iface-x/1.2.3.4:1-iqn.a-lun-x", "/iface-x/-lun-1"] {
-            assert_eq!(Disk::of_path(Path::new(path)), None, "{path}");
+            assert_eq!(Disk::parse(Path::new(path)), None, "{path}");
         }
         assert_eq!(
             disk("[fd00::1]", &[]).path_name("[fd00::1]:3260"),

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::mounted::Mounted;
 use crate::persistent::{Persistent, PersistentSource};
 use crate::task::Task;
-use crate::{Volumes, csi, host_path, iscsi, layout, local, nfs};
+use crate::{Volumes, csi, fc, flex, host_path, iscsi, layout, local, nfs, shared_disk};
 
 impl Volumes {
     /// Sets up a persistent volume. It goes on when the caller is cancelled, so that no operation
@@ -25,7 +25,12 @@ impl Volumes {
         let task = Task { node: &self.inner, pod, persistent };
         match &persistent.source {
             PersistentSource::Csi(source) => csi::until_attached(&task, source).await?,
-            PersistentSource::Iscsi(disk) => iscsi::until_attached(&task, disk).await?,
+            PersistentSource::Iscsi(disk) => shared_disk::until_attached(&task, disk).await?,
+            PersistentSource::Fc(disk) => {
+                fc::check(disk)?;
+                shared_disk::until_attached(&task, disk).await?;
+            }
+            PersistentSource::Flex(source) => flex::until_attached(&task, source).await?,
             _ => {}
         }
         let guard = self.lock(spec::uid(pod)).read_owned().await;
@@ -45,6 +50,8 @@ impl Volumes {
                 PersistentSource::Local(source) => local::set_up(&task, source).await?,
                 PersistentSource::Nfs(source) => nfs::set_up(&task, source).await?,
                 PersistentSource::Iscsi(disk) => iscsi::set_up(&task, disk).await?,
+                PersistentSource::Fc(disk) => fc::set_up(&task, disk).await?,
+                PersistentSource::Flex(source) => flex::set_up(&task, source).await?,
                 PersistentSource::Csi(source) => csi::set_up(&task, source).await?,
                 PersistentSource::CsiInline(source) => csi::set_up_inline(&task, source).await?,
             };

@@ -1,6 +1,7 @@
 //! The state that the volumes of all pods share.
 
 pub(crate) mod csi;
+pub(crate) mod flex;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::host::tools::Tools;
 use crate::metrics::Metrics;
 use crate::stats::PersistentMounts;
 use csi::Csi;
+use flex::FlexDrivers;
 
 /// What set-up and teardown of all volumes work with.
 pub(crate) struct State {
@@ -28,6 +30,7 @@ pub(crate) struct State {
     pub(crate) devices: Devices,
     pub(crate) tools: Tools,
     pub(crate) kernel: Kernel,
+    pub(crate) flex: FlexDrivers,
     pub(crate) csi: Csi,
     /// One lock per active pod: shared by set-ups, exclusive for teardown. It is held by the
     /// operation itself, which goes on when the caller is cancelled.

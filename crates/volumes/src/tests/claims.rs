@@ -130,10 +130,6 @@ async fn claim_of_an_unsupported_volume_type() {
             "Unable to attach or mount volumes: unmounted volumes=[a], unattached volumes=[], failed to process volumes=[a]: failed to translate in-tree pv to CSI: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws://vol-1)",
         ),
         (
-            json!({"fc": {"wwids": ["x"]}}),
-            "MountVolume.SetUp failed for volume \"a\" : persistent volume of kind fc is not supported yet",
-        ),
-        (
             json!({"hostPath": {"path": "/"}, "mountOptions": ["noexec"]}),
             "MountVolume.MountOptionSupport check failed for volume \"pv-a\" : mount options are not supported for this volume type",
         ),

@@ -3,6 +3,8 @@
 mod atomic;
 mod claims;
 mod crash;
+mod fc;
+mod flex;
 mod host_path;
 mod iscsi;
 mod local;

@@ -70,6 +70,8 @@ pub(super) fn volumes(root: &Root, objects: &Objects) -> Volumes {
         drivers: Drivers::new("n1", &registry),
         node: None,
         claim_poll_interval: Duration::from_secs(60),
+        plugin_dir: "/nowhere".into(),
+        node_name: "n1".to_owned(),
     };
     Volumes::new(parts, &registry)
 }

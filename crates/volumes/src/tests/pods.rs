@@ -224,10 +224,6 @@ async fn pod_volume_errors_name_volume_and_reason_as_root() {
              err=no volume plugin matched"
                 .to_owned(),
         ),
-        (
-            json!({"flexVolume": {"driver": "d"}}),
-            "volume \"v\": kind flexVolume is not supported yet".to_owned(),
-        ),
     ];
     for (mut source, expected) in cases {
         source["name"] = json!("v");

@@ -58,7 +58,7 @@ impl World {
 
     async fn at(root: Root) -> Self {
         let api = FakeApi::start().await;
-        for dir in ["bin", "by-path"] {
+        for dir in ["bin", "by-path", "by-id", "dev"] {
             fs::create_dir(root.join(dir)).unwrap();
         }
         let recorder = Recorder::start(Some(api.client()), "n1").0;
@@ -184,12 +184,16 @@ pub(super) fn open(
         drivers: Drivers::new("n1", &registry),
         node: node_object,
         claim_poll_interval: Duration::from_secs(60),
+        plugin_dir: root.join("flex"),
+        node_name: "n1".to_owned(),
     };
     let mut volumes = Volumes::new(parts, &registry);
     let inner = Arc::get_mut(&mut volumes.inner).unwrap();
     inner.tools = Tools::after(&[root.join("bin")], limit);
     inner.kernel = Kernel {
         disks: root.join("by-path"),
+        ids: root.join("by-id"),
+        dev: root.join("dev"),
         sys: root.join("sys"),
         device_timeout: Duration::from_secs(2),
     };

@@ -7,15 +7,18 @@ mod machine;
 mod memory;
 mod network;
 mod process;
+mod runtime;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 
 use axum::body::{Body, Bytes};
 use futures::stream;
 use k8s_openapi::jiff::Timestamp;
+use longshore_cri::Runtime;
 use longshore_metrics::{Kind, Labels, SampleTime, Text};
 use longshore_resources::stats::{Detail, Group, PodGroup, Run, Snapshot};
 
@@ -78,6 +81,23 @@ pub(super) async fn page(endpoints: &StatsEndpoints) -> Body {
         progress: Progress::default(),
     };
     Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)))
+}
+
+/// The page with the metrics of the runtime in place of those of cgroups. If the runtime has none, only
+/// those of the machine are there, as upstream has it.
+pub(super) async fn runtime_page(endpoints: &StatsEndpoints, runtime: &Runtime) -> String {
+    let mut machine = Text::new();
+    machine::families(&endpoints.shared.facts, &mut machine);
+    let machine = machine.finish();
+    let names = machine.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let mut text = Text::new();
+    match tokio::try_join!(runtime.list_metric_descriptors(), runtime.list_pod_sandbox_metrics()) {
+        Ok((descriptors, pods)) => {
+            runtime::families(descriptors, &pods, &names.collect::<HashSet<_>>(), &mut text);
+        }
+        Err(error) => tracing::warn!(%error, "failed to get the metrics of the runtime"),
+    }
+    text.finish() + &machine
 }
 
 /// Iterates over the pieces of the page.

@@ -20,17 +20,17 @@ pub(super) fn usage(group: &Group) -> Usage {
     let cpu = reading.cpu.map(|cpu| CpuStats {
         time: time(),
         usage_nano_cores: group.nano_cores,
-        usage_core_nano_seconds: cpu.total,
+        usage_core_nano_seconds: Some(cpu.total),
         psi: reading.pressure.cpu.map(psi),
     });
     let memory = reading.memory.map(|memory| MemoryStats {
         time: time(),
         available_bytes: memory.memory.available(),
-        usage_bytes: memory.memory.usage,
-        working_set_bytes: memory.memory.working_set,
-        rss_bytes: memory.memory.rss,
-        page_faults: memory.own_faults.minor,
-        major_page_faults: memory.own_faults.major,
+        usage_bytes: Some(memory.memory.usage),
+        working_set_bytes: Some(memory.memory.working_set),
+        rss_bytes: Some(memory.memory.rss),
+        page_faults: Some(memory.own_faults.minor),
+        major_page_faults: Some(memory.own_faults.major),
         psi: reading.pressure.memory.map(psi),
     });
     let swap = reading.memory.map(|memory| SwapStats {

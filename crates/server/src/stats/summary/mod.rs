@@ -1,6 +1,7 @@
 //! `/stats/summary`: the node, its daemons, its pods and their containers and volumes.
 
 mod convert;
+mod runtime;
 mod types;
 
 use std::collections::HashMap;
@@ -8,11 +9,12 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use longshore_pod::observed::Container;
+use longshore_pod::observed::{Container, ObservedPod};
 use longshore_pod::spec;
 use longshore_pod::usage::{Space, is_on_disk};
 use longshore_resources::stats::{
-    Detail, Error, FileSystems, Group, Layers, PodDisk, PodGroup, RuntimeFileSystems, Snapshot,
+    Detail, Error, FileSystems, Group, Layers, PodDisk, PodGroup, RuntimeFileSystems, RuntimePod,
+    Snapshot,
 };
 
 use self::convert::{file_system, network, used, whole};
@@ -22,16 +24,15 @@ use self::types::{
     RlimitStats, RuntimeStats, VolumeHealthStats, VolumeStats,
 };
 use super::volumes::{Reading, VolumeSample};
-use super::{CHANGED_MAX_AGE, StatsEndpoints};
+use super::{CHANGED_MAX_AGE, RuntimePods, StatsEndpoints};
 
 /// CPU and memory only.
 pub(super) async fn cpu_and_memory(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
-    let snapshot = endpoints.snapshot(Detail::Usage).await?;
-    let pods = snapshot.latest_pods().filter(|pod| !pod.containers.is_empty());
-    let pods = pods.map(|pod| {
+    let (snapshot, runtime) =
+        tokio::try_join!(endpoints.snapshot(Detail::Usage), endpoints.runtime_pods())?;
+    let pods = measured(&snapshot, runtime.pods()).into_iter().map(|pod| {
         // The snapshot may have more detail.
-        let of_pod = of_pod(pod, &Storage::default());
-        PodStats { network: None, process_stats: None, ..of_pod }
+        PodStats { network: None, process_stats: None, ..pod.stats }
     });
     let pods = pods.collect();
     Ok(Summary { node: of_node(endpoints, &snapshot), pods })
@@ -45,13 +46,21 @@ pub(super) async fn full(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
         shared.stats.refresh_runtime_storage(shared.disks).await;
         shared.stats.file_systems(CHANGED_MAX_AGE).await
     };
-    let (snapshot, file_systems, (disks, layers), persistent_volumes) = tokio::join!(
+    let (snapshot, file_systems, disks, (runtime, layers), persistent_volumes) = tokio::join!(
         endpoints.snapshot(Detail::Load),
         file_systems,
-        shared.stats.storage(&pods, shared.disks),
+        shared.stats.disks(&pods, shared.disks),
+        async {
+            let runtime = endpoints.runtime_pods().await;
+            let layers = match runtime.as_ref().map(RuntimePods::pods) {
+                Ok(Some(pods)) => Some(Arc::new(RuntimePod::layers(pods))),
+                _ => shared.stats.layers(shared.disks).await,
+            };
+            (runtime, layers)
+        },
         endpoints.persistent_volumes(&pods),
     );
-    let snapshot = snapshot?;
+    let (snapshot, runtime) = (snapshot?, runtime?);
     let file_systems = file_systems
         .inspect_err(|error| tracing::debug!(%error, "failed to read file systems for the summary"))
         .ok();
@@ -64,8 +73,8 @@ pub(super) async fn full(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
         specs,
         volumes: shared.reports_volumes,
     };
-    let pods = snapshot.latest_pods().filter(|pod| !pod.containers.is_empty());
-    let pods = pods.map(|pod| of_pod(pod, &storage)).collect();
+    let pods = measured(&snapshot, runtime.pods());
+    let pods = pods.into_iter().map(|pod| pod.with_storage(&storage)).collect();
     let mut node = of_node(endpoints, &snapshot);
     let (now, machine) = (time(snapshot.node.reading.at), &snapshot.machine);
     node.start_time = time(shared.facts.booted);
@@ -75,6 +84,23 @@ pub(super) async fn full(endpoints: &StatsEndpoints) -> Result<Summary, Error> {
     node.rlimit =
         Some(RlimitStats { time: now, maxpid: machine.pids.max, curproc: machine.pids.running });
     Ok(Summary { node, pods })
+}
+
+/// A pod without its storage, and the IDs of its containers, in their order.
+struct Measured<'a> {
+    stats: PodStats,
+    ids: Vec<&'a str>,
+}
+
+/// The pods as the runtime reports them, or by their cgroups.
+fn measured<'a>(snapshot: &'a Snapshot, runtime: Option<&'a [RuntimePod]>) -> Vec<Measured<'a>> {
+    match runtime {
+        Some(pods) => pods.iter().map(runtime::of_pod).collect(),
+        None => {
+            let pods = snapshot.latest_pods().filter(|pod| !pod.containers.is_empty());
+            pods.map(of_pod).collect()
+        }
+    }
 }
 
 /// Disk usage.
@@ -100,9 +126,8 @@ fn of_node(endpoints: &StatsEndpoints, snapshot: &Snapshot) -> NodeStats {
     let machine = &snapshot.machine;
     let mut usage = convert::usage(&snapshot.node);
     if let Some(memory) = &mut usage.memory {
-        let capacity = machine.memory.limit;
-        memory.available_bytes =
-            capacity.map(|capacity| capacity.saturating_sub(memory.working_set_bytes));
+        let both = machine.memory.limit.zip(memory.working_set_bytes);
+        memory.available_bytes = both.map(|(capacity, used)| capacity.saturating_sub(used));
     }
     if let Some(swap) = &mut usage.swap {
         swap.swap_available_bytes = Some(machine.swap_free);
@@ -140,46 +165,58 @@ fn of_runtime(known: RuntimeFileSystems) -> RuntimeStats {
     RuntimeStats { image_fs: Some(images), container_fs: Some(containers) }
 }
 
-fn of_pod(pod: &PodGroup, storage: &Storage<'_>) -> PodStats {
-    let disk = storage.disks.get(&pod.pod.uid);
-    let containers = pod.newest().map(|(container, run)| {
-        let mut stats = of_container(container, &run.group);
-        if let Some(known) = storage.file_systems {
-            let layer = storage.layers.as_ref();
-            let layer =
-                layer.and_then(|layers| Some((*layers.used.get(&container.id)?, layers.at)));
-            let on = known.runtime.map(|runtime| runtime.containers);
-            stats.rootfs = on.zip(layer).map(|(on, (used, at))| file_system(&on, Some(used), at));
-            let logs = disk.and_then(|disk| Some((*disk.logs.get(&container.name)?, disk.at)));
-            stats.logs = logs.map(|(used, at)| file_system(&known.node, Some(used), at));
-        }
-        stats
-    });
-    let containers: Vec<ContainerStats> = containers.collect();
+fn of_pod(pod: &PodGroup) -> Measured<'_> {
+    let containers = pod
+        .newest()
+        .map(|(container, run)| (container.id.as_str(), of_container(container, &run.group)));
+    let (ids, containers) = containers.unzip();
     let sandbox = pod.sandboxes.first();
     let created = pod.pod.sandboxes.first().map(|sandbox| sandbox.created_at);
     let running = pod.sandboxes.iter().chain(&pod.containers);
     let processes: u64 = running.map(|run| run.group.processes.count).sum();
-    let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
-    let persistent_volumes = storage.persistent_volumes.get(&pod.pod.uid).into_iter().flatten();
-    let persistent_volumes =
-        persistent_volumes.map(|sample| of_persistent_volume(&pod.pod.namespace, sample));
-    PodStats {
-        pod_ref: PodReference {
-            name: pod.pod.name.clone(),
-            namespace: pod.pod.namespace.clone(),
-            uid: pod.pod.uid.clone(),
-        },
+    let stats = PodStats {
+        pod_ref: reference(&pod.pod),
         start_time: time(created.unwrap_or_default()),
         usage: pod.own.as_ref().map(convert::usage).unwrap_or_default(),
         network: sandbox
             .map(|run| network(&run.group))
             .filter(|network| !network.interfaces.is_empty()),
-        volumes: own.into_iter().chain(persistent_volumes).collect(),
-        ephemeral_storage: ephemeral_storage(pod, disk, &containers, storage),
+        volumes: Vec::new(),
+        ephemeral_storage: None,
         process_stats: Some(ProcessStats { process_count: processes })
             .filter(|stats| stats.process_count > 0),
         containers,
+    };
+    Measured { stats, ids }
+}
+
+fn reference(pod: &ObservedPod) -> PodReference {
+    PodReference { name: pod.name.clone(), namespace: pod.namespace.clone(), uid: pod.uid.clone() }
+}
+
+impl Measured<'_> {
+    fn with_storage(self, storage: &Storage<'_>) -> PodStats {
+        let Self { mut stats, ids } = self;
+        let uid = stats.pod_ref.uid.as_str();
+        let disk = storage.disks.get(uid);
+        if let Some(known) = storage.file_systems {
+            for (container, id) in stats.containers.iter_mut().zip(ids) {
+                let layer = storage.layers.as_ref();
+                let layer = layer.and_then(|layers| Some((*layers.used.get(id)?, layers.at)));
+                let on = known.runtime.map(|runtime| runtime.containers);
+                container.rootfs =
+                    on.zip(layer).map(|(on, (used, at))| file_system(&on, Some(used), at));
+                let logs = disk.and_then(|disk| Some((*disk.logs.get(&container.name)?, disk.at)));
+                container.logs = logs.map(|(used, at)| file_system(&known.node, Some(used), at));
+            }
+        }
+        let own = disk.filter(|_| storage.volumes).map(|disk| volumes(disk)).unwrap_or_default();
+        let persistent_volumes = storage.persistent_volumes.get(uid).into_iter().flatten();
+        let persistent_volumes =
+            persistent_volumes.map(|sample| of_persistent_volume(&stats.pod_ref.namespace, sample));
+        let volumes = own.into_iter().chain(persistent_volumes).collect();
+        let ephemeral_storage = ephemeral_storage(uid, disk, &stats.containers, storage);
+        PodStats { volumes, ephemeral_storage, ..stats }
     }
 }
 
@@ -228,7 +265,7 @@ fn of_persistent_volume(namespace: &str, sample: &VolumeSample) -> VolumeStats {
 
 /// The pod's ephemeral storage.
 fn ephemeral_storage(
-    pod: &PodGroup,
+    uid: &str,
     disk: Option<&Arc<PodDisk>>,
     containers: &[ContainerStats],
     storage: &Storage<'_>,
@@ -239,7 +276,7 @@ fn ephemeral_storage(
     let of_containers =
         containers.iter().flat_map(|container| [&container.rootfs, &container.logs]);
     of_containers.flatten().for_each(|stats| total += used(stats));
-    let spec = storage.specs.get(pod.pod.uid.as_str()).and_then(|pod| pod.spec.as_ref());
+    let spec = storage.specs.get(uid).and_then(|pod| pod.spec.as_ref());
     let volumes = spec.and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     for volume in volumes.iter().filter(|volume| is_on_disk(volume)) {
         let known = disk.volumes.get(&volume.name);
@@ -312,7 +349,7 @@ mod tests {
             volumes: true,
         };
         let known = pod("a", "1", AT - 9, vec![container("c1", "c", AT - 5)]);
-        let sample = serde_json::to_value(of_pod(&known, &storage)).unwrap();
+        let sample = serde_json::to_value(of_pod(&known).with_storage(&storage)).unwrap();
         let psi = json!({"total": 2_500_000, "avg10": 1.5, "avg60": 0.5, "avg300": 0.1});
         let psi = json!({"full": psi, "some": psi});
         let now = "2023-11-14T22:13:20Z";
@@ -352,7 +389,8 @@ mod tests {
     #[test]
     fn summary_omits_unknown_values() {
         let known = pod("a", "1", AT, vec![container("c1", "c", AT)]);
-        let sample = serde_json::to_value(of_pod(&known, &Storage::default())).unwrap();
+        let sample =
+            serde_json::to_value(of_pod(&known).with_storage(&Storage::default())).unwrap();
         let container = &sample["containers"][0];
         for (value, key) in [
             (&sample, "volume"),
@@ -415,7 +453,7 @@ mod tests {
                 volumes: true,
             };
             for pod in snapshot.latest_pods() {
-                let sample = serde_json::to_vec(&of_pod(pod, &storage)).unwrap();
+                let sample = serde_json::to_vec(&of_pod(pod).with_storage(&storage)).unwrap();
                 prop_assert!(sample.len() <= 64 << 10);
                 let sample: Value = serde_json::from_slice(&sample).unwrap();
                 prop_assert_eq!(sample["podRef"]["uid"].as_str(), Some(pod.pod.uid.as_str()));

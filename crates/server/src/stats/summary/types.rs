@@ -93,7 +93,8 @@ pub(super) struct CpuStats {
     pub(super) time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage_nano_cores: Option<u64>,
-    pub(super) usage_core_nano_seconds: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage_core_nano_seconds: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) psi: Option<PsiStats>,
 }
@@ -105,11 +106,16 @@ pub(super) struct MemoryStats {
     pub(super) time: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) available_bytes: Option<u64>,
-    pub(super) usage_bytes: u64,
-    pub(super) working_set_bytes: u64,
-    pub(super) rss_bytes: u64,
-    pub(super) page_faults: u64,
-    pub(super) major_page_faults: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) working_set_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rss_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) page_faults: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) major_page_faults: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) psi: Option<PsiStats>,
 }

@@ -198,6 +198,8 @@ fn volumes(root: &Root, api: &Api, drivers: &Drivers, node: NodeObject) -> Volum
         drivers: drivers.clone(),
         node,
         claim_poll_interval: CLAIM_POLL_INTERVAL,
+        plugin_dir: "/nowhere".into(),
+        node_name: "n1".to_owned(),
     };
     Volumes::new(parts, &Registry::default())
 }

@@ -1,0 +1,291 @@
+//! FlexVolumes: volumes that a program of a vendor mounts. Where the driver attaches volumes, one is
+//! mounted for all its pods and bound for each; else the driver mounts it for each pod.
+//!
+//! Attached volumes have the name of the PersistentVolume or of the pod's volume, as upstream has it. Two
+//! pods whose volumes have the same name and are not the same would share one: the second is refused.
+//!
+//! Current limitations: file systems are not expanded by drivers.
+
+mod options;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::devices::DeviceGuard;
+use crate::error::{Error, if_exists};
+use crate::host::format::{self, Wanted};
+use crate::host::mounts::{self, BindOptions, Table};
+use crate::host::{self, blocking};
+use crate::layout::{self, ReconstructedVolume};
+use crate::mounted::Mounted;
+use crate::persistent::FlexSource;
+use crate::state::State;
+use crate::state::flex::{self as driver, Driver};
+use crate::task::Task;
+
+/// The file in the pod's directory with the source of its volume.
+const NOTE: &str = "flex.json";
+/// Timeout of the attachment by the control plane.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
+/// The start of the plugins that are part of Kubernetes.
+const IN_TREE: &str = "kubernetes.io~";
+
+/// The unique name of a volume.
+fn device_name(driver: &str, volume: &str) -> String {
+    format!("{driver}/{volume}")
+}
+
+/// Whether a volume in a pod's directory is that of a driver.
+pub(super) fn is_of_driver(volume: &ReconstructedVolume) -> bool {
+    !volume.block && !volume.plugin.starts_with(IN_TREE)
+}
+
+/// The unique name of a volume that was found in a pod's directory, if it is that of a driver.
+pub(super) fn device_of(volume: &ReconstructedVolume) -> Option<String> {
+    is_of_driver(volume).then(|| device_name(&driver::of_dir(&volume.plugin), &volume.name))
+}
+
+/// Where a volume is mounted for all pods.
+fn global_path(root: &Path, driver: &str, volume: &str) -> PathBuf {
+    let plugin = root.join(layout::PLUGINS).join(layout::FLEX_PLUGIN);
+    plugin.join(driver).join("mounts").join(volume)
+}
+
+fn note_path(root: &Path, uid: &str, driver: &str, volume: &str) -> PathBuf {
+    let notes = layout::pod_path(root, uid).join(layout::PLUGINS);
+    notes.join(driver::dir_name(driver)).join(volume).join(NOTE)
+}
+
+/// Adds the volume to `volumesInUse`, and waits until the control plane has attached it, if it has to.
+pub(super) async fn until_attached(task: &Task<'_>, source: &FlexSource) -> Result<(), Error> {
+    let driver = task.node.flex.get(&task.node.tools, &source.driver).await?;
+    let device = device_name(&source.driver, &task.persistent.spec_name);
+    let attaches = driver.capabilities.attach;
+    task.devices().hold(&device).await.add_user_attachable(task.uid(), attaches);
+    if !attaches
+        || !task.devices().is_attach_controller_managed()
+        || is_mounted(task, source).await?
+    {
+        return Ok(());
+    }
+    match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::NotAttached),
+    }
+}
+
+async fn is_mounted(task: &Task<'_>, source: &FlexSource) -> Result<bool, Error> {
+    let path = layout::pod_path(&task.node.root, task.uid()).join(layout::VOLUMES);
+    let path = path.join(driver::dir_name(&source.driver)).join(task.persistent.dir_name());
+    blocking(move || Ok(Table::read()?.has(&path))).await
+}
+
+pub(super) async fn set_up(task: &Task<'_>, source: &FlexSource) -> Result<Mounted, Error> {
+    let (node, persistent) = (task.node, task.persistent);
+    if persistent.block {
+        return Err(Error::UnsupportedPart("a FlexVolume as a block device".to_owned()));
+    }
+    if !persistent.mount_options.is_empty() {
+        return Err(Error::MountOptions);
+    }
+    let driver = node.flex.get(&node.tools, &source.driver).await?;
+    let held = node.devices.hold(&device_name(&source.driver, &persistent.spec_name)).await;
+    held.add_user_attachable(task.uid(), driver.capabilities.attach);
+    let target = task.make_target(&driver::dir_name(&source.driver)).await?;
+    let read_only = persistent.read_only;
+    let relabel = !read_only && driver.capabilities.relabel;
+    let mounted = Mounted { read_only, relabel, ..Mounted::at(target.clone()) };
+    if is_mounted(task, source).await? {
+        return Ok(mounted);
+    }
+    if driver.capabilities.attach {
+        refuse_another(task, source, &held).await?;
+    }
+    write_note(task, source).await?;
+    let global = match driver.capabilities.attach {
+        true => Some(stage(task, source, &driver).await?),
+        false => None,
+    };
+    mount(task, source, &driver, &target, global).await?;
+    if !read_only && driver.capabilities.fs_group {
+        task.set_volume_ownership(target).await?;
+    }
+    Ok(mounted)
+}
+
+/// Mounts a volume for its pod.
+async fn mount(
+    task: &Task<'_>,
+    source: &FlexSource,
+    driver: &Driver,
+    target: &Path,
+    global: Option<PathBuf>,
+) -> Result<(), Error> {
+    let options = json(&options::of_pod(task, source).await?)?;
+    let args = [target.as_os_str(), options.as_ref()];
+    if driver.call(&task.node.tools, "mount", &args).await?.is_some() {
+        return Ok(());
+    }
+    let Some(global) = global else {
+        let message = "mount command is not supported".to_owned();
+        return Err(Error::Flex { driver: source.driver.clone(), message });
+    };
+    let (target, read_only) = (target.to_owned(), task.persistent.read_only);
+    blocking(move || mounts::bind(&global, &target, BindOptions::of(&[], read_only)?)).await
+}
+
+/// Attaches a volume, if the control plane does not do that, and mounts it for all its pods; returns
+/// where.
+async fn stage(task: &Task<'_>, source: &FlexSource, driver: &Driver) -> Result<PathBuf, Error> {
+    let (node, volume) = (task.node, &task.persistent.spec_name);
+    let global = global_path(&node.root, &source.driver, volume);
+    let (path, table_path) = (global.clone(), global.clone());
+    let mounted = blocking(move || {
+        layout::make_dirs(&path)?;
+        Ok(Table::read()?.has(&table_path))
+    });
+    if mounted.await? {
+        return Ok(global);
+    }
+    let options = json(&options::of_volume(task, source))?;
+    let (options, tools) = (OsStr::new(&options), &node.tools);
+    let mut device = match task.devices().is_attach_controller_managed() {
+        true => task.devices().attached(&device_name(&source.driver, volume)).await,
+        false => {
+            let args = [options, node.flex.node_name.as_ref()];
+            let attached = driver.call(tools, "attach", &args).await.map_err(Error::unreached)?;
+            attached.unwrap_or_default().device
+        }
+    };
+    let waited = driver.call(tools, "waitforattach", &[device.as_ref(), options]).await;
+    if let Some(answer) = waited.map_err(Error::unreached)? {
+        device = answer.device;
+    }
+    let staged = |error| Error::Unstaged(Box::new(error));
+    let args = [global.as_os_str(), device.as_ref(), options];
+    if driver.call(tools, "mountdevice", &args).await.map_err(staged)?.is_none()
+        && !device.is_empty()
+    {
+        let kind = Some(source.file_system.as_str()).filter(|kind| !kind.is_empty());
+        let wanted = Wanted {
+            device: Path::new(&device),
+            kind: kind.unwrap_or(format::DEFAULT),
+            options: &[],
+            read_only: task.persistent.read_only,
+        };
+        format::stage(tools, &wanted, &global).await?;
+    }
+    Ok(global)
+}
+
+/// An error if another pod uses a volume of that name which is another one.
+async fn refuse_another(
+    task: &Task<'_>,
+    source: &FlexSource,
+    held: &DeviceGuard,
+) -> Result<(), Error> {
+    let volume = &task.persistent.spec_name;
+    for uid in held.other_users(task.uid()) {
+        let path = note_path(&task.node.root, &uid, &source.driver, volume);
+        let note = blocking(move || {
+            if_exists(fs::read(&path).map_err(|error| Error::io("read", &path, error)))
+        });
+        // Of an earlier kubelet nothing is known.
+        let Some(note) = note.await? else { continue };
+        let is_same = serde_json::from_slice::<FlexSource>(&note)
+            .is_ok_and(|other| FlexSource { read_only: source.read_only, ..other } == *source);
+        if !is_same {
+            let message = format!("another pod uses another volume with the name {volume:?}");
+            return Err(Error::Flex { driver: source.driver.clone(), message });
+        }
+    }
+    Ok(())
+}
+
+async fn write_note(task: &Task<'_>, source: &FlexSource) -> Result<(), Error> {
+    let (volume, root) = (&task.persistent.spec_name, &task.node.root);
+    let path = note_path(root, task.uid(), &source.driver, volume);
+    let note = json(source)?;
+    blocking(move || {
+        if let Some(dir) = path.parent() {
+            layout::make_dirs(dir)?;
+        }
+        longshore_base::files::replace(&path, note.as_bytes())
+            .map_err(|error| Error::io("write", &path, error))
+    })
+    .await
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    let fail = |error: serde_json::Error| Error::UnsupportedPart(error.to_string());
+    serde_json::to_string(value).map_err(fail)
+}
+
+/// Tears down the volume of a pod; after the last pod the driver unmounts it for all, and detaches it if
+/// the control plane does not.
+pub(super) async fn take_down(
+    node: &State,
+    uid: &str,
+    volume: &ReconstructedVolume,
+) -> Result<(), Error> {
+    let name = driver::of_dir(&volume.plugin);
+    let path = volume.path(&node.root, uid);
+    let held = node.devices.hold(&device_name(&name, &volume.name)).await;
+    let driver = match node.flex.get(&node.tools, &name).await {
+        Ok(driver) => driver,
+        // Nothing of it was ever mounted, or somebody has unmounted it.
+        Err(_) if is_gone(&path).await? => {
+            held.remove_user(uid);
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    unmount(node, &driver, "unmount", path).await?;
+    if driver.capabilities.attach && !held.has_other_users(uid) {
+        let global = global_path(&node.root, &name, &volume.name);
+        unmount(node, &driver, "unmountdevice", global).await?;
+        if !node.devices.is_attach_controller_managed() {
+            let args = [volume.name.as_ref(), node.flex.node_name.as_ref()];
+            driver.call(&node.tools, "detach", &args).await?;
+        }
+    }
+    held.remove_user(uid);
+    Ok(())
+}
+
+/// Whether nothing is mounted or kept at a path.
+async fn is_gone(path: &Path) -> Result<bool, Error> {
+    let path = path.to_owned();
+    blocking(move || {
+        if Table::read()?.has(&path) {
+            return Ok(false);
+        }
+        let entries = fs::read_dir(&path).map_err(|error| Error::io("list", &path, error));
+        Ok(if_exists(entries)?.is_none_or(|mut entries| entries.next().is_none()))
+    })
+    .await
+}
+
+/// Has the driver unmount a path, if that exists, and removes it.
+async fn unmount(
+    node: &State,
+    driver: &Arc<Driver>,
+    command: &'static str,
+    path: PathBuf,
+) -> Result<(), Error> {
+    let (place, table_path) = (path.clone(), path.clone());
+    let exists = blocking(move || Ok(Table::read()?.has(&table_path) || place.is_dir())).await?;
+    if !exists {
+        return Ok(());
+    }
+    if driver.call(&node.tools, command, &[path.as_os_str()]).await?.is_none() {
+        host::unmount(path.clone()).await?;
+    }
+    // The driver may have removed it.
+    blocking(move || layout::remove_dir(&path)).await
+}

@@ -1,0 +1,192 @@
+//! What iSCSI and Fibre Channel have in common: a disk that the control plane may have to attach, that
+//! is mounted once for all its pods, or mapped for each, and that is detached after the last of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::block::BlockMapping;
+use crate::devices::DeviceGuard;
+use crate::error::{Error, if_exists};
+use crate::host::format::{self, Wanted};
+use crate::host::mounts::{Table, real_dir};
+use crate::host::{self, blocking};
+use crate::layout::{self, ReconstructedVolume};
+use crate::mounted::Mounted;
+use crate::state::State;
+use crate::task::{Groups, Task};
+
+/// Timeout of the attachment.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A kind of disks.
+pub(crate) trait SharedDisk: Serialize + DeserializeOwned + Sync {
+    /// The name of the plugin, such as `kubernetes.io/iscsi`.
+    const PLUGIN: &'static str;
+    /// The directory of its volumes in that of a pod, such as `kubernetes.io~iscsi`.
+    const DIR: &'static str;
+    /// The file in the pod's directory with the disk of its volume.
+    const NOTE: &'static str;
+
+    /// Its unique name.
+    fn device_name(&self) -> String;
+
+    /// The path, below that of the plugin, at which it is mounted or mapped.
+    fn dir_name(&self, volume: &str) -> PathBuf;
+
+    /// The disk that is mounted or mapped at such a path.
+    fn of_path(path: &Path) -> Option<Self>;
+
+    /// The file system that the volume names.
+    fn file_system(&self) -> Option<&str>;
+
+    /// Detaches it, if that pod was the last one. What is returned is held until the disk is known to be
+    /// unused.
+    fn detach(
+        &self,
+        node: &State,
+        volume: &str,
+        is_last: bool,
+    ) -> impl Future<Output = Result<Option<DeviceGuard>, Error>> + Send;
+}
+
+/// The global mount path.
+fn global_path<D: SharedDisk>(root: &Path, volume: &str, disk: &D) -> PathBuf {
+    root.join(layout::PLUGINS).join(D::PLUGIN).join(disk.dir_name(volume))
+}
+
+/// The mapping of a disk for a pod.
+pub(super) fn map<D: SharedDisk>(root: &Path, uid: &str, volume: &str, disk: &D) -> BlockMapping {
+    let plugin = root.join(layout::PLUGINS).join(D::PLUGIN);
+    let global = plugin.join("volumeDevices").join(disk.dir_name(volume));
+    BlockMapping::new(root, uid, D::DIR, volume, global)
+}
+
+/// Adds the disk to `volumesInUse`, and waits until the control plane has attached it, if it
+/// manages attachments. Nothing needs a cleanup yet.
+pub(super) async fn until_attached<D: SharedDisk>(task: &Task<'_>, disk: &D) -> Result<(), Error> {
+    let device = disk.device_name();
+    task.devices().hold(&device).await.add_user(task.uid());
+    if !task.devices().is_attach_controller_managed() || is_set_up(task, D::DIR).await? {
+        return Ok(());
+    }
+    match timeout(ATTACH_TIMEOUT, task.devices().attached(&device)).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::NotAttached),
+    }
+}
+
+/// Whether it is mounted or mapped for the pod.
+async fn is_set_up(task: &Task<'_>, plugin: &str) -> Result<bool, Error> {
+    let (plugin, name) = (plugin.to_owned(), task.persistent.spec_name.clone());
+    let volume = ReconstructedVolume { block: task.persistent.block, plugin, name };
+    let path = volume.path(&task.node.root, task.uid());
+    blocking(move || Ok(Table::read()?.has(&path) || path.is_symlink())).await
+}
+
+/// Mounts the device for all pods, and from there for this one.
+pub(super) async fn mount<D: SharedDisk>(
+    task: &Task<'_>,
+    disk: &D,
+    device: &Path,
+    target: PathBuf,
+) -> Result<Mounted, Error> {
+    let (node, persistent) = (task.node, task.persistent);
+    let global = global_path(&node.root, &persistent.spec_name, disk);
+    let kind = disk.file_system().filter(|kind| !kind.is_empty());
+    let wanted = Wanted {
+        device,
+        kind: kind.unwrap_or(format::DEFAULT),
+        options: &persistent.mount_options,
+        read_only: persistent.read_only,
+    };
+    format::stage(&node.tools, &wanted, &global).await?;
+    task.publish(global, target, &[], Groups::Each).await
+}
+
+/// Tears down the volume of a pod; after the last pod the disk is detached.
+pub(super) async fn take_down<D: SharedDisk + Send + 'static>(
+    node: &State,
+    uid: &str,
+    volume: &ReconstructedVolume,
+) -> Result<(), Error> {
+    let (root, owned, reconstructed) = (node.root.clone(), uid.to_owned(), volume.clone());
+    let disk = blocking(move || disk_of::<D>(&root, &owned, &reconstructed, &Table::read()?));
+    let disk = disk.await?;
+    let path = volume.path(&node.root, uid);
+    let Some(disk) = disk else {
+        // The disk is unknown, so it is not mounted by its device.
+        return host::unmount(path).await;
+    };
+    let held = node.devices.hold(&disk.device_name()).await;
+    let map = map(&node.root, uid, &volume.name, &disk);
+    if volume.block {
+        map.unbind(&node.tools).await?;
+    } else {
+        host::unmount(path).await?;
+        held.unstage(uid, global_path(&node.root, &volume.name, &disk)).await?;
+    }
+    let _until_unused = disk.detach(node, &volume.name, !held.has_other_users(uid)).await?;
+    if volume.block {
+        // Last, as teardown finds the rest by its link.
+        map.remove(&node.tools).await?;
+    }
+    held.remove_user(uid);
+    Ok(())
+}
+
+/// The unique name of the disk of a pod's volume.
+pub(super) fn device_of<D: SharedDisk>(
+    root: &Path,
+    uid: &str,
+    volume: &ReconstructedVolume,
+    mounts: &Table,
+) -> Result<Option<String>, Error> {
+    Ok(disk_of::<D>(root, uid, volume, mounts)?.map(|disk| disk.device_name()))
+}
+
+/// The disk of a pod's volume, from our file, or from paths of another kubelet.
+fn disk_of<D: SharedDisk>(
+    root: &Path,
+    uid: &str,
+    volume: &ReconstructedVolume,
+    mounts: &Table,
+) -> Result<Option<D>, Error> {
+    let path = note_path::<D>(root, uid, &volume.name);
+    let fail = |error: std::io::Error| Error::io("read", &path, error);
+    if let Some(note) = if_exists(fs::read(&path).map_err(fail))? {
+        return serde_json::from_slice(&note).map(Some).map_err(|error| fail(error.into()));
+    }
+    let plugin = real_dir(&root.join(layout::PLUGINS).join(D::PLUGIN));
+    if !volume.block {
+        let twins = mounts.twins(&volume.path(root, uid));
+        return Ok(twins.into_iter().find(|twin| twin.starts_with(&plugin)).and_then(D::of_path));
+    }
+    let maps = mounts.named(uid).filter_map(Path::parent);
+    let mut maps = maps.filter(|map| map.starts_with(plugin.join("volumeDevices")));
+    Ok(maps.find_map(D::of_path))
+}
+
+fn note_path<D: SharedDisk>(root: &Path, uid: &str, volume: &str) -> PathBuf {
+    let notes = layout::pod_path(root, uid).join(layout::PLUGINS).join(D::DIR);
+    notes.join(volume).join(D::NOTE)
+}
+
+/// Notes the disk in the pod's directory, for its teardown.
+pub(super) async fn write_note<D: SharedDisk>(task: &Task<'_>, disk: &D) -> Result<(), Error> {
+    let path = note_path::<D>(&task.node.root, task.uid(), &task.persistent.spec_name);
+    let note = serde_json::to_vec(disk)
+        .map_err(|error| Error::io("write", &path, std::io::Error::from(error)))?;
+    blocking(move || {
+        if let Some(dir) = path.parent() {
+            layout::make_dirs(dir)?;
+        }
+        longshore_base::files::replace(&path, &note)
+            .map_err(|error| Error::io("write", &path, error))
+    })
+    .await
+}
