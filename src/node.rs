@@ -18,6 +18,7 @@ use longshore_base::version::KUBERNETES_VERSION;
 use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
+use longshore_client::pod_certificates::PodCertificates;
 use longshore_config::Config;
 use longshore_credential_provider::CredentialProviders;
 use longshore_devices::Devices;
@@ -200,10 +201,18 @@ async fn run_with(
     tasks.spawn("desired pods", desired.clone().run(merged, changes));
 
     // objects that pods refer to, and the observed state
-    let objects = Objects::of(client.clone(), &config);
     let pod_events = PodEventRecorder::new(recorder.clone());
-    let drivers = Drivers::new(&config.node_name, registry);
     let node_object = watch::Sender::new(None);
+    let certificates = client.clone().filter(|_| config.gates.enabled("PodCertificateRequest"));
+    let certificates = certificates.map(|client| {
+        let (name, node) = (&config.node_name, node_object.subscribe());
+        PodCertificates::new(client, name, node, pod_events.clone(), registry)
+    });
+    if let Some(certificates) = certificates.clone() {
+        tasks.spawn_restarting("certificates of pods", move || certificates.clone().run());
+    }
+    let objects = Objects::of(client.clone(), &config, certificates);
+    let drivers = Drivers::new(&config.node_name, registry);
     let parts = longshore_volumes::Parts {
         root: settings.root_dir.clone(),
         objects: objects.clone(),
