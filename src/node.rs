@@ -28,6 +28,7 @@ use longshore_logs::rotation;
 use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
 use longshore_plugins as plugins;
+use longshore_pods_api::PodsApi;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources::Source;
@@ -68,6 +69,7 @@ use crate::log_rotation;
 use crate::oom;
 use crate::pod_cidr;
 use crate::pod_resources::NodeResources;
+use crate::pods_api::NodePods;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
 use crate::shutdown;
@@ -436,6 +438,16 @@ async fn run_with(
             let (server, root_dir) = (server.clone(), root_dir.clone());
             async move { server.run(&root_dir).await }
         });
+        let dropped = longshore_pods_api::dropped_events(registry);
+        if config.gates.enabled("PodsAPI") {
+            let sources = NodePods { desired: desired.clone(), status: status.clone() };
+            let server = PodsApi::new(sources, status.events(), dropped);
+            let root_dir = config.root_dir.clone();
+            tasks.spawn_restarting("Pods API", move || {
+                let (server, root_dir) = (server.clone(), root_dir.clone());
+                async move { server.run(&root_dir).await }
+            });
+        }
     }
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {
