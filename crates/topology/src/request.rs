@@ -123,15 +123,15 @@ impl PodRequest {
 pub enum EmptyPool {
     /// Init containers.
     #[error(
-        "pod rejected, pod has shared init containers but no {} available for them",
-        if .0 == "cpu" { "cpus" } else { .0 }
+        "pod rejected, pod has shared init containers but no {what} available for them",
+        what = if .0 == "cpu" { "cpus" } else { .0 }
     )]
     Init(String),
     /// Sidecars or regular containers.
     #[error(
-        "pod rejected, sum of exclusive container {0} requests equals pod budget, leaving no {} for \
+        "pod rejected, sum of exclusive container {0} requests equals pod budget, leaving no {what} for \
          shared containers",
-        if .0 == "cpu" { "cpus" } else { "memory" }
+        what = if .0 == "cpu" { "cpus" } else { "memory" }
     )]
     Main(String),
 }
