@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 43] = [
+    const READ: [&str; 47] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -57,6 +57,7 @@ mod tests {
         "ExtendWebSocketsToKubelet",
         "GracefulNodeShutdown",
         "GracefulNodeShutdownBasedOnPodPriority",
+        "ImageVolumeWithDigest",
         "InPlacePodLevelResourcesVerticalScaling",
         "InPlacePodVerticalScalingExclusiveCPUs",
         "InPlacePodVerticalScalingExclusiveMemory",
@@ -70,8 +71,11 @@ mod tests {
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeSwap",
+        "PodCertificateRequest",
+        "PodLevelResourceManagers",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
+        "PodsAPI",
         "QOSReserved",
         "ReduceDefaultCrashLoopBackOffDecay",
         "ReloadKubeletClientCAFile",
