@@ -118,7 +118,7 @@ struct Raw {
 /// The text is compiled in, so it either parses for every user or fails the crate's first test.
 #[allow(clippy::expect_used)]
 fn read() -> HashMap<&'static str, Message> {
-    const DATA: &str = include_str!("../../data/protobuf.json");
+    const DATA: &str = include_str!("../data/protobuf.json");
     let raw: HashMap<&'static str, Raw> =
         serde_json::from_str(DATA).expect("data/protobuf.json is well formed");
     raw.into_iter().map(|(name, raw)| (name, build(&raw))).collect()

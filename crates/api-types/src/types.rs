@@ -183,7 +183,7 @@ pub fn types() -> &'static Types {
 
 /// The API facts as they are compiled in.
 /// The text of `data/types.json`.
-pub const DATA: &str = include_str!("../../data/types.json");
+pub const DATA: &str = include_str!("../data/types.json");
 
 type Raw<'a> = BTreeMap<&'a str, RawType<'a>>;
 

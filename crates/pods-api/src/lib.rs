@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use longshore_api_types::protobuf;
@@ -20,6 +22,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tonic::{Request, Response, Status};
+use tower::Service as _;
 
 /// Messages, client and server trait generated from `proto/pods/v1alpha1.proto`.
 #[allow(missing_docs, clippy::all)]
@@ -117,7 +120,12 @@ impl PodsApi {
 
     /// Serves the API below the root directory, forever.
     pub async fn run(self, root_dir: &Path) {
-        let serve = |listener| Server::serve(listener, PodsServer::new(self.clone()));
+        let serve = |listener| {
+            let server = PodsServer::new(self.clone());
+            let dispatch =
+                service_fn(move |request: hyper::Request<Incoming>| server.clone().call(request));
+            Server::serve(listener, dispatch)
+        };
         socket::keep(root_dir.join(SOCKET), serve).await;
     }
 

@@ -93,7 +93,7 @@ async fn watches_begin_with_all_pods() {
     let mut events = setup.client.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
     let mut next = async || {
         let event = events.message().await.unwrap().unwrap();
-        let uid = (!event.pod.is_empty()).then(|| uid(&event.pod)).unwrap_or_default();
+        let uid = if event.pod.is_empty() { String::new() } else { uid(&event.pod) };
         (event.r#type(), uid, event.pod)
     };
     for (kind, uid) in

@@ -73,7 +73,10 @@ fn checkpoints_with_pods_have_upstreams_checksums() {
         pods: [("pod".to_owned(), "4-6".parse().unwrap())].into(),
     };
     let text = checkpoint::write_cpu(Form::WithPods, "none", &state);
-    assert!(text.ends_with(r#""podEntries":{"pod":{"cpuSet":"4-6"}},"checksum":2649431787}"#), "{text}");
+    assert!(
+        text.ends_with(r#""podEntries":{"pod":{"cpuSet":"4-6"}},"checksum":2649431787}"#),
+        "{text}"
+    );
     assert_eq!(checkpoint::read_cpu(Form::WithPods, "none", &text), Ok(state.clone()));
     // As upstream without the gate.
     assert_eq!(checkpoint::read_cpu(Form::Plain, "none", &text), Err(StateError::Corrupt));

@@ -154,13 +154,23 @@ fn topology_assignments_match_upstream() {
                 }
             }
         }
-        let cpu = checkpoint::write_cpu(checkpoint::Form::Plain, "static", allocator.cpu_state().unwrap());
+        let cpu = checkpoint::write_cpu(
+            checkpoint::Form::Plain,
+            "static",
+            allocator.cpu_state().unwrap(),
+        );
         assert_eq!(cpu, scenario["cpuState"].to_string_as_written(), "scenario {index}: {line}");
-        let memory = checkpoint::write_memory(checkpoint::Form::Plain, "Static", allocator.memory_state().unwrap());
+        let memory = checkpoint::write_memory(
+            checkpoint::Form::Plain,
+            "Static",
+            allocator.memory_state().unwrap(),
+        );
         let memory: Value = serde_json::from_str(&memory).unwrap();
         let expected = &scenario["memoryState"];
         assert_eq!(comparable(&memory), comparable(expected), "scenario {index}: {line}");
-        let kept = checkpoint::read_memory(checkpoint::Form::Plain, "Static", &expected.to_string()).expect("its checksum");
+        let kept =
+            checkpoint::read_memory(checkpoint::Form::Plain, "Static", &expected.to_string())
+                .expect("its checksum");
         fresh.restore_memory(Some(kept)).expect("the machine is the same");
     }
 }
@@ -172,7 +182,8 @@ trait AsWritten {
 impl AsWritten for Value {
     /// In the order of upstream's fields, which a map of JSON does not keep.
     fn to_string_as_written(&self) -> String {
-        let state = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &self.to_string()).expect("its checksum");
+        let state = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &self.to_string())
+            .expect("its checksum");
         checkpoint::write_cpu(checkpoint::Form::Plain, "static", &state)
     }
 }
@@ -352,7 +363,11 @@ fn check(machine: &Machine, allocator: &Allocator, fresh: &Allocator) -> Result<
         for table in state.nodes.values().flat_map(|node| node.memory_map.values()) {
             prop_assert_eq!(table.free + table.reserved, table.allocatable);
         }
-        let kept = checkpoint::read_memory(checkpoint::Form::Plain, "Static", &checkpoint::write_memory(checkpoint::Form::Plain, "Static", state));
+        let kept = checkpoint::read_memory(
+            checkpoint::Form::Plain,
+            "Static",
+            &checkpoint::write_memory(checkpoint::Form::Plain, "Static", state),
+        );
         prop_assert_eq!(kept.as_ref(), Ok(state));
         prop_assert_eq!(fresh.clone().restore_memory(kept.ok()), Ok(()));
     }
@@ -570,7 +585,12 @@ fn extremes_of_machines_take_no_time() {
     let memory = own.into_iter().chain(pages).collect();
     let container =
         ContainerRequest { name: "c".to_owned(), kind: Kind::Main, cpus: Some(2), memory };
-    let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, own: None, containers: vec![container] };
+    let pod = PodRequest {
+        uid: "u".to_owned(),
+        guaranteed: true,
+        own: None,
+        containers: vec![container],
+    };
     assert_eq!(allocator.admit(&pod), Ok(()));
     assert_eq!(allocator.memory_nodes("u", "c").map(NumaMask::len), Some(1));
 }
@@ -606,7 +626,11 @@ fn extremes_of_allocations_are_kept() {
         assert_eq!(allocator.admit(&pod), Ok(()));
         let (cpu, memory) = (allocator.cpu_state().unwrap(), allocator.memory_state().unwrap());
         let mut next = new(strict);
-        let kept = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &checkpoint::write_cpu(checkpoint::Form::Plain, "static", cpu));
+        let kept = checkpoint::read_cpu(
+            checkpoint::Form::Plain,
+            "static",
+            &checkpoint::write_cpu(checkpoint::Form::Plain, "static", cpu),
+        );
         assert_eq!(next.restore_cpu(kept.ok()), Ok(()), "{strict}");
         assert_eq!(next.restore_memory(Some(memory.clone())), Ok(()));
         let own = next.own_cpus("u", "c").unwrap();

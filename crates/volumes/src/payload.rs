@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, DownwardAPIVolumeFile, DownwardAPIVolumeSource, KeyToPath,
-    Pod, PodCertificateProjection, ProjectedVolumeSource, Secret, SecretVolumeSource, ServiceAccountTokenProjection,
-    VolumeProjection,
+    Pod, PodCertificateProjection, ProjectedVolumeSource, Secret, SecretVolumeSource,
+    ServiceAccountTokenProjection, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_client::objects::Objects;

@@ -73,6 +73,9 @@ enum Parameters {
     Curve(&'static [u64]),
 }
 
+/// Signs a message.
+type Sign = Box<dyn Fn(&[u8]) -> Option<Vec<u8>>>;
+
 /// A key pair.
 struct Pair {
     /// In DER.
@@ -81,7 +84,7 @@ struct Pair {
     /// The content of the bit string.
     public: Vec<u8>,
     signature: Algorithm,
-    signer: Box<dyn Fn(&[u8]) -> Option<Vec<u8>>>,
+    signer: Sign,
 }
 
 impl KeyAndProof {
@@ -90,14 +93,12 @@ impl KeyAndProof {
         let (name, pair) = match key_type {
             "RSA3072" => ("RSA 3072", rsa_pair(3072)),
             "RSA4096" => ("RSA 4096", rsa_pair(4096)),
-            "ECDSAP256" => (
-                "ECDSA P256",
-                ec_pair(&ECDSA_P256_SHA256_ASN1_SIGNING, P256, ECDSA_WITH_SHA256),
-            ),
-            "ECDSAP384" => (
-                "ECDSA P384",
-                ec_pair(&ECDSA_P384_SHA384_ASN1_SIGNING, P384, ECDSA_WITH_SHA384),
-            ),
+            "ECDSAP256" => {
+                ("ECDSA P256", ec_pair(&ECDSA_P256_SHA256_ASN1_SIGNING, P256, ECDSA_WITH_SHA256))
+            }
+            "ECDSAP384" => {
+                ("ECDSA P384", ec_pair(&ECDSA_P384_SHA384_ASN1_SIGNING, P384, ECDSA_WITH_SHA384))
+            }
             "ECDSAP521" => ("ECDSA P521", Some(p521_pair())),
             "ED25519" => ("Ed25519", ed25519_pair()),
             other => return Err(KeyError::UnknownType(other.to_owned())),
@@ -198,8 +199,7 @@ fn ec_pair(
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(algorithm, &random).ok()?.as_ref().to_vec();
     let pair = EcdsaKeyPair::from_pkcs8(algorithm, &pkcs8, &random).ok()?;
     let public = pair.public_key().as_ref().to_vec();
-    let signer =
-        move |message: &[u8]| Some(pair.sign(&random, message).ok()?.as_ref().to_vec());
+    let signer = move |message: &[u8]| Some(pair.sign(&random, message).ok()?.as_ref().to_vec());
     Some(Pair {
         pkcs8,
         algorithm: Algorithm { id: EC, parameters: Parameters::Curve(curve) },
@@ -294,7 +294,8 @@ mod tests {
             let key = PrivatePkcs8KeyDer::from_pem_slice(made.key.as_bytes()).unwrap();
             let der = key.secret_pkcs8_der();
             let random = SystemRandom::new();
-            let is_own = |public: &[u8]| *public == *information.subject_pki.subject_public_key.data;
+            let is_own =
+                |public: &[u8]| *public == *information.subject_pki.subject_public_key.data;
             let ec = |algorithm| EcdsaKeyPair::from_pkcs8(algorithm, der, &random).unwrap();
             let own = match key_type {
                 "RSA3072" => is_own(RsaKeyPair::from_pkcs8(der).unwrap().public().as_ref()),

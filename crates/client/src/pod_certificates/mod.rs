@@ -20,9 +20,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error as KubeError};
-use longshore_base::retry::Delays;
 use longshore_base::clock;
 use longshore_base::panics::{self, Panicked};
+use longshore_base::retry::Delays;
 use longshore_metrics::{Kind, Labels, Registry, Text};
 use longshore_pod::spec;
 use parking_lot::Mutex;
@@ -284,7 +284,10 @@ impl Inner {
         let mut node = self.node.clone();
         let known = node.wait_for(Option::is_some).await;
         let known = known.map_err(|_| "there is no node object".to_owned())?;
-        known.as_ref().and_then(|node| node.metadata.uid.clone()).ok_or_else(|| "it has none".into())
+        known
+            .as_ref()
+            .and_then(|node| node.metadata.uid.clone())
+            .ok_or_else(|| "it has none".into())
     }
 }
 
@@ -431,7 +434,8 @@ impl Keeper {
         );
         let params = PostParams::default();
         let made = within(api.create(&params, &request)).await;
-        let made = made.map_err(|error| format!("while creating PodCertificateRequest: {error}"))?;
+        let made =
+            made.map_err(|error| format!("while creating PodCertificateRequest: {error}"))?;
         let time = made.metadata.creation_timestamp.map_or_else(clock::now, |time| time.0);
         Ok((proof.key, made.metadata.name.unwrap_or_default(), time))
     }

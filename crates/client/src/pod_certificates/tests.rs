@@ -136,10 +136,9 @@ async fn certificates_are_requested_issued_and_refreshed() {
 
 #[tokio::test(start_paused = true)]
 async fn certificates_that_are_refused_are_so_for_good() {
-    for (kind, verdict, event, state) in [
-        ("Denied", "denied", "was denied", "denied"),
-        ("Failed", "failed", "failed", "failed"),
-    ] {
+    for (kind, verdict, event, state) in
+        [("Denied", "denied", "was denied", "denied"), ("Failed", "failed", "failed", "failed")]
+    {
         let world = World::start();
         let (_pod, changes) = world.register(projection());
         world.signer.request(1).await;

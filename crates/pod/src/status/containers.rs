@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStatus,
-    ContainerUser, ImageVolumeStatus, LinuxContainerUser, Pod, PodSpec, PodStatus, VolumeMount, VolumeMountStatus,
-    VolumeStatus,
+    ContainerUser, ImageVolumeStatus, LinuxContainerUser, Pod, PodSpec, PodStatus, VolumeMount,
+    VolumeMountStatus, VolumeStatus,
 };
 use k8s_openapi::jiff::Timestamp;
 
@@ -349,11 +349,16 @@ impl StatusBuilder<'_> {
     }
 
     /// The status of an image that is a volume: its digest.
-    fn volume_status(&self, mount: &VolumeMount, run: &observed::Container) -> Option<VolumeStatus> {
+    fn volume_status(
+        &self,
+        mount: &VolumeMount,
+        run: &observed::Container,
+    ) -> Option<VolumeStatus> {
         let id = run.mounted_images.get(&mount.mount_path)?;
         let image_ref = id.clone();
-        let is_reported = self.context.gates.image_volume_digests && image_ref.len() <= MAX_IMAGE_REF;
-        is_reported.then(|| VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
+        let is_reported =
+            self.context.gates.image_volume_digests && image_ref.len() <= MAX_IMAGE_REF;
+        is_reported.then_some(VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
     }
 
     /// The `recursiveReadOnly` of a read-only mount.

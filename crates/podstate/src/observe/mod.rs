@@ -275,12 +275,14 @@ impl Observer {
         let mut found = BTreeMap::new();
         for mount in mounts {
             let Some(image) = &mount.image else { continue };
-            match self.shared.cri.image_status(image.clone()).await {
+            match self.runtime.image_status(image.clone()).await {
                 Ok(Some(image)) => {
                     found.insert(mount.container_path.clone(), image.id);
                 }
                 Ok(None) => {}
-                Err(error) => debug!(image = image.image, %error, "cannot inspect a mounted image"),
+                Err(error) => {
+                    tracing::debug!(image = image.image, %error, "cannot inspect a mounted image")
+                }
             }
         }
         found

@@ -183,7 +183,8 @@ mod tests {
             cpu_manager_policy: "static".to_owned(),
             ..KubeletConfiguration::default()
         };
-        let error = Files::new(dir.path(), &settings, Form::Plain).load(&Allocator::default()).unwrap_err();
+        let error =
+            Files::new(dir.path(), &settings, Form::Plain).load(&Allocator::default()).unwrap_err();
         let path = dir.path().join(CPU_FILE);
         assert_eq!(
             error.to_string(),

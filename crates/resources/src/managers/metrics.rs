@@ -73,7 +73,14 @@ impl ManagerMetrics {
     fn count_allocation(&self, allocation: &Allocation) {
         let Allocation { containers, cpus, memory, blocks, .. } = *allocation;
         self.count(CPU, allocation.cpus_of_pod, containers, allocation.own_cpus, cpus, cpus);
-        self.count(MEMORY, allocation.memory_of_pod, containers, allocation.own_memory, memory, blocks);
+        self.count(
+            MEMORY,
+            allocation.memory_of_pod,
+            containers,
+            allocation.own_memory,
+            memory,
+            blocks,
+        );
     }
 
     /// `own`: containers that request some for themselves; `holding`: those that hold some of the node.
@@ -347,7 +354,9 @@ mod tests {
     fn metrics_page(alignment: Alignment, outcomes: &[Result<Allocation, Refusal>]) -> Page {
         let registry = Registry::default();
         let metrics = Metrics::with(&registry, alignment);
-        outcomes.iter().for_each(|outcome| metrics.observe_admission(Instant::now(), outcome, false));
+        outcomes
+            .iter()
+            .for_each(|outcome| metrics.observe_admission(Instant::now(), outcome, false));
         parse(&registry.text()).unwrap()
     }
 
@@ -408,12 +417,29 @@ mod tests {
         metrics.observe_admission(Instant::now(), &Err(Refusal::Topology), true);
         let page = parse(&registry.text()).unwrap();
         for (name, label, values) in [
-            ("allocations_total", "source", &[(CPU, OF_NODE, 2.0), (CPU, OF_POD, 4.0), (MEMORY, OF_NODE, 6.0), (MEMORY, OF_POD, 4.0)][..]),
+            (
+                "allocations_total",
+                "source",
+                &[
+                    (CPU, OF_NODE, 2.0),
+                    (CPU, OF_POD, 4.0),
+                    (MEMORY, OF_NODE, 6.0),
+                    (MEMORY, OF_POD, 4.0),
+                ][..],
+            ),
             ("allocation_errors_total", "source", &[(CPU, OF_NODE, 1.0), (MEMORY, OF_POD, 1.0)]),
-            ("container_assignments", "assignment_type", &[
-                (CPU, "node_exclusive", 2.0), (CPU, "pod_exclusive", 1.0), (CPU, "pod_shared", 3.0),
-                (MEMORY, "node_exclusive", 3.0), (MEMORY, "pod_exclusive", 2.0), (MEMORY, "pod_shared", 2.0),
-            ]),
+            (
+                "container_assignments",
+                "assignment_type",
+                &[
+                    (CPU, "node_exclusive", 2.0),
+                    (CPU, "pod_exclusive", 1.0),
+                    (CPU, "pod_shared", 3.0),
+                    (MEMORY, "node_exclusive", 3.0),
+                    (MEMORY, "pod_exclusive", 2.0),
+                    (MEMORY, "pod_shared", 2.0),
+                ],
+            ),
         ] {
             let name = format!("resource_manager_{name}");
             for (resource, kind, count) in values {

@@ -24,10 +24,11 @@ use longshore_metrics::Registry;
 use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
-pub use longshore_topology::memory::Block;
 use longshore_topology::checkpoint::Form;
+pub use longshore_topology::memory::Block;
 use longshore_topology::{
-    Allocator, ContainerRequest, CpuSet, DeviceProvider, DeviceRefusal, NoDevices, PodRequest, Refusal, StateError, memory,
+    Allocator, ContainerRequest, CpuSet, DeviceProvider, DeviceRefusal, NoDevices, PodRequest,
+    Refusal, StateError, memory,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -305,8 +306,7 @@ impl Managers {
         let uid = spec::uid(pod);
         let is_pinned = self.shared.as_ref().is_some_and(|shared| {
             let allocator = shared.allocator();
-            let has_own =
-                || allocator.cpu_state().is_some_and(|s| s.assignments.contains_key(uid));
+            let has_own = || allocator.cpu_state().is_some_and(|s| s.assignments.contains_key(uid));
             let request = || request::of(pod, shared.manages_pods);
             shared.disables_cpu_quota && has_own() && shared.is_whole_pinned(&allocator, &request())
         });

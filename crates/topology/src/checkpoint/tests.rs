@@ -16,17 +16,26 @@ const MEMORY_FILES: [(&str, &str); 2] = [
 #[test]
 fn checkpoint_round_trip() {
     for (policy, text) in CPU_FILES {
-        assert_eq!(write_cpu(Form::Plain, policy, &read_cpu(Form::Plain, policy, text).unwrap()), text);
+        assert_eq!(
+            write_cpu(Form::Plain, policy, &read_cpu(Form::Plain, policy, text).unwrap()),
+            text
+        );
     }
     for (policy, text) in MEMORY_FILES {
-        assert_eq!(write_memory(Form::Plain, policy, &read_memory(Form::Plain, policy, text).unwrap()), text);
+        assert_eq!(
+            write_memory(Form::Plain, policy, &read_memory(Form::Plain, policy, text).unwrap()),
+            text
+        );
     }
 }
 
 #[test]
 fn checkpoint_must_match_checksum_and_policy() {
     let text = CPU_FILES[2].1;
-    assert_eq!(read_cpu(Form::Plain, "static", &text.replace("9,11-12", "9,11-13")), Err(StateError::Corrupt));
+    assert_eq!(
+        read_cpu(Form::Plain, "static", &text.replace("9,11-12", "9,11-13")),
+        Err(StateError::Corrupt)
+    );
     assert_eq!(
         read_cpu(Form::Plain, "none", text).unwrap_err().to_string(),
         "configured policy \"none\" differs from state checkpoint policy \"static\""

@@ -459,9 +459,8 @@ impl Policy {
 
 /// Whether the containers of a pod that share its CPUs have some.
 fn check_pool(pod: &PodRequest) -> Result<(), EmptyPool> {
-    let own = |container: &ContainerRequest| {
-        Some(pod.cpus_of(container) as u64).filter(|cpus| *cpus > 0)
-    };
+    let own =
+        |container: &ContainerRequest| Some(pod.cpus_of(container) as u64).filter(|cpus| *cpus > 0);
     pod.check_pool("cpu", pod.cpus() as u64, own)
 }
 

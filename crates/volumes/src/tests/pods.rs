@@ -401,7 +401,8 @@ async fn pod_certificates_are_files_of_the_pods_user_as_root() {
         }}],
     }));
     let error = node.mount(&pod).await.unwrap_err();
-    let expected = "MountVolume.SetUp failed for volume \"v\" : credential bundle is not issued yet";
+    let expected =
+        "MountVolume.SetUp failed for volume \"v\" : credential bundle is not issued yet";
     assert_eq!(error, expected);
 
     let block = "-----BEGIN CERTIFICATE-----\nAAECAw==\n-----END CERTIFICATE-----\n";

@@ -401,8 +401,9 @@ fn status_shows_the_digests_of_images_that_are_volumes_with_their_gate() {
         ],
     }));
     let mut container = run("c", 0, running());
-    container.mounted_images =
-        [("/i", "sha256:i".to_owned()), ("/j", "x".repeat(257))].map(|(p, i)| (p.to_owned(), i)).into();
+    container.mounted_images = [("/i", "sha256:i".to_owned()), ("/j", "x".repeat(257))]
+        .map(|(p, i)| (p.to_owned(), i))
+        .into();
     let observed = seen(vec![container]);
     let shown = |image_volume_digests| {
         let gates = Gates { image_volume_digests, ..Gates::default() };
