@@ -187,7 +187,8 @@ async fn status_changes_are_reported_to_listeners_in_order() {
     writer.forget("u");
     assert_eq!(next().unwrap().0, "deleted");
     let mut deleting = (*pod(4, "Running")).clone();
-    deleting.metadata.deletion_timestamp = Some(Default::default());
+    deleting.metadata.deletion_timestamp =
+        serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     writer.set_status(&Arc::new(deleting), status("Running"));
     assert_eq!(next(), event("modified", "Running"), "as upstream: it is on its way out");
 }

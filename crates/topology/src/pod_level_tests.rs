@@ -251,6 +251,8 @@ fn containers() -> impl Strategy<Value = Vec<ContainerRequest>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// Whatever comes and goes: what pods have is disjoint, nothing is lost, their containers have some of
     /// it, and those that have something for themselves share it with nobody that runs beside them.
     #[test]
