@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Gvk;
 use super::custom::{Definition, Live};
 
 /// Selectable fields: the name that clients use, and the name that the object has as it is shown.
