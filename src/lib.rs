@@ -15,6 +15,7 @@ pub mod node;
 pub mod oom;
 pub mod pod_cidr;
 mod pod_resources;
+mod pods_api;
 pub mod registration;
 pub mod run_once;
 pub mod shutdown;

@@ -18,6 +18,7 @@ use longshore_base::version::KUBERNETES_VERSION;
 use longshore_client::certificates;
 use longshore_client::events::{EventType, PodEventRecorder, node_reference};
 use longshore_client::objects::Objects;
+use longshore_client::pod_certificates::PodCertificates;
 use longshore_config::Config;
 use longshore_credential_provider::CredentialProviders;
 use longshore_devices::Devices;
@@ -27,6 +28,7 @@ use longshore_logs::rotation;
 use longshore_machine::Machine;
 use longshore_machine::process::set_oom_score;
 use longshore_plugins as plugins;
+use longshore_pods_api::PodsApi;
 use longshore_podstate::desired::Desired;
 use longshore_podstate::observe::Observer;
 use longshore_podstate::sources::Source;
@@ -67,6 +69,7 @@ use crate::log_rotation;
 use crate::oom;
 use crate::pod_cidr;
 use crate::pod_resources::NodeResources;
+use crate::pods_api::NodePods;
 use crate::registration::{self, Registration, Startup};
 use crate::run_once::{self, ManifestErrors};
 use crate::shutdown;
@@ -200,10 +203,18 @@ async fn run_with(
     tasks.spawn("desired pods", desired.clone().run(merged, changes));
 
     // objects that pods refer to, and the observed state
-    let objects = Objects::of(client.clone(), &config);
     let pod_events = PodEventRecorder::new(recorder.clone());
-    let drivers = Drivers::new(&config.node_name, registry);
     let node_object = watch::Sender::new(None);
+    let certificates = client.clone().filter(|_| config.gates.enabled("PodCertificateRequest"));
+    let certificates = certificates.map(|client| {
+        let (name, node) = (&config.node_name, node_object.subscribe());
+        PodCertificates::new(client, name, node, pod_events.clone(), registry)
+    });
+    if let Some(certificates) = certificates.clone() {
+        tasks.spawn_restarting("certificates of pods", move || certificates.clone().run());
+    }
+    let objects = Objects::of(client.clone(), &config, certificates);
+    let drivers = Drivers::new(&config.node_name, registry);
     let parts = longshore_volumes::Parts {
         root: settings.root_dir.clone(),
         objects: objects.clone(),
@@ -429,6 +440,16 @@ async fn run_with(
             let (server, root_dir) = (server.clone(), root_dir.clone());
             async move { server.run(&root_dir).await }
         });
+        let dropped = longshore_pods_api::dropped_events(registry);
+        if config.gates.enabled("PodsAPI") {
+            let sources = NodePods { desired: desired.clone(), status: status.clone() };
+            let server = PodsApi::new(sources, status.events(), dropped);
+            let root_dir = config.root_dir.clone();
+            tasks.spawn_restarting("Pods API", move || {
+                let (server, root_dir) = (server.clone(), root_dir.clone());
+                async move { server.run(&root_dir).await }
+            });
+        }
     }
     let pool = Pool::new(context, desired.clone(), terminator);
     if !once {

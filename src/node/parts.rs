@@ -107,6 +107,7 @@ pub(super) fn pod_gates(config: &Config) -> Gates {
         container_restart_rules: config.gates.enabled("ContainerRestartRules"),
         restart_all_containers: config.gates.enabled("RestartAllContainersOnContainerExits"),
         container_stop_signals: config.gates.enabled("ContainerStopSignals"),
+        image_volume_digests: config.gates.enabled("ImageVolumeWithDigest"),
         resize_pods: config.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
         resize_init_containers: config.gates.enabled("InPlacePodVerticalScalingInitContainers"),
     }

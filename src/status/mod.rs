@@ -19,6 +19,7 @@ use longshore_base::{panics, time};
 use longshore_metrics::Registry;
 use longshore_pod::spec;
 use longshore_pod::status::is_final;
+use longshore_pods_api::{PodEvent, PodEvents};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -71,6 +72,7 @@ struct Shared {
     state: Mutex<State>,
     work: Notify,
     metrics: Metrics,
+    events: PodEvents,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,8 @@ struct State {
     entries: HashMap<String, Entry>,
     next_id: u64,
     queue: VecDeque<String>,
+    /// The pods of which listeners know, by UID.
+    reported: HashMap<String, Arc<Pod>>,
 }
 
 /// One write.
@@ -111,7 +115,13 @@ impl StatusWriter {
     /// Registers the metrics of the writer.
     pub fn new(registry: &Registry) -> Self {
         let (state, work, metrics) = (Mutex::default(), Notify::default(), Metrics::new(registry));
-        Self { shared: Arc::new(Shared { state, work, metrics }) }
+        let events = PodEvents::default();
+        Self { shared: Arc::new(Shared { state, work, metrics, events }) }
+    }
+
+    /// Reports of what happens to pods, for the Pods API.
+    pub fn events(&self) -> PodEvents {
+        self.shared.events.clone()
     }
 
     /// Sets the latest status of the pod.
@@ -137,9 +147,15 @@ impl StatusWriter {
         !is_final(phase.unwrap_or_default())
     }
 
+    /// Nothing of the pod runs any more, and it holds nothing.
+    pub fn ended(&self, uid: &str) {
+        self.state().report_end(uid, &self.shared.events);
+    }
+
     /// Removes the pod.
     pub fn forget(&self, uid: &str) {
         let mut state = self.state();
+        state.report_end(uid, &self.shared.events);
         state.entries.remove(uid);
         state.queue.retain(|queued| queued != uid);
     }
@@ -172,10 +188,19 @@ impl StatusWriter {
             retry_at: None,
         });
         let is_new = finish || version(pod) > entry.written_version;
-        entry.pod = pod.clone();
+        let older = std::mem::replace(&mut entry.pod, pod.clone());
         let before = std::mem::replace(&mut entry.wanted, status);
         self.shared.metrics.observe(&before, &entry.wanted);
         entry.finish |= finish;
+        if entry.finish {
+            report_end(&mut state.reported, uid, &self.shared.events);
+        } else {
+            let has_changed = before != entry.wanted || version(&older) < version(pod);
+            let known = state.reported.insert(uid.to_owned(), pod.clone()).is_some();
+            if !known || has_changed {
+                report(pod, &entry.wanted, known, &self.shared.events);
+            }
+        }
         if !is_new && entry.is_written() {
             return;
         }
@@ -264,7 +289,34 @@ impl StatusWriter {
     }
 }
 
+/// Reports a pod with that status to listeners, if there are any.
+fn report(pod: &Arc<Pod>, status: &PodStatus, is_known: bool, events: &PodEvents) {
+    if events.are_watched() {
+        let pod = Arc::new(with_status(pod, status.clone()));
+        events.send(match is_known || pod.metadata.deletion_timestamp.is_some() {
+            true => PodEvent::Modified(pod),
+            false => PodEvent::Added(pod),
+        });
+    }
+}
+
+/// Reports that a pod has ended, once.
+fn report_end(reported: &mut HashMap<String, Arc<Pod>>, uid: &str, events: &PodEvents) {
+    if let Some(pod) = reported.remove(uid) {
+        events.send(PodEvent::Deleted(pod));
+    }
+}
+
+/// The pod with that status.
+pub(crate) fn with_status(pod: &Pod, status: PodStatus) -> Pod {
+    Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status: Some(status) }
+}
+
 impl State {
+    fn report_end(&mut self, uid: &str, events: &PodEvents) {
+        report_end(&mut self.reported, uid, events);
+    }
+
     fn enqueue(&mut self, uid: &str) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         entry.again |= entry.writing;

@@ -151,3 +151,44 @@ async fn status_invalid_field_does_not_block_others_or_deletion() {
         assert_eq!(*seen.lock(), (taken, true), "{invalid:?}");
     }
 }
+
+#[tokio::test]
+async fn status_changes_are_reported_to_listeners_in_order() {
+    let writer = StatusWriter::default();
+    let mut events = writer.events().subscribe();
+    let mut next = move || {
+        let (kind, pod) = match events.try_recv().ok()? {
+            PodEvent::Added(pod) => ("added", pod),
+            PodEvent::Modified(pod) => ("modified", pod),
+            PodEvent::Deleted(pod) => ("deleted", pod),
+        };
+        Some((kind, pod.status.as_ref().map(phase).unwrap_or_default().to_owned()))
+    };
+    let event = |kind, phase: &str| Some((kind, phase.to_owned()));
+    writer.set_status(&pod(1, "Pending"), status("Pending"));
+    assert_eq!(next(), event("added", "Pending"));
+    writer.set_status(&pod(1, "Pending"), status("Pending"));
+    assert_eq!(next(), None, "nothing has changed");
+    writer.set_status(&pod(1, "Pending"), status("Running"));
+    assert_eq!(next(), event("modified", "Running"));
+    writer.set_status(&pod(2, "Pending"), status("Running"));
+    assert_eq!(next(), event("modified", "Running"), "the pod has");
+    writer.set_status(&pod(2, "Pending"), status("Failed"));
+    assert_eq!(next(), event("modified", "Failed"));
+    writer.ended("u");
+    assert_eq!(next().unwrap().0, "deleted");
+    writer.finish(&pod(2, "Pending"), status("Failed"));
+    writer.forget("u");
+    assert_eq!(next(), None, "once");
+
+    // A pod that is made again under its UID, as static pods are.
+    writer.set_status(&pod(3, "Pending"), status("Pending"));
+    assert_eq!(next(), event("added", "Pending"));
+    writer.forget("u");
+    assert_eq!(next().unwrap().0, "deleted");
+    let mut deleting = (*pod(4, "Running")).clone();
+    deleting.metadata.deletion_timestamp =
+        serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    writer.set_status(&Arc::new(deleting), status("Running"));
+    assert_eq!(next(), event("modified", "Running"), "as upstream: it is on its way out");
+}

@@ -126,6 +126,7 @@ pub(super) async fn clean_up(mut task: Task) {
         last_error.log_if_new(&state.pod, &error, "pod resources not released, retrying");
         state.sleep_backoff().await;
     }
+    state.context.status.ended(spec::uid(&state.pod));
     state.stopwatch.idle(); // its object may stay for long
     let mut finished = false;
     loop {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     /// The gates that the node reads.
-    const READ: [&str; 45] = [
+    const READ: [&str; 48] = [
         "AllowDNSOnlyNodeCSR",
         "AllowServiceExternalIPs",
         "CPUManagerPolicyAlphaOptions",
@@ -57,6 +57,7 @@ mod tests {
         "ExtendWebSocketsToKubelet",
         "GracefulNodeShutdown",
         "GracefulNodeShutdownBasedOnPodPriority",
+        "ImageVolumeWithDigest",
         "InPlacePodLevelResourcesVerticalScaling",
         "InPlacePodVerticalScalingExclusiveCPUs",
         "InPlacePodVerticalScalingExclusiveMemory",
@@ -72,8 +73,11 @@ mod tests {
         "NodeDeclaredFeatures",
         "NodeSwap",
         "PodAndContainerStatsFromCRI",
+        "PodCertificateRequest",
+        "PodLevelResourceManagers",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
+        "PodsAPI",
         "QOSReserved",
         "ReduceDefaultCrashLoopBackOffDecay",
         "ReloadKubeletClientCAFile",

@@ -26,7 +26,6 @@ mod plugin;
 pub mod pod_resources;
 mod registration;
 mod select;
-mod socket;
 mod state;
 mod store;
 #[cfg(any(test, feature = "testing"))]

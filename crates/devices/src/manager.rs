@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceHealth, ResourceStatus};
 use longshore_base::rate::TokenBucket;
 use longshore_base::time;
+use longshore_grpc::socket;
 use longshore_metrics::Counter;
 use longshore_pod::spec;
 use longshore_topology::{DeviceProvider, DeviceRefusal};
@@ -28,7 +29,7 @@ use crate::select::{
 use crate::state::{Capacity, Device, Endpoint, MOST_RESOURCES, State};
 use crate::store::Store;
 use crate::v1beta1::{ContainerAllocateResponse, ListAndWatchResponse, RegisterRequest};
-use crate::{names, registration, socket};
+use crate::{names, registration};
 
 /// The plugins' folder below the root directory.
 const FOLDER: &str = "device-plugins";

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use longshore_base::rate::TokenBucket;
-use longshore_grpc::{Server, service_of};
+use longshore_grpc::{Server, service_of, socket};
 use longshore_pod::spec::{self, ContainerKind};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
@@ -20,7 +20,6 @@ use tower::Service as _;
 
 use crate::manager::Devices;
 use crate::metrics::Metrics;
-use crate::socket;
 use crate::state::Device;
 
 /// Messages and server trait generated from `proto/podresources/v1.proto`.

@@ -37,7 +37,8 @@ struct Printer<'a> {
 impl Printer<'_> {
     /// A value with its type in front.
     fn typed(&mut self, ty: &str, value: &Value) -> fmt::Result {
-        write!(self.out, "({ty})")?;
+        // Go's name of the struct without fields has a space in it, where a table's words end.
+        write!(self.out, "({})", ty.replace("struct{}", "struct {}"))?;
         match self.types.shape(ty) {
             Shape::Pointer(inner) if !value.is_null() => self.bare(inner, value),
             _ => self.bare(ty, value),
@@ -80,8 +81,9 @@ impl Printer<'_> {
                 }
             },
             Shape::Struct(fields) => {
+                self.out.write_char('{')?;
                 for (index, field) in fields.iter().enumerate() {
-                    let separator = if index == 0 { '{' } else { ' ' };
+                    let separator = if index == 0 { "" } else { " " };
                     write!(self.out, "{separator}{}:", field.name)?;
                     match field.json.as_ref() {
                         "." => self.typed(field.ty, value)?,

@@ -77,6 +77,9 @@ impl Types {
         if let Some((key, inner)) = ty.strip_prefix("map[").and_then(|rest| rest.split_once(']')) {
             return Shape::Map { key, inner };
         }
+        if ty == "struct{}" {
+            return Shape::Struct(&[]);
+        }
         match self.0.get(ty) {
             Some(Entry::Struct(fields)) => Shape::Struct(fields),
             Some(Entry::Alias(inner)) => Shape::Alias(inner),

@@ -1,5 +1,6 @@
 //! gRPC over Unix sockets: endpoints ([`Endpoint`]), connections that are kept up ([`Connection`]), calls
-//! with a deadline ([`request`], [`await_response`]), their failures ([`Failure`]), and a [`Server`].
+//! with a deadline ([`request`], [`await_response`]), their failures ([`Failure`]), a [`Server`],
+//! and [`socket`]s to serve on.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -8,6 +9,7 @@ mod connection;
 mod endpoint;
 mod failure;
 mod server;
+pub mod socket;
 
 pub use call::{await_response, request};
 pub use connection::{Connected, Connection, Stream, origin};

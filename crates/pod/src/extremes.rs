@@ -103,6 +103,7 @@ fn any_run() -> impl Strategy<Value = observed::Container> {
             image_ref: "sha256:i".to_owned(),
             log_path: String::new(),
             user: Some(User { uid, gid, groups: vec![gid] }),
+            mounted_images: Default::default(),
             stop_signal: None,
             resources,
             state,

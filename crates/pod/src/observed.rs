@@ -1,5 +1,7 @@
 //! The state of one pod in the runtime. Written by the daemon's `observe` module; all others read.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 
 /// One pod as the runtime shows it.
@@ -67,6 +69,8 @@ pub struct Container {
     pub image: String,
     /// Digested image reference, or the image's id.
     pub image_ref: String,
+    /// The images that are mounted as volumes: their ids, by the path in the container.
+    pub mounted_images: BTreeMap<String, String>,
     /// Log file.
     pub log_path: String,
     /// User of its first process, if the runtime reports it.

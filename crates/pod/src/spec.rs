@@ -206,6 +206,8 @@ pub struct Gates {
     pub restart_all_containers: bool,
     /// `ContainerStopSignals`: the stop signal is reported in the status.
     pub container_stop_signals: bool,
+    /// `ImageVolumeWithDigest`: the digests of images that are volumes are reported in the status.
+    pub image_volume_digests: bool,
     /// `InPlacePodLevelResourcesVerticalScaling`: pod-level resources can be resized.
     pub resize_pods: bool,
     /// `InPlacePodVerticalScalingInitContainers`: init containers can be resized.
@@ -218,6 +220,7 @@ impl Default for Gates {
             container_restart_rules: true,
             restart_all_containers: true,
             container_stop_signals: false,
+            image_volume_digests: false,
             resize_pods: true,
             resize_init_containers: true,
         }

@@ -99,6 +99,7 @@ mod tests {
             image_ref: String::new(),
             log_path: String::new(),
             user: None,
+            mounted_images: Default::default(),
             stop_signal: None,
             resources: None,
             state,

@@ -3,7 +3,7 @@
 use crate::cpu::{self, AssignError};
 use crate::hints::{Hint, Hints, Nodes, Policy};
 use crate::memory::{self, AllocateError};
-use crate::request::{ContainerRequest, PodRequest};
+use crate::request::{ContainerRequest, EmptyPool, PodRequest};
 use crate::{CpuSet, Cpus, Machine, NumaMask, StateError, TopologyOptions};
 
 /// Why the resources of a pod cannot be allocated. The texts are upstream's.
@@ -12,6 +12,22 @@ pub enum Refusal {
     /// No NUMA nodes match all hints.
     #[error("Resources cannot be allocated with Topology locality")]
     Topology,
+    /// The same for a pod with pod-level resources.
+    #[error(
+        "Pod Scope pod with pod-level resources failed admission {}",
+        if *.whole_pods {
+            "under pod-scope topology manager"
+        } else {
+            "with a container-level topology manager"
+        }
+    )]
+    PodTopology {
+        /// Whether pods are aligned as a whole.
+        whole_pods: bool,
+    },
+    /// Containers are to share what others of their pod have taken.
+    #[error(transparent)]
+    EmptyPool(#[from] EmptyPool),
     /// Only whole cores are allocated, and the request is not a multiple.
     #[error(
         "SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {per_core}"
@@ -98,7 +114,8 @@ impl Refusal {
     /// The reason of the pod status.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Topology => "TopologyAffinityError",
+            Self::Topology | Self::PodTopology { .. } => "TopologyAffinityError",
+            Self::EmptyPool(_) => "EmptyPodSharedPoolError",
             Self::NotWholeCores { .. } | Self::NotEnoughCores { .. } => "SMTAlignmentError",
             Self::Cpus(_) | Self::Memory(_) | Self::Devices(_) => "UnexpectedAdmissionError",
         }
@@ -196,13 +213,65 @@ impl Allocator {
         given
     }
 
+    /// Whether a pod's CPUs and memory are allocated to it as a whole.
+    pub fn takes_whole(&self, pod: &PodRequest) -> bool {
+        pod.own.is_some() && self.aligns_whole_pods()
+    }
+
+    fn aligns_whole_pods(&self) -> bool {
+        self.topology.whole_pods && self.topology.policy != Policy::None
+    }
+
     fn give(&mut self, pod: &PodRequest, devices: &mut dyn DeviceProvider) -> Result<(), Refusal> {
-        let whole = match self.topology.whole_pods && self.topology.policy != Policy::None {
-            true => Some(self.hint(
-                devices.pod_hints(),
-                self.cpu.as_ref().map(|cpu| cpu.pod_hints(pod)),
-                self.memory.as_ref().map(|memory| memory.pod_hints(pod)),
-            )?),
+        let whole_pods = self.aligns_whole_pods();
+        let given = match self.takes_whole(pod) {
+            true => self.give_whole(pod, devices),
+            false => self.give_to_containers(pod, devices),
+        };
+        given.map_err(|refusal| match refusal {
+            Refusal::Topology if pod.own.is_some() => Refusal::PodTopology { whole_pods },
+            refusal => refusal,
+        })
+    }
+
+    /// Allocates the CPUs and the memory of a pod with pod-level resources as a whole.
+    fn give_whole(
+        &mut self,
+        pod: &PodRequest,
+        devices: &mut dyn DeviceProvider,
+    ) -> Result<(), Refusal> {
+        let hint = self.pod_hint(pod, devices)?;
+        for container in &pod.containers {
+            devices.allocate(&container.name, hint.nodes)?;
+        }
+        if let Some(cpu) = &mut self.cpu {
+            cpu.allocate_pod(pod, hint)?;
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.allocate_pod(pod, hint)?;
+        }
+        Ok(())
+    }
+
+    fn pod_hint(
+        &self,
+        pod: &PodRequest,
+        devices: &mut dyn DeviceProvider,
+    ) -> Result<Hint, Refusal> {
+        self.hint(
+            devices.pod_hints(),
+            self.cpu.as_ref().map(|cpu| cpu.pod_hints(pod)),
+            self.memory.as_ref().map(|memory| memory.pod_hints(pod)),
+        )
+    }
+
+    fn give_to_containers(
+        &mut self,
+        pod: &PodRequest,
+        devices: &mut dyn DeviceProvider,
+    ) -> Result<(), Refusal> {
+        let whole = match self.aligns_whole_pods() {
+            true => Some(self.pod_hint(pod, devices)?),
             false => None,
         };
         for container in &pod.containers {
@@ -264,8 +333,10 @@ impl Allocator {
 
     /// UIDs of pods with exclusive resources.
     pub fn holders(&self) -> impl Iterator<Item = &str> {
-        let cpus = self.cpu.iter().flat_map(|cpu| cpu.state().assignments.keys());
-        let memory = self.memory.iter().flat_map(|memory| memory.state().assignments.keys());
+        let cpus = self.cpu.iter().map(cpu::Policy::state);
+        let cpus = cpus.flat_map(|state| state.assignments.keys().chain(state.pods.keys()));
+        let memory = self.memory.iter().map(memory::Policy::state);
+        let memory = memory.flat_map(|state| state.assignments.keys().chain(state.pods.keys()));
         cpus.chain(memory).map(String::as_str)
     }
 

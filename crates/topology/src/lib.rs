@@ -1,8 +1,7 @@
 //! The CPU, memory and topology managers: exclusive CPUs and NUMA-local memory of containers. No I/O:
 //! the machine is plain data, and the state is the text of a checkpoint.
 //!
-//! Current limitations: pod-level resources get no exclusive resources (alpha gate
-//! `PodLevelResourceManagers`); checkpoints from before Kubernetes 1.18 are rejected.
+//! Current limitations: checkpoints from before Kubernetes 1.18 are rejected.
 
 #![cfg_attr(test, allow(clippy::arithmetic_side_effects))]
 
@@ -26,9 +25,11 @@ pub use hints::{Hint, Hints, Policy as TopologyPolicy};
 pub use machine::{CpuInfo, Cpus, Machine, Node};
 pub use mask::NumaMask;
 pub use options::Options as TopologyOptions;
-pub use request::{Amounts, ContainerRequest, Kind, PodRequest};
+pub use request::{Amounts, ContainerRequest, EmptyPool, Kind, OwnRequest, PodRequest};
 
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+mod pod_level_tests;
 #[cfg(test)]
 mod tests;

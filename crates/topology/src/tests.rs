@@ -76,6 +76,7 @@ fn request(pod: &Value) -> PodRequest {
     PodRequest {
         uid: pod["uid"].as_str().unwrap().to_owned(),
         guaranteed: pod["guaranteed"].as_bool().unwrap(),
+        own: None,
         containers: pod["containers"].as_array().unwrap().iter().map(container).collect(),
     }
 }
@@ -153,13 +154,23 @@ fn topology_assignments_match_upstream() {
                 }
             }
         }
-        let cpu = checkpoint::write_cpu("static", allocator.cpu_state().unwrap());
+        let cpu = checkpoint::write_cpu(
+            checkpoint::Form::Plain,
+            "static",
+            allocator.cpu_state().unwrap(),
+        );
         assert_eq!(cpu, scenario["cpuState"].to_string_as_written(), "scenario {index}: {line}");
-        let memory = checkpoint::write_memory("Static", allocator.memory_state().unwrap());
+        let memory = checkpoint::write_memory(
+            checkpoint::Form::Plain,
+            "Static",
+            allocator.memory_state().unwrap(),
+        );
         let memory: Value = serde_json::from_str(&memory).unwrap();
         let expected = &scenario["memoryState"];
         assert_eq!(comparable(&memory), comparable(expected), "scenario {index}: {line}");
-        let kept = checkpoint::read_memory("Static", &expected.to_string()).expect("its checksum");
+        let kept =
+            checkpoint::read_memory(checkpoint::Form::Plain, "Static", &expected.to_string())
+                .expect("its checksum");
         fresh.restore_memory(Some(kept)).expect("the machine is the same");
     }
 }
@@ -171,8 +182,9 @@ trait AsWritten {
 impl AsWritten for Value {
     /// In the order of upstream's fields, which a map of JSON does not keep.
     fn to_string_as_written(&self) -> String {
-        let state = checkpoint::read_cpu("static", &self.to_string()).expect("its checksum");
-        checkpoint::write_cpu("static", &state)
+        let state = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &self.to_string())
+            .expect("its checksum");
+        checkpoint::write_cpu(checkpoint::Form::Plain, "static", &state)
     }
 }
 
@@ -296,7 +308,7 @@ fn any_pod() -> impl Strategy<Value = PodRequest> {
     (uid, prop::bool::weighted(0.9), containers).prop_map(|(uid, guaranteed, mut containers)| {
         let mut names = BTreeSet::new();
         containers.retain(|container| names.insert(container.name.clone()));
-        PodRequest { uid: uid.to_owned(), guaranteed, containers }
+        PodRequest { uid: uid.to_owned(), guaranteed, own: None, containers }
     })
 }
 
@@ -342,8 +354,8 @@ fn check(machine: &Machine, allocator: &Allocator, fresh: &Allocator) -> Result<
         }
         prop_assert_eq!(&left, &all.shared);
         prop_assert!(left.is_subset(&machine.cpus.all()));
-        let text = checkpoint::write_cpu("static", state);
-        let kept = checkpoint::read_cpu("static", &text);
+        let text = checkpoint::write_cpu(checkpoint::Form::Plain, "static", state);
+        let kept = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &text);
         prop_assert_eq!(kept.as_ref(), Ok(state));
         prop_assert_eq!(fresh.clone().restore_cpu(kept.ok()), Ok(()));
     }
@@ -351,7 +363,11 @@ fn check(machine: &Machine, allocator: &Allocator, fresh: &Allocator) -> Result<
         for table in state.nodes.values().flat_map(|node| node.memory_map.values()) {
             prop_assert_eq!(table.free + table.reserved, table.allocatable);
         }
-        let kept = checkpoint::read_memory("Static", &checkpoint::write_memory("Static", state));
+        let kept = checkpoint::read_memory(
+            checkpoint::Form::Plain,
+            "Static",
+            &checkpoint::write_memory(checkpoint::Form::Plain, "Static", state),
+        );
         prop_assert_eq!(kept.as_ref(), Ok(state));
         prop_assert_eq!(fresh.clone().restore_memory(kept.ok()), Ok(()));
     }
@@ -446,12 +462,12 @@ proptest! {
         held["defaultCpuSet"] = machine.cpus.all().to_string().into();
         held["entries"]["1"]["a"] = own.into();
         for text in [cpu, held] {
-            let state = checkpoint::read_cpu("static", &text.to_string());
+            let state = checkpoint::read_cpu(checkpoint::Form::Plain, "static", &text.to_string());
             if let Ok(state) = state && allocator.restore_cpu(Some(state)).is_ok() {
                 prop_assert!(allocator.cpu_state().unwrap().shared.is_subset(&machine.cpus.all()));
             }
         }
-        if let Ok(state) = checkpoint::read_memory("Static", &memory.to_string()) {
+        if let Ok(state) = checkpoint::read_memory(checkpoint::Form::Plain, "Static", &memory.to_string()) {
             let _ = allocator.restore_memory(Some(state));
         }
         let _ = allocator.admit(&pod);
@@ -569,7 +585,12 @@ fn extremes_of_machines_take_no_time() {
     let memory = own.into_iter().chain(pages).collect();
     let container =
         ContainerRequest { name: "c".to_owned(), kind: Kind::Main, cpus: Some(2), memory };
-    let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, containers: vec![container] };
+    let pod = PodRequest {
+        uid: "u".to_owned(),
+        guaranteed: true,
+        own: None,
+        containers: vec![container],
+    };
     assert_eq!(allocator.admit(&pod), Ok(()));
     assert_eq!(allocator.memory_nodes("u", "c").map(NumaMask::len), Some(1));
 }
@@ -601,11 +622,15 @@ fn extremes_of_allocations_are_kept() {
     for (strict, cpus, shared) in [(false, 2, "0,2-3,6"), (true, 5, "")] {
         let mut allocator = new(strict);
         let containers = vec![container(cpus)];
-        let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, containers };
+        let pod = PodRequest { uid: "u".to_owned(), guaranteed: true, own: None, containers };
         assert_eq!(allocator.admit(&pod), Ok(()));
         let (cpu, memory) = (allocator.cpu_state().unwrap(), allocator.memory_state().unwrap());
         let mut next = new(strict);
-        let kept = checkpoint::read_cpu("static", &checkpoint::write_cpu("static", cpu));
+        let kept = checkpoint::read_cpu(
+            checkpoint::Form::Plain,
+            "static",
+            &checkpoint::write_cpu(checkpoint::Form::Plain, "static", cpu),
+        );
         assert_eq!(next.restore_cpu(kept.ok()), Ok(()), "{strict}");
         assert_eq!(next.restore_memory(Some(memory.clone())), Ok(()));
         let own = next.own_cpus("u", "c").unwrap();
@@ -655,6 +680,7 @@ fn topology_of_devices_and_cpus_is_the_same() {
     let pod = |uid: &str, guaranteed, cpus| PodRequest {
         uid: uid.to_owned(),
         guaranteed,
+        own: None,
         containers: vec![ContainerRequest {
             name: "c".to_owned(),
             kind: Kind::Main,

@@ -142,7 +142,7 @@ impl Volumes {
             tracing::warn!(unknown, "failed to reconstruct a volume from the pod directory");
         }
         let inner = State {
-            csi: Csi::new(drivers, objects.client().cloned(), parts.claim_poll_interval),
+            csi: Csi::new(drivers, objects.client().cloned(), parts.claim_poll_interval, registry),
             root,
             objects,
             allocatable,
@@ -306,6 +306,7 @@ impl Volumes {
         let taken_down = work.await.unwrap_or(Err(Error::Interrupted));
         if matches!(taken_down, Ok(()) | Err(Error::Hidden(_))) {
             self.inner.persistent_mounts.forget(uid);
+            self.inner.csi.labelled.forget(uid);
         }
         self.inner.metrics.unmounted(uid, began, &taken_down);
         taken_down

@@ -6,11 +6,12 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, DownwardAPIVolumeFile, DownwardAPIVolumeSource, KeyToPath,
-    Pod, ProjectedVolumeSource, Secret, SecretVolumeSource, ServiceAccountTokenProjection,
-    VolumeProjection,
+    Pod, PodCertificateProjection, ProjectedVolumeSource, Secret, SecretVolumeSource,
+    ServiceAccountTokenProjection, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_client::objects::Objects;
+use longshore_client::pod_certificates::Credentials;
 use longshore_pod::{downward, spec};
 
 use crate::error::Error;
@@ -135,13 +136,15 @@ impl Sources<'_> {
     /// all errors are reported.
     pub(super) async fn projected_volume(
         &self,
+        volume: &str,
         source: &ProjectedVolumeSource,
     ) -> Result<Payload, Error> {
         let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
         let mut payload = Payload::default();
         let mut errors = Vec::new();
-        for projection in source.sources.iter().flatten() {
-            if let Err(error) = self.projection(&mut payload, projection, mode).await {
+        for (index, projection) in source.sources.iter().flatten().enumerate() {
+            let place = (volume, index);
+            if let Err(error) = self.projection(&mut payload, projection, place, mode).await {
                 errors.push(error);
             }
         }
@@ -156,6 +159,7 @@ impl Sources<'_> {
         &self,
         payload: &mut Payload,
         projection: &VolumeProjection,
+        (volume, index): (&str, usize),
         mode: i32,
     ) -> Result<(), Error> {
         if let Some(source) = &projection.secret {
@@ -170,8 +174,9 @@ impl Sources<'_> {
         } else if let Some(source) = &projection.cluster_trust_bundle {
             let anchors = self.objects.trust_anchors(source).await?;
             self.add_private(payload, &source.path, anchors, mode)
-        } else if projection.pod_certificate.is_some() {
-            Err(Error::UnsupportedPart("projected source podCertificate".to_owned()))
+        } else if let Some(source) = &projection.pod_certificate {
+            let credentials = self.objects.pod_certificate(self.pod, volume, index)?;
+            self.certificate(payload, source, &credentials, mode)
         } else {
             Err(Error::UnsupportedPart(format!("projected source {}", kind_of(projection))))
         }
@@ -236,6 +241,28 @@ impl Sources<'_> {
     ) -> Result<(), Error> {
         let token = self.objects.service_account_token(self.pod, source).await?;
         self.add_private(payload, &source.path, token.as_bytes().to_vec(), mode)
+    }
+
+    /// Adds the files that the source names, with the key first in the one that has both.
+    fn certificate(
+        &self,
+        payload: &mut Payload,
+        source: &PodCertificateProjection,
+        credentials: &Credentials,
+        mode: i32,
+    ) -> Result<(), Error> {
+        let Credentials { key, certificates, .. } = credentials;
+        let files = [
+            (&source.credential_bundle_path, [key.as_str(), certificates].concat()),
+            (&source.key_path, key.clone()),
+            (&source.certificate_chain_path, certificates.clone()),
+        ];
+        for (path, content) in files {
+            if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
+                self.add_private(payload, path, content.into_bytes(), mode)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds a file that belongs to the pod's user.

@@ -106,7 +106,7 @@ impl Volumes {
                 (layout::DOWNWARD_API, memory(), sources.downward_api_volume(source)?)
             }
             Source::Projected(source) => {
-                (layout::PROJECTED, memory(), sources.projected_volume(source).await?)
+                (layout::PROJECTED, memory(), sources.projected_volume(name, source).await?)
             }
         };
         self.write(pod, name, plugin, medium, payload).await

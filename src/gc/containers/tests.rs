@@ -38,6 +38,7 @@ fn run(id: &str, name: &str, sandbox: &str, age: i64, state: State) -> Container
         image_ref: String::new(),
         log_path: String::new(),
         user: None,
+        mounted_images: Default::default(),
         stop_signal: None,
         resources: None,
         state,

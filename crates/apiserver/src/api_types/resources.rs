@@ -2,40 +2,8 @@
 
 use std::sync::Arc;
 
+use super::Gvk;
 use super::custom::{Definition, Live};
-
-/// Group, version and kind of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Gvk {
-    /// API group, empty for the core group.
-    pub group: &'static str,
-    /// Version within the group.
-    pub version: &'static str,
-    /// Kind, for example `Pod`.
-    pub kind: &'static str,
-}
-
-impl Gvk {
-    pub(crate) const fn core(kind: &'static str) -> Self {
-        Self { group: "", version: "v1", kind }
-    }
-
-    pub(crate) const fn v1(group: &'static str, kind: &'static str) -> Self {
-        Self { group, version: "v1", kind }
-    }
-
-    /// `DeleteOptions`, which every group accepts as the body of a DELETE.
-    pub const DELETE_OPTIONS: Self = Self::core("DeleteOptions");
-
-    /// The `apiVersion` of such an object: `v1`, or `group/version`.
-    #[must_use]
-    pub fn api_version(&self) -> String {
-        match self.group {
-            "" => self.version.to_owned(),
-            group => format!("{group}/{}", self.version),
-        }
-    }
-}
 
 /// Selectable fields: the name that clients use, and the name that the object has as it is shown.
 pub type Fields = &'static [(&'static str, &'static str)];

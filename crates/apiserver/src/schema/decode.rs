@@ -12,7 +12,7 @@ use super::syntax;
 use crate::status::StatusError;
 
 /// The deepest nesting of a body or of a patched object; upstream's kinds stay below 30.
-pub(crate) const MAX_DEPTH: usize = 100;
+pub(crate) use longshore_api_types::protobuf::MAX_DEPTH;
 /// The same for YAML, whose reader takes some 20 KiB of stack a level in a debug build.
 const MAX_YAML_DEPTH: usize = 50;
 /// The most values in one body: some 12 MiB of memory.

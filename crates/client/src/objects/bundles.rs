@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use futures::StreamExt;
 use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::ClusterTrustBundleProjection;
@@ -18,10 +16,8 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Error, REQUEST_TIMEOUT};
-use crate::Reports;
+use crate::{Reports, pem};
 
-/// Characters in a line of PEM.
-const LINE: usize = 64;
 /// What messages call a bundle.
 const NAME: &str = "clustertrustbundle.certificates.k8s.io";
 
@@ -197,21 +193,15 @@ fn normalized<'a>(bundles: impl IntoIterator<Item = &'a ClusterTrustBundle>) -> 
         .collect();
     let mut pem = String::new();
     for certificate in &certificates {
-        pem.push_str("-----BEGIN CERTIFICATE-----\n");
-        let mut rest = &*STANDARD.encode(certificate);
-        while !rest.is_empty() {
-            let (line, left) = rest.split_at(rest.len().min(LINE));
-            pem.push_str(line);
-            pem.push('\n');
-            rest = left;
-        }
-        pem.push_str("-----END CERTIFICATE-----\n");
+        pem::append(&mut pem, "CERTIFICATE", certificate);
     }
     pem.into_bytes()
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
     use serde_json::{Value, json};
 
     use super::*;

@@ -19,6 +19,8 @@ pub struct Changed {
     references: References,
     /// A token is due for renewal.
     tokens: bool,
+    /// A source of certificates has another, or another error.
+    certificates: bool,
     /// The pod itself: its labels, annotations or resources.
     pod: bool,
     /// Something, or nothing: it is not known.
@@ -45,6 +47,7 @@ impl Changed {
     pub fn add(&mut self, other: Self) {
         self.references.extend(other.references);
         self.tokens |= other.tokens;
+        self.certificates |= other.certificates;
         self.pod |= other.pod;
         self.any |= other.any;
     }
@@ -58,6 +61,7 @@ impl Changed {
                 && (volume.downward_api.is_some()
                     || sources().any(|source| source.downward_api.is_some()))
             || self.tokens && sources().any(|source| source.service_account_token.is_some())
+            || self.certificates && sources().any(|source| source.pod_certificate.is_some())
             || !self.references.is_empty()
                 && !references::of_volume(spec::namespace(pod), volume)
                     .is_disjoint(&self.references)
@@ -93,6 +97,12 @@ impl PendingChanges {
     /// An object changed.
     pub(super) fn add(&self, reference: &Reference) {
         self.changed.lock().references.insert(reference.clone());
+        self.notify.notify_one();
+    }
+
+    /// A source of certificates has another, or another error.
+    pub(super) fn add_certificates(&self) {
+        self.changed.lock().certificates = true;
         self.notify.notify_one();
     }
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use kube::Error as KubeError;
 
+use crate::pod_certificates::CertificateError;
+
 /// Why an object or token could not be had. Cheap to clone: callers share one request's outcome.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -40,6 +42,15 @@ pub enum Error {
     /// A trust bundle projection cannot be resolved.
     #[error("{0}")]
     TrustBundle(String),
+    /// A source of certificates has none.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The feature gate of certificates is off, or there is no apiserver.
+    #[error(
+        "podCertificate projection is not supported: the feature gate PodCertificateRequest is off, or \
+         no apiserver is configured"
+    )]
+    NoCertificates,
     /// A token was requested for a pod without a service account.
     #[error("pod has no service account to request a token for")]
     NoServiceAccount,

@@ -37,6 +37,7 @@ pub use error::Error;
 pub use error::root_cause;
 
 use crate::object;
+use crate::pod_certificates::{Credentials, PodCertificates};
 use bundles::Bundles;
 use cache::{Cache, Key, Named};
 use changes::PendingChanges;
@@ -119,6 +120,8 @@ struct Inner {
     runtime_classes: Store<RuntimeClass>,
     /// `None` while their feature gate is off.
     bundles: Option<Bundles>,
+    /// `None` while their feature gate is off, and without an apiserver.
+    certificates: Option<PodCertificates>,
     pods: Mutex<HashMap<String, Registered>>,
 }
 
@@ -143,21 +146,32 @@ struct Registered {
 impl Objects {
     /// Objects over a client, with the configured change detection; without a client (a node of
     /// static pods alone) every object is an error.
-    pub fn of(client: Option<Client>, config: &Config) -> Self {
-        let bundles = config.gates.enabled("ClusterTrustBundleProjection");
-        Self::build(client, Detection::of(config), TIME_TO_LIVE, bundles)
+    pub fn of(
+        client: Option<Client>,
+        config: &Config,
+        certificates: Option<PodCertificates>,
+    ) -> Self {
+        let bundles = config.gates.enabled("ClusterTrustBundleProjection").then(Bundles::default);
+        Self::build(client, Detection::of(config), TIME_TO_LIVE, bundles, certificates)
     }
 
-    /// Objects over a client, without trust bundles.
+    /// Objects over a client, without trust bundles and certificates.
     pub fn new(client: Option<Client>, detection: Detection) -> Self {
-        Self::build(client, detection, TIME_TO_LIVE, false)
+        Self::build(client, detection, TIME_TO_LIVE, None, None)
+    }
+
+    /// The same with certificates.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn with_certificates(client: Client, certificates: PodCertificates) -> Self {
+        Self::build(Some(client), Detection::Watch, TIME_TO_LIVE, None, Some(certificates))
     }
 
     fn build(
         client: Option<Client>,
         detection: Detection,
         time_to_live: Duration,
-        bundles: bool,
+        bundles: Option<Bundles>,
+        certificates: Option<PodCertificates>,
     ) -> Self {
         let inner = Inner {
             client,
@@ -166,7 +180,8 @@ impl Objects {
             config_maps: Store::new(detection),
             // upstream follows all of them, whatever is said of secrets
             runtime_classes: Store::new(Detection::Watch),
-            bundles: bundles.then(Bundles::default),
+            bundles,
+            certificates,
             pods: Mutex::default(),
         };
         Self { inner: Arc::new(inner), time_to_live }
@@ -195,6 +210,10 @@ impl Objects {
             self.inner.release(reference);
         }
         registered.references = new;
+        if let Some(certificates) = &self.inner.certificates {
+            let pending = Arc::clone(&registered.pending);
+            certificates.track(pod, move || pending.add_certificates());
+        }
         Changes::new(Arc::clone(&registered.pending), self.inner.detection.period())
     }
 
@@ -203,6 +222,9 @@ impl Objects {
         let mut pods = self.pods();
         for reference in pods.remove(uid).unwrap_or_default().references {
             self.inner.release(&reference);
+        }
+        if let Some(certificates) = &self.inner.certificates {
+            certificates.forget(uid);
         }
     }
 
@@ -243,6 +265,17 @@ impl Objects {
             }
             (Some(bundles), _) => bundles.anchors(source).await,
         }
+    }
+
+    /// The key and the certificate of a registered pod's source: the one with that index in that volume.
+    pub fn pod_certificate(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        index: usize,
+    ) -> Result<Arc<Credentials>, Error> {
+        let certificates = self.inner.certificates.as_ref().ok_or(Error::NoCertificates)?;
+        Ok(certificates.get(spec::uid(pod), volume, index)?)
     }
 
     /// A token of the pod's service account, bound to the pod and kept until 80 % of its life is

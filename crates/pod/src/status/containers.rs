@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStatus,
-    ContainerUser, LinuxContainerUser, Pod, PodSpec, PodStatus, VolumeMount, VolumeMountStatus,
+    ContainerUser, ImageVolumeStatus, LinuxContainerUser, Pod, PodSpec, PodStatus, VolumeMount,
+    VolumeMountStatus, VolumeStatus,
 };
 use k8s_openapi::jiff::Timestamp;
 
@@ -158,7 +159,7 @@ impl StatusBuilder<'_> {
             ),
             allocated_resources: allocated,
             resources: Some(resources),
-            volume_mounts: self.volume_mounts(container),
+            volume_mounts: self.volume_mounts(container, Some(run)),
             user: run.user.as_ref().map(user),
             stop_signal: run
                 .stop_signal
@@ -208,7 +209,7 @@ impl StatusBuilder<'_> {
                     .unwrap_or_default(),
             ),
             state: Some(self.default_wait()),
-            volume_mounts: self.volume_mounts(container),
+            volume_mounts: self.volume_mounts(container, None),
             ..ContainerStatus::default()
         };
         let Some(last_status) = last_status else { return self.or_completed(kind, fresh) };
@@ -327,7 +328,12 @@ impl StatusBuilder<'_> {
         format!("{}://{}", self.context.runtime, run.id)
     }
 
-    fn volume_mounts(&self, container: &Container) -> Option<Vec<VolumeMountStatus>> {
+    /// `run`: the container as it is, if it is there.
+    fn volume_mounts(
+        &self,
+        container: &Container,
+        run: Option<&observed::Container>,
+    ) -> Option<Vec<VolumeMountStatus>> {
         let mounts = container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
         let status = |mount: &VolumeMount| VolumeMountStatus {
             name: mount.name.clone(),
@@ -337,9 +343,22 @@ impl StatusBuilder<'_> {
                 .read_only
                 .unwrap_or(false)
                 .then(|| self.recursive_read_only(mount)),
-            ..VolumeMountStatus::default()
+            volume_status: run.and_then(|run| self.volume_status(mount, run)),
         };
         Some(mounts.iter().map(status).collect())
+    }
+
+    /// The status of an image that is a volume: its digest.
+    fn volume_status(
+        &self,
+        mount: &VolumeMount,
+        run: &observed::Container,
+    ) -> Option<VolumeStatus> {
+        let id = run.mounted_images.get(&mount.mount_path)?;
+        let image_ref = id.clone();
+        let is_reported =
+            self.context.gates.image_volume_digests && image_ref.len() <= MAX_IMAGE_REF;
+        is_reported.then_some(VolumeStatus { image: Some(ImageVolumeStatus { image_ref }) })
     }
 
     /// The `recursiveReadOnly` of a read-only mount.
@@ -351,6 +370,9 @@ impl StatusBuilder<'_> {
         if enabled { "Enabled" } else { "Disabled" }.to_owned()
     }
 }
+
+/// The most bytes of a digest that the API takes.
+const MAX_IMAGE_REF: usize = 256;
 
 const NOT_LOCATED: &str = "The container could not be located when the pod was terminated";
 

@@ -1,5 +1,7 @@
 //! Conversion from CRI messages.
 
+use std::collections::BTreeMap;
+
 use longshore_cri::v1;
 use longshore_pod::observed::{Container, Enforced, Sandbox, State, User};
 use longshore_pod::{Timestamp, labels};
@@ -36,6 +38,7 @@ pub(super) fn container(
     status: v1::ContainerStatus,
     sandbox_id: String,
     message: String,
+    mounted_images: BTreeMap<String, String>,
 ) -> Container {
     let state = match status.state() {
         v1::ContainerState::ContainerCreated => State::Created,
@@ -82,6 +85,7 @@ pub(super) fn container(
         created_at: time(status.created_at).unwrap_or_default(),
         image: image.unwrap_or_default(),
         image_ref,
+        mounted_images,
         log_path: status.log_path,
         user,
         stop_signal,
@@ -146,7 +150,7 @@ mod tests {
                 resources: Some(v1::ContainerResources { linux: Some(linux), ..Default::default() }),
                 ..v1::ContainerStatus::default()
             };
-            container(status, String::new(), texts[1].clone());
+            container(status, String::new(), texts[1].clone(), BTreeMap::new());
             sandbox(&v1::PodSandboxStatus {
                 created_at: numbers[0],
                 state: numbers[1] as i32,

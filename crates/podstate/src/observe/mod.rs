@@ -14,7 +14,7 @@ mod termination;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -253,7 +253,8 @@ impl Observer {
         };
         let (id, listed) = (status.id.clone(), status.state);
         let runs = status.state() == v1::ContainerState::ContainerRunning;
-        let value = convert::container(status, sandbox_id.to_owned(), message);
+        let images = self.mounted_images(&status.mounts).await;
+        let value = convert::container(status, sandbox_id.to_owned(), message, images);
         let mut pods = self.pods();
         let record = record(&mut pods, uid);
         if record.is_outdated(&id, at, *self.shared.relisted.borrow()) {
@@ -266,6 +267,25 @@ impl Observer {
         }
         record.containers.insert(id, Observation { at, listed, value });
         record.publish_unless_many(uid);
+    }
+
+    /// The ids of images that are mounted, by the path in the container. Those that the runtime cannot say
+    /// now are left out.
+    async fn mounted_images(&self, mounts: &[v1::Mount]) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for mount in mounts {
+            let Some(image) = &mount.image else { continue };
+            match self.runtime.image_status(image.clone()).await {
+                Ok(Some(image)) => {
+                    found.insert(mount.container_path.clone(), image.id);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(image = image.image, %error, "cannot inspect a mounted image")
+                }
+            }
+        }
+        found
     }
 
     /// Whether a container was running at the last observation.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use longshore_base::{files, panics};
 use longshore_config::KubeletConfiguration;
-use longshore_topology::{Allocator, StateError, checkpoint, cpu, memory};
+use longshore_topology::checkpoint::{self, Form};
+use longshore_topology::{Allocator, StateError, cpu, memory};
 use tracing::warn;
 
 use super::{Error, Shared};
@@ -24,6 +25,7 @@ pub(super) struct Files {
     cpu_policy: String,
     memory: PathBuf,
     memory_policy: String,
+    form: Form,
 }
 
 /// The content of the two files.
@@ -34,12 +36,13 @@ struct Texts {
 }
 
 impl Files {
-    pub(super) fn new(root_dir: &Path, settings: &KubeletConfiguration) -> Self {
+    pub(super) fn new(root_dir: &Path, settings: &KubeletConfiguration, form: Form) -> Self {
         Self {
             cpu: root_dir.join(CPU_FILE),
             cpu_policy: settings.cpu_manager_policy.clone(),
             memory: root_dir.join(MEMORY_FILE),
             memory_policy: settings.memory_manager_policy.clone(),
+            form,
         }
     }
 
@@ -50,9 +53,10 @@ impl Files {
     ) -> Result<(Option<cpu::State>, Option<memory::State>), Error> {
         let texts = self.texts(allocator);
         let cpu = match read(&self.cpu)? {
-            Some(text) => {
-                Some(checkpoint::read_cpu(&self.cpu_policy, &text).map_err(|e| self.cpu_error(e))?)
-            }
+            Some(text) => Some(
+                checkpoint::read_cpu(self.form, &self.cpu_policy, &text)
+                    .map_err(|e| self.cpu_error(e))?,
+            ),
             None => {
                 write(&self.cpu, &texts.cpu)?;
                 None
@@ -60,7 +64,7 @@ impl Files {
         };
         let memory = match read(&self.memory)? {
             Some(text) => Some(
-                checkpoint::read_memory(&self.memory_policy, &text)
+                checkpoint::read_memory(self.form, &self.memory_policy, &text)
                     .map_err(|e| self.memory_error(e))?,
             ),
             None => {
@@ -83,8 +87,8 @@ impl Files {
         let cpu = allocator.cpu_state().cloned().unwrap_or_default();
         let memory = allocator.memory_state().cloned().unwrap_or_default();
         Texts {
-            cpu: checkpoint::write_cpu(&self.cpu_policy, &cpu),
-            memory: checkpoint::write_memory(&self.memory_policy, &memory),
+            cpu: checkpoint::write_cpu(self.form, &self.cpu_policy, &cpu),
+            memory: checkpoint::write_memory(self.form, &self.memory_policy, &memory),
         }
     }
 
@@ -166,7 +170,7 @@ mod tests {
     fn manager_state_files_name_their_policy() {
         let dir = tempfile::tempdir().unwrap();
         let settings = KubeletConfiguration::default();
-        let none = Files::new(dir.path(), &settings);
+        let none = Files::new(dir.path(), &settings, Form::Plain);
         none.load(&Allocator::default()).unwrap();
         let persisted = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
         let expected = r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#;
@@ -179,7 +183,8 @@ mod tests {
             cpu_manager_policy: "static".to_owned(),
             ..KubeletConfiguration::default()
         };
-        let error = Files::new(dir.path(), &settings).load(&Allocator::default()).unwrap_err();
+        let error =
+            Files::new(dir.path(), &settings, Form::Plain).load(&Allocator::default()).unwrap_err();
         let path = dir.path().join(CPU_FILE);
         assert_eq!(
             error.to_string(),

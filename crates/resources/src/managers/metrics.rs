@@ -29,6 +29,84 @@ pub(super) struct Metrics {
     aligned: Family<Counter, 2>,
     not_aligned: Family<Counter, 2>,
     alignment: Alignment,
+    /// With the gate `PodLevelResourceManagers`.
+    managers: Option<ManagerMetrics>,
+}
+
+/// What the managers have allocated, by resource.
+#[derive(Clone, Debug)]
+struct ManagerMetrics {
+    /// By where it is taken from.
+    allocations: Family<Counter, 2>,
+    errors: Family<Counter, 2>,
+    /// By whom containers share it with.
+    assignments: Family<Counter, 2>,
+}
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+const OF_NODE: &str = "node";
+const OF_POD: &str = "pod";
+
+impl ManagerMetrics {
+    fn new(registry: &Registry) -> Self {
+        let labels = ["resource_name", "source"];
+        Self {
+            allocations: registry.counters(
+                "resource_manager_allocations_total",
+                "[ALPHA] Number of exclusive resource allocations performed by a resource manager.",
+                labels,
+            ),
+            errors: registry.counters(
+                "resource_manager_allocation_errors_total",
+                "[ALPHA] Number of errors encountered during exclusive resource allocation.",
+                labels,
+            ),
+            assignments: registry.counters(
+                "resource_manager_container_assignments",
+                "[ALPHA] Number of containers with a specific type of resource assignment.",
+                ["resource_name", "assignment_type"],
+            ),
+        }
+    }
+
+    fn count_allocation(&self, allocation: &Allocation) {
+        let Allocation { containers, cpus, memory, blocks, .. } = *allocation;
+        self.count(CPU, allocation.cpus_of_pod, containers, allocation.own_cpus, cpus, cpus);
+        self.count(
+            MEMORY,
+            allocation.memory_of_pod,
+            containers,
+            allocation.own_memory,
+            memory,
+            blocks,
+        );
+    }
+
+    /// `own`: containers that request some for themselves; `holding`: those that hold some of the node.
+    fn count(
+        &self,
+        resource: &str,
+        is_of_pod: bool,
+        containers: usize,
+        own: usize,
+        holding: usize,
+        allocations: usize,
+    ) {
+        let add = |family: &Family<Counter, 2>, label: &str, count: usize| {
+            if count > 0 {
+                family.with([resource, label]).add(count as u64);
+            }
+        };
+        if is_of_pod {
+            add(&self.allocations, OF_POD, containers);
+            add(&self.assignments, "pod_exclusive", own);
+            add(&self.assignments, "pod_shared", containers.saturating_sub(own));
+        } else {
+            add(&self.allocations, OF_NODE, allocations);
+            add(&self.assignments, "node_exclusive", holding);
+        }
+    }
 }
 
 /// The alignment that the configuration guarantees.
@@ -61,8 +139,16 @@ pub(super) struct Allocation {
     pub(super) cpus: usize,
     /// ...which share a cache.
     pub(super) one_cache: usize,
-    /// Containers with exclusive memory.
+    /// Containers with exclusive memory...
     pub(super) memory: usize,
+    /// ...in so many blocks.
+    pub(super) blocks: usize,
+    /// Whether these CPUs, or that memory, are of the pod as a whole...
+    pub(super) cpus_of_pod: bool,
+    pub(super) memory_of_pod: bool,
+    /// ...and so many containers have some of it for themselves.
+    pub(super) own_cpus: usize,
+    pub(super) own_memory: usize,
 }
 
 impl Default for Metrics {
@@ -73,7 +159,10 @@ impl Default for Metrics {
 
 impl Metrics {
     pub(super) fn new(registry: &Registry, config: &Config) -> Self {
-        let metrics = Self::with(registry, Alignment::of(config));
+        let mut metrics = Self::with(registry, Alignment::of(config));
+        if config.gates.enabled("PodLevelResourceManagers") {
+            metrics.managers = Some(ManagerMetrics::new(registry));
+        }
         let settings = &config.kubelet;
         let Self { aligned, not_aligned, .. } = &metrics;
         // Initialize the series.
@@ -94,6 +183,7 @@ impl Metrics {
     fn with(registry: &Registry, alignment: Alignment) -> Self {
         Self {
             alignment,
+            managers: None,
             aligned: registry.counters(
                 "kubelet_container_aligned_compute_resources_count",
                 "How often what containers or pods got for themselves was aligned as promised, by \
@@ -138,18 +228,26 @@ impl Metrics {
     }
 
     /// Observes an admission.
-    pub(super) fn observe_admission(&self, began: Instant, outcome: &Result<Allocation, Refusal>) {
+    pub(super) fn observe_admission(
+        &self,
+        began: Instant,
+        outcome: &Result<Allocation, Refusal>,
+        is_of_pod: bool,
+    ) {
         self.requests.inc();
         self.durations.observe(began.elapsed().as_secs_f64() * 1000.0);
         match outcome {
             Ok(allocation) => self.count_allocation(allocation),
-            Err(refusal) => self.count_rejection(refusal),
+            Err(refusal) => self.count_rejection(refusal, is_of_pod),
         }
     }
 
     fn count_allocation(&self, allocation: &Allocation) {
         self.pinnings.add(allocation.cpus as u64);
         self.memory_pinnings.add(allocation.memory as u64);
+        if let Some(managers) = &self.managers {
+            managers.count_allocation(allocation);
+        }
         let aligned = |scope, boundary, count: usize| {
             if count > 0 {
                 self.aligned.with([scope, boundary]).add(count as u64);
@@ -165,16 +263,20 @@ impl Metrics {
         aligned(SCOPES[0], CACHE, allocation.one_cache);
     }
 
-    fn count_rejection(&self, refusal: &Refusal) {
+    fn count_rejection(&self, refusal: &Refusal, is_of_pod: bool) {
+        if let (Some(managers), Some(resource)) = (&self.managers, lacking(refusal)) {
+            let source = if is_of_pod { OF_POD } else { OF_NODE };
+            managers.errors.with([resource, source]).inc();
+        }
         match refusal {
-            Refusal::Topology => {
+            Refusal::Topology | Refusal::PodTopology { .. } => {
                 self.refusals.inc();
                 if let Some(scope) = self.alignment.one_node {
                     self.not_aligned.with([scope, NODE]).inc();
                 }
             }
             Refusal::Devices(_) => self.refusals.inc(),
-            Refusal::Memory(_) => {
+            _ if lacking(refusal) == Some(MEMORY) => {
                 self.memory_pinnings.inc();
                 self.memory_errors.inc();
             }
@@ -186,6 +288,19 @@ impl Metrics {
                 }
             }
         }
+    }
+}
+
+/// Which manager has refused a pod, by its resource; `None`: another one has.
+fn lacking(refusal: &Refusal) -> Option<&'static str> {
+    match refusal {
+        Refusal::Topology | Refusal::PodTopology { .. } | Refusal::Devices(_) => None,
+        Refusal::EmptyPool(pool) if pool.resource() != CPU => Some(MEMORY),
+        Refusal::Memory(_) => Some(MEMORY),
+        Refusal::EmptyPool(_)
+        | Refusal::Cpus(_)
+        | Refusal::NotWholeCores { .. }
+        | Refusal::NotEnoughCores { .. } => Some(CPU),
     }
 }
 
@@ -207,7 +322,7 @@ fn write(text: &mut Text, shared: &Weak<Shared>) {
     let nothing = cpu::State::default();
     let state = allocator.and_then(Allocator::cpu_state).unwrap_or(&nothing);
     let assigned = state.assignments.values().flat_map(|containers| containers.values());
-    let exclusive: CpuSet = assigned.flat_map(CpuSet::iter).collect();
+    let exclusive: CpuSet = assigned.chain(state.pods.values()).flat_map(CpuSet::iter).collect();
     let help = "CPUs that all containers without CPUs of their own share, in thousandths.";
     let common = state.shared.len() as f64 * 1000.0;
     text.gauge("kubelet_cpu_manager_shared_pool_size_millicores", help, common);
@@ -232,19 +347,23 @@ fn write(text: &mut Text, shared: &Weak<Shared>) {
 #[cfg(test)]
 mod tests {
     use longshore_metrics::parse::{Page, parse};
+    use longshore_topology::EmptyPool;
 
     use super::*;
 
     fn metrics_page(alignment: Alignment, outcomes: &[Result<Allocation, Refusal>]) -> Page {
         let registry = Registry::default();
         let metrics = Metrics::with(&registry, alignment);
-        outcomes.iter().for_each(|outcome| metrics.observe_admission(Instant::now(), outcome));
+        outcomes
+            .iter()
+            .for_each(|outcome| metrics.observe_admission(Instant::now(), outcome, false));
         parse(&registry.text()).unwrap()
     }
 
     #[test]
     fn topology_metrics_count_admissions() {
-        let allocation = Allocation { containers: 3, cpus: 2, one_cache: 1, memory: 1 };
+        let allocation =
+            Allocation { containers: 3, cpus: 2, one_cache: 1, memory: 1, ..Allocation::default() };
         let split = Refusal::NotWholeCores { requested: 1, per_core: 2 };
         let outcomes = [Ok(allocation), Err(Refusal::Topology), Err(split)];
         let count = |page: &Page, what: &str, scope: &str, boundary: &str| {
@@ -268,6 +387,67 @@ mod tests {
             assert_eq!(found, expected, "{one_node:?} {whole_cores}");
             assert_eq!(count(&page, "", "container", CACHE), 1.0);
             assert_eq!(page.sum("kubelet_cpu_manager_pinning_requests_total", &[]), Some(3.0));
+        }
+    }
+
+    #[test]
+    fn manager_metrics_tell_pods_from_containers() {
+        let registry = Registry::default();
+        let mut metrics = Metrics::with(&registry, Alignment::default());
+        metrics.managers = Some(ManagerMetrics::new(&registry));
+        let of_node =
+            Allocation { containers: 3, cpus: 2, memory: 3, blocks: 6, ..Allocation::default() };
+        let of_pod = Allocation {
+            containers: 4,
+            cpus: 4,
+            memory: 4,
+            blocks: 4,
+            cpus_of_pod: true,
+            memory_of_pod: true,
+            own_cpus: 1,
+            own_memory: 2,
+            ..Allocation::default()
+        };
+        metrics.observe_admission(Instant::now(), &Ok(of_node), false);
+        metrics.observe_admission(Instant::now(), &Ok(of_pod), true);
+        let split = Refusal::NotWholeCores { requested: 1, per_core: 2 };
+        let pool = Refusal::EmptyPool(EmptyPool::Main(MEMORY.to_owned()));
+        metrics.observe_admission(Instant::now(), &Err(split), false);
+        metrics.observe_admission(Instant::now(), &Err(pool), true);
+        metrics.observe_admission(Instant::now(), &Err(Refusal::Topology), true);
+        let page = parse(&registry.text()).unwrap();
+        for (name, label, values) in [
+            (
+                "allocations_total",
+                "source",
+                &[
+                    (CPU, OF_NODE, 2.0),
+                    (CPU, OF_POD, 4.0),
+                    (MEMORY, OF_NODE, 6.0),
+                    (MEMORY, OF_POD, 4.0),
+                ][..],
+            ),
+            ("allocation_errors_total", "source", &[(CPU, OF_NODE, 1.0), (MEMORY, OF_POD, 1.0)]),
+            (
+                "container_assignments",
+                "assignment_type",
+                &[
+                    (CPU, "node_exclusive", 2.0),
+                    (CPU, "pod_exclusive", 1.0),
+                    (CPU, "pod_shared", 3.0),
+                    (MEMORY, "node_exclusive", 3.0),
+                    (MEMORY, "pod_exclusive", 2.0),
+                    (MEMORY, "pod_shared", 2.0),
+                ],
+            ),
+        ] {
+            let name = format!("resource_manager_{name}");
+            for (resource, kind, count) in values {
+                let labels = [("resource_name", *resource), (label, *kind)];
+                assert_eq!(page.sum(&name, &labels), Some(*count), "{name} {labels:?}");
+            }
+            let total: f64 = values.iter().map(|(_, _, count)| count).sum();
+            assert_eq!(page.sum(&name, &[]), Some(total), "{name}");
         }
     }
 }

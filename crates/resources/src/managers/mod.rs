@@ -3,9 +3,6 @@
 //! containers. Pod workers admit and release pods, the runtime manager gets the cpuset of a
 //! container that it creates; two tasks write the state files and reconcile running containers.
 //! Under the policies `none` only the files are written, which name the policy.
-//!
-//! Current limitations: pods with pod-level resources use the shared pool (the alpha gate
-//! `PodLevelResourceManagers`).
 
 mod files;
 mod machine;
@@ -27,9 +24,11 @@ use longshore_metrics::Registry;
 use longshore_pod::qos;
 use longshore_pod::spec;
 use longshore_pod::status::Verdict;
+use longshore_topology::checkpoint::Form;
 pub use longshore_topology::memory::Block;
 use longshore_topology::{
-    Allocator, CpuSet, DeviceProvider, DeviceRefusal, NoDevices, Refusal, StateError, memory,
+    Allocator, ContainerRequest, CpuSet, DeviceProvider, DeviceRefusal, NoDevices, PodRequest,
+    Refusal, StateError, memory,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -96,6 +95,8 @@ struct Shared {
     files: Files,
     desired: Desired,
     observer: Observer,
+    /// Whether pod-level resources are managed.
+    manages_pods: bool,
     /// Whether containers with exclusive CPUs have no CPU quota.
     disables_cpu_quota: bool,
     period: GoDuration,
@@ -130,9 +131,12 @@ impl Managers {
         observer: Observer,
         registry: &Registry,
     ) -> Result<Self, Error> {
+        let enabled = |gate| config.gates.enabled(gate);
+        let manages_pods = enabled("PodLevelResourceManagers") && enabled("PodLevelResources");
         let metrics = Metrics::new(registry, config);
         let mut allocator = setup::allocator(config)?;
-        let files = Files::new(&config.root_dir, &config.kubelet);
+        let form = if manages_pods { Form::WithPods } else { Form::Plain };
+        let files = Files::new(&config.root_dir, &config.kubelet, form);
         let (cpu, memory) = files.load(&allocator)?;
         allocator.restore_cpu(cpu).map_err(|source| files.cpu_error(source))?;
         allocator.restore_memory(memory).map_err(|source| files.memory_error(source))?;
@@ -150,6 +154,7 @@ impl Managers {
             files,
             desired,
             observer,
+            manages_pods,
             disables_cpu_quota: config.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"),
             period: config.kubelet.cpu_manager_reconcile_period,
         });
@@ -173,9 +178,13 @@ impl Managers {
     /// The reason of the rejection, for its status.
     pub fn admit_with(&self, pod: &Pod, devices: &mut dyn DeviceProvider) -> Result<(), Verdict> {
         let began = Instant::now();
-        let admitted = self.try_admit(pod, devices);
+        let manages_pods = self.shared.as_ref().is_some_and(|shared| shared.manages_pods);
+        let request = request::of(pod, manages_pods);
+        let admitted = self.try_admit(&request, devices);
         if !matches!(admitted, Err(Refusal::Devices(DeviceRefusal::Unanswered))) {
-            self.metrics.observe_admission(began, &admitted);
+            let takes_whole = |shared: &Arc<Shared>| shared.allocator().takes_whole(&request);
+            let is_of_pod = self.shared.as_ref().is_some_and(takes_whole);
+            self.metrics.observe_admission(began, &admitted, is_of_pod);
         }
         let admitted = admitted.map(drop);
         admitted.map_err(|refusal| Verdict::failed(refusal.reason(), refusal.to_string()))
@@ -183,24 +192,24 @@ impl Managers {
 
     fn try_admit(
         &self,
-        pod: &Pod,
+        request: &PodRequest,
         devices: &mut dyn DeviceProvider,
     ) -> Result<Allocation, Refusal> {
-        let request = request::of(pod);
         let nothing = Allocation { containers: request.containers.len(), ..Allocation::default() };
         if !request.guaranteed && devices.is_empty() {
             return Ok(nothing);
         }
         let Some(shared) = &self.shared else {
-            return Allocator::default().admit_with(&request, devices).map(|()| nothing);
+            return Allocator::default().admit_with(request, devices).map(|()| nothing);
         };
         shared.change(|allocator| {
             shared.drop_stale(allocator);
-            allocator.admit_with(&request, devices)?;
-            let own = allocator.cpu_state().and_then(|state| state.assignments.get(&request.uid));
+            allocator.admit_with(request, devices)?;
+            let cpu = allocator.cpu_state();
+            let own = cpu.and_then(|state| state.assignments.get(&request.uid));
             let own = || own.into_iter().flat_map(BTreeMap::values);
-            let memory = allocator.memory_state();
-            let memory = memory.and_then(|state| state.assignments.get(&request.uid));
+            let memory_state = allocator.memory_state();
+            let memory = memory_state.and_then(|state| state.assignments.get(&request.uid));
             let one_cache = |cpus: &&CpuSet| {
                 allocator.machine().is_some_and(|machine| metrics::share_cache(cpus, machine))
             };
@@ -208,6 +217,12 @@ impl Managers {
                 cpus: own().count(),
                 one_cache: own().filter(one_cache).count(),
                 memory: memory.map_or(0, BTreeMap::len),
+                blocks: memory.map_or(0, |own| own.values().map(Vec::len).sum()),
+                cpus_of_pod: cpu.is_some_and(|state| state.pods.contains_key(&request.uid)),
+                memory_of_pod: memory_state
+                    .is_some_and(|state| state.pods.contains_key(&request.uid)),
+                own_cpus: count(request, |own| request.cpus_of(own) > 0),
+                own_memory: count(request, |own| !own.memory.is_empty()),
                 ..nothing
             })
         })
@@ -267,7 +282,7 @@ impl Managers {
         resources: &mut LinuxContainerResources,
     ) {
         let Some(shared) = &self.shared else { return };
-        let (uid, request) = (spec::uid(pod), request::of(pod));
+        let (uid, request) = (spec::uid(pod), request::of(pod, shared.manages_pods));
         let returned = shared.allocator().begin(&request, container);
         if returned {
             shared.change(|_| ());
@@ -279,7 +294,7 @@ impl Managers {
         if let Some(nodes) = allocator.memory_nodes(uid, container) {
             resources.cpuset_mems = nodes.to_string();
         }
-        let is_pinned = allocator.own_cpus(uid, container).is_some();
+        let is_pinned = shared.is_pinned(&allocator, &request, container);
         if is_pinned && shared.disables_cpu_quota && resources.cpu_period > 0 {
             resources.cpu_quota = -1;
         }
@@ -291,8 +306,9 @@ impl Managers {
         let uid = spec::uid(pod);
         let is_pinned = self.shared.as_ref().is_some_and(|shared| {
             let allocator = shared.allocator();
-            shared.disables_cpu_quota
-                && allocator.cpu_state().is_some_and(|s| s.assignments.contains_key(uid))
+            let has_own = || allocator.cpu_state().is_some_and(|s| s.assignments.contains_key(uid));
+            let request = || request::of(pod, shared.manages_pods);
+            shared.disables_cpu_quota && has_own() && shared.is_whole_pinned(&allocator, &request())
         });
         if !is_pinned {
             return Cow::Borrowed(pod);
@@ -302,6 +318,8 @@ impl Managers {
         let class = qos::class(&pod).as_str().to_owned();
         pod.status.get_or_insert_default().qos_class = Some(class);
         if let Some(spec) = &mut pod.spec {
+            let limits = spec.resources.as_mut().and_then(|own| own.limits.as_mut());
+            limits.and_then(|limits| limits.remove("cpu"));
             let init = spec.init_containers.iter_mut().flatten();
             for container in init.chain(&mut spec.containers) {
                 let limits = container.resources.as_mut().and_then(|own| own.limits.as_mut());
@@ -358,6 +376,11 @@ impl Managers {
     }
 }
 
+/// How many containers of a pod are such.
+fn count(pod: &PodRequest, is_such: impl Fn(&ContainerRequest) -> bool) -> usize {
+    pod.containers.iter().filter(|own| is_such(own)).count()
+}
+
 impl Shared {
     fn allocator(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock()
@@ -367,6 +390,25 @@ impl Shared {
         let outcome = change(&mut self.allocator());
         self.version.send_modify(|version| *version = version.saturating_add(1));
         outcome
+    }
+
+    /// Whether the container has CPUs for itself: not those that it shares with others of its pod.
+    fn is_pinned(&self, allocator: &Allocator, pod: &PodRequest, container: &str) -> bool {
+        let has_own = || {
+            let mut all = pod.containers.iter();
+            all.any(|own| own.name == container && pod.cpus_of(own) > 0)
+        };
+        allocator.own_cpus(&pod.uid, container).is_some() && (pod.own.is_none() || has_own())
+    }
+
+    /// Whether the pod needs no CPU quota: a container has CPUs for itself, or all of a pod with
+    /// pod-level resources.
+    fn is_whole_pinned(&self, allocator: &Allocator, pod: &PodRequest) -> bool {
+        let mut all = pod.containers.iter();
+        match pod.own {
+            Some(_) => all.all(|own| self.is_pinned(allocator, pod, &own.name)),
+            None => all.any(|own| self.is_pinned(allocator, pod, &own.name)),
+        }
     }
 
     /// Releases allocations of pods that ended while the daemon was not running.

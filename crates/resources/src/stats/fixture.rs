@@ -64,6 +64,7 @@ pub fn container(id: &str, name: &str, made: i64) -> Container {
         image_ref: String::new(),
         log_path: String::new(),
         user: None,
+        mounted_images: Default::default(),
         stop_signal: None,
         resources: None,
         state: State::Running { started_at: at(made) },

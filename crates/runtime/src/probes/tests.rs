@@ -76,6 +76,7 @@ impl Probed {
             image_ref: String::new(),
             log_path: String::new(),
             user: None,
+            mounted_images: Default::default(),
             stop_signal: None,
             resources: None,
             state: State::Running { started_at },

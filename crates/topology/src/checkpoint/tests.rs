@@ -16,43 +16,52 @@ const MEMORY_FILES: [(&str, &str); 2] = [
 #[test]
 fn checkpoint_round_trip() {
     for (policy, text) in CPU_FILES {
-        assert_eq!(write_cpu(policy, &read_cpu(policy, text).unwrap()), text);
+        assert_eq!(
+            write_cpu(Form::Plain, policy, &read_cpu(Form::Plain, policy, text).unwrap()),
+            text
+        );
     }
     for (policy, text) in MEMORY_FILES {
-        assert_eq!(write_memory(policy, &read_memory(policy, text).unwrap()), text);
+        assert_eq!(
+            write_memory(Form::Plain, policy, &read_memory(Form::Plain, policy, text).unwrap()),
+            text
+        );
     }
 }
 
 #[test]
 fn checkpoint_must_match_checksum_and_policy() {
     let text = CPU_FILES[2].1;
-    assert_eq!(read_cpu("static", &text.replace("9,11-12", "9,11-13")), Err(StateError::Corrupt));
     assert_eq!(
-        read_cpu("none", text).unwrap_err().to_string(),
+        read_cpu(Form::Plain, "static", &text.replace("9,11-12", "9,11-13")),
+        Err(StateError::Corrupt)
+    );
+    assert_eq!(
+        read_cpu(Form::Plain, "none", text).unwrap_err().to_string(),
         "configured policy \"none\" differs from state checkpoint policy \"static\""
     );
-    assert!(matches!(read_cpu("static", "{"), Err(StateError::Format(_))));
+    assert!(matches!(read_cpu(Form::Plain, "static", "{"), Err(StateError::Format(_))));
     assert!(matches!(
-        read_cpu("static", r#"{"policyName":"static","defaultCpuSet":"x"}"#),
+        read_cpu(Form::Plain, "static", r#"{"policyName":"static","defaultCpuSet":"x"}"#),
         Err(StateError::Format(_))
     ));
     let text = MEMORY_FILES[1].1;
     assert_eq!(
-        read_memory("Static", &text.replace("1073741824", "1073741825")),
+        read_memory(Form::Plain, "Static", &text.replace("1073741824", "1073741825")),
         Err(StateError::Corrupt)
     );
-    assert!(matches!(read_memory("None", text), Err(StateError::Policy { .. })));
+    assert!(matches!(read_memory(Form::Plain, "None", text), Err(StateError::Policy { .. })));
 }
 
 #[test]
 fn checkpoint_without_or_with_new_checksum_is_accepted() {
     let plain = r#"{"policyName":"static","defaultCpuSet":"0-3","checksum":0}"#;
-    assert_eq!(read_cpu("static", plain).unwrap().shared, CpuSet::from([0, 1, 2, 3]));
+    assert_eq!(read_cpu(Form::Plain, "static", plain).unwrap().shared, CpuSet::from([0, 1, 2, 3]));
     let value: Value = serde_json::from_str(plain).unwrap();
-    let newer = checksum(CPU_NEWER, &value);
-    assert_ne!(newer, checksum(CPU, &value));
+    let newer = checksum(Form::Plain, CPU_NEWER, &value);
+    assert_ne!(newer, checksum(Form::Plain, CPU, &value));
     let text = plain.replace(":0}", &format!(":{newer}}}"));
-    assert!(read_cpu("static", &text).is_ok());
+    assert!(read_cpu(Form::Plain, "static", &text).is_ok());
 }
 
 fn json() -> impl Strategy<Value = String> {
@@ -76,8 +85,8 @@ fn json() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn checkpoint_parser_never_panics(text in prop_oneof![json(), any::<String>()]) {
-        let _ = read_cpu("static", &text);
-        let _ = read_memory("Static", &text);
+        let _ = read_cpu(Form::Plain, "static", &text);
+        let _ = read_memory(Form::Plain, "Static", &text);
     }
 
     /// A tampered file is refused or harmless, whatever stands in it.
@@ -86,7 +95,7 @@ proptest! {
         shared in "[0-9,-]{0,6}", own in "[0-9,-]{0,4}", nodes: Vec<u32>, size: u64, count: i64,
     ) {
         let text = json!({"policyName": "static", "defaultCpuSet": shared, "entries": {"p": {"c": own}}});
-        if let Ok(state) = read_cpu("static", &text.to_string()) {
+        if let Ok(state) = read_cpu(Form::Plain, "static", &text.to_string()) {
             let cpus = crate::fixture::cpus("1,1,4,1,1,0");
             let mut policy = cpu::Policy::new(cpus, cpu::Options::default(), None, 1).unwrap();
             if policy.restore(state).is_ok() {
@@ -100,7 +109,7 @@ proptest! {
                 {"memory": {"total": size, "allocatable": size, "free": size, "reserved": size}}}},
             "entries": {"p": {"c": [{"numaAffinity": nodes, "type": "memory", "size": size}]}},
         });
-        if let Ok(state) = read_memory("Static", &text.to_string()) {
+        if let Ok(state) = read_memory(Form::Plain, "Static", &text.to_string()) {
             let machine = crate::fixture::machine("1,1,1,1,1,0", 100, 0);
             let reserved: crate::Amounts = [("memory".to_owned(), 1)].into();
             let all = [(0, reserved.clone())].into();

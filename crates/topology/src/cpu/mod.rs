@@ -19,7 +19,7 @@ use crate::combinations::combinations;
 use crate::hints::{Hint, Hints};
 use crate::machine::{Cpus, Level};
 use crate::mask::NumaMask;
-use crate::request::{ContainerRequest, Kind, PodRequest};
+use crate::request::{ContainerRequest, EmptyPool, Kind, PodRequest};
 use crate::{CpuSet, Refusal, StateError};
 
 /// Why the policy is not possible on this machine.
@@ -118,7 +118,7 @@ impl Policy {
     /// # Errors
     /// If it does not match the machine or the reservations.
     pub fn restore(&mut self, state: State) -> Result<(), StateError> {
-        if state.shared.is_empty() && state.assignments.is_empty() {
+        if state.shared.is_empty() && state.assignments.is_empty() && state.pods.is_empty() {
             return Ok(());
         }
         // Without shared reserved CPUs, all others may become exclusive.
@@ -150,6 +150,15 @@ impl Policy {
                 }
                 known = known.union(cpus);
             }
+        }
+        for (pod, cpus) in &state.pods {
+            if !cpus.is_disjoint(&state.shared) {
+                return Err(StateError::Mismatch(format!(
+                    "pod: {pod} cpuset: \"{cpus}\" overlaps with default cpuset \"{}\"",
+                    state.shared
+                )));
+            }
+            known = known.union(cpus);
         }
         let online = self.shareable();
         if known != online {
@@ -192,11 +201,14 @@ impl Policy {
         if self.reusable.0 == uid {
             self.reusable = Default::default();
         }
-        let Some(containers) = self.state.assignments.remove(uid) else { return false };
-        for cpus in containers.values() {
-            self.state.shared = self.state.shared.union(cpus);
+        let of_pod = self.state.pods.remove(uid);
+        let containers = self.state.assignments.remove(uid);
+        let held = of_pod.is_some() || containers.is_some();
+        let of_containers = containers.into_iter().flat_map(BTreeMap::into_values);
+        for cpus in of_pod.into_iter().chain(of_containers) {
+            self.state.shared = self.state.shared.union(&cpus);
         }
-        true
+        held
     }
 
     /// Topology hints of a container.
@@ -218,6 +230,15 @@ impl Policy {
         let wanted = pod.cpus();
         if wanted == 0 {
             return Hints::new();
+        }
+        if pod.own.is_some() {
+            let hints = match self.state.pods.get(&pod.uid) {
+                _ if check_pool(pod).is_err() => Vec::new(),
+                Some(own) if own.len() != wanted => Vec::new(),
+                Some(own) => self.suits(own, &CpuSet::new(), wanted),
+                None => self.suits(&self.available(), &CpuSet::new(), wanted),
+            };
+            return Hints::from([("cpu".to_owned(), hints)]);
         }
         let mut own = CpuSet::new();
         for container in &pod.containers {
@@ -267,6 +288,50 @@ impl Policy {
         };
         self.reusable = (pod.uid.clone(), reusable);
         Ok(())
+    }
+
+    /// Allocates the CPUs of a pod as a whole, and parts of them to its containers: those that request none
+    /// for themselves share what is left.
+    pub(crate) fn allocate_pod(&mut self, pod: &PodRequest, hint: Hint) -> Result<(), Refusal> {
+        let wanted = pod.cpus();
+        if wanted == 0 || self.state.pods.contains_key(&pod.uid) {
+            return Ok(());
+        }
+        check_pool(pod)?;
+        self.check_cores(wanted)?;
+        let all = self.choose(wanted, hint.nodes, &CpuSet::new())?;
+        let parts = self.partition(pod, &all)?;
+        self.state.shared = self.state.shared.difference(&all);
+        self.state.pods.insert(pod.uid.clone(), all);
+        self.state.assignments.insert(pod.uid.clone(), parts);
+        Ok(())
+    }
+
+    /// The CPUs of each container of a pod that has these.
+    fn partition(
+        &self,
+        pod: &PodRequest,
+        all: &CpuSet,
+    ) -> Result<BTreeMap<String, CpuSet>, AssignError> {
+        let mut parts = BTreeMap::new();
+        // Init containers run one after the other, beside the sidecars before them.
+        let mut left = all.clone();
+        for container in &pod.containers {
+            let wanted = pod.cpus_of(container);
+            let cpus = match (container.kind, wanted) {
+                (Kind::Init, 0) => left.clone(),
+                (Kind::Sidecar | Kind::Main, 0) => continue,
+                (_, wanted) => self.pick(&left, wanted)?,
+            };
+            if container.kind != Kind::Init {
+                left = left.difference(&cpus);
+            }
+            parts.insert(container.name.clone(), cpus);
+        }
+        for container in &pod.containers {
+            parts.entry(container.name.clone()).or_insert_with(|| left.clone());
+        }
+        Ok(parts)
     }
 
     fn shareable(&self) -> CpuSet {
@@ -390,6 +455,13 @@ impl Policy {
             self.cpus.groups(Level::Numa).len() / self.cpus.groups(Level::Socket).len().max(1);
         per_socket > 0 && self.sockets(nodes).len() == least.div_ceil(per_socket)
     }
+}
+
+/// Whether the containers of a pod that share its CPUs have some.
+fn check_pool(pod: &PodRequest) -> Result<(), EmptyPool> {
+    let own =
+        |container: &ContainerRequest| Some(pod.cpus_of(container) as u64).filter(|cpus| *cpus > 0);
+    pod.check_pool("cpu", pod.cpus() as u64, own)
 }
 
 #[cfg(test)]

@@ -15,4 +15,6 @@ pub struct State {
     /// Exclusive CPUs of containers. Containers of one pod that run one after the other may have the
     /// same.
     pub assignments: Assignments,
+    /// The CPUs of whole pods, by UID: what their containers have is of these.
+    pub pods: BTreeMap<String, CpuSet>,
 }

@@ -140,7 +140,7 @@ fn pod(uid: usize, containers: &[(Kind, usize)]) -> PodRequest {
         memory: Amounts::new(),
     };
     let containers = containers.iter().enumerate().map(container).collect();
-    PodRequest { uid: uid.to_string(), guaranteed: true, containers }
+    PodRequest { uid: uid.to_string(), guaranteed: true, own: None, containers }
 }
 
 fn kind() -> impl Strategy<Value = Kind> {

@@ -16,7 +16,7 @@ use crate::combinations::combinations;
 use crate::hints::{Hint, Hints};
 use crate::machine::Node;
 use crate::mask::NumaMask;
-use crate::request::{Amounts, ContainerRequest, Kind, PodRequest};
+use crate::request::{Amounts, ContainerRequest, EmptyPool, Kind, PodRequest};
 use crate::{Refusal, StateError};
 
 /// The resource that every container has.
@@ -99,7 +99,7 @@ impl Policy {
         validate::reserved(nodes, reserved, wanted)?;
         let empty: BTreeMap<u32, NodeState> =
             nodes.iter().map(|node| (node.id, empty(node, reserved.get(&node.id)))).collect();
-        let state = State { nodes: empty.clone(), assignments: Assignments::new() };
+        let state = State { nodes: empty.clone(), ..State::default() };
         Ok(Self { empty, state, reusable: Reusable::default() })
     }
 
@@ -109,7 +109,7 @@ impl Policy {
     /// If it does not match the machine or the reservations.
     pub fn restore(&mut self, state: State) -> Result<(), StateError> {
         if state.nodes.is_empty() {
-            if !state.assignments.is_empty() {
+            if !state.assignments.is_empty() || !state.pods.is_empty() {
                 return Err(StateError::Mismatch(
                     "[memorymanager] machine state can not be empty when it has memory assignments"
                         .to_owned(),
@@ -137,7 +137,12 @@ impl Policy {
     /// Releases the memory of a pod. Returns whether it had any.
     pub fn release(&mut self, uid: &str) -> bool {
         self.reusable.forget(uid);
-        let Some(containers) = self.state.assignments.remove(uid) else { return false };
+        let containers = self.state.assignments.remove(uid);
+        if let Some(blocks) = self.state.pods.remove(uid) {
+            give_back(&mut self.state.nodes, &blocks);
+            return true;
+        }
+        let Some(containers) = containers else { return false };
         containers.values().for_each(|blocks| give_back(&mut self.state.nodes, blocks));
         true
     }
@@ -147,6 +152,10 @@ impl Policy {
     pub fn begin(&mut self, pod: &PodRequest, container: &str) -> bool {
         let before = pod.containers.iter().take_while(|other| other.name != container);
         let done = before.filter(|other| other.kind == Kind::Init);
+        // It is the pod's.
+        if self.state.pods.contains_key(&pod.uid) {
+            return false;
+        }
         let Some(containers) = self.state.assignments.get_mut(&pod.uid) else { return false };
         let mut changed = false;
         for init in done {
@@ -168,7 +177,7 @@ impl Policy {
     /// Topology hints of a container.
     pub(crate) fn hints(&self, pod: &PodRequest, container: &ContainerRequest) -> Hints {
         match self.blocks(&pod.uid, &container.name) {
-            _ if !pod.guaranteed => Hints::new(),
+            _ if !pod.guaranteed || container.memory.is_empty() => Hints::new(),
             Some(blocks) => same_again(blocks, &container.memory),
             None => self.suits(&pod.uid, &container.memory),
         }
@@ -179,6 +188,15 @@ impl Policy {
         let wanted = pod.memory();
         if !pod.guaranteed || wanted.is_empty() {
             return Hints::new();
+        }
+        if pod.own.is_some() {
+            return match self.state.pods.get(&pod.uid) {
+                _ if check_pool(pod, &wanted).is_err() => {
+                    wanted.into_keys().map(|resource| (resource, Vec::new())).collect()
+                }
+                Some(blocks) => same_again(blocks, &wanted),
+                None => self.suits(&pod.uid, &wanted),
+            };
         }
         let mut own = pod.containers.iter().filter_map(|c| self.blocks(&pod.uid, &c.name));
         match own.next() {
@@ -194,7 +212,7 @@ impl Policy {
         container: &ContainerRequest,
         hint: Hint,
     ) -> Result<(), Refusal> {
-        if !pod.guaranteed {
+        if !pod.guaranteed || container.memory.is_empty() {
             return Ok(());
         }
         if let Some(blocks) = self.blocks(&pod.uid, &container.name).cloned() {
@@ -215,6 +233,24 @@ impl Policy {
         let containers = self.state.assignments.entry(pod.uid.clone()).or_default();
         reuse::take_over(containers, pod, container, &blocks);
         containers.insert(container.name.clone(), blocks);
+        Ok(())
+    }
+
+    /// Allocates the memory of a pod as a whole, and parts of it to its containers: those that request none
+    /// for themselves share what is left. All of it is on the same nodes.
+    pub(crate) fn allocate_pod(&mut self, pod: &PodRequest, hint: Hint) -> Result<(), Refusal> {
+        let wanted = pod.memory();
+        if !pod.guaranteed || wanted.is_empty() || self.state.pods.contains_key(&pod.uid) {
+            return Ok(());
+        }
+        check_pool(pod, &wanted)?;
+        let mask = self.choose(&pod.uid, &wanted, hint)?;
+        let nodes: Vec<u32> = mask.nodes().collect();
+        for (resource, size) in &wanted {
+            take(&mut self.state.nodes, &nodes, resource, *size);
+        }
+        self.state.assignments.insert(pod.uid.clone(), partition(pod, &wanted, &nodes));
+        self.state.pods.insert(pod.uid.clone(), blocks_of(&wanted, &nodes));
         Ok(())
     }
 
@@ -302,6 +338,54 @@ impl Policy {
         let hints: Vec<Hint> = found.iter().map(hint).collect();
         wanted.keys().map(|resource| (resource.clone(), hints.clone())).collect()
     }
+}
+
+/// Whether the containers of a pod that share its memory have some of each kind.
+fn check_pool(pod: &PodRequest, total: &Amounts) -> Result<(), EmptyPool> {
+    total.iter().try_for_each(|(resource, total)| {
+        let own = |container: &ContainerRequest| {
+            let has_own = !container.memory.is_empty();
+            has_own.then(|| container.memory.get(resource).copied().unwrap_or(0))
+        };
+        pod.check_pool(resource, *total, own)
+    })
+}
+
+/// The memory of each container of a pod that has this on these nodes.
+fn partition(pod: &PodRequest, total: &Amounts, nodes: &[u32]) -> BTreeMap<String, Vec<Block>> {
+    let mut parts = BTreeMap::new();
+    // Init containers run one after the other, beside the sidecars before them.
+    let mut left = total.clone();
+    for container in &pod.containers {
+        let own = &container.memory;
+        let blocks = match container.kind {
+            Kind::Init if own.is_empty() => blocks_of(&left, nodes),
+            Kind::Sidecar | Kind::Main if own.is_empty() => continue,
+            _ => blocks_of(own, nodes),
+        };
+        if container.kind != Kind::Init {
+            for (resource, size) in own {
+                let rest = left.entry(resource.clone()).or_default();
+                *rest = rest.saturating_sub(*size);
+            }
+        }
+        parts.insert(container.name.clone(), blocks);
+    }
+    for container in &pod.containers {
+        parts.entry(container.name.clone()).or_insert_with(|| blocks_of(&left, nodes));
+    }
+    parts
+}
+
+/// Blocks of these amounts, without empty ones.
+fn blocks_of(amounts: &Amounts, nodes: &[u32]) -> Vec<Block> {
+    let amounts = amounts.iter().filter(|(_, size)| **size > 0);
+    let block = |(resource, size): (&String, &u64)| Block {
+        nodes: nodes.to_vec(),
+        resource: resource.clone(),
+        size: *size,
+    };
+    amounts.map(block).collect()
 }
 
 /// A node without assignments.

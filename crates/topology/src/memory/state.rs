@@ -59,6 +59,8 @@ pub struct State {
     pub nodes: BTreeMap<u32, NodeState>,
     /// The blocks of containers.
     pub assignments: Assignments,
+    /// The blocks of whole pods, by UID: what their containers have is of these.
+    pub pods: BTreeMap<String, Vec<Block>>,
 }
 
 impl State {

@@ -21,7 +21,7 @@ fn pod(uid: usize, containers: &[(Kind, u64)]) -> PodRequest {
         memory: amounts(*memory),
     };
     let containers = containers.iter().enumerate().map(container).collect();
-    PodRequest { uid: uid.to_string(), guaranteed: true, containers }
+    PodRequest { uid: uid.to_string(), guaranteed: true, own: None, containers }
 }
 
 #[test]

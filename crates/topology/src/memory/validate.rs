@@ -39,27 +39,30 @@ pub(super) fn reserved(
 /// Whether the state follows from its assignments on this machine.
 pub(super) fn state(empty: &BTreeMap<u32, NodeState>, kept: &State) -> Result<(), StateError> {
     let mut expected = empty.clone();
-    for (pod, containers) in &kept.assignments {
-        for (container, blocks) in containers {
-            for block in blocks {
-                let lacks = |what: &str| {
-                    StateError::Mismatch(format!(
-                        "[memorymanager] (pod: {pod}, container: {container}) the memory \
-                         assignment uses {what} that does not exist"
-                    ))
-                };
-                // Pods may request 0 pages of sizes that the machine does not have, and nodes without
-                // memory have none.
-                let mut is_there = block.size == 0;
-                for id in &block.nodes {
-                    let node = expected.get(id).ok_or_else(|| lacks("the NUMA"))?;
-                    is_there |= node.memory_map.contains_key(&block.resource);
-                }
-                if !is_there {
-                    return Err(lacks("memory resource"));
-                }
-                take(&mut expected, &block.nodes, &block.resource, block.size);
+    let of_pods = kept.pods.iter().map(|(pod, blocks)| (pod, "", blocks));
+    let others = kept.assignments.iter().filter(|(pod, _)| !kept.pods.contains_key(*pod));
+    let of_containers = others.flat_map(|(pod, containers)| {
+        containers.iter().map(move |(container, blocks)| (pod, container.as_str(), blocks))
+    });
+    for (pod, container, blocks) in of_pods.chain(of_containers) {
+        for block in blocks {
+            let lacks = |what: &str| {
+                StateError::Mismatch(format!(
+                    "[memorymanager] (pod: {pod}, container: {container}) the memory assignment \
+                     uses {what} that does not exist"
+                ))
+            };
+            // Pods may request 0 pages of sizes that the machine does not have, and nodes without
+            // memory have none.
+            let mut is_there = block.size == 0;
+            for id in &block.nodes {
+                let node = expected.get(id).ok_or_else(|| lacks("the NUMA"))?;
+                is_there |= node.memory_map.contains_key(&block.resource);
             }
+            if !is_there {
+                return Err(lacks("memory resource"));
+            }
+            take(&mut expected, &block.nodes, &block.resource, block.size);
         }
     }
     let alike = expected.len() == kept.nodes.len()

@@ -32,6 +32,7 @@ use crate::task::Task;
 use paths::{device_of_block, device_of_mount};
 use request::Volume;
 
+pub(crate) use selinux::LabelledVolumes;
 pub(super) use staging::{clear_stale_dirs, recover};
 pub(super) use stats::stats;
 

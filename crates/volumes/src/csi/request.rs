@@ -61,9 +61,20 @@ impl<'a> Volume<'a> {
             expand_secret: secret("NodeExpandSecretRef", &source.node_expand_secret_ref),
             ..Self::of_driver(task, &source.driver, PERSISTENT).await?
         };
-        let labelled = volume.policy.se_linux_mount() && !task.persistent.block;
-        let label = match labelled && selinux::is_for_one_pod(&task.persistent.access_modes) {
-            true => selinux::label(task.pod),
+        let label = match volume.policy.se_linux_mount() && !task.persistent.block {
+            true => {
+                let names = names_in_pod(task);
+                let wanted = selinux::Use {
+                    pod: task.pod,
+                    volume: &task.persistent.spec_name,
+                    names: &names,
+                    device: &volume.device,
+                    driver: &source.driver,
+                    access_modes: &task.persistent.access_modes,
+                };
+                let default = selinux::machine_label();
+                task.node.csi.labelled.label(&wanted, default.as_deref())?
+            }
             false => None,
         };
         Ok(Self { label, ..volume })
@@ -207,6 +218,23 @@ impl<'a> Volume<'a> {
             volume_context,
         })
     }
+}
+
+/// The names that the volume of a claim has in its pod.
+fn names_in_pod<'a>(task: &Task<'a>) -> Vec<&'a str> {
+    let pod_name = spec::name(task.pod);
+    let claim = task.persistent.claim.as_deref();
+    let all = task.pod.spec.iter().flat_map(|own| own.volumes.iter().flatten());
+    let own = all.filter(|volume| match &volume.persistent_volume_claim {
+        Some(source) => claim == Some(source.claim_name.as_str()),
+        // a generic ephemeral volume, whose claim is named after both, or one that was migrated
+        None if volume.ephemeral.is_some() => {
+            claim.and_then(|claim| claim.strip_prefix(pod_name)?.strip_prefix('-'))
+                == Some(volume.name.as_str())
+        }
+        None => claim.is_none() && volume.name == task.persistent.spec_name,
+    });
+    own.map(|volume| volume.name.as_str()).collect()
 }
 
 /// The group that the pod's volumes belong to.

@@ -79,6 +79,19 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The containers of a pod use a volume with several SELinux labels.
+    #[error("multiple SELinux labels found: {0}")]
+    Labels(String),
+    /// Another pod uses the volume with another SELinux label.
+    #[error("conflicting SELinux labels of volume {volume}: {known:?} and {wanted:?}")]
+    OtherLabel {
+        /// The PersistentVolume's name.
+        volume: String,
+        /// The label of the other pod.
+        known: String,
+        /// That of this one.
+        wanted: String,
+    },
     /// A volume could not be staged.
     #[error("{0}")]
     Stage(Box<super::Error>),

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use kube::Client;
 use longshore_csi::Driver;
+use longshore_metrics::Registry;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
+use crate::csi::LabelledVolumes;
 use crate::error::Error as VolumeError;
 use crate::error::csi::{self as error, Error};
 use crate::plugins::Drivers;
@@ -28,6 +30,8 @@ pub(crate) struct Csi {
     pub(crate) sizes: Sizes,
     /// Initial backoff of failed unstaging.
     pub(crate) pause: Duration,
+    /// Volumes of drivers that support SELinux labels.
+    pub(crate) labelled: LabelledVolumes,
     /// Background tasks of volumes in use, by pod and volume.
     background_tasks: Mutex<BackgroundTasks>,
 }
@@ -49,6 +53,7 @@ impl Csi {
         drivers: Drivers,
         client: Option<Client>,
         claim_poll_interval: Duration,
+        registry: &Registry,
     ) -> Self {
         let (sizes, background_tasks) = Default::default();
         let attach_timeout = ATTACH_TIMEOUT;
@@ -60,6 +65,7 @@ impl Csi {
             attach_timeout,
             sizes,
             pause,
+            labelled: LabelledVolumes::new(registry),
             background_tasks,
         }
     }

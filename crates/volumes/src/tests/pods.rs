@@ -4,13 +4,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::SubPath;
+use longshore_client::events::{PodEventRecorder, Recorder};
 use longshore_client::objects::fake::FakeApi;
 use longshore_client::objects::{Changed, Detection, Objects};
+use longshore_client::pod_certificates::PodCertificates;
+use longshore_client::pod_certificates::fake::FakeSigner;
+use longshore_metrics::Registry;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 use serde_json::json;
+use tokio::sync::watch;
 
 use super::node::{Node, volumes};
 use super::{Root, pod, read};
@@ -204,7 +210,10 @@ async fn pod_volume_errors_name_volume_and_reason_as_root() {
         ),
         (
             json!({"projected": {"sources": [{"podCertificate": {"signerName": "s", "keyType": "ED25519"}}]}}),
-            set_up("projected source podCertificate is not supported yet"),
+            set_up(
+                "podCertificate projection is not supported: the feature gate PodCertificateRequest \
+                 is off, or no apiserver is configured",
+            ),
         ),
         (
             json!({"emptyDir": {"medium": "HugePages-2Mi"}}),
@@ -359,5 +368,54 @@ async fn pod_volume_on_huge_pages_as_root() {
     let mounts = node.root.mounts();
     node.mount(&pod).await.unwrap();
     assert_eq!(node.root.mounts(), mounts, "not twice");
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn pod_certificates_are_files_of_the_pods_user_as_root() {
+    let signer = FakeSigner::default();
+    let node = json!({"metadata": {"name": "n1", "uid": "node-uid"}});
+    let node_object = watch::Sender::new(Some(Arc::new(serde_json::from_value(node).unwrap())));
+    let events = PodEventRecorder::new(Recorder::start(None, "n1").0);
+    let (client, registry) = (signer.client(), Registry::default());
+    let certificates =
+        PodCertificates::new(client.clone(), "n1", node_object.subscribe(), events, &registry);
+    tokio::spawn(certificates.clone().run());
+    let objects = Objects::with_certificates(client, certificates);
+    let root = Root::new();
+    let (volumes, api) = (volumes(&root, &objects), FakeApi::start().await);
+    let node = Node { root, api, objects, volumes };
+    let source = json!({
+        "signerName": "example.com/s", "keyType": "ECDSAP256", "credentialBundlePath": "tls/all",
+        "keyPath": "tls/key", "certificateChainPath": "tls/chain",
+    });
+    let pod = pod(json!({
+        "serviceAccountName": "sa", "securityContext": {"runAsUser": 7},
+        "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "projected": {
+            "defaultMode": 0o644, "sources": [{"podCertificate": source}],
+        }}],
+    }));
+    let error = node.mount(&pod).await.unwrap_err();
+    let expected =
+        "MountVolume.SetUp failed for volume \"v\" : credential bundle is not issued yet";
+    assert_eq!(error, expected);
+
+    let block = "-----BEGIN CERTIFICATE-----\nAAECAw==\n-----END CERTIFICATE-----\n";
+    signer.request(1).await;
+    signer.issue(1, block, "2126-01-01T00:00:00Z", "2126-01-02T00:00:00Z");
+    let changed = node.changed(&pod).await;
+    let paths = node.mount(&pod).await.unwrap();
+    let file = |name: &str| paths["v"].join("tls").join(name);
+    assert_eq!(read(file("chain")), block);
+    let key = read(file("key"));
+    assert!(key.starts_with("-----BEGIN PRIVATE KEY-----\n"), "{}", key.len());
+    assert_eq!(read(file("all")), format!("{key}{block}"));
+    for name in ["key", "chain", "all"] {
+        let metadata = fs::metadata(file(name)).unwrap();
+        assert_eq!((metadata.mode() & 0o777, metadata.uid()), (0o600, 7), "{name}");
+    }
+    node.volumes.refresh(&pod, &changed).await.unwrap();
+    assert_eq!(read(file("key")), key);
     node.finish().await;
 }

@@ -6,11 +6,11 @@ use jiff::SignedDuration;
 use serde::de::Error as _;
 use serde_json::{Map, Value, json};
 
-use super::wire::{Fault, Fields, Result, Wire, last, varint};
-use super::{EPOCH, NO_TIME, is_list_of_texts};
 use crate::api_types::{Field, Layout, Leaf, Place, Shape, layout, types};
 use crate::schema::decode::{MAX_DEPTH, State, embedded};
 use crate::schema::value::is_zero;
+use longshore_api_types::protobuf::wire::{Fault, Fields, Result, Wire, last, varint};
+use longshore_api_types::protobuf::{EPOCH, NO_TIME, is_list_of_texts};
 
 #[derive(Default)]
 pub(super) struct Reader {

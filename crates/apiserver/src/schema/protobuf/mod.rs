@@ -1,36 +1,26 @@
 //! Protobuf, which Go clients send and take for built-in kinds, and in which etcd holds them: an
 //! envelope that names the kind, and in it the object. Objects become the same JSON values as any
-//! other body, and go the same way.
-//!
-//! What is written has the very bytes that upstream's programs write: fields in the order of their
-//! numbers, maps in the order of their keys, and a zero value where Go has no pointer.
+//! other body, and go the same way. They are written by crate api-types.
 
 mod decode;
-mod encode;
-mod wire;
 
-use jiff::civil::{DateTime, datetime};
+use longshore_api_types::protobuf::MAGIC;
+use longshore_api_types::protobuf::wire::{Fault, Fields, Result};
+pub(crate) use longshore_api_types::protobuf::{
+    ListWriter, encode, encode_any, encode_range, watch_frame,
+};
 use serde::de::Error as _;
 use serde_json::{Map, Value};
 
 use self::decode::Reader;
-pub(crate) use self::encode::{ListWriter, encode, encode_any, encode_range, watch_frame};
-use self::wire::{Fault, Fields, Result};
 use super::conform::check_kind;
 use super::decode::{Decoded, State};
 use super::unrecognized;
-use crate::api_types::{Field, Gvk, types};
+use crate::api_types::{Gvk, types};
 use crate::status::StatusError;
 
 /// The media type of such bodies.
 pub(crate) const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
-
-const MAGIC: &[u8] = b"k8s\0";
-
-/// Times are counted from here.
-const EPOCH: DateTime = datetime(1970, 1, 1, 0, 0, 0, 0);
-/// The time that Go has where there is none.
-const NO_TIME: DateTime = datetime(1, 1, 1, 0, 0, 0, 0);
 
 /// Whether bytes are an object in protobuf, as far as their first ones say.
 pub(crate) fn is_protobuf(bytes: &[u8]) -> bool {
@@ -134,12 +124,6 @@ fn open(envelope: &[u8]) -> Result<(Map<String, Value>, &[u8])> {
         }
     }
     Ok((object, raw))
-}
-
-/// Whether the list that may stand in place of a struct is one of texts: of the fields of schemas,
-/// one has that.
-fn is_list_of_texts(field: &Field) -> bool {
-    field.name == "dependencies"
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ fn asking(api: &FakeApi) -> Objects {
 /// Fetches each time.
 fn impatient(api: &FakeApi) -> Objects {
     let detection = Detection::Cache(Duration::from_secs(60));
-    Objects::build(Some(api.client()), detection, Duration::ZERO, false)
+    Objects::build(Some(api.client()), detection, Duration::ZERO, None, None)
 }
 
 fn cached(objects: &Objects) -> usize {

@@ -61,6 +61,7 @@ fn run(name: &str, sandbox: u32, restart_count: u32, state: State) -> observed::
         image_ref: "sha256:i".to_owned(),
         log_path: String::new(),
         user: None,
+        mounted_images: Default::default(),
         stop_signal: None,
         resources: None,
         state,

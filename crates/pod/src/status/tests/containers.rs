@@ -388,3 +388,31 @@ fn status_start_time_of_a_container_that_never_started_is_the_epoch() {
     let end = regular(&reported).state.as_ref().unwrap().terminated.as_ref().unwrap();
     assert_eq!(end.started_at.as_ref().unwrap().0, Timestamp::UNIX_EPOCH);
 }
+
+#[test]
+fn status_shows_the_digests_of_images_that_are_volumes_with_their_gate() {
+    let pod = pod(json!({
+        "containers": [{"name": "c", "image": "b", "volumeMounts": [
+            {"name": "i", "mountPath": "/i"}, {"name": "j", "mountPath": "/j"}, {"name": "v", "mountPath": "/v"},
+        ]}],
+        "volumes": [
+            {"name": "i", "image": {"reference": "r"}}, {"name": "j", "image": {"reference": "r"}},
+            {"name": "v", "emptyDir": {}},
+        ],
+    }));
+    let mut container = run("c", 0, running());
+    container.mounted_images = [("/i", "sha256:i".to_owned()), ("/j", "x".repeat(257))]
+        .map(|(p, i)| (p.to_owned(), i))
+        .into();
+    let observed = seen(vec![container]);
+    let shown = |image_volume_digests| {
+        let gates = Gates { image_volume_digests, ..Gates::default() };
+        let context = Context { gates, ..Context::default() };
+        let reported = status(&pod, &observed, &PodStatus::default(), &context, at(1));
+        let shown = serde_json::to_value(regular(&reported)).unwrap();
+        [0, 1, 2].map(|index| shown["volumeMounts"][index]["volumeStatus"].clone())
+    };
+    let digest = json!({"image": {"imageRef": "sha256:i"}});
+    assert_eq!(shown(true), [digest, Value::Null, Value::Null], "too long for the API");
+    assert_eq!(shown(false), [Value::Null, Value::Null, Value::Null]);
+}

@@ -37,6 +37,7 @@ fn run(name: &str, restart_count: u32, state: State) -> Container {
         image_ref: "sha256:1".to_owned(),
         log_path: String::new(),
         user: None,
+        mounted_images: Default::default(),
         stop_signal: None,
         resources: None,
         state,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaimStatus, Pod, SELinuxOptions};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimStatus, SELinuxOptions};
 use k8s_openapi::api::storage::v1::{CSIDriverSpec, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use longshore_csi::v1::volume_usage::Unit;
@@ -318,36 +318,6 @@ proptest! {
         let root = Path::new("/k");
         let same = VolumePaths::staged(root, "d", &a).dir == VolumePaths::staged(root, "d", &b).dir;
         prop_assert_eq!(same, a == b);
-    }
-}
-
-#[test]
-fn selinux_options_must_agree_across_containers() {
-    use super::super::selinux::options;
-    let pod =
-        |spec: Value| serde_json::from_value::<Pod>(json!({"metadata": {}, "spec": spec})).unwrap();
-    let level = |text: &str| json!({"seLinuxOptions": {"level": text}});
-    for (spec, expected) in [
-        (json!({"containers": [{"name": "a"}]}), None),
-        (
-            json!({"securityContext": level("s0:c1"), "containers": [{"name": "a"}, {"name": "b"}]}),
-            Some("s0:c1"),
-        ),
-        (json!({"containers": [{"name": "a", "securityContext": level("s0:c2")}]}), Some("s0:c2")),
-        (
-            json!({"securityContext": level("s0:c1"), "containers": [{"name": "a"}, {"name": "b", "securityContext": level("s0:c2")}]}),
-            None,
-        ),
-        (
-            json!({
-                "securityContext": {"seLinuxOptions": {"level": "s0:c1"}, "seLinuxChangePolicy": "Recursive"},
-                "containers": [{"name": "a"}],
-            }),
-            None,
-        ),
-    ] {
-        let found = options(&pod(spec.clone())).and_then(|options| options.level.clone());
-        assert_eq!(found.as_deref(), expected, "{spec}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! JSON values to messages.
 
-use base64::Engine;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -8,26 +9,40 @@ use serde::de::Error as _;
 use serde_json::{Map, Value};
 
 use super::wire::{Fault, Result, Writer};
-use super::{EPOCH, MAGIC, NO_TIME, is_list_of_texts};
-use crate::api_types::{Field, Layout, Leaf, Place, Shape, layout, types};
-use crate::schema::conform::BASE64;
-use crate::schema::decode::MAX_DEPTH;
-use crate::schema::value::text;
+use super::{EPOCH, MAGIC, MAX_DEPTH, NO_TIME, is_list_of_texts};
+use crate::{Field, Layout, Leaf, Place, Shape, layout, types};
+
+/// Go does not mind bits that are left over at the end.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const LIST_METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 /// An object of a built-in kind, in its envelope, as an object of `api_version`: that of its type
 /// unless it is stored under another one. `index`: of its type. The error says what cannot be written.
-pub(crate) fn encode(index: usize, api_version: &str, object: &Value) -> Result<Vec<u8>, String> {
+pub fn encode(index: usize, api_version: &str, object: &Value) -> Result<Vec<u8>, String> {
     let fields = object.as_object().ok_or("not an object")?;
     let kind = text(&object["kind"]);
     sealed(api_version, kind, |out| object_of(out, index, fields, 0))
 }
 
+/// An object of a built-in kind without an envelope: the message alone, as Go's `Marshal` writes it. The
+/// error says what cannot be written.
+pub fn encode_bare(api_version: &str, kind: &str, object: &Value) -> Result<Vec<u8>, String> {
+    let index = types().of_kind(api_version, kind);
+    let index = index.ok_or_else(|| format!("no type for {api_version} {kind}"))?;
+    let fields = object.as_object().ok_or("not an object")?;
+    let mut out = Writer::default();
+    object_of(&mut out, index, fields, 0).map_err(|why| why.to_string())?;
+    Ok(out.0)
+}
+
 /// An object or a list of the kind that it names. `None`: that has no form in protobuf, or it does not
 /// fit its kind.
-pub(crate) fn encode_any(object: &Value) -> Option<Vec<u8>> {
+pub fn encode_any(object: &Value) -> Option<Vec<u8>> {
     let (api_version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let is_metadata = api_version == "meta.k8s.io/v1";
     if is_metadata && kind == "PartialObjectMetadata" {
@@ -49,7 +64,7 @@ pub(crate) fn encode_any(object: &Value) -> Option<Vec<u8>> {
 }
 
 /// An event of a watch: its length, and a message with its type and the object in its envelope.
-pub(crate) fn watch_frame(kind: &str, object: &[u8]) -> Vec<u8> {
+pub fn watch_frame(kind: &str, object: &[u8]) -> Vec<u8> {
     let mut out = Writer(vec![0; 4]);
     out.bytes(1, kind.as_bytes());
     // `nested` fails only as what it calls does
@@ -66,7 +81,8 @@ pub(crate) fn watch_frame(kind: &str, object: &[u8]) -> Vec<u8> {
 }
 
 /// A list that is written as it is read.
-pub(crate) struct ListWriter {
+#[derive(Debug)]
+pub struct ListWriter {
     /// `None`: the metadata of objects alone.
     index: Option<usize>,
     items: Writer,
@@ -74,16 +90,23 @@ pub(crate) struct ListWriter {
 
 impl ListWriter {
     /// `index`: of the type of its items.
-    pub(crate) fn new(index: Option<usize>) -> ListWriter {
+    #[must_use]
+    pub fn new(index: Option<usize>) -> ListWriter {
         ListWriter { index, items: Writer::default() }
     }
 
     /// The bytes so far.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
         self.items.0.len()
     }
 
-    pub(crate) fn push(&mut self, object: &Value) -> Result<(), String> {
+    /// Adds an object. The error says what cannot be written.
+    ///
+    /// # Errors
+    /// It does not fit its kind.
+    pub fn push(&mut self, object: &Value) -> Result<(), String> {
         let written = self.items.nested(2, |out| match self.index {
             None => partial(out, object),
             Some(index) => match object.as_object() {
@@ -95,7 +118,10 @@ impl ListWriter {
     }
 
     /// The whole list: its beginning, and its items.
-    pub(crate) fn finish(
+    ///
+    /// # Errors
+    /// Its metadata does not fit.
+    pub fn finish(
         self,
         api_version: &str,
         kind: &str,
@@ -132,13 +158,18 @@ fn sealed(
 
 /// A `RangeAllocation`, which only the store holds: a range, and a number whose bits say what of it is
 /// taken.
-pub(crate) fn encode_range(range: &str, data: &[u8]) -> Result<Vec<u8>, String> {
+pub fn encode_range(range: &str, data: &[u8]) -> Result<Vec<u8>, String> {
     sealed("v1", "RangeAllocation", |out| {
         out.nested(1, |out| named(out, METADATA, &Value::Null))?;
         out.bytes(2, range.as_bytes());
         out.bytes(3, data);
         Ok(())
     })
+}
+
+/// The text, empty when it is none.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 fn partial(out: &mut Writer, object: &Value) -> Result<()> {

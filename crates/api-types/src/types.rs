@@ -182,7 +182,8 @@ pub fn types() -> &'static Types {
 }
 
 /// The API facts as they are compiled in.
-pub(crate) const DATA: &str = include_str!("../../data/types.json");
+/// The text of `data/types.json`.
+pub const DATA: &str = include_str!("../data/types.json");
 
 type Raw<'a> = BTreeMap<&'a str, RawType<'a>>;
 

@@ -3,11 +3,12 @@
 use serde::de::Error as _;
 
 /// Why bytes cannot be read as what they should be.
-pub(super) type Fault = serde::de::value::Error;
-pub(super) type Result<T, E = Fault> = std::result::Result<T, E>;
+pub type Fault = serde::de::value::Error;
+/// Of reading or writing a message.
+pub type Result<T, E = Fault> = std::result::Result<T, E>;
 
 /// The field of this number that counts: the last one.
-pub(super) fn last(bytes: &[u8], number: u32) -> Result<Option<Wire<'_>>> {
+pub fn last(bytes: &[u8], number: u32) -> Result<Option<Wire<'_>>> {
     let mut found = None;
     for field in Fields(bytes) {
         let (at, wire) = field?;
@@ -19,34 +20,40 @@ pub(super) fn last(bytes: &[u8], number: u32) -> Result<Option<Wire<'_>>> {
 }
 
 /// A field's value as it travels.
-#[derive(Clone, Copy)]
-pub(super) enum Wire<'a> {
+#[derive(Clone, Copy, Debug)]
+pub enum Wire<'a> {
+    /// A varint.
     Number(u64),
+    /// A number of a fixed size.
     Fixed(u64),
+    /// A text, bytes or a message.
     Bytes(&'a [u8]),
 }
 
 impl<'a> Wire<'a> {
-    pub(super) fn bytes(self) -> Result<&'a [u8]> {
+    /// Its bytes.
+    pub fn bytes(self) -> Result<&'a [u8]> {
         match self {
             Wire::Bytes(bytes) => Ok(bytes),
             _ => Err(self.mismatch()),
         }
     }
 
-    pub(super) fn text(self) -> Result<&'a str> {
+    /// Its text.
+    pub fn text(self) -> Result<&'a str> {
         std::str::from_utf8(self.bytes()?).map_err(Fault::custom)
     }
 
     /// Negative numbers travel as their two's complement.
-    pub(super) fn number(self) -> Result<i64> {
+    pub fn number(self) -> Result<i64> {
         match self {
             Wire::Number(number) => Ok(number.cast_signed()),
             _ => Err(self.mismatch()),
         }
     }
 
-    pub(super) fn double(self) -> Result<f64> {
+    /// A number of 64 bits with a fraction.
+    pub fn double(self) -> Result<f64> {
         match self {
             Wire::Fixed(bits) => Ok(f64::from_bits(bits)),
             _ => Err(self.mismatch()),
@@ -64,7 +71,7 @@ impl<'a> Wire<'a> {
 }
 
 /// The fields of a message, up to the first fault.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<(u32, Wire<'a>)>;
@@ -97,7 +104,8 @@ fn field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Wire<'a>)> {
     Ok((number, wire))
 }
 
-pub(super) fn varint(bytes: &mut &[u8]) -> Result<u64> {
+/// Takes a varint from the front.
+pub fn varint(bytes: &mut &[u8]) -> Result<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
         let [byte, rest @ ..] = *bytes else { return Err(too_short()) };
@@ -126,8 +134,8 @@ fn too_short() -> Fault {
 }
 
 /// A message that is being written.
-#[derive(Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
+#[derive(Debug, Default)]
+pub struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
     fn key(&mut self, number: u32, wire_type: u64) {
@@ -140,24 +148,26 @@ impl Writer {
     }
 
     /// Negative numbers travel as their two's complement.
-    pub(super) fn number(&mut self, number: u32, value: i64) {
+    pub fn number(&mut self, number: u32, value: i64) {
         self.key(number, 0);
         self.varint(value.cast_unsigned());
     }
 
-    pub(super) fn double(&mut self, number: u32, value: f64) {
+    /// Writes a number of 64 bits with a fraction.
+    pub fn double(&mut self, number: u32, value: f64) {
         self.key(number, 1);
         self.0.extend(value.to_bits().to_le_bytes());
     }
 
-    pub(super) fn bytes(&mut self, number: u32, value: &[u8]) {
+    /// Writes a text, bytes or a message.
+    pub fn bytes(&mut self, number: u32, value: &[u8]) {
         self.key(number, 2);
         self.varint(value.len() as u64);
         self.0.extend_from_slice(value);
     }
 
     /// A field whose bytes `write` writes.
-    pub(super) fn nested<T>(
+    pub fn nested<T>(
         &mut self,
         number: u32,
         write: impl FnOnce(&mut Writer) -> Result<T>,

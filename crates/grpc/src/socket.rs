@@ -1,4 +1,4 @@
-//! A gRPC socket of the daemon, which is there again soon after someone has removed it.
+//! A socket of the daemon, which is there again soon after someone has removed it.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use inotify::{Inotify, WatchMask};
-use longshore_grpc::Server;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 use tracing::{info, warn};
+
+use crate::Server;
 
 /// Delay before a failed socket is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Serves on a socket, forever.
-pub(crate) async fn keep(path: PathBuf, serve: impl Fn(UnixListener) -> Server) {
+pub async fn keep(path: PathBuf, serve: impl Fn(UnixListener) -> Server) {
     let mut last = String::new();
     loop {
         if let Err(error) = serve_until_gone(&path, &serve).await {
@@ -62,12 +63,12 @@ async fn serve_until_gone(path: &Path, serve: impl Fn(UnixListener) -> Server) -
 }
 
 /// Creates a folder of sockets, which only root may enter.
-pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+pub fn make_folder(folder: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o750).create(folder)
 }
 
 /// Removes the sockets that an earlier daemon and its plugins have left.
-pub(crate) fn remove_sockets(folder: &Path) -> io::Result<()> {
+pub fn remove_sockets(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         if std::fs::metadata(&path).is_ok_and(|found| found.file_type().is_socket())

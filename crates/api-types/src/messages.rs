@@ -10,7 +10,7 @@ use super::types::{Field, Type, types};
 
 /// A field of a message, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub enum Slot {
     /// A field of the type.
     Field {
         /// Its JSON name.
@@ -26,28 +26,32 @@ pub(crate) enum Slot {
 
 /// One message: its slots, sorted by field number.
 #[derive(Debug)]
-pub(crate) struct Message(Vec<(u32, Slot)>);
+pub struct Message(Vec<(u32, Slot)>);
 
 impl Message {
     /// All slots in the order of their numbers.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, Slot)> {
+    pub fn slots(&self) -> impl Iterator<Item = (u32, Slot)> {
         self.0.iter().copied()
     }
 }
 
 /// The message of the type of this full name.
-pub(crate) fn message(name: &str) -> Option<&'static Message> {
+#[must_use]
+pub fn message(name: &str) -> Option<&'static Message> {
     static MESSAGES: OnceLock<HashMap<&'static str, Message>> = OnceLock::new();
     MESSAGES.get_or_init(read).get(name)
 }
 
 /// How objects of a type travel: what is at each field number, sorted by it.
-pub(crate) struct Layout(Vec<(u32, Place)>);
+#[derive(Debug)]
+pub struct Layout(Vec<(u32, Place)>);
 
 /// What is at a field number.
-pub(crate) enum Place {
+#[derive(Debug)]
+pub enum Place {
     /// A field of the type.
     Field {
+        /// The field.
         field: &'static Field,
         /// Whether it is left out when it is not set.
         is_pointer: bool,
@@ -59,13 +63,15 @@ pub(crate) enum Place {
 }
 
 impl Layout {
-    pub(crate) fn place(&self, number: u32) -> Option<&Place> {
+    /// What is at that number.
+    #[must_use]
+    pub fn place(&self, number: u32) -> Option<&Place> {
         let at = self.0.binary_search_by_key(&number, |(number, _)| *number).ok()?;
         self.0.get(at).map(|(_, place)| place)
     }
 
     /// All of it in the order of the numbers.
-    pub(crate) fn places(&self) -> impl Iterator<Item = &(u32, Place)> {
+    pub fn places(&self) -> impl Iterator<Item = &(u32, Place)> {
         self.0.iter()
     }
 
@@ -89,7 +95,8 @@ impl Layout {
 }
 
 /// The layout of the type of this index, made on first use. `None`: it has none.
-pub(crate) fn layout(index: usize) -> Option<&'static Layout> {
+#[must_use]
+pub fn layout(index: usize) -> Option<&'static Layout> {
     static LAYOUTS: OnceLock<Vec<OnceLock<Option<Layout>>>> = OnceLock::new();
     let all = LAYOUTS.get_or_init(|| types().all().iter().map(|_| OnceLock::new()).collect());
     let make = || types().all().get(index).and_then(|ty| Layout::of(ty, ty.name));
@@ -111,7 +118,7 @@ struct Raw {
 /// The text is compiled in, so it either parses for every user or fails the crate's first test.
 #[allow(clippy::expect_used)]
 fn read() -> HashMap<&'static str, Message> {
-    const DATA: &str = include_str!("../../data/protobuf.json");
+    const DATA: &str = include_str!("../data/protobuf.json");
     let raw: HashMap<&'static str, Raw> =
         serde_json::from_str(DATA).expect("data/protobuf.json is well formed");
     raw.into_iter().map(|(name, raw)| (name, build(&raw))).collect()
